@@ -1,0 +1,123 @@
+"""`SlotCache`: keys and values in preallocated slots, one length per row.
+
+A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the padding of the input
+was, a row forgets by shortening its length, and ragged acceptance is the normal case. Slots at or beyond a row's
+length hold garbage that the attention mask hides until it is overwritten; nothing is ever moved or zeroed.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+
+@dataclass(eq=False)
+class Window:
+    """Where the tokens of one forward sit.
+
+    Args:
+        slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a token to forget.
+        num_slots: how many slots the forward attends over, known to the host.
+        masks: additive masks of this forward by sliding window, filled on first use (attention.py).
+    """
+
+    slots: Tensor
+    num_slots: int
+    masks: dict = field(default_factory=dict)
+
+
+class SlotCache(Cache):
+    """Static key/value storage for B rows of S slots, written in place, that an HF model sees as its cache.
+
+    Storage is allocated at the first forward (only then are the number of layers, heads and widths known) and never
+    again. `lengths` says how many slots of each row are real.
+
+    Args:
+        batch_size: rows B.
+        num_slots: slots S of each row: the longest sequence plus one window.
+        device: where `lengths` lives; keys and values follow the model's layers.
+
+    Example:
+        >>> cache = SlotCache(batch_size=2, num_slots=64)
+        >>> cache.lengths
+        tensor([0, 0])
+    """
+
+    def __init__(self, batch_size: int, num_slots: int, *, device: torch.device | str = "cpu"):
+        super().__init__(layers=[])
+        self.num_rows = batch_size
+        self.num_slots = num_slots
+        self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
+        self.keys: dict[int, Tensor] = {}  # by layer: [B, S + 1, H, D]
+        self.values: dict[int, Tensor] = {}
+        self._window: Window | None = None
+        self._row_offsets = torch.arange(batch_size, device=device)[:, None] * (num_slots + 1)
+
+    @property
+    def trash(self) -> int:
+        """The one extra slot, never attended to, where tokens go that must not be remembered."""
+        return self.num_slots
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(buffer.nbytes for buffer in self._buffers())
+
+    def open_window(self, slots: Tensor, *, reach: int) -> Window:
+        """Names the slots of the next forward.
+
+        Args:
+            slots: `[B, N]` int64.
+            reach: host upper bound of the slots that the forward needs (largest real slot + 1).
+
+        Returns:
+            The window to hand to the model call.
+        """
+        self._window = Window(slots, min(reach, self.num_slots))
+        self._flat_slots = (slots + self._row_offsets).flatten()
+        return self._window
+
+    def reset(self) -> None:
+        """Empties the cache and keeps its storage, so that a later call of equal size allocates nothing."""
+        for buffer in self._buffers():
+            buffer.zero_()  # dead slots are masked with weight 0, and 0 * NaN would still be NaN
+        self.lengths.zero_()
+
+    def select(self, rows: Tensor) -> "SlotCache":
+        """A new cache holding copies of the given rows (`[R]` int64), in that order."""
+        picked = SlotCache(len(rows), self.num_slots, device=self.lengths.device)
+        picked.lengths = self.lengths[rows]
+        picked.keys = {i: keys[rows.to(keys.device)] for i, keys in self.keys.items()}
+        picked.values = {i: values[rows.to(values.device)] for i, values in self.values.items()}
+        return picked
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        """HF's entry: writes `[B, H, N, D]` states at the window's slots, returns `[B, H, num_slots, D]` views."""
+        if layer_idx not in self.keys:
+            self.keys[layer_idx] = self._allocate(key_states)
+            self.values[layer_idx] = self._allocate(value_states)
+        return (
+            self._write(self.keys[layer_idx], key_states),
+            self._write(self.values[layer_idx], value_states),
+        )
+
+    def _buffers(self) -> tuple[Tensor, ...]:
+        return (*self.keys.values(), *self.values.values())
+
+    def _allocate(self, states: Tensor) -> Tensor:
+        _, heads, _, width = states.shape
+        return states.new_zeros(self.num_rows, self.num_slots + 1, heads, width)
+
+    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        slots = self._flat_slots.to(buffer.device)
+        buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+        return buffer[:, : self._window.num_slots].transpose(1, 2)  # [B, H, num_slots, D]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """HF's question for a length; positions are always passed, so the host's bound is enough."""
+        return self._window.num_slots
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """HF's question for mask sizes: (slots attended over, offset)."""
+        return self._window.num_slots, 0

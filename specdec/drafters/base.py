@@ -1,0 +1,113 @@
+"""The `Drafter` protocol: what a component must do to propose tokens."""
+
+from abc import abstractmethod
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from specdec.samplers.noise import StepNoise
+from specdec.samplers.warp import Warp
+from specdec.slot_model import FeatureLayer
+from specdec.types import Context, Draft
+
+
+class DrafterState(Protocol):
+    """All that changes while a drafter works: a record of tensors, rows first, owned by the loop."""
+
+    def select(self, rows: Tensor) -> "DrafterState":
+        """A copy holding the given rows (`[R]` int64), in that order."""
+
+    def reset(self) -> None:
+        """Forgets everything and keeps the storage."""
+
+
+class Drafter(nn.Module):
+    """A drafter holds weights only; everything that changes lives in a state that the loop owns.
+
+    The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step. Every context starts
+    where verified history ends: a drafter first brings its own state up to date with the newly committed tokens and
+    then drafts, so what it speculated in an earlier step never survives.
+
+    Attributes:
+        num_draft_tokens: K, tokens per proposal.
+        feature_layers: which target features the context must carry (boundaries or `"final"`).
+    """
+
+    num_draft_tokens: int
+    feature_layers: tuple[FeatureLayer, ...] = ()
+
+    @abstractmethod
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Raises `ValueError` if it cannot draft for a target of this vocabulary on this device."""
+
+    @abstractmethod
+    def init_state(
+        self,
+        batch_size: int,
+        max_length: int,
+        *,
+        vocab_size: int,
+        device: torch.device,
+    ) -> Any:
+        """Fresh state for rows of at most `max_length` tokens, the last proposal included."""
+
+    @abstractmethod
+    def prefill(self, context: Context, state: Any) -> None:
+        """Reads verified tokens without drafting; called on consecutive chunks of the prompt."""
+
+    @abstractmethod
+    def propose(self, context: Context, state: Any, warp: Warp, noise: StepNoise) -> Draft:
+        """Brings the state up to date with `context` and drafts K tokens behind it.
+
+        Args:
+            context: at most K + 1 newly committed tokens per row.
+            state: this drafter's, updated in place.
+            warp: the target's gate from logits to probabilities, which drafts go through as well.
+            noise: the step's draws; drafts use the stream `PROPOSE`.
+
+        Returns:
+            Tokens and the laws they were drawn from, over the target's vocabulary.
+        """
+
+
+def check_num_draft_tokens(num_draft_tokens: int) -> int:
+    """Returns K, or raises `ValueError` if it is not an integer >= 0."""
+    if isinstance(num_draft_tokens, bool) or not isinstance(num_draft_tokens, int):
+        raise ValueError(f"num_draft_tokens must be an integer, got {num_draft_tokens!r}")
+    if num_draft_tokens < 0:
+        raise ValueError(
+            f"num_draft_tokens must be >= 0, got {num_draft_tokens}; 0 decodes plainly, 4 is a usual value"
+        )
+    return num_draft_tokens
+
+
+class NoState:
+    """The state of a drafter that remembers nothing."""
+
+    def select(self, rows: Tensor) -> "NoState":
+        """Nothing to copy."""
+        return self
+
+    def reset(self) -> None:
+        """Nothing to forget."""
+
+
+class NoDrafter(Drafter):
+    """Proposes nothing, so that the same loop decodes plainly: every step emits one bonus token."""
+
+    num_draft_tokens = 0
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Fits every target."""
+
+    def init_state(self, batch_size: int, max_length: int, *, vocab_size: int, device) -> NoState:
+        """There is nothing to remember."""
+        return NoState()
+
+    def prefill(self, context: Context, state: NoState) -> None:
+        """There is nothing to read."""
+
+    def propose(self, context: Context, state: NoState, warp: Warp, noise: StepNoise) -> Draft:
+        """An empty draft."""
+        return Draft(context.tokens[:, :0])

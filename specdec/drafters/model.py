@@ -1,0 +1,145 @@
+"""`ModelDrafter`: a smaller HF causal LM drafts for a larger one."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.cache import SlotCache
+from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.samplers.noise import StepNoise, Stream
+from specdec.samplers.warp import Warp
+from specdec.slot_model import SlotModel
+from specdec.types import Context, Draft
+
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by this."""
+
+
+@dataclass(frozen=True, eq=False)
+class ModelDrafterState:
+    """The draft model's keys and values, and the vocabulary that drafts must be expressed in."""
+
+    cache: SlotCache
+    vocab_size: int
+
+    def select(self, rows: Tensor) -> "ModelDrafterState":
+        """A copy holding the given rows."""
+        return ModelDrafterState(self.cache.select(rows), self.vocab_size)
+
+    def reset(self) -> None:
+        """Forgets everything and keeps the storage."""
+        self.cache.reset()
+
+
+class ModelDrafter(Drafter):
+    """Drafts K tokens one after the other with a plain causal LM that shares the target's tokenizer.
+
+    A step costs K forwards: the first re-reads the last two committed tokens (the second of them may be a bonus
+    token whose predecessor was never read), the others read one drafted token each. Keys and values of accepted
+    drafts stay valid, because they depend on tokens only.
+
+    Args:
+        model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from the target's by
+            padding only: surplus logits are cut, missing ones have probability 0.
+        num_draft_tokens: K.
+
+    Raises:
+        TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), or K < 0.
+
+    Example:
+        >>> from specdec import ModelDrafter, SpeculativeGenerator, zoo
+        >>> target = zoo.load_target()
+        >>> drafter = ModelDrafter(zoo.load_drafter("model").model, num_draft_tokens=3)
+        >>> SpeculativeGenerator(target, drafter).drafter.num_draft_tokens
+        3
+
+    Reference: Leviathan et al., arXiv:2211.17192, section 2; Chen et al., arXiv:2302.01318.
+    """
+
+    def __init__(self, model: PreTrainedModel, num_draft_tokens: int = 4):
+        super().__init__()
+        self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        self.model = model
+        self._slot_model = SlotModel(model)
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Refuses another vocabulary or another device, naming both sides."""
+        own = self._slot_model.vocab_size
+        if abs(own - vocab_size) > MAX_VOCAB_PADDING:
+            raise ValueError(
+                f"the draft model has a vocabulary of {own} and the target one of {vocab_size}; they must share a "
+                f"tokenizer (a difference of up to {MAX_VOCAB_PADDING} is taken for padding)"
+            )
+        if self._slot_model.device != device:
+            raise ValueError(
+                f"the draft model is on {self._slot_model.device} and the target on {device}; "
+                f"move it with drafter.to({str(device)!r})"
+            )
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> ModelDrafterState:
+        """Key/value storage for `max_length` tokens per row."""
+        return ModelDrafterState(SlotCache(batch_size, max_length, device=device), vocab_size)
+
+    def prefill(self, context: Context, state: ModelDrafterState) -> None:
+        """Reads the anchor and the new tokens."""
+        offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
+        is_real = offsets <= context.num_new[:, None]
+        slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
+        self._slot_model.forward(
+            context.tokens, state.cache, slots, reach=context.longest, logits_to_keep=1
+        )
+
+    def propose(
+        self, context: Context, state: ModelDrafterState, warp: Warp, noise: StepNoise
+    ) -> Draft:
+        """K forwards of the draft model; fewer tokens are valid where its positions end."""
+        if self.num_draft_tokens == 0:
+            return Draft(context.tokens[:, :0])
+        uniforms = noise.uniform(Stream.PROPOSE, self.num_draft_tokens)
+        pair = context.num_new[:, None] + torch.arange(-1, 1, device=context.start.device)
+        tokens = context.tokens.gather(1, pair.clamp(min=0))  # [B, 2]
+        positions = context.start[:, None] + pair
+        slots = self._slots(state.cache, positions, pair >= 0)
+        last = positions[:, 1:]  # [B, 1], of the last committed token
+        drafted, laws = [], []
+        for i in range(self.num_draft_tokens):
+            logits, _ = self._slot_model.forward(
+                tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
+            )
+            token, law = warp.draw(_fit(logits[:, -1], state.vocab_size), uniforms[:, i])
+            drafted.append(token)
+            laws.append(law)
+            tokens = token[:, None]
+            slots = self._slots(state.cache, last + (i + 1))
+        return Draft(
+            torch.stack(drafted, dim=1), torch.stack(laws, dim=1), self._num_valid(state.cache, last)
+        )
+
+    def _ends_within(self, cache: SlotCache) -> int | None:
+        """The draft model's position limit where rows can reach it; a matter of shapes, not of data."""
+        limit = self._slot_model.max_positions
+        return limit if limit is not None and limit < cache.num_slots else None
+
+    def _slots(self, cache: SlotCache, positions: Tensor, is_real: Tensor | None = None) -> Tensor:
+        limit = self._ends_within(cache)
+        if limit is not None:
+            inside = positions < limit
+            is_real = inside if is_real is None else is_real & inside
+        return positions if is_real is None else torch.where(is_real, positions, cache.trash)
+
+    def _num_valid(self, cache: SlotCache, last: Tensor) -> Tensor | None:
+        limit = self._ends_within(cache)
+        if limit is None:
+            return None
+        return (limit - last[:, 0]).clamp(0, self.num_draft_tokens)
+
+
+def _fit(logits: Tensor, vocab_size: int) -> Tensor:
+    """`[B, V_draft]` logits over the target's vocabulary: padding cut, or missing ids impossible."""
+    missing = vocab_size - logits.shape[-1]
+    return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :vocab_size]

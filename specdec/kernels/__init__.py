@@ -1,0 +1,5 @@
+"""Operations with a plain-PyTorch definition (`reference`), and later a Triton kernel beside each."""
+
+from specdec.kernels.reference import draw, verify_chain
+
+__all__ = ["draw", "verify_chain"]

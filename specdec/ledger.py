@@ -1,0 +1,147 @@
+"""`Ledger`: the host's book of a generation. It reads outcomes; steps never wait for it."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.state import GenerationState, Outcome
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """One step of a batch as `SpeculativeGenerator.stream` yields it.
+
+    Args:
+        index: number of the step, from 0.
+        rows: per row what the step did, `None` for rows that had ended before.
+    """
+
+    index: int
+    rows: list[RowStep | None]
+
+
+class Ledger:
+    """Collects the tokens of every row, decides on the host's stopping criteria, and adds up the result.
+
+    Args:
+        state: of the generation.
+        seeds: the rows' seeds, or `None` for a greedy generation.
+        num_draft_tokens: K.
+        streamer: receives each token once, in order; may be `None`.
+    """
+
+    def __init__(
+        self,
+        state: GenerationState,
+        *,
+        seeds: list[int] | None,
+        num_draft_tokens: int,
+        streamer: BaseStreamer | None = None,
+    ):
+        self._state = state
+        self._seeds = seeds
+        self._num_draft_tokens = num_draft_tokens
+        self._streamer = streamer
+        self._prompts = state.prompts.padded.tolist()
+        self._room = state.options.max_length - state.prompts.padded.shape[1]
+        rows = len(self._prompts)
+        self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
+        self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
+        self._num_read = 0
+        self._num_streamed = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Every row has ended."""
+        return None not in self.finish_reasons
+
+    @property
+    def prefixes(self) -> list[list[int]]:
+        """Per row the prompt exactly as passed and the tokens so far."""
+        return [prompt + new for prompt, new in zip(self._prompts, self.new_tokens, strict=True)]
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row, prompt included and padding not."""
+        counts = zip(self._state.prompts.lengths, self.new_tokens, strict=True)
+        return max(length + len(new) for length, new in counts)
+
+    def read(self, outcome: Outcome) -> StepRecord:
+        """Books one step.
+
+        Raises:
+            ValueError: the target's logits were not finite; nothing of the step is booked.
+        """
+        rows = outcome.to_host()
+        width = self._num_draft_tokens + 1
+        for row, (_, _, is_faulty, *_) in enumerate(rows):
+            if is_faulty and self.finish_reasons[row] is None:
+                raise ValueError(
+                    f"the target's logits hold NaN or +inf in row {row} after {len(self.new_tokens[row])} new "
+                    f"tokens (step {self._num_read}); check the model's weights and dtype (float16 overflows)"
+                )
+        records: list[RowStep | None] = []
+        for row, (num_new, is_eos, _, num_accepted, num_drafted, *tokens) in enumerate(rows):
+            if self.finish_reasons[row] is not None:
+                records.append(None)
+                continue
+            draft = tokens[width : width + num_drafted]
+            kept = self._cut_where_criteria_stop(row, tokens[:num_new])
+            self.new_tokens[row] += kept
+            if len(kept) == num_new and is_eos:
+                self.finish_reasons[row] = "eos"
+            elif self.finish_reasons[row] is None and len(self.new_tokens[row]) >= self._room:
+                self.finish_reasons[row] = "length"
+            records.append(RowStep(draft, num_accepted, kept))
+            self.steps[row].append(records[-1])
+        self._num_read += 1
+        self._stream()
+        return StepRecord(self._num_read - 1, records)
+
+    def result(self, *, trace: bool) -> GenerationResult:
+        """The finished generation; `trace` keeps the steps."""
+        if self._streamer is not None:
+            self._streamer.end()
+        lengths = [len(new) for new in self.new_tokens]
+        pad = self._state.options.pad
+        padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
+        prompts = self._state.prompts.padded
+        new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
+        return GenerationResult(
+            sequences=torch.cat([prompts.long(), new_tokens], dim=1),
+            lengths=lengths,
+            finish_reasons=list(self.finish_reasons),
+            seeds=self._seeds,
+            stats=SpeculationStats(self.steps, self._num_draft_tokens),
+            trace=self.steps if trace else None,
+        )
+
+    def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
+        """The tokens up to the first at which a stopping criterion is met, as if they had come one by one."""
+        criteria = self._state.options.criteria
+        if not criteria:
+            return tokens
+        ids = self._prompts[row] + self.new_tokens[row] + tokens
+        start = len(ids) - len(tokens)
+        ids = torch.tensor([ids], device=self._state.tokens.device)
+        for count in range(1, len(tokens) + 1):
+            if bool(torch.as_tensor(criteria(ids[:, : start + count], None)).all()):
+                self.finish_reasons[row] = "stop"
+                self._state.has_ended[row] = True
+                return tokens[:count]
+        return tokens
+
+    def _stream(self) -> None:
+        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens at a time."""
+        if self._streamer is None:
+            return
+        pad = self._state.options.pad
+        is_open = [reason is None for reason in self.finish_reasons]
+        counts = [len(new) for new in self.new_tokens]
+        ready = min((n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts))
+        for column in range(self._num_streamed, ready):
+            self._streamer.put(torch.tensor([(new + [pad] * ready)[column] for new in self.new_tokens]))
+        self._num_streamed = ready

@@ -1,0 +1,135 @@
+"""`Request`: what one call asks for, read and checked before anything is computed."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+
+from specdec.inputs import Prompts
+from specdec.options import Options, resolve_options
+from specdec.samplers.warp import Warp
+from specdec.target import Target
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`, `stream` and `start`, with HF's names and meanings.
+
+    Sampling values and the seed may be a scalar or a sequence of one value per row. What is left
+    out comes from `generation_config`, and then from the model's own, as in HF. Without a seed, a
+    sampled row draws one at random and reports it in the result.
+    """
+
+    max_new_tokens: int
+    do_sample: bool
+    temperature: float | list[float]
+    top_k: int | list[int]
+    top_p: float | list[float]
+    min_p: float | list[float]
+    seed: int | list[int]
+    eos_token_id: int | list[int]
+    pad_token_id: int
+    logits_processor: LogitsProcessorList
+    stopping_criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+
+
+_WARP_NAMES = ("temperature", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """A checked call.
+
+    Args:
+        prompts: the batch.
+        options: HF's options, resolved.
+        seeds: one per row, or `None` for a greedy generation.
+    """
+
+    prompts: Prompts
+    options: Options
+    seeds: list[int] | None
+
+    @classmethod
+    def read(
+        cls, target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict
+    ) -> Request:
+        """Reads a call with `GenerateOptions`.
+
+        Raises:
+            TypeError: an unknown keyword, or `input_ids` that are no integer tensor.
+            ValueError: a prompt or an option that cannot be right.
+        """
+        for name in options.keys() - GenerateOptions.__annotations__.keys():
+            near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else (
+                f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF generate work "
+                "through model.generate(..., custom_generate=generator)"
+            )
+            raise TypeError(f"unknown option {name!r}: {hint}")
+        # Ids and mask first: HF's own messages about them are obscure.
+        _read_prompts(target, input_ids, attention_mask, Options())
+        warp = {name: options.pop(name, None) for name in _WARP_NAMES}
+        seed = options.pop("seed", None)
+        resolved = resolve_options(target.model, input_ids, **options).with_warp(**warp)
+        prompts = _read_prompts(target, input_ids, attention_mask, resolved)
+        return cls._checked(target, prompts, resolved, seed)
+
+    @classmethod
+    def from_hook(
+        cls,
+        target: Target,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        options: Options,
+        seed: int | Sequence[int] | None,
+    ) -> Request:
+        """Reads a call that HF has resolved already."""
+        prompts = _read_prompts(target, input_ids, attention_mask, options)
+        return cls._checked(target, prompts, options, seed)
+
+    @classmethod
+    def _checked(cls, target: Target, prompts: Prompts, options: Options, seed) -> Request:
+        rows, room = len(prompts.lengths), options.max_length - prompts.padded.shape[1]
+        total, limit = max(prompts.lengths) + room, target.max_positions
+        if limit is not None and total > limit:
+            raise ValueError(
+                f"a prompt of {max(prompts.lengths)} tokens and {room} new tokens make {total}, but the target "
+                f"has {limit} positions; shorten the prompt or pass max_new_tokens <= "
+                f"{max(0, limit - max(prompts.lengths))}"
+            )
+        is_greedy = Warp(rows, **options.warp).is_greedy
+        return cls(prompts, options, None if is_greedy else _read_seeds(seed, rows))
+
+
+def _read_prompts(
+    target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: Options
+) -> Prompts:
+    if attention_mask is None and options.padding_id is not None:
+        is_real = input_ids != options.padding_id
+        attention_mask = None if is_real.all() else is_real
+    return Prompts.read(
+        input_ids, attention_mask, vocab_size=target.vocab_size, device=target.device
+    )
+
+
+def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[int]:
+    if seed is None:
+        return [secrets.randbits(64) for _ in range(rows)]
+    if isinstance(seed, Tensor):
+        seed = seed.tolist()
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * rows
+    if len(seeds) != rows:
+        raise ValueError(
+            f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a single value"
+        )
+    for value in seeds:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"seed must be an integer or one integer per row, got {value!r}")
+    return seeds

@@ -1,0 +1,74 @@
+"""`RejectionSampler`: token-wise speculative sampling."""
+
+from torch import Tensor, nn
+
+from specdec.kernels.reference import verify_chain
+from specdec.samplers.noise import StepNoise, Stream
+from specdec.samplers.warp import Warp
+from specdec.types import Draft, Verdict
+
+
+class RejectionSampler(nn.Module):
+    """Accepts draft tokens one by one and repairs the first rejection, so that the output has the target's law.
+
+    With target law p, draft law q and token x drawn from q: accept x with probability min(1, p(x) / q(x)), otherwise
+    draw from the normalised max(0, p - q). Point-mass drafts, the bonus token and greedy rows are values of this rule,
+    not cases of it.
+
+    Reference: Leviathan et al., arXiv:2211.17192, Alg. 1 (their p is our target, q our draft); Chen et al.,
+    arXiv:2302.01318, Alg. 2 (letters the other way round).
+
+    Example:
+        >>> import torch
+        >>> from specdec.samplers import Noise, RejectionSampler, Warp
+        >>> from specdec.types import Draft
+        >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])  # B = 1, K = 1, V = 3
+        >>> noise = Noise([0]).at(torch.tensor([4]), width=2)
+        >>> verdict = RejectionSampler()(Draft(torch.tensor([[1]])), logits, Warp(1, temperature=0), noise)
+        >>> verdict.tokens, verdict.num_accepted
+        (tensor([[1, 0]]), tensor([1]))
+    """
+
+    lossless = True
+
+    def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """Decides one step.
+
+        Args:
+            draft: K tokens per row and their laws.
+            target_logits: `[B, K + 1, V]`; row i predicts what follows the first i draft tokens.
+            warp: the gate from logits to the target's law.
+            noise: the step's draws.
+
+        Returns:
+            The accepted prefix and one extra token per row.
+
+        Raises:
+            ValueError: the draft's vocabulary or length does not fit the logits.
+        """
+        rows, width = draft.tokens.shape
+        _check_fit(draft, target_logits)
+        return Verdict(
+            *verify_chain(
+                draft.tokens,
+                draft.probs,
+                draft.num_valid,
+                warp(target_logits),
+                noise.uniform(Stream.ACCEPT, width),
+                noise.uniform(Stream.RESAMPLE, 1)[:, 0],
+            )
+        )
+
+
+def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+    rows, width = draft.tokens.shape
+    if target_logits.shape[:2] != (rows, width + 1):
+        raise ValueError(
+            f"target logits must be [{rows}, {width + 1}, V] for a draft of shape {[rows, width]}, "
+            f"got {list(target_logits.shape)}"
+        )
+    if draft.probs is not None and draft.probs.shape[-1] != target_logits.shape[-1]:
+        raise ValueError(
+            f"draft.probs has vocabulary {draft.probs.shape[-1]} but target logits have {target_logits.shape[-1]}; "
+            "the drafter must express its law over the target's vocabulary"
+        )

@@ -1,0 +1,254 @@
+"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`.
+
+The target and every drafter that is itself an HF model are built on this. The model is switched to specdec's
+attention function only inside a forward and switched back on the way out, so it is found as it was left at any other
+moment: between steps, after an exception, or when a stream is abandoned half-way.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.attention import ATTENTION_NAME, window_mask
+from specdec.cache import SlotCache, Window
+
+UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
+
+FeatureLayer = int | str
+
+
+class SlotModel:
+    """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
+
+    Args:
+        model: a decoder-only `PreTrainedModel` with full or sliding-window attention, in eval mode.
+
+    Raises:
+        TypeError: not an HF model.
+        ValueError: a model that cannot be decoded this way (recurrent or hybrid layers, encoder-decoder, training
+            mode, or one whose windowed forward does not reproduce its plain forward), with what to do instead.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        _refuse_unsupported(model)
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None) or getattr(
+            self.config, "max_seq_len", None
+        )
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        # Sub-models can own configs of their own (a text model inside a multimodal one): switch all of them.
+        configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
+        self._configs = list({id(config): config for config in configs}.values())
+        self._run = self._find_route()
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embeddings, where tokens go in."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers L."""
+        return self.config.num_hidden_layers
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: SlotCache,
+        slots: Tensor,
+        *,
+        reach: int,
+        logits_to_keep: int = 0,
+        feature_layers: Iterable[FeatureLayer] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """One forward of a window; keys and values are written at `slots`, lengths are left alone.
+
+        Args:
+            tokens: `[B, N]` int64; ids outside the vocabulary are read as the nearest valid id.
+            cache: the rows' storage.
+            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to forget.
+            reach: host upper bound of the largest real slot, plus 1.
+            logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
+            feature_layers: boundaries `0..L` or `"final"`, in the order wanted.
+
+        Returns:
+            Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` or `None`.
+        """
+        window = cache.open_window(slots, reach=reach)
+        inputs = {"input_ids": tokens.clamp(0, self.vocab_size - 1), "past_key_values": cache}
+        if self._takes_positions:
+            last_position = (self.max_positions or cache.num_slots) - 1
+            inputs["position_ids"] = slots.clamp(max=last_position)
+        if self._takes_logits_to_keep:
+            inputs["logits_to_keep"] = logits_to_keep
+        with _Features(self.model, self.num_layers, feature_layers) as features:
+            logits = self._run(window, inputs)
+        if not self._takes_logits_to_keep and logits_to_keep:
+            logits = logits[:, -logits_to_keep:]
+        return logits, features.joined()
+
+    def _run_with_slot_attention(self, window: Window, inputs: dict) -> Tensor:
+        found = [config._attn_implementation for config in self._configs]
+        try:
+            for config in self._configs:
+                config._attn_implementation = ATTENTION_NAME
+            logits = self.model(**inputs, use_cache=True, slot_window=window).logits
+        finally:
+            for config, implementation in zip(self._configs, found, strict=True):
+                config._attn_implementation = implementation
+        return logits
+
+    def _run_with_dense_mask(self, window: Window, inputs: dict) -> Tensor:
+        """For models that never call HF's attention interface but pass a 4-D mask through."""
+        mask = window_mask(window, None, self.dtype, window.slots.device)
+        return self.model(**inputs, attention_mask=mask, use_cache=True).logits
+
+    def _find_route(self) -> Callable[[Window, dict], Tensor]:
+        """The first way of running the model that reproduces its own plain forward.
+
+        Architectures hide masks, biases and positions in many places, so a model is believed only
+        after it has been tried.
+
+        Raises:
+            ValueError: none does.
+        """
+        routes = [self._run_with_slot_attention]
+        if not self._has_sliding_layers():  # one dense mask cannot serve two kinds of layers
+            routes.append(self._run_with_dense_mask)
+        complaints = []
+        for route in routes:
+            self._run = route
+            try:
+                difference = _difference_from_plain_forward(self)
+            except Exception as error:  # whatever a foreign model raises means: not this route
+                complaints.append(f"{type(error).__name__}: {error}")
+                continue
+            if difference is None:
+                return route
+            complaints.append(f"its logits differ from its plain forward by {difference:.3g}")
+        raise ValueError(
+            f"{type(self.model).__name__} cannot be decoded over specdec's cache "
+            f"({'; then '.join(complaints)}). Use HF generate for this model"
+        )
+
+    def _has_sliding_layers(self) -> bool:
+        layer_types = getattr(self.config, "layer_types", None) or ()
+        return "sliding_attention" in layer_types
+
+
+class _Features:
+    """Hooks that catch the residual stream at the wanted boundaries for the duration of one forward."""
+
+    def __init__(self, model: PreTrainedModel, num_layers: int, layers: Iterable[FeatureLayer]):
+        self.layers = tuple(layers)
+        self.caught: dict[FeatureLayer, Tensor] = {}
+        self._handles: list = []
+        if self.layers:
+            self._model, self._blocks = model, decoder_layers(model, num_layers)
+
+    def __enter__(self) -> "_Features":
+        for layer in self.layers:
+            self._handles.append(self._hook(layer))
+        return self
+
+    def __exit__(self, *_) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _hook(self, layer: FeatureLayer):
+        def catch(hidden: Tensor | tuple) -> None:
+            self.caught[layer] = hidden[0] if isinstance(hidden, tuple) else hidden
+
+        def before(_, args, kwargs):
+            catch(args[0] if args else kwargs["hidden_states"])
+
+        def after(_, args, output):
+            catch(output)
+
+        def after_backbone(_, args, output):
+            catch(output[0])
+
+        if layer == "final":
+            return self._model.base_model.register_forward_hook(after_backbone)
+        if layer == len(self._blocks):
+            return self._blocks[-1].register_forward_hook(after)
+        return self._blocks[layer].register_forward_pre_hook(before, with_kwargs=True)
+
+    def joined(self) -> Tensor | None:
+        """Features side by side in the order asked for, `[B, N, F]`, or `None` when none were asked for."""
+        return torch.cat([self.caught[layer] for layer in self.layers], dim=-1) if self.layers else None
+
+
+def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
+    """The model's list of decoder layers.
+
+    Args:
+        model: an HF causal LM.
+        num_layers: how many decoder layers it has.
+
+    Raises:
+        ValueError: the model has no list of that many layers.
+    """
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ValueError(f"{type(model).__name__} has no list of {num_layers} decoder layers to take features from")
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF generate for it"
+        )
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
+    if foreign or getattr(model, "_is_stateful", False):
+        layers = ", ".join(foreign) or "recurrent state"
+        raise ValueError(
+            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are all "
+            "full_attention or sliding_attention work; use HF generate for this one"
+        )
+    if model.training:
+        raise ValueError(f"{name} is in training mode, where dropout changes its output; call model.eval() first")
+
+
+@torch.no_grad()
+def _difference_from_plain_forward(slot_model: SlotModel) -> float | None:
+    """How far two ragged windows over a cache full of garbage are from a plain forward; `None`: only rounding."""
+    device = slot_model.device
+    tokens = (torch.arange(12, device=device).view(2, 6) * 7 + 1) % slot_model.vocab_size
+    steps = torch.arange(6, device=device)
+    cache = SlotCache(2, 8, device=device)
+    slot_model.forward(tokens.flip(0, 1), cache, steps.expand(2, 6), reach=6)
+    # Row 0 keeps both tokens of the first window, row 1 only the first.
+    kept = torch.tensor([[2], [1]], device=device)
+    first, _ = slot_model.forward(tokens[:, :2], cache, steps[:2].expand(2, 2), reach=2)
+    slots = kept + steps[:4]
+    rest, _ = slot_model.forward(tokens.gather(1, slots), cache, slots, reach=6)
+    plain = slot_model.model(input_ids=tokens, use_cache=False).logits.float()
+    differences = [
+        (first[0] - plain[0, :2]),
+        (first[1, :1] - plain[1, :1]),
+        (rest[0] - plain[0, 2:6]),
+        (rest[1] - plain[1, 1:5]),
+    ]
+    largest = torch.stack([d.abs().max() for d in differences]).max().item()
+    # Rounding differs between a window and a whole sequence; a wrong mask or position shows at
+    # the size of the logits themselves.
+    tolerance = 1e-3 if slot_model.dtype.itemsize >= 4 else 0.1
+    return None if largest <= tolerance * plain.std().item() + 1e-6 else largest

@@ -1,0 +1,132 @@
+"""The records that flow between the parts.
+
+Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature width.
+Shapes are checked when a record is built; checking reads shapes only, so it never waits for a device.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAD_TOKEN = -1
+"""Fills the token slots of a record that hold no token."""
+
+
+def _expect(name: str, tensor: Tensor, *shape: int) -> None:
+    if tuple(tensor.shape) != shape:
+        raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a drafter may know: the newly committed tokens and the target's features beside them.
+
+    `features[:, j]` is the target's state at the token of position `start + j`: the state that *produced*
+    `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token t + 1" is written.
+
+    Args:
+        tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new tokens.
+        features: `[B, N, F]`, or `None` when the drafter asks for no features.
+        start: `[B]` int64, position of the anchor.
+        num_new: `[B]` int64, how many of the N new tokens are valid in each row. During prefill it is -1 in a
+            row that ended before the chunk: there not even the anchor belongs to the row.
+        longest: the host's upper bound of `num_committed` over the rows, so that nobody has to ask
+            the device how many slots matter.
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+
+    tokens: Tensor
+    features: Tensor | None
+    start: Tensor
+    num_new: Tensor
+    longest: int
+
+    def __post_init__(self):
+        rows, width = self.tokens.shape
+        _expect("context.start", self.start, rows)
+        _expect("context.num_new", self.num_new, rows)
+        if self.features is not None:
+            _expect("context.features", self.features, rows, width - 1, self.features.shape[-1])
+
+    @property
+    def num_committed(self) -> Tensor:
+        """`[B]` tokens committed so far; the last of them sits at position `num_committed - 1`."""
+        return self.start + self.num_new + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """What a drafter proposes: tokens, and the law that each was drawn from.
+
+    Args:
+        tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
+        probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the law from which
+            `tokens[b, i]` was actually drawn. `None` means a deterministic proposal, a point mass.
+        num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
+        parents: reserved for trees; `None` is a chain.
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None = None
+    num_valid: Tensor | None = None
+    parents: Tensor | None = None
+
+    def __post_init__(self):
+        rows, width = self.tokens.shape
+        if self.probs is not None:
+            _expect("draft.probs", self.probs, rows, width, self.probs.shape[-1])
+        if self.num_valid is not None:
+            _expect("draft.num_valid", self.num_valid, rows)
+        if self.parents is not None:
+            raise ValueError("draft.parents is reserved for trees; pass None for a chain")
+
+
+@dataclass(frozen=True, eq=False)
+class TargetOutput:
+    """One forward of the target over the anchor and the draft.
+
+    Args:
+        logits: `[B, N, V]`; row i predicts what follows the first i draft tokens.
+        features: `[B, N, F]` of the same tokens, or `None`.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the sampler decided.
+
+    Args:
+        tokens: `[B, K + 1]` int64: the accepted prefix, one recovered or bonus token, then `PAD_TOKEN`.
+        num_accepted: `[B]` int64 in 0..K, without the extra token.
+        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision.
+
+    Raises:
+        ValueError: shapes disagree.
+    """
+
+    tokens: Tensor
+    num_accepted: Tensor
+    num_drafted: Tensor
+
+    def __post_init__(self):
+        _expect("verdict.num_accepted", self.num_accepted, self.tokens.shape[0])
+        _expect("verdict.num_drafted", self.num_drafted, self.tokens.shape[0])
+
+    @property
+    def num_emitted(self) -> Tensor:
+        """`[B]` accepted tokens plus the one recovered or bonus token."""
+        return self.num_accepted + 1
+
+    @property
+    def is_bonus(self) -> Tensor:
+        """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered one."""
+        return torch.eq(self.num_accepted, self.num_drafted)
