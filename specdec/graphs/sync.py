@@ -1,0 +1,98 @@
+"""`no_host_sync`: refuses what would make a GPU wait for its host, on any device.
+
+A step that passes under this guard on a CPU can be captured in a CUDA graph: its kernels, their
+shapes and their addresses do not depend on data that the host would have to look at.
+"""
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+_SYNCING_OPS = {
+    "aten._local_scalar_dense",  # item(), bool(), int(), float(), if tensor:
+    "aten.nonzero",
+    "aten.masked_select",
+    "aten._unique2",
+    "aten.unique_dim",
+    "aten.unique_consecutive",
+    "aten.equal",
+    "aten.is_nonzero",
+    "aten.bincount",
+    "aten.repeat_interleave.Tensor",
+    "aten._assert_async",
+}
+_INDEXING_OPS = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
+_HOST_METHODS = {"tolist", "numpy", "cpu", "__array__", "item"}
+
+
+class HostSyncError(RuntimeError):
+    """An operation would have synchronised the device with its host."""
+
+
+class _RefuseHostMethods(TorchFunctionMode):
+    """Catches methods that read a CPU tensor's memory directly and so never reach the dispatcher."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in _HOST_METHODS and args and isinstance(args[0], Tensor):
+            raise HostSyncError(f"Tensor.{name}() copies a tensor to the host")
+        return func(*args, **(kwargs or {}))
+
+
+class _RefuseSyncingOps(TorchDispatchMode):
+    def __init__(self, shapes: list | None):
+        super().__init__()
+        self._shapes = shapes
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        packet = str(func.overloadpacket)
+        if packet in _SYNCING_OPS or str(func).removesuffix(".default") in _SYNCING_OPS:
+            raise HostSyncError(f"{func} makes the host wait for the device")
+        if packet in _INDEXING_OPS and any(
+            isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
+        ):
+            raise HostSyncError(f"{func} with a boolean mask has a result shape that depends on data")
+        out = func(*args, **(kwargs or {}))
+        if self._shapes is not None:
+            outputs = out if isinstance(out, tuple | list) else (out,)
+            self._shapes += [
+                (str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)
+            ]
+        return out
+
+
+class no_host_sync:  # noqa: N801 - a context manager, used like a function (as torch.no_grad)
+    """Raises `HostSyncError` at the first operation that would synchronise a device with its host.
+
+    Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `nonzero`, boolean
+    masks as indices, `unique` and other operations whose result shape depends on data.
+
+    Attributes:
+        shapes: the (operation, result shape) pairs seen, in order: two runs of a step that agree
+            here allocate the same tensors.
+
+    Example:
+        >>> with no_host_sync() as seen:
+        ...     y = torch.ones(3).cumsum(0)
+        >>> seen.shapes[-1]
+        ('aten.cumsum.default', (3,))
+        >>> with no_host_sync():
+        ...     float(y.sum())
+        Traceback (most recent call last):
+            ...
+        specdec.graphs.sync.HostSyncError: aten._local_scalar_dense.default makes the host wait for the device
+    """
+
+    def __init__(self):
+        self.shapes: list[tuple[str, tuple[int, ...]]] = []
+
+    def __enter__(self) -> "no_host_sync":
+        self._modes = _RefuseHostMethods(), _RefuseSyncingOps(self.shapes)
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
