@@ -70,9 +70,12 @@ def slot_attention(
         `[B, N, Hq, Dv]` and `None` (HF's place for attention weights).
 
     Raises:
-        ValueError: the model asks for something that this function would silently get wrong.
+        ValueError: the model brings a mask of its own, or drops the window on the way.
     """
-    _refuse_what_is_not_understood(module, attention_mask, slot_window, sliding_window)
+    if slot_window is None or attention_mask is not None:
+        _refuse(module, attention_mask)
+    if slot_window.audit is not None:
+        slot_window.audit[module.layer_idx] = sliding_window
     mask = window_mask(slot_window, sliding_window, query.dtype, query.device)
     if softcap is None and s_aux is None:
         grouped = query.shape[1] != key.shape[1]
@@ -96,27 +99,13 @@ def slot_attention(
     return (weights[..., : value.shape[2]] @ value).transpose(1, 2), None
 
 
-def _refuse_what_is_not_understood(module, attention_mask, slot_window, sliding_window) -> None:
+def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
     name = type(module).__name__
-    if slot_window is None:
-        raise ValueError(
-            f"{name} was called with attention {ATTENTION_NAME!r} outside specdec; set the model's own attention "
-            "back with model.set_attn_implementation('sdpa')"
-        )
     if attention_mask is not None:
-        raise ValueError(
-            f"{name} built an attention mask of its own, which specdec's cache cannot honour; "
-            "decode this model with HF generate, or open an issue naming it"
-        )
-    layer_types = getattr(getattr(module, "config", None), "layer_types", None)
-    index = getattr(module, "layer_idx", None)
-    if not layer_types or index is None or index >= len(layer_types) or sliding_window is not None:
-        return
-    if layer_types[index] == "sliding_attention":
-        raise ValueError(
-            f"{name} is layer {index}, a sliding_attention layer, but passed no sliding_window; specdec would "
-            "attend too far. Decode this model with HF generate, or open an issue naming it"
-        )
+        raise ValueError(f"{name} built an attention mask that specdec's cache cannot honour")
+    raise ValueError(
+        f"{name} ran attention {ATTENTION_NAME!r} without the window that specdec passes with it"
+    )
 
 
 AttentionInterface.register(ATTENTION_NAME, slot_attention)

@@ -20,11 +20,14 @@ class Window:
         slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a token to forget.
         num_slots: how many slots the forward attends over, known to the host.
         masks: additive masks of this forward by sliding window, filled on first use (attention.py).
+        audit: sliding window that each attention layer asked for, by layer, when somebody wants to
+            know; else `None`.
     """
 
     slots: Tensor
     num_slots: int
     masks: dict = field(default_factory=dict)
+    audit: dict[int, int | None] | None = None
 
 
 class SlotCache(Cache):
@@ -51,7 +54,9 @@ class SlotCache(Cache):
         self.lengths = torch.zeros(batch_size, dtype=torch.long, device=device)
         self.keys: dict[int, Tensor] = {}  # by layer: [B, S + 1, H, D]
         self.values: dict[int, Tensor] = {}
+        self._views: dict[int, list[tuple[Tensor, Tensor]]] = {}
         self._window: Window | None = None
+        self.offsets = torch.arange(num_slots, device=device)
         self._row_offsets = torch.arange(batch_size, device=device)[:, None] * (num_slots + 1)
 
     @property
@@ -75,7 +80,7 @@ class SlotCache(Cache):
             The window to hand to the model call.
         """
         self._window = Window(slots, min(reach, self.num_slots))
-        self._flat_slots = (slots + self._row_offsets).flatten()
+        self._flat_slots = (slots if self.num_rows == 1 else slots + self._row_offsets).flatten()
         return self._window
 
     def reset(self) -> None:
@@ -90,29 +95,39 @@ class SlotCache(Cache):
         picked.lengths = self.lengths[rows]
         picked.keys = {i: keys[rows.to(keys.device)] for i, keys in self.keys.items()}
         picked.values = {i: values[rows.to(values.device)] for i, values in self.values.items()}
+        for layer_idx in picked.keys:
+            picked._make_views(layer_idx)
         return picked
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, H, N, D]` states at the window's slots, returns `[B, H, num_slots, D]` views."""
         if layer_idx not in self.keys:
-            self.keys[layer_idx] = self._allocate(key_states)
-            self.values[layer_idx] = self._allocate(value_states)
-        return (
-            self._write(self.keys[layer_idx], key_states),
-            self._write(self.values[layer_idx], value_states),
-        )
+            self._allocate(layer_idx, key_states, value_states)
+        slots, num_slots = self._flat_slots, self._window.num_slots
+        views = []
+        pair = zip(self._views[layer_idx], (key_states, value_states), strict=True)
+        for (flat, by_head), states in pair:
+            if slots.device != flat.device:
+                slots = slots.to(flat.device)
+            flat.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+            views.append(by_head.narrow(2, 0, num_slots))
+        return tuple(views)
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return (*self.keys.values(), *self.values.values())
 
-    def _allocate(self, states: Tensor) -> Tensor:
-        _, heads, _, width = states.shape
-        return states.new_zeros(self.num_rows, self.num_slots + 1, heads, width)
+    def _allocate(self, layer_idx: int, key_states: Tensor, value_states: Tensor) -> None:
+        for store, states in ((self.keys, key_states), (self.values, value_states)):
+            _, heads, _, width = states.shape
+            store[layer_idx] = states.new_zeros(self.num_rows, self.num_slots + 1, heads, width)
+        self._make_views(layer_idx)
 
-    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        slots = self._flat_slots.to(buffer.device)
-        buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-        return buffer[:, : self._window.num_slots].transpose(1, 2)  # [B, H, num_slots, D]
+    def _make_views(self, layer_idx: int) -> None:
+        """The two readings of a layer's storage: one line per slot to write, by head to attend."""
+        self._views[layer_idx] = [
+            (buffer.flatten(0, 1), buffer.transpose(1, 2))
+            for buffer in (self.keys[layer_idx], self.values[layer_idx])
+        ]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """HF's question for a length; positions are always passed, so the host's bound is enough."""

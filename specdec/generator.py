@@ -97,7 +97,7 @@ class SpeculativeGenerator:
         Returns:
             What happened, still on the device.
         """
-        noise = state.noise.at(state.lengths, self.drafter.num_draft_tokens + 1)
+        noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
         draft = self.drafter.propose(state.context, state.drafter_state, state.warp, noise)
         output = self.target.verify(state.cache, state.anchor, draft, longest=state.longest)
         logits = self._process(output.logits, state, draft)
@@ -233,6 +233,7 @@ class SpeculativeGenerator:
             cache=cache,
             drafter_state=drafter_state,
             num_draft_tokens=num_draft_tokens,
+            vocab_size=self.target.vocab_size,
             feature_width=self.target.feature_width,
             feature_dtype=self.target.dtype,
         )

@@ -76,27 +76,28 @@ class Ledger:
             ValueError: the target's logits were not finite; nothing of the step is booked.
         """
         rows = outcome.to_host()
-        width = self._num_draft_tokens + 1
-        for row, (_, _, is_faulty, *_) in enumerate(rows):
-            if is_faulty and self.finish_reasons[row] is None:
+        for number, row in enumerate(rows):
+            if not row.is_sound and self.finish_reasons[number] is None:
                 raise ValueError(
-                    f"the target's logits hold NaN or +inf in row {row} after {len(self.new_tokens[row])} new "
-                    f"tokens (step {self._num_read}); check the model's weights and dtype (float16 overflows)"
+                    f"the target's logits hold NaN or infinity in row {number} after "
+                    f"{len(self.new_tokens[number])} new tokens (step {self._num_read}); check the "
+                    "model's weights and dtype (float16 overflows)"
                 )
         records: list[RowStep | None] = []
-        for row, (num_new, is_eos, _, num_accepted, num_drafted, *tokens) in enumerate(rows):
-            if self.finish_reasons[row] is not None:
+        for number, row in enumerate(rows):
+            if self.finish_reasons[number] is not None:
                 records.append(None)
                 continue
-            draft = tokens[width : width + num_drafted]
-            kept = self._cut_where_criteria_stop(row, tokens[:num_new])
-            self.new_tokens[row] += kept
-            if len(kept) == num_new and is_eos:
-                self.finish_reasons[row] = "eos"
-            elif self.finish_reasons[row] is None and len(self.new_tokens[row]) >= self._room:
-                self.finish_reasons[row] = "length"
-            records.append(RowStep(draft, num_accepted, kept))
-            self.steps[row].append(records[-1])
+            kept = self._cut_where_criteria_stop(number, row.new_tokens)
+            self.new_tokens[number] += kept
+            if len(kept) == len(row.new_tokens) and row.is_eos:
+                self.finish_reasons[number] = "eos"
+            elif self.finish_reasons[number] is None and (
+                len(self.new_tokens[number]) >= self._room
+            ):
+                self.finish_reasons[number] = "length"
+            records.append(RowStep(row.draft_tokens, row.num_accepted, kept))
+            self.steps[number].append(records[-1])
         self._num_read += 1
         self._stream()
         return StepRecord(self._num_read - 1, records)
@@ -130,7 +131,7 @@ class Ledger:
         for count in range(1, len(tokens) + 1):
             if bool(torch.as_tensor(criteria(ids[:, : start + count], None)).all()):
                 self.finish_reasons[row] = "stop"
-                self._state.has_ended[row] = True
+                self._state.end_rows([row])
                 return tokens[:count]
         return tokens
 

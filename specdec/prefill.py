@@ -20,7 +20,7 @@ def prefill(target: Target, drafter: Drafter, state: GenerationState, chunk_size
         state: fresh from `GenerationState.begin`; updated in place.
         chunk_size: tokens per forward.
     """
-    num_read = state.lengths - 1  # [B]
+    num_read = torch.tensor(state.prompts.lengths, device=state.tokens.device) - 1  # [B]
     longest = state.longest - 1
     for offset in range(0, longest, chunk_size):
         end = min(offset + chunk_size, longest)
@@ -41,6 +41,3 @@ def prefill(target: Target, drafter: Drafter, state: GenerationState, chunk_size
             is_here = (index >= 0) & (index < end - offset)
             last = features[torch.arange(len(index)), index.clamp(0, end - offset - 1)]
             state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])
-
-    last_pair = (state.lengths[:, None] - 2 + torch.arange(2, device=num_read.device)).clamp(min=0)
-    state.window[:, :2] = state.tokens.gather(1, last_pair)

@@ -6,7 +6,7 @@ moment: between steps, after an exception, or when a stream is abandoned half-wa
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 
 from specdec.attention import ATTENTION_NAME, window_mask
 from specdec.cache import SlotCache, Window
+
+ATTENTION_FIELD = "_attn_implementation_internal"
+"""Where an HF configuration keeps the name of its attention function."""
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -45,7 +48,9 @@ class SlotModel:
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         # Sub-models can own configs of their own (a text model inside a multimodal one): switch all of them.
         configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
-        self._configs = list({id(config): config for config in configs}.values())
+        fields = [object.__getattribute__(config, "__dict__") for config in configs]
+        self._config_fields = list({id(f): f for f in fields}.values())
+        self._audit: dict | None = None
         self._run = self._find_route()
 
     @property
@@ -71,12 +76,12 @@ class SlotModel:
         *,
         reach: int,
         logits_to_keep: int = 0,
-        feature_layers: Iterable[FeatureLayer] = (),
+        feature_layers: tuple[FeatureLayer, ...] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """One forward of a window; keys and values are written at `slots`, lengths are left alone.
 
         Args:
-            tokens: `[B, N]` int64; ids outside the vocabulary are read as the nearest valid id.
+            tokens: `[B, N]` int64 ids of the vocabulary.
             cache: the rows' storage.
             slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to forget.
             reach: host upper bound of the largest real slot, plus 1.
@@ -87,27 +92,35 @@ class SlotModel:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` or `None`.
         """
         window = cache.open_window(slots, reach=reach)
-        inputs = {"input_ids": tokens.clamp(0, self.vocab_size - 1), "past_key_values": cache}
+        window.audit = self._audit
+        inputs = {"input_ids": tokens, "past_key_values": cache}
         if self._takes_positions:
-            last_position = (self.max_positions or cache.num_slots) - 1
-            inputs["position_ids"] = slots.clamp(max=last_position)
+            # Slots at or beyond the last position hold only tokens that will be forgotten.
+            limit = self.max_positions
+            fits = limit is None or cache.trash < limit
+            inputs["position_ids"] = slots if fits else slots.clamp(max=limit - 1)
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = logits_to_keep
-        with _Features(self.model, self.num_layers, feature_layers) as features:
-            logits = self._run(window, inputs)
+        if feature_layers:
+            with _Features(self.model, self.num_layers, feature_layers) as caught:
+                logits = self._run(window, inputs)
+            features = caught.joined()
+        else:
+            logits, features = self._run(window, inputs), None
         if not self._takes_logits_to_keep and logits_to_keep:
             logits = logits[:, -logits_to_keep:]
-        return logits, features.joined()
+        return logits, features
 
     def _run_with_slot_attention(self, window: Window, inputs: dict) -> Tensor:
-        found = [config._attn_implementation for config in self._configs]
+        # Straight into the fields: HF's checked attribute access would cost 25 us per forward.
+        found = [fields[ATTENTION_FIELD] for fields in self._config_fields]
         try:
-            for config in self._configs:
-                config._attn_implementation = ATTENTION_NAME
+            for fields in self._config_fields:
+                fields[ATTENTION_FIELD] = ATTENTION_NAME
             logits = self.model(**inputs, use_cache=True, slot_window=window).logits
         finally:
-            for config, implementation in zip(self._configs, found, strict=True):
-                config._attn_implementation = implementation
+            for fields, implementation in zip(self._config_fields, found, strict=True):
+                fields[ATTENTION_FIELD] = implementation
         return logits
 
     def _run_with_dense_mask(self, window: Window, inputs: dict) -> Tensor:
@@ -125,38 +138,46 @@ class SlotModel:
             ValueError: none does.
         """
         routes = [self._run_with_slot_attention]
-        if not self._has_sliding_layers():  # one dense mask cannot serve two kinds of layers
+        if not self._sliding_layers():  # one dense mask cannot serve two kinds of layers
             routes.append(self._run_with_dense_mask)
         complaints = []
         for route in routes:
-            self._run = route
+            self._run, self._audit = route, {}
             try:
-                difference = _difference_from_plain_forward(self)
+                difference = _difference_from_plain_forward(self) or self._forgotten_window()
             except Exception as error:  # whatever a foreign model raises means: not this route
                 complaints.append(f"{type(error).__name__}: {error}")
                 continue
             if difference is None:
+                self._audit = None
                 return route
-            complaints.append(f"its logits differ from its plain forward by {difference:.3g}")
+            complaints.append(difference)
         raise ValueError(
             f"{type(self.model).__name__} cannot be decoded over specdec's cache "
             f"({'; then '.join(complaints)}). Use HF generate for this model"
         )
 
-    def _has_sliding_layers(self) -> bool:
+    def _forgotten_window(self) -> str | None:
+        """A complaint if a sliding layer ran without its window: six tokens are too few to show it."""
+        for layer in self._sliding_layers():
+            if self._audit.get(layer) is None:
+                return f"layer {layer} is sliding_attention but passes no sliding_window"
+        return None
+
+    def _sliding_layers(self) -> list[int]:
+        """Layers that the configuration declares as sliding-window attention."""
         layer_types = getattr(self.config, "layer_types", None) or ()
-        return "sliding_attention" in layer_types
+        return [i for i, kind in enumerate(layer_types) if kind == "sliding_attention"]
 
 
 class _Features:
     """Hooks that catch the residual stream at the wanted boundaries for the duration of one forward."""
 
-    def __init__(self, model: PreTrainedModel, num_layers: int, layers: Iterable[FeatureLayer]):
-        self.layers = tuple(layers)
+    def __init__(self, model: PreTrainedModel, num_layers: int, layers: tuple[FeatureLayer, ...]):
+        self.layers = layers
         self.caught: dict[FeatureLayer, Tensor] = {}
         self._handles: list = []
-        if self.layers:
-            self._model, self._blocks = model, decoder_layers(model, num_layers)
+        self._model, self._blocks = model, decoder_layers(model, num_layers)
 
     def __enter__(self) -> "_Features":
         for layer in self.layers:
@@ -186,9 +207,9 @@ class _Features:
             return self._blocks[-1].register_forward_hook(after)
         return self._blocks[layer].register_forward_pre_hook(before, with_kwargs=True)
 
-    def joined(self) -> Tensor | None:
-        """Features side by side in the order asked for, `[B, N, F]`, or `None` when none were asked for."""
-        return torch.cat([self.caught[layer] for layer in self.layers], dim=-1) if self.layers else None
+    def joined(self) -> Tensor:
+        """Features side by side in the order asked for, `[B, N, F]`."""
+        return torch.cat([self.caught[layer] for layer in self.layers], dim=-1)
 
 
 def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
@@ -228,8 +249,8 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
 
 
 @torch.no_grad()
-def _difference_from_plain_forward(slot_model: SlotModel) -> float | None:
-    """How far two ragged windows over a cache full of garbage are from a plain forward; `None`: only rounding."""
+def _difference_from_plain_forward(slot_model: SlotModel) -> str | None:
+    """A complaint if two ragged windows over a cache full of garbage differ from a plain forward."""
     device = slot_model.device
     tokens = (torch.arange(12, device=device).view(2, 6) * 7 + 1) % slot_model.vocab_size
     steps = torch.arange(6, device=device)
@@ -251,4 +272,6 @@ def _difference_from_plain_forward(slot_model: SlotModel) -> float | None:
     # Rounding differs between a window and a whole sequence; a wrong mask or position shows at
     # the size of the logits themselves.
     tolerance = 1e-3 if slot_model.dtype.itemsize >= 4 else 0.1
-    return None if largest <= tolerance * plain.std().item() + 1e-6 else largest
+    if largest <= tolerance * plain.std().item() + 1e-6:
+        return None
+    return f"its logits differ from its plain forward by {largest:.3g}"

@@ -1,7 +1,8 @@
 """`GenerationState`: everything that changes while a batch is generated, and what a step does to it."""
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,24 +22,53 @@ class Outcome:
     Args:
         draft: what was proposed.
         verdict: what the sampler decided.
-        num_new: `[B]` int64, tokens each row keeps: 0 for rows that had ended, fewer than emitted where a row ends
-            inside the block.
+        num_new: `[B]` int64, tokens each row keeps: 0 for rows that had ended, fewer than emitted
+            where a row ends inside the block.
         is_eos: `[B]` bool, the row ended with an end-of-sequence token in this step.
-        is_faulty: `[B]` bool, the target's logits held NaN or +inf where a token was drawn from them.
+        logits: `[B, K + 1, V]` of the target, that the verdict was drawn from.
     """
 
     draft: Draft
     verdict: Verdict
     num_new: Tensor
     is_eos: Tensor
-    is_faulty: Tensor
+    logits: Tensor
 
-    def to_host(self) -> list[list[int]]:
-        """One transfer: per row num_new, is_eos, is_faulty, num_accepted, num_drafted, then both token lists."""
-        verdict = self.verdict
-        heads = [self.num_new, self.is_eos, self.is_faulty, verdict.num_accepted, verdict.num_drafted]
-        packed = torch.cat([torch.stack(heads, dim=1), verdict.tokens, self.draft.tokens], dim=1)
-        return packed.tolist()
+    def to_host(self) -> list["RowOutcome"]:
+        """The outcome as plain Python values; this is where the host waits for the device."""
+        verdict, draft = self.verdict, self.draft
+        all_drafted = [draft.tokens.shape[1]] * draft.tokens.shape[0]
+        columns = (
+            self.num_new.tolist(),
+            self.is_eos.tolist(),
+            verdict.num_accepted.tolist(),
+            all_drafted if verdict.num_drafted is None else verdict.num_drafted.tolist(),
+            verdict.tokens.tolist(),
+            draft.tokens.tolist(),
+            self.logits.amax(dim=-1).tolist(),
+        )
+        return [
+            RowOutcome(
+                new_tokens=emitted[:num_new],
+                draft_tokens=drafted[:num_drafted],
+                num_accepted=num_accepted,
+                is_eos=is_eos,
+                is_sound=all(map(math.isfinite, tops[: num_accepted + 1])),
+            )
+            for num_new, is_eos, num_accepted, num_drafted, emitted, drafted, tops in zip(
+                *columns, strict=True
+            )
+        ]
+
+
+class RowOutcome(NamedTuple):
+    """One row of an outcome, as plain Python values."""
+
+    new_tokens: list[int]
+    draft_tokens: list[int]
+    num_accepted: int
+    is_eos: bool
+    is_sound: bool
 
 
 @dataclass(eq=False)
@@ -50,17 +80,16 @@ class GenerationState:
         options: what was asked for.
         warp: the gate from logits to laws.
         noise: the rows' randomness.
-        cache: the target's keys, values and lengths; `cache.lengths == lengths - 1` between steps, because the last
-            committed token has not been through the target.
+        cache: the target's keys, values and lengths. `cache.lengths` is the position of each row's
+            last committed token, the anchor, which has not been through the target.
         drafter_state: the drafter's own.
-        tokens: `[B, S]` committed tokens; what lies at or beyond a row's length is garbage.
-        lengths: `[B]` committed tokens.
-        limits: `[B]` length at which each row ends.
-        has_ended: `[B]` bool; ended rows commit nothing.
-        eos: `[E]` token ids that end a row.
-        window: `[B, K + 2]` anchor and newly committed tokens, for the drafter's next context.
-        features: `[B, K + 1, F]` beside them, or `None`.
-        num_new: `[B]` how many of the new tokens are valid.
+        tokens: `[B, S]` committed tokens; what lies behind a row's anchor is garbage.
+        remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
+        num_new: `[B]` tokens that the last step committed.
+        features: `[B, K + 1, F]` of the tokens before these, or `None`.
+        ends: `[V + 1]` 0 for token ids that end a row and K + 1 for all others, `PAD_TOKEN` (the
+            last entry) included.
+        steps: `[K + 1]` 0, 1, ..., K.
         longest: the host's upper bound of `lengths`.
     """
 
@@ -71,58 +100,65 @@ class GenerationState:
     cache: SlotCache
     drafter_state: Any
     tokens: Tensor
-    lengths: Tensor
-    limits: Tensor
-    has_ended: Tensor
-    eos: Tensor
-    window: Tensor
-    features: Tensor | None
+    remaining: Tensor
     num_new: Tensor
+    features: Tensor | None
+    ends: Tensor
+    steps: Tensor
     longest: int
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[B]` committed tokens of each row."""
+        return self.cache.lengths + 1
+
+    @property
+    def has_ended(self) -> Tensor:
+        """`[B]` bool: rows that commit nothing any more."""
+        return self.remaining == 0
 
     @property
     def anchor(self) -> Tensor:
         """`[B]` the last committed token of each row."""
-        return self.tokens.gather(1, self.lengths[:, None] - 1)[:, 0]
+        return self.tokens.gather(1, self.cache.lengths[:, None])[:, 0]
 
     @property
     def context(self) -> Context:
         """What the drafter may know at the start of a step."""
-        start = self.lengths - self.num_new - 1
-        return Context(self.window, self.features, start, self.num_new, self.longest)
+        start = self.cache.lengths - self.num_new
+        window = self.tokens.gather(1, start[:, None] + self.cache.offsets[: len(self.steps) + 1])
+        return Context(window, self.features, start, self.num_new, self.longest)
 
-    def commit(self, draft: Draft, verdict: Verdict, logits: Tensor, features: Tensor | None) -> Outcome:
-        """Appends what was emitted, cut at the row's end, and prepares the next context.
+    def end_rows(self, rows: list[int]) -> None:
+        """Ends rows from outside a step, as a stopping criterion does."""
+        self.remaining[rows] = 0
+
+    def commit(
+        self, draft: Draft, verdict: Verdict, logits: Tensor, features: Tensor | None
+    ) -> Outcome:
+        """Appends what was emitted, cut where the row ends.
 
         Args:
             draft: of this step.
             verdict: of this step.
-            logits: `[B, K + 1, V]` that the verdict was drawn from, to see faults.
+            logits: `[B, K + 1, V]` that the verdict was drawn from.
             features: `[B, K + 1, F]` of the window, or `None`.
         """
         width = verdict.tokens.shape[1]
-        offsets = torch.arange(width, device=self.tokens.device)
-        is_live = ~self.has_ended
-        num_kept = torch.minimum(verdict.num_emitted, self.limits - self.lengths)
-        is_kept = (offsets < num_kept[:, None]) & is_live[:, None]
-        ends_row = (verdict.tokens[..., None] == self.eos).any(dim=-1) & is_kept
-        num_ends_before = ends_row.long().cumsum(dim=1) - ends_row.long()
-        num_new = (is_kept & (num_ends_before == 0)).sum(dim=1)
-        is_eos = ends_row.any(dim=1)
-        is_read = offsets <= verdict.num_accepted[:, None]
-        is_faulty = (~logits.amax(dim=-1).isfinite() & is_read).any(dim=1) & is_live
+        first_end = (self.ends.take(verdict.tokens) + self.steps).amin(dim=1)  # [B]
+        num_kept = torch.minimum(verdict.num_emitted, self.remaining)
+        is_eos = first_end < num_kept
+        torch.minimum(num_kept, first_end + 1, out=self.num_new)
 
-        self.window[:, :1] = self.anchor[:, None]
-        self.window[:, 1:] = verdict.tokens
+        places = self.cache.lengths[:, None] + self.steps  # of the tokens before the new ones
+        self.tokens[:, 1:].scatter_(1, places, verdict.tokens)
         if features is not None:
             self.features.copy_(features)
-        self.tokens.scatter_(1, self.lengths[:, None] + offsets, verdict.tokens)
-        self.num_new.copy_(num_new)
-        self.lengths += num_new
-        self.cache.lengths += num_new
-        self.has_ended |= is_eos | (self.lengths >= self.limits)
+        self.cache.lengths += self.num_new
+        self.remaining -= self.num_new
+        self.remaining.masked_fill_(is_eos, 0)
         self.longest = min(self.longest + width, self.tokens.shape[1] - width)
-        return Outcome(draft, verdict, num_new, is_eos, is_faulty)
+        return Outcome(draft, verdict, self.num_new.clone(), is_eos, logits)
 
     @classmethod
     def begin(
@@ -134,6 +170,7 @@ class GenerationState:
         cache: SlotCache,
         drafter_state: Any,
         num_draft_tokens: int,
+        vocab_size: int,
         feature_width: int,
         feature_dtype: torch.dtype,
     ) -> "GenerationState":
@@ -146,20 +183,19 @@ class GenerationState:
             cache: empty target storage.
             drafter_state: fresh.
             num_draft_tokens: K.
+            vocab_size: V of the target.
             feature_width: F, 0 for none.
             feature_dtype: of the target's features.
         """
         device, rows, width = prompts.tokens.device, len(prompts.lengths), num_draft_tokens + 1
         warp = Warp(rows, device=device, **options.warp)
-        if warp.is_greedy:
-            noise = ZeroNoise(rows, width, device=device)
-        else:
-            noise = Noise(seeds, device=device)
+        noise = Noise(seeds, device=device) if seeds else ZeroNoise(rows, width, device=device)
         room = options.max_length - prompts.padded.shape[1]
-        lengths = torch.tensor(prompts.lengths, device=device)
         longest = max(prompts.lengths)
         tokens = torch.full((rows, longest + room + width), PAD_TOKEN, device=device)
         tokens[:, : prompts.tokens.shape[1]] = prompts.tokens
+        ends = torch.full((vocab_size + 1,), width, device=device)
+        ends[[token for token in options.eos if 0 <= token < vocab_size]] = 0
         features = None
         if feature_width:
             features = torch.zeros(rows, width, feature_width, dtype=feature_dtype, device=device)
@@ -171,12 +207,10 @@ class GenerationState:
             cache=cache,
             drafter_state=drafter_state,
             tokens=tokens,
-            lengths=lengths,
-            limits=lengths + room,
-            has_ended=torch.zeros(rows, dtype=torch.bool, device=device),
-            eos=torch.tensor(options.eos, dtype=torch.long, device=device),
-            window=torch.full((rows, width + 1), PAD_TOKEN, device=device),
+            remaining=torch.full((rows,), room, device=device),
+            num_new=torch.tensor([min(n - 1, 1) for n in prompts.lengths], device=device),
             features=features,
-            num_new=(lengths > 1).long(),
+            ends=ends,
+            steps=torch.arange(width, device=device),
             longest=longest,
         )

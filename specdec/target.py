@@ -105,6 +105,7 @@ class Target:
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         end = min(offset + tokens.shape[1], reach)
+        tokens = tokens.clamp(0, self.vocab_size - 1)  # behind a row's end there may be anything
         _, features = self._slot_model.forward(
             tokens, cache, slots, reach=end, logits_to_keep=1, feature_layers=self.feature_layers
         )
@@ -128,8 +129,9 @@ class Target:
         Returns:
             Logits `[B, K + 1, V]` and features.
         """
-        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
-        slots = cache.lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
+        drafted = draft.tokens if draft.num_valid is None else draft.tokens.clamp(min=0)
+        tokens = torch.cat([anchor[:, None], drafted], dim=1)  # [B, N]
+        slots = cache.lengths[:, None] + cache.offsets[: tokens.shape[1]]
         logits, features = self._slot_model.forward(
             tokens, cache, slots, reach=longest + draft.tokens.shape[1], feature_layers=self.feature_layers
         )

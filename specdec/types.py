@@ -6,7 +6,6 @@ Shapes are checked when a record is built; checking reads shapes only, so it nev
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 PAD_TOKEN = -1
@@ -14,7 +13,7 @@ PAD_TOKEN = -1
 
 
 def _expect(name: str, tensor: Tensor, *shape: int) -> None:
-    if tuple(tensor.shape) != shape:
+    if tensor.shape != shape:
         raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
 
 
@@ -107,7 +106,8 @@ class Verdict:
     Args:
         tokens: `[B, K + 1]` int64: the accepted prefix, one recovered or bonus token, then `PAD_TOKEN`.
         num_accepted: `[B]` int64 in 0..K, without the extra token.
-        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision.
+        num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
+            every row.
 
     Raises:
         ValueError: shapes disagree.
@@ -115,11 +115,12 @@ class Verdict:
 
     tokens: Tensor
     num_accepted: Tensor
-    num_drafted: Tensor
+    num_drafted: Tensor | None
 
     def __post_init__(self):
         _expect("verdict.num_accepted", self.num_accepted, self.tokens.shape[0])
-        _expect("verdict.num_drafted", self.num_drafted, self.tokens.shape[0])
+        if self.num_drafted is not None:
+            _expect("verdict.num_drafted", self.num_drafted, self.tokens.shape[0])
 
     @property
     def num_emitted(self) -> Tensor:
@@ -129,4 +130,6 @@ class Verdict:
     @property
     def is_bonus(self) -> Tensor:
         """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered one."""
-        return torch.eq(self.num_accepted, self.num_drafted)
+        if self.num_drafted is None:
+            return self.num_accepted == self.tokens.shape[1] - 1
+        return self.num_accepted == self.num_drafted

@@ -1,6 +1,6 @@
 """`ModelDrafter`: a smaller HF causal LM drafts for a larger one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -24,10 +24,12 @@ class ModelDrafterState:
 
     cache: SlotCache
     vocab_size: int
+    offsets: Tensor
+    """`[K + 1]`: -1, 0, ..., K - 1, relative to the last committed token."""
 
     def select(self, rows: Tensor) -> "ModelDrafterState":
         """A copy holding the given rows."""
-        return ModelDrafterState(self.cache.select(rows), self.vocab_size)
+        return replace(self, cache=self.cache.select(rows))
 
     def reset(self) -> None:
         """Forgets everything and keeps the storage."""
@@ -83,15 +85,18 @@ class ModelDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> ModelDrafterState:
         """Key/value storage for `max_length` tokens per row."""
-        return ModelDrafterState(SlotCache(batch_size, max_length, device=device), vocab_size)
+        cache = SlotCache(batch_size, max_length, device=device)
+        offsets = torch.arange(-1, max(self.num_draft_tokens, 1), device=device)
+        return ModelDrafterState(cache, vocab_size, offsets)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the anchor and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         is_real = offsets <= context.num_new[:, None]
         slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
+        tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         self._slot_model.forward(
-            context.tokens, state.cache, slots, reach=context.longest, logits_to_keep=1
+            tokens, state.cache, slots, reach=context.longest, logits_to_keep=1
         )
 
     def propose(
@@ -100,25 +105,32 @@ class ModelDrafter(Drafter):
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
         if self.num_draft_tokens == 0:
             return Draft(context.tokens[:, :0])
-        uniforms = noise.uniform(Stream.PROPOSE, self.num_draft_tokens)
-        pair = context.num_new[:, None] + torch.arange(-1, 1, device=context.start.device)
-        tokens = context.tokens.gather(1, pair.clamp(min=0))  # [B, 2]
+        uniforms = noise.uniform(Stream.PROPOSE)
+        # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
+        # reads its anchor twice at the same place.
+        pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
+        tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
-        slots = self._slots(state.cache, positions, pair >= 0)
         last = positions[:, 1:]  # [B, 1], of the last committed token
+        windows = [self._slots(state.cache, positions)]
+        if self.num_draft_tokens > 1:
+            windows += self._slots(state.cache, last + state.offsets[2:]).split(1, dim=1)
         drafted, laws = [], []
-        for i in range(self.num_draft_tokens):
+        for i, slots in enumerate(windows):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
-            token, law = warp.draw(_fit(logits[:, -1], state.vocab_size), uniforms[:, i])
-            drafted.append(token)
+            tokens, law = warp.draw(_fit(logits, state.vocab_size), uniforms[:, i : i + 1])  # [B, 1]
+            drafted.append(tokens)
             laws.append(law)
-            tokens = token[:, None]
-            slots = self._slots(state.cache, last + (i + 1))
-        return Draft(
-            torch.stack(drafted, dim=1), torch.stack(laws, dim=1), self._num_valid(state.cache, last)
-        )
+            tokens = self._readable(tokens, state)
+        probs = None if laws[0] is None else torch.cat(laws, dim=1)
+        return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
+
+    def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
+        """Ids that the draft model has an embedding for; the target's padding ids may lie beyond."""
+        own = self._slot_model.vocab_size
+        return tokens.clamp(max=own - 1) if own < state.vocab_size else tokens
 
     def _ends_within(self, cache: SlotCache) -> int | None:
         """The draft model's position limit where rows can reach it; a matter of shapes, not of data."""
@@ -142,4 +154,6 @@ class ModelDrafter(Drafter):
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     """`[B, V_draft]` logits over the target's vocabulary: padding cut, or missing ids impossible."""
     missing = vocab_size - logits.shape[-1]
-    return F.pad(logits, (0, missing), value=float("-inf")) if missing > 0 else logits[:, :vocab_size]
+    if missing == 0:
+        return logits
+    return F.pad(logits, (0, missing), value=float("-inf"))  # a negative pad cuts

@@ -34,7 +34,7 @@ def verify_chain(
     target_probs: Tensor,
     accept_uniforms: Tensor,
     resample_uniforms: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Speculative sampling of a chain: accept a prefix, then draw one token from what is left of the target.
 
     Draft token i is accepted iff `u_i * draft_prob_i < target_prob_i`: strict and without division, so a token of
@@ -51,39 +51,66 @@ def verify_chain(
         resample_uniforms: `[B]` float64 in [0, 1).
 
     Returns:
-        tokens `[B, K + 1]` padded with `PAD_TOKEN`, num_accepted `[B]`, num_drafted `[B]`.
+        tokens `[B, K + 1]` padded with `PAD_TOKEN`, and num_accepted `[B]`.
 
     Reference: Leviathan et al., arXiv:2211.17192, Alg. 1; Chen et al., arXiv:2302.01318, Alg. 2.
     """
-    rows, width = draft_tokens.shape
-    steps = torch.arange(width + 1, device=draft_tokens.device)
-    num_drafted = draft_tokens.new_full((rows,), width) if num_valid is None else num_valid
-    candidates = draft_tokens.clamp(min=0)[..., None]  # entries beyond num_valid may hold PAD_TOKEN
+    width = draft_tokens.shape[1]
+    candidates = draft_tokens if num_valid is None else draft_tokens.clamp(min=0)
+    candidates = candidates[..., None]  # [B, K, 1]
 
     target_of_draft = target_probs[:, :width].gather(-1, candidates)[..., 0]  # [B, K]
     draft_of_draft = 1.0 if draft_probs is None else draft_probs.gather(-1, candidates)[..., 0]
     is_accepted = accept_uniforms * draft_of_draft < target_of_draft
     if num_valid is not None:
-        is_accepted = is_accepted & (steps[:width] < num_valid[:, None])
-    num_accepted = is_accepted.long().cumprod(dim=-1).sum(dim=-1)  # [B]
+        steps = torch.arange(width, device=draft_tokens.device)
+        is_accepted = is_accepted & (steps < num_valid[:, None])
+    is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
+    num_accepted = is_prefix.sum(dim=-1)  # [B]
 
-    row = num_accepted[:, None, None]  # the row to draw the extra token from
-    target_row = target_probs.gather(1, row.expand(-1, -1, target_probs.shape[-1]))[:, 0]  # [B, V]
-    residual = target_row
+    last = num_accepted[:, None, None]  # the row that the extra token is drawn from
+    target_row = target_probs.gather(1, last.expand(-1, -1, target_probs.shape[-1]))[:, 0]
+    residual = target_row  # [B, V]
     if width:
-        row = row.clamp(max=width - 1)
-        is_rejection = (num_accepted < num_drafted)[:, None]
+        last = last.clamp(max=width - 1)
+        is_rejection = (num_accepted < (width if num_valid is None else num_valid))[:, None]
         if draft_probs is None:
-            rejected = candidates.gather(1, row)[:, 0]  # [B, 1]
-            residual = target_row.scatter_add(-1, rejected, -is_rejection.to(target_row.dtype))
+            rejected = candidates.gather(1, last)[:, 0]  # [B, 1]
+            residual = residual.scatter_add(-1, rejected, -is_rejection.to(residual.dtype))
         else:
-            draft_row = draft_probs.gather(1, row.expand(-1, -1, draft_probs.shape[-1]))[:, 0]
-            residual = target_row - draft_row * is_rejection
+            draft_row = draft_probs.gather(1, last.expand(-1, -1, draft_probs.shape[-1]))[:, 0]
+            residual = residual - draft_row * is_rejection
         residual = residual.clamp(min=0)
         residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
     extra = draw(residual, resample_uniforms)  # [B]
 
-    padded = torch.nn.functional.pad(draft_tokens, (0, 1))
-    tokens = torch.where(steps < num_accepted[:, None], padded, PAD_TOKEN)
-    tokens = torch.where(steps == num_accepted[:, None], extra[:, None], tokens)
-    return tokens, num_accepted, num_drafted
+    tokens = torch.where(is_prefix.bool(), draft_tokens, PAD_TOKEN)
+    tokens = torch.nn.functional.pad(tokens, (0, 1), value=PAD_TOKEN)
+    return tokens.scatter(1, num_accepted[:, None], extra[:, None]), num_accepted
+
+
+def verify_points(
+    draft_tokens: Tensor, num_valid: Tensor | None, target_tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`verify_chain` where every target law is a point mass, so that no draw can change anything.
+
+    A draft token is accepted iff it is the target's token, whatever law it came from; the residual
+    of the first rejected row is the target's token again.
+
+    Args:
+        draft_tokens: `[B, K]` int64.
+        num_valid: `[B]` int64 tokens proposed per row, or `None` for K.
+        target_tokens: `[B, K + 1]` the only token of each target law.
+
+    Returns:
+        As `verify_chain`, and equal to it.
+    """
+    width = draft_tokens.shape[1]
+    is_accepted = draft_tokens == target_tokens[:, :width]
+    if num_valid is not None:
+        steps = torch.arange(width, device=draft_tokens.device)
+        is_accepted = is_accepted & (steps < num_valid[:, None])
+    is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
+    tokens = target_tokens.clone()
+    tokens[:, 1:].masked_fill_(is_prefix == 0, PAD_TOKEN)
+    return tokens, is_prefix.sum(dim=-1)

@@ -2,7 +2,7 @@
 
 Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3) turns a counter
 and a key into 128 random bits without any state. Here the key is the row's seed and the counter is (position of the
-step's first token, index within the step, stream, 0). Consequences:
+step's anchor, index within the step, stream, 0). Consequences:
 
 - A row's draws do not depend on its neighbours, the batch order, the padding or the device.
 - Streams (propose, accept, resample) are different counters, so no draw is ever used for two purposes.
@@ -11,7 +11,6 @@ step's first token, index within the step, stream, 0). Consequences:
   ones would then be biased.)
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
 
 import torch
@@ -59,25 +58,23 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     return torch.stack([even, odd], dim=-1).flatten(-2)
 
 
-@dataclass(frozen=True, eq=False)
 class StepNoise:
-    """All draws of one step: `uniforms[b, stream, i]`, float64 in [0, 1)."""
+    """All draws of one step.
 
-    uniforms: Tensor
+    Args:
+        uniforms: `[B, streams, W]` float64 in [0, 1), W draws per stream.
+    """
 
-    def uniform(self, stream: Stream, count: int) -> Tensor:
-        """`[B, count]` float64 uniforms of one stream.
+    def __init__(self, uniforms: Tensor):
+        self._streams = uniforms.unbind(dim=1)
+
+    def uniform(self, stream: Stream) -> Tensor:
+        """`[B, W]` float64 uniforms of one stream.
 
         Args:
             stream: what they are for.
-            count: how many per row.
-
-        Raises:
-            ValueError: more than the step was opened with.
         """
-        if count > self.uniforms.shape[-1]:
-            raise ValueError(f"this step holds {self.uniforms.shape[-1]} draws per stream, {count} were asked for")
-        return self.uniforms[:, stream, :count]
+        return self._streams[stream]
 
 
 class Noise:
@@ -93,9 +90,9 @@ class Noise:
     Example:
         >>> noise = Noise([7, 7])
         >>> step = noise.at(torch.tensor([3, 3]), width=5)
-        >>> u = step.uniform(Stream.ACCEPT, 4)
+        >>> u = step.uniform(Stream.ACCEPT)
         >>> u.shape, bool((u[0] == u[1]).all())
-        (torch.Size([2, 4]), True)
+        (torch.Size([2, 5]), True)
     """
 
     def __init__(self, seeds: list[int], *, device: torch.device | str = "cpu"):
@@ -106,7 +103,7 @@ class Noise:
         self._streams = torch.arange(len(Stream), device=device)
 
     def at(self, start: Tensor, width: int) -> StepNoise:
-        """The draws of the step whose first token goes to position `start`.
+        """The draws of the step whose anchor is at position `start`.
 
         Args:
             start: `[B]` int64.

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from specdec.kernels.reference import verify_chain
+from specdec.kernels.reference import verify_chain, verify_points
 from specdec.samplers.noise import StepNoise, Stream
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -46,18 +46,19 @@ class RejectionSampler(nn.Module):
         Raises:
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
-        rows, width = draft.tokens.shape
         _check_fit(draft, target_logits)
-        return Verdict(
-            *verify_chain(
-                draft.tokens,
-                draft.probs,
-                draft.num_valid,
-                warp(target_logits),
-                noise.uniform(Stream.ACCEPT, width),
-                noise.uniform(Stream.RESAMPLE, 1)[:, 0],
-            )
+        if warp.is_greedy:  # the same rule where it leaves nothing to chance, and no law to write
+            decided = verify_points(draft.tokens, draft.num_valid, target_logits.argmax(dim=-1))
+            return Verdict(*decided, draft.num_valid)
+        decided = verify_chain(
+            draft.tokens,
+            draft.probs,
+            draft.num_valid,
+            warp(target_logits),
+            noise.uniform(Stream.ACCEPT)[:, : draft.tokens.shape[1]],
+            noise.uniform(Stream.RESAMPLE)[:, 0],
         )
+        return Verdict(*decided, draft.num_valid)
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:

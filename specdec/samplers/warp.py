@@ -98,18 +98,21 @@ class Warp:
             probs = torch.where(_like(self._greedy, logits), _one_hot_argmax(logits), probs)
         return probs
 
-    def draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """One token per row and the law that it was drawn from.
+    def draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Tokens and the laws that they were drawn from.
 
         Args:
-            logits: `[B, V]`.
-            uniforms: `[B]` float64 in [0, 1).
+            logits: `[B, V]` or `[B, N, V]`.
+            uniforms: `[B]` or `[B, N]` float64 in [0, 1).
 
         Returns:
-            Tokens `[B]` and their laws `[B, V]`.
+            Tokens of the shape of `uniforms`, and their laws of the shape of `logits`; `None` where
+            every row is greedy, since a one-hot law is a point mass on the token.
         """
+        if self.is_greedy:
+            return logits.argmax(dim=-1), None
         probs = self(logits)
-        return (probs.argmax(dim=-1) if self.is_greedy else draw(probs, uniforms)), probs
+        return draw(probs, uniforms), probs
 
     def _keep_top_k(self, logits: Tensor) -> Tensor:
         largest = logits.topk(min(self._largest_k, logits.shape[-1]), dim=-1).values

@@ -1,0 +1,171 @@
+"""Tokens per second of specdec against Hugging Face `generate`, on the zoo, interleaved in one run.
+
+    python benchmarks/cpu_speed.py
+
+Every round runs every contender once on the same held-out prompts, in turn, so a drift of the machine
+meets all of them; figures are medians over rounds of the ratio within a round. All contenders
+decode greedily and must produce identical tokens, which is checked. The roof of a contender is the
+time of the forwards it issues: `overhead` is what its step takes beyond them.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
+
+
+class ForwardClock:
+    """Adds up the seconds spent inside the forwards of some models."""
+
+    def __init__(self, *models: nn.Module):
+        self.seconds = 0.0
+        self._handles = []
+        for model in models:
+            self._handles += [
+                model.register_forward_pre_hook(self._enter),
+                model.register_forward_hook(self._leave),
+            ]
+
+    def _enter(self, *_) -> None:
+        self._entered = time.perf_counter()
+
+    def _leave(self, *_) -> None:
+        self.seconds += time.perf_counter() - self._entered
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+
+def seconds_of(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
+    """Wall seconds of a call, and what it returned."""
+    start = time.perf_counter()
+    result = run()
+    return time.perf_counter() - start, result
+
+
+def batch_of(prompts: list[str], tokenizer, size: int) -> list[dict]:
+    """Prompts as left-padded batches."""
+    chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
+    return [
+        tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left")
+        for chunk in chunks
+    ]
+
+
+def contenders(
+    target: PreTrainedModel, draft: PreTrainedModel, k: int, new_tokens: int, batch: int
+) -> dict[str, Callable[[dict], Tensor]]:
+    """Ways to decode one batch greedily, by name."""
+    common = dict(max_new_tokens=new_tokens, do_sample=False)
+
+    def ours(drafter):
+        generator = SpeculativeGenerator(target, drafter)
+        return lambda inputs: generator.generate(
+            inputs["input_ids"], inputs["attention_mask"], **common
+        ).sequences
+
+    def hugging_face(**kwargs):
+        return lambda inputs: target.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            **common,
+            **kwargs,
+        )
+
+    draft.generation_config.num_assistant_tokens = k
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    ways = {
+        "specdec, draft LM": ours(ModelDrafter(draft, k)),
+        "specdec, prompt lookup": ours(PromptLookupDrafter(k)),
+        "specdec, no drafter": ours(None),
+        "HF generate": hugging_face(),
+    }
+    if batch == 1:
+        ways["HF assisted"] = hugging_face(assistant_model=draft)
+    return ways
+
+
+def compare(target, draft, tokenizer, prompts, *, batch, k, new_tokens, rounds) -> None:
+    """Prints tokens per second and median ratios for one batch size."""
+    batches = batch_of(prompts, tokenizer, batch)
+    ways = contenders(target, draft, k, new_tokens, batch)
+    reference = [ways["HF generate"](inputs) for inputs in batches]
+    tokens = sum(
+        int((sequence[inputs["input_ids"].shape[1] :] != tokenizer.pad_token_id).sum())
+        for inputs, sequences in zip(batches, reference, strict=True)
+        for sequence in sequences
+    )
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for round_ in range(rounds + 1):  # the first round warms up
+        for name, run in ways.items():
+            total = 0.0
+            for inputs, expected in zip(batches, reference, strict=True):
+                seconds, sequences = seconds_of(lambda: run(inputs))  # noqa: B023 - called at once
+                total += seconds
+                if not torch.equal(sequences, expected):
+                    raise SystemExit(f"{name}: output differs from HF generate")
+            if round_:
+                times[name].append(total)
+    print(f"\nB = {batch}, K = {k}, {tokens} tokens a round, {rounds} rounds; outputs identical")
+    best = "specdec, draft LM"
+    for name, seconds in times.items():
+        rate = tokens / statistics.median(seconds)
+        ratio = statistics.median(o / b for o, b in zip(seconds, times[best], strict=True))
+        print(f"  {name:<24}{rate:>8.0f} tokens/s    draft LM is {ratio:.2f} x as fast")
+
+
+def overhead(target, draft, tokenizer, prompts, *, k, new_tokens, rounds) -> None:
+    """Prints what a step of the loop takes beyond the forwards that it issues (B = 1, greedy)."""
+    for name, drafter in (("draft LM", ModelDrafter(draft, k)), ("no drafter", None)):
+        generator = SpeculativeGenerator(target, drafter)
+        per_step, per_forward = [], []
+        for _ in range(rounds):
+            for prompt in prompts:
+                inputs = tokenizer(prompt, return_tensors="pt")
+                state = generator.start(inputs.input_ids, max_new_tokens=new_tokens)
+                clock, steps, spent = ForwardClock(target, draft), 0, 0.0
+                while not bool(state.has_ended.all()):
+                    seconds, _ = seconds_of(lambda: generator.step(state))  # noqa: B023
+                    state.longest = int(state.lengths.max())
+                    spent, steps = spent + seconds, steps + 1
+                clock.remove()
+                per_step.append((spent - clock.seconds) / steps * 1e3)
+                per_forward.append(clock.seconds / steps * 1e3)
+        print(
+            f"  step with {name:<12} overhead {statistics.median(per_step):.3f} ms per step, "
+            f"forwards {statistics.median(per_forward):.3f} ms"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+
+    target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    draft = zoo.load_drafter("model", target).model
+    prompts = zoo.heldout_prompts(args.prompts)
+    print(f"zoo target {target.num_parameters() / 1e6:.1f} M parameters, float32, ", end="")
+    print(f"torch {torch.__version__}, {args.threads} threads")
+    sizes = dict(k=args.num_draft_tokens, new_tokens=args.new_tokens, rounds=args.rounds)
+    compare(target, draft, tokenizer, prompts, batch=1, **sizes)
+    compare(target, draft, tokenizer, prompts, batch=8, **sizes)
+    print("\nOverhead of the loop, B = 1, greedy")
+    overhead(target, draft, tokenizer, prompts[:3], **sizes)
+
+
+if __name__ == "__main__":
+    main()
