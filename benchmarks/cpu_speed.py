@@ -2,10 +2,10 @@
 
     python benchmarks/cpu_speed.py
 
-Every round runs every contender once on the same held-out prompts, in turn, so a drift of the machine
-meets all of them; figures are medians over rounds of the ratio within a round. All contenders
-decode greedily and must produce identical tokens, which is checked. The roof of a contender is the
-time of the forwards it issues: `overhead` is what its step takes beyond them.
+Every round runs every contender once on the same held-out prompts, in turn, so a drift of the
+machine meets all of them; figures are medians over rounds of the ratio within a round. All
+contenders decode greedily and must produce identical tokens, which is checked. The roof of a
+contender is the time of the forwards it issues: `overhead` is what its step takes beyond them.
 """
 
 import argparse
@@ -54,8 +54,7 @@ def batch_of(prompts: list[str], tokenizer, size: int) -> list[dict]:
     """Prompts as left-padded batches."""
     chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
     return [
-        tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left")
-        for chunk in chunks
+        tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left") for chunk in chunks
     ]
 
 
@@ -67,9 +66,9 @@ def contenders(
 
     def ours(drafter):
         generator = SpeculativeGenerator(target, drafter)
-        return lambda inputs: generator.generate(
-            inputs["input_ids"], inputs["attention_mask"], **common
-        ).sequences
+        return lambda inputs: (
+            generator.generate(inputs["input_ids"], inputs["attention_mask"], **common).sequences
+        )
 
     def hugging_face(**kwargs):
         return lambda inputs: target.generate(

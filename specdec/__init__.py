@@ -1,4 +1,6 @@
-"""specdec: composable, provably lossless speculative decoding over Hugging Face causal language models."""
+"""specdec: composable, provably lossless speculative decoding over Hugging Face causal language
+models.
+"""
 
 from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
 from specdec.generator import SpeculativeGenerator

@@ -1,7 +1,8 @@
 """The attention function that HF models call while they run over a `SlotCache`.
 
-HF looks the function up by name (`transformers.AttentionInterface`) and, finding no mask function under that name,
-builds no mask of its own; the window of the current forward arrives as the keyword `slot_window`.
+HF looks the function up by name (`transformers.AttentionInterface`) and, finding no mask function
+under that name, builds no mask of its own; the window of the current forward arrives as the keyword
+`slot_window`.
 """
 
 import torch
@@ -24,7 +25,8 @@ def window_mask(window: Window, sliding_window: int | None, dtype: torch.dtype, 
         device: where the mask is needed.
 
     Returns:
-        `[B, 1, N, num_slots]`, 0 where visible and -inf elsewhere; computed once per forward and kept in `window`.
+        `[B, 1, N, num_slots]`, 0 where visible and -inf elsewhere; computed once per forward and
+        kept in `window`.
     """
     key = (sliding_window, dtype, device)
     if key not in window.masks:
@@ -64,7 +66,8 @@ def slot_attention(
         scaling: factor of the scores; `None` is `D ** -0.5`.
         sliding_window: as in `window_mask`.
         softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2).
-        s_aux: `[Hq]` attention sinks, one extra score per head that takes weight and gives no value (GPT-OSS).
+        s_aux: `[Hq]` attention sinks, one extra score per head that takes weight and gives no value
+            (GPT-OSS).
 
     Returns:
         `[B, N, Hq, Dv]` and `None` (HF's place for attention weights).
@@ -87,7 +90,9 @@ def slot_attention(
     groups = query.shape[1] // key.shape[1]
     key = key.repeat_interleave(groups, dim=1)
     value = value.repeat_interleave(groups, dim=1)
-    scores = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    scores = (
+        query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+    )
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores + mask  # [B, Hq, N, S']

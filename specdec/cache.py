@@ -1,8 +1,9 @@
 """`SlotCache`: keys and values in preallocated slots, one length per row.
 
-A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the padding of the input
-was, a row forgets by shortening its length, and ragged acceptance is the normal case. Slots at or beyond a row's
-length hold garbage that the attention mask hides until it is overwritten; nothing is ever moved or zeroed.
+A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the
+padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
+normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
+is overwritten; nothing is ever moved or zeroed.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ class Window:
     """Where the tokens of one forward sit.
 
     Args:
-        slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a token to forget.
+        slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a
+            token to forget.
         num_slots: how many slots the forward attends over, known to the host.
         masks: additive masks of this forward by sliding window, filled on first use (attention.py).
         audit: sliding window that each attention layer asked for, by layer, when somebody wants to
@@ -31,10 +33,11 @@ class Window:
 
 
 class SlotCache(Cache):
-    """Static key/value storage for B rows of S slots, written in place, that an HF model sees as its cache.
+    """Static key/value storage for B rows of S slots, written in place, that an HF model sees as
+    its cache.
 
-    Storage is allocated at the first forward (only then are the number of layers, heads and widths known) and never
-    again. `lengths` says how many slots of each row are real.
+    Storage is allocated at the first forward (only then are the number of layers, heads and widths
+    known) and never again. `lengths` says how many slots of each row are real.
 
     Args:
         batch_size: rows B.
@@ -84,7 +87,9 @@ class SlotCache(Cache):
         return self._window
 
     def reset(self) -> None:
-        """Empties the cache and keeps its storage, so that a later call of equal size allocates nothing."""
+        """Empties the cache and keeps its storage, so that a later call of equal size allocates
+        nothing.
+        """
         for buffer in self._buffers():
             buffer.zero_()  # dead slots are masked with weight 0, and 0 * NaN would still be NaN
         self.lengths.zero_()
@@ -100,7 +105,9 @@ class SlotCache(Cache):
         return picked
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """HF's entry: writes `[B, H, N, D]` states at the window's slots, returns `[B, H, num_slots, D]` views."""
+        """HF's entry: writes `[B, H, N, D]` states at the window's slots, returns `[B, H,
+        num_slots, D]` views.
+        """
         if layer_idx not in self.keys:
             self._allocate(layer_idx, key_states, value_states)
         slots, num_slots = self._flat_slots, self._window.num_slots
@@ -130,7 +137,9 @@ class SlotCache(Cache):
         ]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """HF's question for a length; positions are always passed, so the host's bound is enough."""
+        """HF's question for a length; positions are always passed, so the host's bound is
+        enough.
+        """
         return self._window.num_slots
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

@@ -100,7 +100,10 @@ def _demo(arguments: argparse.Namespace) -> int:
         print(coloured_text(tokenizer, prompt, result.trace[0], sys.stdout))
 
     print("\n" + "-" * 80)
-    print("outputs of plain and speculative decoding are " + ("identical" if is_equal else "DIFFERENT"))
+    print(
+        "outputs of plain and speculative decoding are "
+        + ("identical" if is_equal else "DIFFERENT")
+    )
     for name, total in zip(("plain decoding", "speculative"), seconds, strict=True):
         print(f"{name:<16}{num_tokens / total:>7.0f} tokens/s")
     print(f"{'speed-up':<16}{seconds[0] / seconds[1]:>7.2f} x\n")

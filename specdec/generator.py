@@ -41,11 +41,13 @@ class SpeculativeGenerator:
         target: an HF causal LM in eval mode, or a `Target`.
         drafter: proposes K tokens per step; `None` decodes plainly through the same loop.
         sampler: decides what is accepted; `"auto"` is `RejectionSampler()`.
-        prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory that reading takes.
+        prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
+            that reading takes.
         keep_storage: keep key/value storage between calls, for calls of equal size.
 
     Raises:
-        TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit it.
+        TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit
+        it.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -79,7 +81,9 @@ class SpeculativeGenerator:
         if not isinstance(self.sampler, nn.Module):
             raise TypeError(f"sampler must be 'auto' or a sampler module, got {sampler!r}")
         if not isinstance(prefill_chunk_size, int) or prefill_chunk_size < 1:
-            raise ValueError(f"prefill_chunk_size must be an integer >= 1, got {prefill_chunk_size!r}")
+            raise ValueError(
+                f"prefill_chunk_size must be an integer >= 1, got {prefill_chunk_size!r}"
+            )
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers != self.target.feature_layers:
             self.target = self.target.with_features(self.drafter.feature_layers)
@@ -89,7 +93,8 @@ class SpeculativeGenerator:
 
     @torch.no_grad()
     def step(self, state: GenerationState) -> Outcome:
-        """One step for every row. Nothing in it waits for the device (unless logits processors are in use).
+        """One step for every row. Nothing in it waits for the device (unless logits processors are
+        in use).
 
         Args:
             state: from `start`; updated in place.
@@ -114,12 +119,13 @@ class SpeculativeGenerator:
 
         Args:
             input_ids: `[B, T]` prompts, padded left or right.
-            attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF, when padding can be
-                told by `pad_token_id`).
+            attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF,
+                when padding can be told by `pad_token_id`).
             options: see `GenerateOptions`.
 
         Raises:
-            TypeError, ValueError: a prompt or an option that cannot be right; nothing has been computed then.
+            TypeError, ValueError: a prompt or an option that cannot be right; nothing has been
+            computed then.
         """
         return self._begin(Request.read(self.target, input_ids, attention_mask, options))
 
@@ -181,7 +187,8 @@ class SpeculativeGenerator:
         seed: int | list[int] | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`; `seed=` may be passed too.
+        """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`; `seed=` may be
+        passed too.
 
         Args are HF's for a decoding method.
 
@@ -189,7 +196,8 @@ class SpeculativeGenerator:
             Sequences, or HF's output record with `return_dict_in_generate=True`.
 
         Raises:
-            ValueError: another model than the generator's target, or inputs that specdec does not know.
+            ValueError: another model than the generator's target, or inputs that specdec does not
+            know.
         """
         self._check_hook(model, synced_gpus, model_kwargs)
         resolved = Options.from_resolved(logits_processor, stopping_criteria, generation_config)
@@ -253,7 +261,9 @@ class SpeculativeGenerator:
         )
 
     def _process(self, logits: Tensor, state: GenerationState, draft: Draft) -> Tensor:
-        """Logits after the history-dependent processors; these are host code and need the tokens there."""
+        """Logits after the history-dependent processors; these are host code and need the tokens
+        there.
+        """
         options = state.options
         if not options.processors:
             return logits
@@ -265,9 +275,7 @@ class SpeculativeGenerator:
             strict=True,
         )
         prefixes = [padded + tokens[start:end] for padded, start, tokens, end in rows]
-        return process_window(
-            options.processors, logits, prefixes, draft.tokens, pad=options.pad
-        )
+        return process_window(options.processors, logits, prefixes, draft.tokens, pad=options.pad)
 
     def _check_hook(self, model: PreTrainedModel, synced_gpus: bool, model_kwargs: dict) -> None:
         if model is not self.target.model:
@@ -280,17 +288,21 @@ class SpeculativeGenerator:
         cache = model_kwargs.get("past_key_values")
         if cache is not None and cache.get_seq_length() > 0:
             raise ValueError(
-                "past_key_values holds tokens already; specdec keeps its own cache, so pass the whole prompt"
+                "past_key_values holds tokens already; specdec keeps its own cache, so pass the "
+                "whole prompt"
             )
         known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
         unknown = [k for k, v in model_kwargs.items() if k not in known and v is not None]
         if unknown:
             raise ValueError(
-                f"specdec generates from input_ids only and does not know: {', '.join(sorted(unknown))}"
+                "specdec generates from input_ids only and does not know: "
+                f"{', '.join(sorted(unknown))}"
             )
 
     def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
-        """Steps until the ledger is complete. On a GPU the host reads each outcome one step late."""
+        """Steps until the ledger is complete. On a GPU the host reads each outcome one step
+        late.
+        """
         width = self.drafter.num_draft_tokens + 1
         steps_ahead = int(self.target.device.type == "cuda")
         unread: deque[Outcome] = deque()

@@ -23,7 +23,8 @@ class StepRecord:
 
 
 class Ledger:
-    """Collects the tokens of every row, decides on the host's stopping criteria, and adds up the result.
+    """Collects the tokens of every row, decides on the host's stopping criteria, and adds up the
+    result.
 
     Args:
         state: of the generation.
@@ -121,7 +122,9 @@ class Ledger:
         )
 
     def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
-        """The tokens up to the first at which a stopping criterion is met, as if they had come one by one."""
+        """The tokens up to the first at which a stopping criterion is met, as if they had come one
+        by one.
+        """
         criteria = self._state.options.criteria
         if not criteria:
             return tokens
@@ -136,13 +139,19 @@ class Ledger:
         return tokens
 
     def _stream(self) -> None:
-        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens at a time."""
+        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens
+        at a time.
+        """
         if self._streamer is None:
             return
         pad = self._state.options.pad
         is_open = [reason is None for reason in self.finish_reasons]
         counts = [len(new) for new in self.new_tokens]
-        ready = min((n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts))
+        ready = min(
+            (n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts)
+        )
         for column in range(self._num_streamed, ready):
-            self._streamer.put(torch.tensor([(new + [pad] * ready)[column] for new in self.new_tokens]))
+            self._streamer.put(
+                torch.tensor([(new + [pad] * ready)[column] for new in self.new_tokens])
+            )
         self._num_streamed = ready

@@ -1,8 +1,9 @@
 """Reads Hugging Face generation options the way HF reads them: HF itself resolves them.
 
-`model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has resolved from
-arguments, `generation_config` and the model's defaults. Such a function that only takes notes tells us exactly what
-plain `generate` would do, including every logits processor and stopping criterion that a configuration asks for.
+`model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has
+resolved from arguments, `generation_config` and the model's defaults. Such a function that only
+takes notes tells us exactly what plain `generate` would do, including every logits processor and
+stopping criterion that a configuration asks for.
 """
 
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,8 @@ class Options:
         eos: token ids that end a row.
         pad: fills a row behind its end.
         max_length: tokens of a row's padded prompt and its new tokens together.
-        padding_id: the id that stands for padding in prompts passed without a mask, where HF would take it so.
+        padding_id: the id that stands for padding in prompts passed without a mask, where HF would
+            take it so.
     """
 
     warp: dict = field(default_factory=dict)
@@ -69,7 +71,9 @@ class Options:
             ValueError: the configuration asks for something that is not one sequence per row.
         """
         _refuse_unsupported(config)
-        eos = [e for c in criteria if isinstance(c, EosTokenCriteria) for e in c.eos_token_id.tolist()]
+        eos = [
+            e for c in criteria if isinstance(c, EosTokenCriteria) for e in c.eos_token_id.tolist()
+        ]
         limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
         others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
         padding_id = config.pad_token_id
@@ -92,11 +96,16 @@ class Options:
             ValueError: a value that asks for sampling although the options are greedy.
         """
         given = {name: value for name, value in values.items() if value is not None}
-        is_greedy = self.warp["temperature"] == 0.0 if isinstance(self.warp["temperature"], float) else False
+        is_greedy = (
+            self.warp["temperature"] == 0.0
+            if isinstance(self.warp["temperature"], float)
+            else False
+        )
         if is_greedy and given and not _is_zero(given.get("temperature")):
             name, value = next(iter(given.items()))
             raise ValueError(
-                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or leave it out"
+                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
+                "leave it out"
             )
         return replace(self, warp=self.warp | given) if given and not is_greedy else self
 
@@ -131,9 +140,11 @@ def _is_zero(value) -> bool:
 
 
 def _split_warpers(processors: LogitsProcessorList) -> tuple[list, dict]:
-    """History-dependent processors, and the values of the four warpers if these close the list in HF's order.
+    """History-dependent processors, and the values of the four warpers if these close the list in
+    HF's order.
 
-    Another order, or another warper behind them, is another law: then the whole list is applied as it stands.
+    Another order, or another warper behind them, is another law: then the whole list is applied as
+    it stands.
     """
     split = len(processors)
     while split and type(processors[split - 1]) in _WARPERS:
@@ -152,9 +163,13 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
         value = getattr(config, name, None)
         if value is not None and value != usual and value > usual:
             raise ValueError(
-                f"{name}={value} is not supported: specdec generates one sequence per row. Repeat the prompt for "
-                "several samples (with one seed per row), and use HF generate for beam or contrastive search"
+                f"{name}={value} is not supported: specdec generates one sequence per row. Repeat "
+                "the prompt for "
+                "several samples (with one seed per row), and use HF generate for beam or "
+                "contrastive search"
             )
     for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
-            raise ValueError(f"{name}=True is not supported by specdec; leave it out, or use HF generate")
+            raise ValueError(
+                f"{name}=True is not supported by specdec; leave it out, or use HF generate"
+            )

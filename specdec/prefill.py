@@ -9,10 +9,12 @@ from specdec.types import Context
 
 
 def prefill(target: Target, drafter: Drafter, state: GenerationState, chunk_size: int) -> None:
-    """Brings a fresh state to the point where every row looks as if a step had just committed its last prompt token.
+    """Brings a fresh state to the point where every row looks as if a step had just committed its
+    last prompt token.
 
-    The target reads all but the last prompt token of each row. Features of a chunk go to the drafter and are dropped,
-    so memory does not grow with the prompt; the last one stays for the first proposal.
+    The target reads all but the last prompt token of each row. Features of a chunk go to the
+    drafter and are dropped, so memory does not grow with the prompt; the last one stays for the
+    first proposal.
 
     Args:
         target: reads the prompts.
@@ -31,7 +33,8 @@ def prefill(target: Target, drafter: Drafter, state: GenerationState, chunk_size
             tokens=state.tokens[:, offset : end + 1],
             features=features,
             start=torch.full_like(num_read, offset),
-            # The pair (feature of the last token read, last prompt token) is left to the first proposal.
+            # The pair (feature of the last token read, last prompt token) is left to the first
+            # proposal.
             num_new=(num_read - 1 - offset).clamp(-1, end - offset),
             longest=end + 1,
         )

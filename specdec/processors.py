@@ -1,4 +1,6 @@
-"""Applies HF logits processors to a window of logits, each row with the prefix that it would have in plain decoding."""
+"""Applies HF logits processors to a window of logits, each row with the prefix that it would have
+in plain decoding.
+"""
 
 import torch
 from torch import Tensor
@@ -15,14 +17,16 @@ def process_window(
 ) -> Tensor:
     """Processes every row of every window as HF would process it in plain decoding.
 
-    Processors see a rectangle of token ids and one row of scores per batch row, so windows of rows with different
-    lengths are visited length by length: for every length, the rows whose window covers it take part with their own
-    tokens, and what the others get is thrown away. Row numbers stay those of the batch, which processors may use.
+    Processors see a rectangle of token ids and one row of scores per batch row, so windows of rows
+    with different lengths are visited length by length: for every length, the rows whose window
+    covers it take part with their own tokens, and what the others get is thrown away. Row numbers
+    stay those of the batch, which processors may use.
 
     Args:
         processors: HF processors that map (ids `[B, t]`, scores `[B, V]`) to scores.
         logits: `[B, K + 1, V]` of the target; widened to float32 first, as HF does.
-        prefixes: per row the prompt exactly as passed (padding included) and the tokens generated so far.
+        prefixes: per row the prompt exactly as passed (padding included) and the tokens generated
+            so far.
         draft_tokens: `[B, K]`.
         pad: fills the rectangle where a row has no token yet.
 
@@ -41,7 +45,9 @@ def process_window(
         if not taking_part:
             continue
         row_index = torch.tensor(taking_part, device=logits.device)
-        window_index = length - torch.tensor([starts[row] for row in taking_part], device=logits.device)
+        window_index = length - torch.tensor(
+            [starts[row] for row in taking_part], device=logits.device
+        )
         scores = logits.new_zeros(rows, logits.shape[-1])
         scores[row_index] = logits[row_index, window_index]
         logits[row_index, window_index] = processors(ids[:, :length], scores)[row_index]

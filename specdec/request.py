@@ -68,9 +68,14 @@ class Request:
         """
         for name in options.keys() - GenerateOptions.__annotations__.keys():
             near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else (
-                f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF generate work "
-                "through model.generate(..., custom_generate=generator)"
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else (
+                    f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
+                    "generate work "
+                    "through model.generate(..., custom_generate=generator)"
+                )
             )
             raise TypeError(f"unknown option {name!r}: {hint}")
         # Ids and mask first: HF's own messages about them are obscure.
@@ -100,7 +105,8 @@ class Request:
         total, limit = max(prompts.lengths) + room, target.max_positions
         if limit is not None and total > limit:
             raise ValueError(
-                f"a prompt of {max(prompts.lengths)} tokens and {room} new tokens make {total}, but the target "
+                f"a prompt of {max(prompts.lengths)} tokens and {room} new tokens make {total}, "
+                "but the target "
                 f"has {limit} positions; shorten the prompt or pass max_new_tokens <= "
                 f"{max(0, limit - max(prompts.lengths))}"
             )
@@ -127,7 +133,8 @@ def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[in
     seeds = list(seed) if isinstance(seed, Sequence) else [seed] * rows
     if len(seeds) != rows:
         raise ValueError(
-            f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a single value"
+            f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a "
+            "single value"
         )
     for value in seeds:
         if isinstance(value, bool) or not isinstance(value, int):

@@ -1,17 +1,19 @@
 """What a generation returns, and the one definition of every number in it.
 
-Per step and row, `drafted` tokens were up for decision, `accepted` of them were kept by the sampler (0..drafted), and
-one recovered or bonus token followed; `emitted` of these 1 + accepted tokens remained after cutting at the end of the
-sequence or at the length limit.
+Per step and row, `drafted` tokens were up for decision, `accepted` of them were kept by the sampler
+(0..drafted), and one recovered or bonus token followed; `emitted` of these 1 + accepted tokens
+remained after cutting at the end of the sequence or at the length limit.
 
-- *acceptance length* = 1 + mean(accepted) over steps: the bonus or recovered token is counted, truncation is not.
+- *acceptance length* = 1 + mean(accepted) over steps: the bonus or recovered token is counted,
+  truncation is not.
 - *acceptance rate* = accepted / drafted tokens.
 - *joint rate at i* = steps that accepted drafts 1..i / steps.
-- *conditional rate at i* = steps that accepted drafts 1..i / steps that accepted 1..i-1 and drafted an i-th.
+- *conditional rate at i* = steps that accepted drafts 1..i / steps that accepted 1..i-1 and drafted
+  an i-th.
 - *block efficiency* = emitted tokens / target passes (steps), truncation counted.
 
-So 1 + the sum of joint rates is the acceptance length, and where every step drafts K tokens the product of the first i
-conditional rates is the joint rate at i.
+So 1 + the sum of joint rates is the acceptance length, and where every step drafts K tokens the
+product of the first i conditional rates is the joint rate at i.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class RowStep:
     Args:
         draft_tokens: what was proposed.
         num_accepted: how many of them the sampler accepted.
-        new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at its end.
+        new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at
+            its end.
     """
 
     draft_tokens: list[int]
@@ -52,7 +55,8 @@ class SpeculationStats:
         num_draft_tokens: K.
 
     Example:
-        >>> stats = SpeculationStats([[RowStep([1, 2], 1, [1, 9]), RowStep([3, 4], 2, [3, 4, 5])]], 2)
+        >>> row = [RowStep([1, 2], 1, [1, 9]), RowStep([3, 4], 2, [3, 4, 5])]
+        >>> stats = SpeculationStats([row], num_draft_tokens=2)
         >>> stats.acceptance_length, stats.acceptance_rate, stats.block_efficiency
         (2.5, 0.75, 2.5)
         >>> stats.joint_rates, stats.conditional_rates
@@ -67,10 +71,15 @@ class SpeculationStats:
         self.emitted: list[int] = [sum(len(s.new_tokens) for s in row) for row in steps]
         everything = [step for row in steps for step in row]
         positions = range(num_draft_tokens)
-        self.accepted_at: list[int] = [sum(s.num_accepted > i for s in everything) for i in positions]
-        """Steps, over all rows, that accepted the draft tokens up to and including each position."""
+        self.accepted_at: list[int] = [
+            sum(s.num_accepted > i for s in everything) for i in positions
+        ]
+        """Steps, over all rows, that accepted the draft tokens up to and including each
+        position.
+        """
         self.reached_at: list[int] = [
-            sum(s.num_accepted >= i and len(s.draft_tokens) > i for s in everything) for i in positions
+            sum(s.num_accepted >= i and len(s.draft_tokens) > i for s in everything)
+            for i in positions
         ]
         """Steps that accepted everything before each position and drafted a token there."""
 
@@ -142,14 +151,20 @@ class SpeculationStats:
 
     def __str__(self) -> str:
         lines = [
-            f"acceptance length {self.acceptance_length:.2f}   acceptance rate {self.acceptance_rate:.2f}   "
-            f"block efficiency {self.block_efficiency:.2f}   ({sum(self.emitted)} tokens, {sum(self.steps)} steps)"
+            f"acceptance length {self.acceptance_length:.2f}   acceptance rate "
+            f"{self.acceptance_rate:.2f}   "
+            f"block efficiency {self.block_efficiency:.2f}   ({sum(self.emitted)} tokens, "
+            f"{sum(self.steps)} steps)"
         ]
         if self.num_draft_tokens:
             lines.append("position  reached  accepted  conditional  joint")
-        for i, (conditional, joint) in enumerate(zip(self.conditional_rates, self.joint_rates, strict=True)):
+        for i, (conditional, joint) in enumerate(
+            zip(self.conditional_rates, self.joint_rates, strict=True)
+        ):
             reached, accepted = self.reached_at[i], self.accepted_at[i]
-            lines.append(f"{i + 1:>8}  {reached:>7}  {accepted:>8}  {conditional:>11.2f}  {joint:>5.2f}")
+            lines.append(
+                f"{i + 1:>8}  {reached:>7}  {accepted:>8}  {conditional:>11.2f}  {joint:>5.2f}"
+            )
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -158,9 +173,12 @@ class SpeculationStats:
             f"<td>{self.conditional_rates[i]:.2f}</td><td>{self.joint_rates[i]:.2f}</td></tr>"
             for i in range(self.num_draft_tokens)
         )
-        head = "".join(f"<th>{h}</th>" for h in ("position", "reached", "accepted", "conditional", "joint"))
+        head = "".join(
+            f"<th>{h}</th>" for h in ("position", "reached", "accepted", "conditional", "joint")
+        )
         return (
-            f"<p>acceptance length <b>{self.acceptance_length:.2f}</b>, rate {self.acceptance_rate:.2f}, "
+            f"<p>acceptance length <b>{self.acceptance_length:.2f}</b>, rate "
+            f"{self.acceptance_rate:.2f}, "
             f"block efficiency {self.block_efficiency:.2f}</p><table><tr>{head}</tr>{cells}</table>"
         )
 
@@ -170,11 +188,12 @@ class GenerationResult:
     """The outcome of `SpeculativeGenerator.generate`.
 
     Args:
-        sequences: `[B, T + M]` int64: the prompt exactly as passed, the new tokens, then padding; what HF `generate`
-            returns.
+        sequences: `[B, T + M]` int64: the prompt exactly as passed, the new tokens, then padding;
+            what HF `generate` returns.
         lengths: new tokens of each row.
         finish_reasons: per row `"eos"`, `"length"` or `"stop"` (a stopping criterion).
-        seeds: per row the seed that was used, also when none was given; `None` for greedy generations.
+        seeds: per row the seed that was used, also when none was given; `None` for greedy
+            generations.
         stats: counts and rates.
         trace: per row its steps, when asked for; else `None`.
     """

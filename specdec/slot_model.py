@@ -1,7 +1,8 @@
 """`SlotModel`: an unmodified HF causal LM run over a `SlotCache`.
 
-The target and every drafter that is itself an HF model are built on this. The model is switched to specdec's
-attention function only inside a forward and switched back on the way out, so it is found as it was left at any other
+The target and every drafter that is itself an HF model are built on this. The model is switched to
+specdec's attention function only inside a forward and switched back on the way out, so it is found
+as it was left at any other
 moment: between steps, after an exception, or when a stream is abandoned half-way.
 """
 
@@ -31,8 +32,10 @@ class SlotModel:
 
     Raises:
         TypeError: not an HF model.
-        ValueError: a model that cannot be decoded this way (recurrent or hybrid layers, encoder-decoder, training
-            mode, or one whose windowed forward does not reproduce its plain forward), with what to do instead.
+        ValueError: a model that cannot be decoded this way (recurrent or hybrid layers,
+        encoder-decoder, training
+            mode, or one whose windowed forward does not reproduce its plain forward), with what to
+            do instead.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -40,13 +43,14 @@ class SlotModel:
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
-        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None) or getattr(
-            self.config, "max_seq_len", None
-        )
+        self.max_positions: int | None = getattr(
+            self.config, "max_position_embeddings", None
+        ) or getattr(self.config, "max_seq_len", None)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
-        # Sub-models can own configs of their own (a text model inside a multimodal one): switch all of them.
+        # Sub-models can own configs of their own (a text model inside a multimodal one): switch all
+        # of them.
         configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
         fields = [object.__getattribute__(config, "__dict__") for config in configs]
         self._config_fields = list({id(f): f for f in fields}.values())
@@ -83,7 +87,8 @@ class SlotModel:
         Args:
             tokens: `[B, N]` int64 ids of the vocabulary.
             cache: the rows' storage.
-            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to forget.
+            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to
+                forget.
             reach: host upper bound of the largest real slot, plus 1.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
             feature_layers: boundaries `0..L` or `"final"`, in the order wanted.
@@ -158,7 +163,9 @@ class SlotModel:
         )
 
     def _forgotten_window(self) -> str | None:
-        """A complaint if a sliding layer ran without its window: six tokens are too few to show it."""
+        """A complaint if a sliding layer ran without its window: six tokens are too few to show
+        it.
+        """
         for layer in self._sliding_layers():
             if self._audit.get(layer) is None:
                 return f"layer {layer} is sliding_attention but passes no sliding_window"
@@ -171,7 +178,9 @@ class SlotModel:
 
 
 class _Features:
-    """Hooks that catch the residual stream at the wanted boundaries for the duration of one forward."""
+    """Hooks that catch the residual stream at the wanted boundaries for the duration of one
+    forward.
+    """
 
     def __init__(self, model: PreTrainedModel, num_layers: int, layers: tuple[FeatureLayer, ...]):
         self.layers = layers
@@ -225,7 +234,9 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
     for module in model.base_model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
-    raise ValueError(f"{type(model).__name__} has no list of {num_layers} decoder layers to take features from")
+    raise ValueError(
+        f"{type(model).__name__} has no list of {num_layers} decoder layers to take features from"
+    )
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
@@ -235,22 +246,28 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF generate for it"
+            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
+            "generate for it"
         )
     foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
     if foreign or getattr(model, "_is_stateful", False):
         layers = ", ".join(foreign) or "recurrent state"
         raise ValueError(
-            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are all "
+            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
+            "all "
             "full_attention or sliding_attention work; use HF generate for this one"
         )
     if model.training:
-        raise ValueError(f"{name} is in training mode, where dropout changes its output; call model.eval() first")
+        raise ValueError(
+            f"{name} is in training mode, where dropout changes its output; call model.eval() first"
+        )
 
 
 @torch.no_grad()
 def _difference_from_plain_forward(slot_model: SlotModel) -> str | None:
-    """A complaint if two ragged windows over a cache full of garbage differ from a plain forward."""
+    """A complaint if two ragged windows over a cache full of garbage differ from a plain
+    forward.
+    """
     device = slot_model.device
     tokens = (torch.arange(12, device=device).view(2, 6) * 7 + 1) % slot_model.vocab_size
     steps = torch.arange(6, device=device)

@@ -1,4 +1,6 @@
-"""`GenerationState`: everything that changes while a batch is generated, and what a step does to it."""
+"""`GenerationState`: everything that changes while a batch is generated, and what a step does to
+it.
+"""
 
 import math
 from dataclasses import dataclass
@@ -73,7 +75,8 @@ class RowOutcome(NamedTuple):
 
 @dataclass(eq=False)
 class GenerationState:
-    """The rows of one generation. The loop owns it; every tensor is allocated once and updated in place.
+    """The rows of one generation. The loop owns it; every tensor is allocated once and updated in
+    place.
 
     Args:
         prompts: the batch as read.

@@ -12,13 +12,14 @@ from specdec.types import Draft, TargetOutput
 class Target:
     """Wraps an unmodified HF causal LM for prefill and verification.
 
-    A target holds no state of a generation: the rows' keys, values and lengths live in the `SlotCache` that is passed
-    in, so one target serves any number of generations at a time.
+    A target holds no state of a generation: the rows' keys, values and lengths live in the
+    `SlotCache` that is passed in, so one target serves any number of generations at a time.
 
     Args:
         model: a decoder-only HF model in eval mode.
-        feature_layers: which hidden states to return as features: boundary `b` is the residual stream after b decoder
-            layers (0: embeddings), `"final"` the state after the final norm. Normally set by the drafter's needs.
+        feature_layers: which hidden states to return as features: boundary `b` is the residual
+            stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
+            Normally set by the drafter's needs.
 
     Raises:
         TypeError: `model` is not an HF model.
@@ -28,7 +29,8 @@ class Target:
         >>> from specdec import Target, zoo
         >>> target = Target(zoo.load_target())
         >>> cache = target.init_cache(batch_size=1, max_length=32)
-        >>> features = target.prefill(cache, torch.tensor([[5, 6, 7]]), torch.tensor([3]), offset=0, reach=3)
+        >>> tokens, lengths = torch.tensor([[5, 6, 7]]), torch.tensor([3])
+        >>> features = target.prefill(cache, tokens, lengths, offset=0, reach=3)
         >>> cache.lengths
         tensor([3])
     """
@@ -40,7 +42,8 @@ class Target:
             is_boundary = isinstance(layer, int) and 0 <= layer <= self.num_layers
             if layer != "final" and not is_boundary:
                 raise ValueError(
-                    f"feature layer {layer!r} does not exist: expected 'final' or a boundary 0..{self.num_layers}"
+                    f"feature layer {layer!r} does not exist: expected 'final' or a boundary "
+                    f"0..{self.num_layers}"
                 )
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
@@ -69,7 +72,9 @@ class Target:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model has positions for, or `None` where the config names none."""
+        """Longest sequence that the model has positions for, or `None` where the config names
+        none.
+        """
         return self._slot_model.max_positions
 
     @property
@@ -83,19 +88,24 @@ class Target:
         return self._slot_model.dtype
 
     def init_cache(self, batch_size: int, max_length: int) -> SlotCache:
-        """Storage for `batch_size` rows of at most `max_length` tokens, allocated at the first forward."""
+        """Storage for `batch_size` rows of at most `max_length` tokens, allocated at the first
+        forward.
+        """
         return SlotCache(batch_size, max_length, device=self.device)
 
-    def prefill(self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int, reach: int) -> Tensor | None:
+    def prefill(
+        self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int, reach: int
+    ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk leave nothing behind.
 
-        No logits come back: the last prompt token is left to the first `verify`, so the first generated token is
-        produced exactly as every other one.
+        No logits come back: the last prompt token is left to the first `verify`, so the first
+        generated token is produced exactly as every other one.
 
         Args:
             cache: rows to extend.
             tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
-            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it are skipped.
+            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
+                are skipped.
             offset: position of the chunk's first token.
             reach: host upper bound of `lengths`.
 
@@ -133,6 +143,10 @@ class Target:
         tokens = torch.cat([anchor[:, None], drafted], dim=1)  # [B, N]
         slots = cache.lengths[:, None] + cache.offsets[: tokens.shape[1]]
         logits, features = self._slot_model.forward(
-            tokens, cache, slots, reach=longest + draft.tokens.shape[1], feature_layers=self.feature_layers
+            tokens,
+            cache,
+            slots,
+            reach=longest + draft.tokens.shape[1],
+            feature_layers=self.feature_layers,
         )
         return TargetOutput(logits, features)

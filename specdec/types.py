@@ -1,7 +1,8 @@
 """The records that flow between the parts.
 
-Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature width.
-Shapes are checked when a record is built; checking reads shapes only, so it never waits for a device.
+Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature
+width. Shapes are checked when a record is built; checking reads shapes only, so it never waits for
+a device.
 """
 
 from dataclasses import dataclass
@@ -21,15 +22,19 @@ def _expect(name: str, tensor: Tensor, *shape: int) -> None:
 class Context:
     """What a drafter may know: the newly committed tokens and the target's features beside them.
 
-    `features[:, j]` is the target's state at the token of position `start + j`: the state that *produced*
-    `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token t + 1" is written.
+    `features[:, j]` is the target's state at the token of position `start + j`: the state that
+    *produced*
+    `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token t + 1" is
+    written.
 
     Args:
-        tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new tokens.
+        tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new
+            tokens.
         features: `[B, N, F]`, or `None` when the drafter asks for no features.
         start: `[B]` int64, position of the anchor.
-        num_new: `[B]` int64, how many of the N new tokens are valid in each row. During prefill it is -1 in a
-            row that ended before the chunk: there not even the anchor belongs to the row.
+        num_new: `[B]` int64, how many of the N new tokens are valid in each row. During prefill it
+            is -1 in a row that ended before the chunk: there not even the anchor belongs to the
+            row.
         longest: the host's upper bound of `num_committed` over the rows, so that nobody has to ask
             the device how many slots matter.
 
@@ -62,7 +67,8 @@ class Draft:
 
     Args:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
-        probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the law from which
+        probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the
+            law from which
             `tokens[b, i]` was actually drawn. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: reserved for trees; `None` is a chain.
@@ -104,7 +110,8 @@ class Verdict:
     """What the sampler decided.
 
     Args:
-        tokens: `[B, K + 1]` int64: the accepted prefix, one recovered or bonus token, then `PAD_TOKEN`.
+        tokens: `[B, K + 1]` int64: the accepted prefix, one recovered or bonus token, then
+            `PAD_TOKEN`.
         num_accepted: `[B]` int64 in 0..K, without the extra token.
         num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
             every row.
@@ -129,7 +136,9 @@ class Verdict:
 
     @property
     def is_bonus(self) -> Tensor:
-        """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered one."""
+        """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered
+        one.
+        """
         if self.num_drafted is None:
             return self.num_accepted == self.tokens.shape[1] - 1
         return self.num_accepted == self.num_drafted

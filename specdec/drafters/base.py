@@ -13,7 +13,9 @@ from specdec.types import Context, Draft
 
 
 class DrafterState(Protocol):
-    """All that changes while a drafter works: a record of tensors, rows first, owned by the loop."""
+    """All that changes while a drafter works: a record of tensors, rows first, owned by the
+    loop.
+    """
 
     def select(self, rows: Tensor) -> "DrafterState":
         """A copy holding the given rows (`[R]` int64), in that order."""
@@ -25,9 +27,10 @@ class DrafterState(Protocol):
 class Drafter(nn.Module):
     """A drafter holds weights only; everything that changes lives in a state that the loop owns.
 
-    The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step. Every context starts
-    where verified history ends: a drafter first brings its own state up to date with the newly committed tokens and
-    then drafts, so what it speculated in an earlier step never survives.
+    The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step.
+    Every context starts where verified history ends: a drafter first brings its own state up to
+    date with the newly committed tokens and then drafts, so what it speculated in an earlier step
+    never survives.
 
     Attributes:
         num_draft_tokens: K, tokens per proposal.
@@ -77,7 +80,8 @@ def check_num_draft_tokens(num_draft_tokens: int) -> int:
         raise ValueError(f"num_draft_tokens must be an integer, got {num_draft_tokens!r}")
     if num_draft_tokens < 0:
         raise ValueError(
-            f"num_draft_tokens must be >= 0, got {num_draft_tokens}; 0 decodes plainly, 4 is a usual value"
+            f"num_draft_tokens must be >= 0, got {num_draft_tokens}; 0 decodes plainly, 4 is a "
+            "usual value"
         )
     return num_draft_tokens
 

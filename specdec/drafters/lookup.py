@@ -27,11 +27,12 @@ class PromptLookupState:
 
 
 class PromptLookupDrafter(Drafter):
-    """Finds the longest n-gram that ends the text and occurred before, and proposes what followed it then.
+    """Finds the longest n-gram that ends the text and occurred before, and proposes what followed
+    it then.
 
-    Among the occurrences of the longest matching n-gram, one that has K tokens behind it is preferred, and of
-    those the latest. A row proposes fewer than K tokens when the text behind its match is shorter, and none
-    without a match. The proposal is deterministic: a point mass.
+    Among the occurrences of the longest matching n-gram, one that has K tokens behind it is
+    preferred, and of those the latest. A row proposes fewer than K tokens when the text behind its
+    match is shorter, and none without a match. The proposal is deterministic: a point mass.
 
     Args:
         num_draft_tokens: K.
@@ -49,7 +50,8 @@ class PromptLookupDrafter(Drafter):
         >>> drafter.propose(context, state, None, None).tokens
         tensor([[7, 8]])
 
-    Reference: A. Saxena, "Prompt Lookup Decoding" (2023), github.com/apoorvumang/prompt-lookup-decoding.
+    Reference: A. Saxena, "Prompt Lookup Decoding" (2023),
+    github.com/apoorvumang/prompt-lookup-decoding.
     """
 
     def __init__(self, num_draft_tokens: int = 8, *, max_ngram: int = 3, min_ngram: int = 1):
@@ -57,7 +59,8 @@ class PromptLookupDrafter(Drafter):
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(
-                f"expected 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, max_ngram={max_ngram}"
+                f"expected 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, "
+                f"max_ngram={max_ngram}"
             )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
@@ -103,7 +106,9 @@ class PromptLookupDrafter(Drafter):
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
         matched = torch.zeros_like(text)
         for n in range(self.max_ngram):
-            wanted = text.gather(1, (length - 1 - n).clamp(min=0))  # [B, 1], n-th token from the end
+            wanted = text.gather(
+                1, (length - 1 - n).clamp(min=0)
+            )  # [B, 1], n-th token from the end
             shifted = torch.nn.functional.pad(text, (n, 0), value=PAD_TOKEN)[:, : text.shape[1]]
             is_equal = (shifted == wanted) & (shifted != PAD_TOKEN) & (length > n)
             matched = matched + (is_equal & (matched == n))

@@ -15,7 +15,9 @@ from specdec.slot_model import SlotModel
 from specdec.types import Context, Draft
 
 MAX_VOCAB_PADDING = 1024
-"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by this."""
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,15 +39,16 @@ class ModelDrafterState:
 
 
 class ModelDrafter(Drafter):
-    """Drafts K tokens one after the other with a plain causal LM that shares the target's tokenizer.
+    """Drafts K tokens one after the other with a plain causal LM that shares the target's
+    tokenizer.
 
-    A step costs K forwards: the first re-reads the last two committed tokens (the second of them may be a bonus
-    token whose predecessor was never read), the others read one drafted token each. Keys and values of accepted
-    drafts stay valid, because they depend on tokens only.
+    A step costs K forwards: the first re-reads the last two committed tokens (the second of them
+    may be a bonus token whose predecessor was never read), the others read one drafted token each.
+    Keys and values of accepted drafts stay valid, because they depend on tokens only.
 
     Args:
-        model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from the target's by
-            padding only: surplus logits are cut, missing ones have probability 0.
+        model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
+            the target's by padding only: surplus logits are cut, missing ones have probability 0.
         num_draft_tokens: K.
 
     Raises:
@@ -72,7 +75,8 @@ class ModelDrafter(Drafter):
         own = self._slot_model.vocab_size
         if abs(own - vocab_size) > MAX_VOCAB_PADDING:
             raise ValueError(
-                f"the draft model has a vocabulary of {own} and the target one of {vocab_size}; they must share a "
+                f"the draft model has a vocabulary of {own} and the target one of {vocab_size}; "
+                "they must share a "
                 f"tokenizer (a difference of up to {MAX_VOCAB_PADDING} is taken for padding)"
             )
         if self._slot_model.device != device:
@@ -120,7 +124,9 @@ class ModelDrafter(Drafter):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
-            tokens, law = warp.draw(_fit(logits, state.vocab_size), uniforms[:, i : i + 1])  # [B, 1]
+            tokens, law = warp.draw(
+                _fit(logits, state.vocab_size), uniforms[:, i : i + 1]
+            )  # [B, 1]
             drafted.append(tokens)
             laws.append(law)
             tokens = self._readable(tokens, state)
@@ -128,12 +134,16 @@ class ModelDrafter(Drafter):
         return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
-        """Ids that the draft model has an embedding for; the target's padding ids may lie beyond."""
+        """Ids that the draft model has an embedding for; the target's padding ids may lie
+        beyond.
+        """
         own = self._slot_model.vocab_size
         return tokens.clamp(max=own - 1) if own < state.vocab_size else tokens
 
     def _ends_within(self, cache: SlotCache) -> int | None:
-        """The draft model's position limit where rows can reach it; a matter of shapes, not of data."""
+        """The draft model's position limit where rows can reach it; a matter of shapes, not of
+        data.
+        """
         limit = self._slot_model.max_positions
         return limit if limit is not None and limit < cache.num_slots else None
 
@@ -152,7 +162,9 @@ class ModelDrafter(Drafter):
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """`[B, V_draft]` logits over the target's vocabulary: padding cut, or missing ids impossible."""
+    """`[B, V_draft]` logits over the target's vocabulary: padding cut, or missing ids
+    impossible.
+    """
     missing = vocab_size - logits.shape[-1]
     if missing == 0:
         return logits

@@ -31,7 +31,9 @@ class HostSyncError(RuntimeError):
 
 
 class _RefuseHostMethods(TorchFunctionMode):
-    """Catches methods that read a CPU tensor's memory directly and so never reach the dispatcher."""
+    """Catches methods that read a CPU tensor's memory directly and so never reach the
+    dispatcher.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
@@ -52,13 +54,13 @@ class _RefuseSyncingOps(TorchDispatchMode):
         if packet in _INDEXING_OPS and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         ):
-            raise HostSyncError(f"{func} with a boolean mask has a result shape that depends on data")
+            raise HostSyncError(
+                f"{func} with a boolean mask has a result shape that depends on data"
+            )
         out = func(*args, **(kwargs or {}))
         if self._shapes is not None:
             outputs = out if isinstance(out, tuple | list) else (out,)
-            self._shapes += [
-                (str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)
-            ]
+            self._shapes += [(str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)]
         return out
 
 
@@ -81,7 +83,8 @@ class no_host_sync:  # noqa: N801 - a context manager, used like a function (as 
         ...     float(y.sum())
         Traceback (most recent call last):
             ...
-        specdec.graphs.sync.HostSyncError: aten._local_scalar_dense.default makes the host wait for the device
+        specdec.graphs.sync.HostSyncError: aten._local_scalar_dense.default makes the host wait for
+        the device
     """
 
     def __init__(self):

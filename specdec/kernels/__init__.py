@@ -1,4 +1,6 @@
-"""Operations with a plain-PyTorch definition (`reference`), and later a Triton kernel beside each."""
+"""Operations with a plain-PyTorch definition (`reference`), and later a Triton kernel beside
+each.
+"""
 
 from specdec.kernels.reference import draw, verify_chain, verify_points
 

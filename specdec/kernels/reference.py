@@ -1,4 +1,6 @@
-"""Definitions, in plain PyTorch, of what the kernels compute: the CPU path and the oracle of the tests."""
+"""Definitions, in plain PyTorch, of what the kernels compute: the CPU path and the oracle of the
+tests.
+"""
 
 import torch
 from torch import Tensor
@@ -14,8 +16,8 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
         uniforms: `[...]` float64 in [0, 1) with at most 52 random bits.
 
     Returns:
-        `[...]` int64: the first index whose cumulative weight exceeds `uniforms * total`. An index of weight 0 is
-        never drawn, also at `uniforms == 0`.
+        `[...]` int64: the first index whose cumulative weight exceeds `uniforms * total`. An index
+        of weight 0 is never drawn, also at `uniforms == 0`.
 
     Example:
         >>> draw(torch.tensor([0.0, 1.0, 3.0]), torch.tensor(0.3, dtype=torch.float64))
@@ -35,12 +37,14 @@ def verify_chain(
     accept_uniforms: Tensor,
     resample_uniforms: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Speculative sampling of a chain: accept a prefix, then draw one token from what is left of the target.
+    """Speculative sampling of a chain: accept a prefix, then draw one token from what is left of
+    the target.
 
-    Draft token i is accepted iff `u_i * draft_prob_i < target_prob_i`: strict and without division, so a token of
-    target probability 0 is never accepted. The extra token is drawn from `max(0, target - draft)` of the first
-    rejected row. Behind the last valid draft token the draft law is a row of zeros, so the bonus token is the same
-    draw. Where nothing is left (target and draft agree up to rounding) the target row itself is drawn from.
+    Draft token i is accepted iff `u_i * draft_prob_i < target_prob_i`: strict and without division,
+    so a token of target probability 0 is never accepted. The extra token is drawn from `max(0,
+    target - draft)` of the first rejected row. Behind the last valid draft token the draft law is a
+    row of zeros, so the bonus token is the same draw. Where nothing is left (target and draft agree
+    up to rounding) the target row itself is drawn from.
 
     Args:
         draft_tokens: `[B, K]` int64.

@@ -1,14 +1,16 @@
-"""Randomness as an argument: counter-based uniforms that depend on a row's own seed and position only.
+"""Randomness as an argument: counter-based uniforms that depend on a row's own seed and position
+only.
 
-Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3) turns a counter
-and a key into 128 random bits without any state. Here the key is the row's seed and the counter is (position of the
-step's anchor, index within the step, stream, 0). Consequences:
+Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3)
+turns a counter and a key into 128 random bits without any state. Here the key is the row's seed and
+the counter is (position of the step's anchor, index within the step, stream, 0). Consequences:
 
 - A row's draws do not depend on its neighbours, the batch order, the padding or the device.
-- Streams (propose, accept, resample) are different counters, so no draw is ever used for two purposes.
-- Every step starts at a new position, so no draw is ever used in two steps. (Keying by the position of each *token*
-  would reuse the noise of rejected tokens in the next step; a sampler whose decision at one position looks at later
-  ones would then be biased.)
+- Streams (propose, accept, resample) are different counters, so no draw is ever used for two
+  purposes.
+- Every step starts at a new position, so no draw is ever used in two steps. (Keying by the position
+  of each *token* would reuse the noise of rejected tokens in the next step; a sampler whose
+  decision at one position looks at later ones would then be biased.)
 """
 
 from enum import IntEnum
@@ -49,9 +51,14 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
     """
     multipliers = torch.tensor(_MULTIPLIERS, device=counter.device)
     key_steps = torch.tensor(_KEY_STEPS, device=counter.device)
-    even, odd = counter[..., 0::2], counter[..., 1::2]  # words (0, 2) are multiplied, (1, 3) mixed in
+    even, odd = (
+        counter[..., 0::2],
+        counter[..., 1::2],
+    )  # words (0, 2) are multiplied, (1, 3) mixed in
     for _ in range(_ROUNDS):
-        product = even * multipliers  # wraps modulo 2**64; the bits are those of the unsigned product
+        product = (
+            even * multipliers
+        )  # wraps modulo 2**64; the bits are those of the unsigned product
         high, low = (product >> 32) & _MASK, product & _MASK
         even, odd = high.flip(-1) ^ odd ^ key, low.flip(-1)
         key = (key + key_steps) & _MASK
@@ -98,8 +105,12 @@ class Noise:
     def __init__(self, seeds: list[int], *, device: torch.device | str = "cpu"):
         for row, seed in enumerate(seeds):
             if not 0 <= seed <= MAX_SEED:
-                raise ValueError(f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1")
-        self._key = torch.tensor([[seed & _MASK, seed >> 32] for seed in seeds], device=device)[:, None]
+                raise ValueError(
+                    f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1"
+                )
+        self._key = torch.tensor([[seed & _MASK, seed >> 32] for seed in seeds], device=device)[
+            :, None
+        ]
         self._streams = torch.arange(len(Stream), device=device)
 
     def at(self, start: Tensor, width: int) -> StepNoise:

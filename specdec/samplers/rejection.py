@@ -9,14 +9,15 @@ from specdec.types import Draft, Verdict
 
 
 class RejectionSampler(nn.Module):
-    """Accepts draft tokens one by one and repairs the first rejection, so that the output has the target's law.
+    """Accepts draft tokens one by one and repairs the first rejection, so that the output has the
+    target's law.
 
-    With target law p, draft law q and token x drawn from q: accept x with probability min(1, p(x) / q(x)), otherwise
-    draw from the normalised max(0, p - q). Point-mass drafts, the bonus token and greedy rows are values of this rule,
-    not cases of it.
+    With target law p, draft law q and token x drawn from q: accept x with probability min(1, p(x) /
+    q(x)), otherwise draw from the normalised max(0, p - q). Point-mass drafts, the bonus token and
+    greedy rows are values of this rule, not cases of it.
 
-    Reference: Leviathan et al., arXiv:2211.17192, Alg. 1 (their p is our target, q our draft); Chen et al.,
-    arXiv:2302.01318, Alg. 2 (letters the other way round).
+    Reference: Leviathan et al., arXiv:2211.17192, Alg. 1 (their p is our target, q our draft); Chen
+    et al., arXiv:2302.01318, Alg. 2 (letters the other way round).
 
     Example:
         >>> import torch
@@ -24,7 +25,8 @@ class RejectionSampler(nn.Module):
         >>> from specdec.types import Draft
         >>> logits = torch.tensor([[[0.0, 9.0, 0.0], [9.0, 0.0, 0.0]]])  # B = 1, K = 1, V = 3
         >>> noise = Noise([0]).at(torch.tensor([4]), width=2)
-        >>> verdict = RejectionSampler()(Draft(torch.tensor([[1]])), logits, Warp(1, temperature=0), noise)
+        >>> draft, greedy = Draft(torch.tensor([[1]])), Warp(1, temperature=0)
+        >>> verdict = RejectionSampler()(draft, logits, greedy, noise)
         >>> verdict.tokens, verdict.num_accepted
         (tensor([[1, 0]]), tensor([1]))
     """
@@ -70,6 +72,7 @@ def _check_fit(draft: Draft, target_logits: Tensor) -> None:
         )
     if draft.probs is not None and draft.probs.shape[-1] != target_logits.shape[-1]:
         raise ValueError(
-            f"draft.probs has vocabulary {draft.probs.shape[-1]} but target logits have {target_logits.shape[-1]}; "
+            f"draft.probs has vocabulary {draft.probs.shape[-1]} but target logits have "
+            f"{target_logits.shape[-1]}; "
             "the drafter must express its law over the target's vocabulary"
         )

@@ -14,16 +14,20 @@ Values = float | int | None | Sequence
 
 
 class Warp:
-    """Temperature, top-k, top-p and min-p, one value per row, in the order in which HF applies its logits warpers.
+    """Temperature, top-k, top-p and min-p, one value per row, in the order in which HF applies its
+    logits warpers.
 
-    Temperature 0 is the limit: a one-hot law on the largest logit, the lowest id among equals. Rows may mix.
+    Temperature 0 is the limit: a one-hot law on the largest logit, the lowest id among equals. Rows
+    may mix.
 
     Args:
         batch_size: rows B.
         temperature: > 0, or 0 for greedy.
         top_k: keep the k largest logits, ties at the k-th included; `None` or 0 keeps all.
-        top_p: keep the smallest set of most likely tokens whose probability reaches p; `None` or 1 keeps all.
-        min_p: keep tokens with at least `min_p` times the largest probability; `None` or 0 keeps all.
+        top_p: keep the smallest set of most likely tokens whose probability reaches p; `None` or 1
+            keeps all.
+        min_p: keep tokens with at least `min_p` times the largest probability; `None` or 0 keeps
+            all.
         device: where the values live.
 
     Each is a scalar or a sequence of one value per row.
@@ -50,13 +54,17 @@ class Warp:
         min_p: Values = None,
         device: torch.device | str = "cpu",
     ):
-        temperatures = _per_row("temperature", temperature, batch_size, 1.0, "a number >= 0", _is_temperature)
+        temperatures = _per_row(
+            "temperature", temperature, batch_size, 1.0, "a number >= 0", _is_temperature
+        )
         top_ks = _per_row("top_k", top_k, batch_size, 0, "an integer >= 0 (0 keeps all)", _is_count)
         top_ps = _per_row("top_p", top_p, batch_size, 1.0, "a number in 0..1", _is_fraction)
         min_ps = _per_row("min_p", min_p, batch_size, 0.0, "a number in 0..1", _is_fraction)
         self.batch_size = batch_size
         self.is_greedy = all(t == 0 for t in temperatures)
-        """Every row is greedy. Known to the host, so work that no row needs is left out when the warp is built."""
+        """Every row is greedy. Known to the host, so work that no row needs is left out when the
+        warp is built.
+        """
         self._some_greedy = any(t == 0 for t in temperatures)
         self._largest_k = max(top_ks, default=0)
         self._truncations: list[Callable[[Tensor], Tensor]] = []
@@ -74,7 +82,8 @@ class Warp:
         self._scales = any(t not in (0, 1) for t in temperatures)
         self._greedy = column([t == 0 for t in temperatures], torch.bool)
         self._top_k = column(top_ks, torch.long)
-        # A token goes while the mass up to and including it, from the least likely, is <= 1 - top_p.
+        # A token goes while the mass up to and including it, from the least likely, is <= 1 -
+        # top_p.
         self._tail = column([1 - p if p < 1 else -1.0 for p in top_ps], torch.float64)
         self._min_p = column(min_ps, torch.float64)
 
@@ -128,7 +137,9 @@ class Warp:
 
     def _keep_min_p(self, logits: Tensor) -> Tensor:
         probs = logits.softmax(dim=-1)
-        return logits.masked_fill(probs < _like(self._min_p, logits) * probs.amax(-1, keepdim=True), -math.inf)
+        return logits.masked_fill(
+            probs < _like(self._min_p, logits) * probs.amax(-1, keepdim=True), -math.inf
+        )
 
 
 def _widen(logits: Tensor) -> Tensor:
@@ -159,13 +170,20 @@ def _is_fraction(value) -> bool:
     return 0 <= value <= 1
 
 
-def _per_row(name: str, given: Values, rows: int, default, expected: str, is_valid: Callable) -> list:
+def _per_row(
+    name: str, given: Values, rows: int, default, expected: str, is_valid: Callable
+) -> list:
     if isinstance(given, Tensor):
         given = given.tolist()
-    values = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else [given] * rows
+    values = (
+        list(given)
+        if isinstance(given, Sequence) and not isinstance(given, str)
+        else [given] * rows
+    )
     if len(values) != rows:
         raise ValueError(
-            f"{name} has {len(values)} values for a batch of {rows} rows; give one per row, or a single value"
+            f"{name} has {len(values)} values for a batch of {rows} rows; give one per row, or a "
+            "single value"
         )
     values = [default if value is None else value for value in values]
     for row, value in enumerate(values):
