@@ -25,13 +25,12 @@ from specdec.drafters.base import Drafter, NoDrafter
 from specdec.ledger import Ledger, StepRecord
 from specdec.options import Options
 from specdec.prefill import prefill
-from specdec.processors import process_window
-from specdec.request import GenerateOptions, Request
+from specdec.processors import process_step
+from specdec.request import GenerateOptions, Request, check_hook
 from specdec.results import GenerationResult
 from specdec.samplers.rejection import RejectionSampler
 from specdec.state import GenerationState, Outcome
 from specdec.target import Target
-from specdec.types import Draft
 
 
 class SpeculativeGenerator:
@@ -105,7 +104,7 @@ class SpeculativeGenerator:
         noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
         draft = self.drafter.propose(state.context, state.drafter_state, state.warp, noise)
         output = self.target.verify(state.cache, state.anchor, draft, longest=state.longest)
-        logits = self._process(output.logits, state, draft)
+        logits = process_step(state, draft, output.logits)
         verdict = self.sampler(draft, logits, state.warp, noise)
         return state.commit(draft, verdict, logits, output.features)
 
@@ -199,7 +198,7 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
-        self._check_hook(model, synced_gpus, model_kwargs)
+        check_hook(self.target, model, synced_gpus, model_kwargs)
         resolved = Options.from_resolved(logits_processor, stopping_criteria, generation_config)
         mask = model_kwargs.get("attention_mask")
         request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
@@ -259,45 +258,6 @@ class SpeculativeGenerator:
         return target.init_cache(rows, num_slots), self.drafter.init_state(
             rows, num_slots, vocab_size=target.vocab_size, device=target.device
         )
-
-    def _process(self, logits: Tensor, state: GenerationState, draft: Draft) -> Tensor:
-        """Logits after the history-dependent processors; these are host code and need the tokens
-        there.
-        """
-        options = state.options
-        if not options.processors:
-            return logits
-        rows = zip(
-            state.prompts.padded.tolist(),
-            state.prompts.lengths,
-            state.tokens.tolist(),
-            state.lengths.tolist(),
-            strict=True,
-        )
-        prefixes = [padded + tokens[start:end] for padded, start, tokens, end in rows]
-        return process_window(options.processors, logits, prefixes, draft.tokens, pad=options.pad)
-
-    def _check_hook(self, model: PreTrainedModel, synced_gpus: bool, model_kwargs: dict) -> None:
-        if model is not self.target.model:
-            raise ValueError(
-                "custom_generate was called on another model than the generator's target; call "
-                "generator.target.model.generate(..., custom_generate=generator)"
-            )
-        if synced_gpus:
-            raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
-        cache = model_kwargs.get("past_key_values")
-        if cache is not None and cache.get_seq_length() > 0:
-            raise ValueError(
-                "past_key_values holds tokens already; specdec keeps its own cache, so pass the "
-                "whole prompt"
-            )
-        known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-        unknown = [k for k, v in model_kwargs.items() if k not in known and v is not None]
-        if unknown:
-            raise ValueError(
-                "specdec generates from input_ids only and does not know: "
-                f"{', '.join(sorted(unknown))}"
-            )
 
     def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
         """Steps until the ledger is complete. On a GPU the host reads each outcome one step

@@ -6,6 +6,35 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessorList
 
+from specdec.state import GenerationState
+from specdec.types import Draft
+
+
+def process_step(state: GenerationState, draft: Draft, logits: Tensor) -> Tensor:
+    """The target's logits of a step after the processors that its options ask for.
+
+    Processors are host code and want to see tokens, so this waits for the device; without any, the
+    logits come back untouched and nothing is waited for.
+
+    Args:
+        state: of the generation, before the step is committed.
+        draft: of the step.
+        logits: `[B, K + 1, V]` of the target.
+    """
+    options, prompts = state.options, state.prompts
+    if not options.processors:
+        return logits
+    committed = [
+        row[start:end]
+        for row, start, end in zip(
+            state.tokens.tolist(), prompts.lengths, state.lengths.tolist(), strict=True
+        )
+    ]
+    prefixes = [
+        prompt + new for prompt, new in zip(prompts.padded.tolist(), committed, strict=True)
+    ]
+    return process_window(options.processors, logits, prefixes, draft.tokens, pad=options.pad)
+
 
 def process_window(
     processors: LogitsProcessorList,

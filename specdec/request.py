@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessorList, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from specdec.inputs import Prompts
 from specdec.options import Options, resolve_options
@@ -112,6 +117,41 @@ class Request:
             )
         is_greedy = Warp(rows, **options.warp).is_greedy
         return cls(prompts, options, None if is_greedy else _read_seeds(seed, rows))
+
+
+def check_hook(
+    target: Target, model: PreTrainedModel, synced_gpus: bool, model_kwargs: dict
+) -> None:
+    """Refuses what HF may hand to a decoding method and specdec would silently ignore.
+
+    Args:
+        target: the generator's.
+        model: that `generate` was called on.
+        synced_gpus: HF's request to keep several processes in step.
+        model_kwargs: HF's inputs of the model.
+
+    Raises:
+        ValueError: says what was expected.
+    """
+    if model is not target.model:
+        raise ValueError(
+            "custom_generate was called on another model than the generator's target; call "
+            "generator.target.model.generate(..., custom_generate=generator)"
+        )
+    if synced_gpus:
+        raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and cache.get_seq_length() > 0:
+        raise ValueError(
+            "past_key_values holds tokens already; specdec keeps its own cache, so pass the whole "
+            "prompt"
+        )
+    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    unknown = [name for name, v in model_kwargs.items() if name not in known and v is not None]
+    if unknown:
+        raise ValueError(
+            f"specdec generates from input_ids only and does not know: {', '.join(sorted(unknown))}"
+        )
 
 
 def _read_prompts(

@@ -10,18 +10,17 @@ import inspect
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.attention import ATTENTION_NAME, window_mask
 from specdec.cache import SlotCache, Window
+from specdec.features import CaughtFeatures, FeatureLayer
 
 ATTENTION_FIELD = "_attn_implementation_internal"
 """Where an HF configuration keeps the name of its attention function."""
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
-
-FeatureLayer = int | str
 
 
 class SlotModel:
@@ -107,7 +106,7 @@ class SlotModel:
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = logits_to_keep
         if feature_layers:
-            with _Features(self.model, self.num_layers, feature_layers) as caught:
+            with CaughtFeatures(self.model, self.num_layers, feature_layers) as caught:
                 logits = self._run(window, inputs)
             features = caught.joined()
         else:
@@ -175,68 +174,6 @@ class SlotModel:
         """Layers that the configuration declares as sliding-window attention."""
         layer_types = getattr(self.config, "layer_types", None) or ()
         return [i for i, kind in enumerate(layer_types) if kind == "sliding_attention"]
-
-
-class _Features:
-    """Hooks that catch the residual stream at the wanted boundaries for the duration of one
-    forward.
-    """
-
-    def __init__(self, model: PreTrainedModel, num_layers: int, layers: tuple[FeatureLayer, ...]):
-        self.layers = layers
-        self.caught: dict[FeatureLayer, Tensor] = {}
-        self._handles: list = []
-        self._model, self._blocks = model, decoder_layers(model, num_layers)
-
-    def __enter__(self) -> "_Features":
-        for layer in self.layers:
-            self._handles.append(self._hook(layer))
-        return self
-
-    def __exit__(self, *_) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _hook(self, layer: FeatureLayer):
-        def catch(hidden: Tensor | tuple) -> None:
-            self.caught[layer] = hidden[0] if isinstance(hidden, tuple) else hidden
-
-        def before(_, args, kwargs):
-            catch(args[0] if args else kwargs["hidden_states"])
-
-        def after(_, args, output):
-            catch(output)
-
-        def after_backbone(_, args, output):
-            catch(output[0])
-
-        if layer == "final":
-            return self._model.base_model.register_forward_hook(after_backbone)
-        if layer == len(self._blocks):
-            return self._blocks[-1].register_forward_hook(after)
-        return self._blocks[layer].register_forward_pre_hook(before, with_kwargs=True)
-
-    def joined(self) -> Tensor:
-        """Features side by side in the order asked for, `[B, N, F]`."""
-        return torch.cat([self.caught[layer] for layer in self.layers], dim=-1)
-
-
-def decoder_layers(model: PreTrainedModel, num_layers: int) -> nn.ModuleList:
-    """The model's list of decoder layers.
-
-    Args:
-        model: an HF causal LM.
-        num_layers: how many decoder layers it has.
-
-    Raises:
-        ValueError: the model has no list of that many layers.
-    """
-    for module in model.base_model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ValueError(
-        f"{type(model).__name__} has no list of {num_layers} decoder layers to take features from"
-    )
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

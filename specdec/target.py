@@ -5,7 +5,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.cache import SlotCache
-from specdec.slot_model import FeatureLayer, SlotModel
+from specdec.features import FeatureLayer
+from specdec.slot_model import SlotModel
 from specdec.types import Draft, TargetOutput
 
 

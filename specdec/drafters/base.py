@@ -6,9 +6,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from specdec.features import FeatureLayer
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
-from specdec.slot_model import FeatureLayer
 from specdec.types import Context, Draft
 
 

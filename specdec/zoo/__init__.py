@@ -1,0 +1,115 @@
+"""A small trained family of models, so that the library does something real with no download.
+
+A deep and narrow Llama-architecture target (16 layers, 128 wide), trained on the Python standard
+library's own sources, and drafters for it. `specdec.zoo.recipe` reproduces the weights; the
+`card.json` beside each says how it was made and how good it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdec.zoo.corpus import heldout_prompts
+
+if TYPE_CHECKING:
+    from specdec.drafters import ModelDrafter
+
+__all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
+
+WEIGHTS_DIR = Path(__file__).parent / "weights"
+DRAFTER_NAMES = ("model",)
+
+
+def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """Load the zoo's target from the package, with no network.
+
+    Args:
+        dtype: Of the parameters; they are stored in bfloat16.
+
+    Returns:
+        A Hugging Face causal LM in eval mode, with tied embeddings.
+
+    Raises:
+        FileNotFoundError: the weights are missing from the package.
+
+    Example:
+        >>> from specdec import zoo
+        >>> zoo.load_target().config.num_hidden_layers
+        16
+    """
+    return _load_model("target", dtype)
+
+
+def load_tokenizer() -> PreTrainedTokenizerFast:
+    """Load the byte-level tokenizer that all models of the zoo share.
+
+    Returns:
+        A fast tokenizer of 2048 tokens; `<|endoftext|>` is its bos, eos and pad.
+
+    Raises:
+        FileNotFoundError: the tokenizer is missing from the package.
+
+    Example:
+        >>> from specdec import zoo
+        >>> tokenizer = zoo.load_tokenizer()
+        >>> tokenizer.decode(tokenizer("def f(x):")["input_ids"])
+        'def f(x):'
+    """
+    folder = _folder("target", holding="tokenizer.json")
+    return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+
+
+def load_drafter(
+    name: str, target: LlamaForCausalLM | None = None, **kwargs: object
+) -> ModelDrafter:
+    """Load one of the zoo's trained drafters.
+
+    Args:
+        name: "model", an independent one-layer draft LM distilled from the target.
+        target: The model that `load_target` gave. Drafters that read its hidden states or share
+            its embedding need it; "model" takes only its dtype and device.
+        **kwargs: Passed on to the drafter's class, `num_draft_tokens` for instance.
+
+    Returns:
+        A drafter, ready for the generator.
+
+    Raises:
+        ValueError: there is no drafter of that name.
+        FileNotFoundError: its weights are missing from the package.
+
+    Example:
+        >>> from specdec import zoo
+        >>> drafter = zoo.load_drafter("model", zoo.load_target(), num_draft_tokens=4)
+    """
+    if name not in DRAFTER_NAMES:
+        raise ValueError(
+            f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTER_NAMES)}"
+        )
+    # Imported here, so that models and prompts load without the rest of the library.
+    from specdec.drafters import ModelDrafter
+
+    draft = _load_model("draft", torch.float32 if target is None else target.dtype)
+    if target is not None:
+        draft.to(target.device)
+    return ModelDrafter(draft, **kwargs)
+
+
+def _folder(name: str, *, holding: str) -> Path:
+    """Return a model's folder inside the package, which must hold a certain file."""
+    folder = WEIGHTS_DIR / name
+    if not (folder / holding).is_file():
+        raise FileNotFoundError(
+            f"no {holding} in {folder}; reinstall the package, or make it anew with "
+            "`python -m specdec.zoo.recipe`"
+        )
+    return folder
+
+
+def _load_model(name: str, dtype: torch.dtype) -> LlamaForCausalLM:
+    """Load a model of the zoo in eval mode."""
+    folder = _folder(name, holding="model.safetensors")
+    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()

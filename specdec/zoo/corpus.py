@@ -1,0 +1,139 @@
+"""The zoo's corpus: the Python standard library's own sources, found on the running interpreter."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sysconfig
+from pathlib import Path
+
+# No training sees these modules, the tokenizer's included.
+HELD_OUT = (
+    "textwrap.py", "statistics.py", "fractions.py", "calendar.py", "configparser.py", "csv.py",
+    "heapq.py", "bisect.py", "queue.py", "graphlib.py", "ipaddress.py", "shlex.py", "string.py",
+    "colorsys.py", "zipapp.py", "sched.py",
+)  # fmt: skip
+
+SKIPPED_FOLDERS = frozenset((
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "encodings",
+    "pydoc_data", "ensurepip", "__pycache__",
+))  # fmt: skip
+# Tables rather than programs: a language model learns nothing about Python from them.
+SKIPPED_FILES = ("config-*/*", "**/_sysconfigdata*.py", "html/entities.py", "stringprep.py")
+
+_BLOCK_START = re.compile(r"^ *(?:async def|def|class) ")
+
+
+def stdlib_root() -> Path:
+    """Return the folder that holds the running interpreter's standard library."""
+    return Path(sysconfig.get_path("stdlib"))
+
+
+def training_files() -> list[Path]:
+    """List the standard library's sources that training may see, sorted by relative path.
+
+    Returns:
+        Paths of `.py` files, without tests, generated tables and the `HELD_OUT` modules.
+
+    Raises:
+        FileNotFoundError: this Python ships without its library's sources.
+
+    Example:
+        >>> any(path.name == "textwrap.py" for path in training_files())
+        False
+    """
+    root = stdlib_root()
+    found = []
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        is_skipped = not SKIPPED_FOLDERS.isdisjoint(relative.parts[:-1])
+        is_skipped = is_skipped or any(relative.match(pattern) for pattern in SKIPPED_FILES)
+        if not is_skipped and relative.as_posix() not in HELD_OUT and path.stat().st_size:
+            found.append(path)
+    if not found:
+        raise FileNotFoundError(
+            f"no Python sources under {root}: expected the standard library as .py files, "
+            "use an interpreter that ships them"
+        )
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def heldout_files() -> list[Path]:
+    """List the sources of the `HELD_OUT` modules, in the order of that tuple.
+
+    Returns:
+        Paths of the held-out modules that this Python has.
+
+    Raises:
+        FileNotFoundError: none of them is there.
+
+    Example:
+        >>> heldout_files()[0].name
+        'textwrap.py'
+    """
+    root = stdlib_root()
+    found = [root / name for name in HELD_OUT if (root / name).is_file()]
+    if not found:
+        raise FileNotFoundError(
+            f"none of the held-out modules is under {root}: expected files such as {HELD_OUT[0]}, "
+            "use an interpreter that ships its library's sources"
+        )
+    return found
+
+
+def read_source(path: Path) -> str:
+    """Return a source's text; odd bytes are replaced, since a few old modules are not UTF-8."""
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def fingerprint(files: list[Path]) -> str:
+    """Return the SHA-256 over names and bytes of `files`, to tell one Python's library apart."""
+    digest, root = hashlib.sha256(), stdlib_root()
+    for path in files:
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0")
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def heldout_prompts(n: int, *, num_lines: int = 10) -> list[str]:
+    """Cut `n` deterministic prompts out of modules that no training saw.
+
+    Args:
+        n: How many prompts, at least 1.
+        num_lines: Lines of context per prompt; the last one opens a `def` or `class` block.
+
+    Returns:
+        `n` texts of `num_lines` lines (10 lines are about 50 to 180 tokens), cycling over the
+        held-out modules. A module's prompts repeat once all its blocks have been used.
+
+    Raises:
+        ValueError: `n` or `num_lines` is not positive.
+
+    Example:
+        >>> from specdec import zoo
+        >>> len(zoo.heldout_prompts(3))
+        3
+    """
+    if n < 1 or num_lines < 1:
+        raise ValueError(f"n and num_lines must be at least 1, got n={n} and num_lines={num_lines}")
+    modules = [_block_prompts(read_source(path), num_lines) for path in heldout_files()]
+    modules = [prompts for prompts in modules if prompts]
+    chosen = []
+    for index in range(n):
+        prompts = modules[index % len(modules)]
+        turn = index // len(modules)
+        # Start in the middle of the file and walk on: the head of a module is mostly imports.
+        chosen.append(prompts[(len(prompts) // 2 + turn) % len(prompts)])
+    return chosen
+
+
+def _block_prompts(text: str, num_lines: int) -> list[str]:
+    """Cut `text` after the opening line of each block that has `num_lines` lines before its end."""
+    lines = text.splitlines(keepends=True)
+    prompts = []
+    for row, line in enumerate(lines):
+        is_opening = _BLOCK_START.match(line) and line.rstrip().endswith(":")
+        if is_opening and row + 1 >= num_lines:
+            # No final newline: the tokenizer joins it to the indentation that is still to come.
+            prompts.append("".join(lines[row + 1 - num_lines : row + 1]).rstrip())
+    return prompts
