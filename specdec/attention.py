@@ -5,6 +5,8 @@ under that name, builds no mask of its own; the window of the current forward ar
 `slot_window`.
 """
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,14 +32,23 @@ def window_mask(window: Window, sliding_window: int | None, dtype: torch.dtype, 
     """
     key = (sliding_window, dtype, device)
     if key not in window.masks:
-        queries = window.slots.to(device).clamp(max=window.num_slots - 1)[:, None, :, None]
-        slots = torch.arange(window.num_slots, device=device)
+        slots = window.steps.to(device)
+        queries = window.slots.to(device)[:, None, :, None]
         visible = slots <= queries
         if sliding_window is not None:
+            # A token to forget sits beyond all slots; it must see some, or its row would be NaN.
+            queries = queries.clamp(max=window.num_slots - 1)
             visible = visible & (slots > queries - sliding_window)
-        zero = torch.zeros((), dtype=dtype, device=device)
-        window.masks[key] = torch.where(visible, zero, float("-inf"))
+        zero, hidden = _mask_values(dtype, device)
+        window.masks[key] = torch.where(visible, zero, hidden)
     return window.masks[key]
+
+
+@lru_cache
+def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.tensor(0, dtype=dtype, device=device), torch.tensor(
+        -torch.inf, dtype=dtype, device=device
+    )
 
 
 def slot_attention(

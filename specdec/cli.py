@@ -116,19 +116,28 @@ def _generate(arguments: argparse.Namespace) -> int:
 
     from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
 
-    def load(path: str):
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=arguments.dtype)
+    def load(auto_class: type, path: str, **options):
+        try:
+            return auto_class.from_pretrained(path, **options)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"cannot load {path!r}: it must be a folder or a Hugging Face id of a causal LM "
+                f"with its tokenizer ({error})"
+            ) from error
+
+    def load_model(path: str):
+        model = load(AutoModelForCausalLM, path, dtype=arguments.dtype)
         return model.to(arguments.device).eval()
 
-    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+    tokenizer = load(AutoTokenizer, arguments.target)
     k = arguments.num_draft_tokens
     if arguments.drafter == "none":
         drafter = None
     elif arguments.drafter == "lookup":
         drafter = PromptLookupDrafter(k)
     else:
-        drafter = ModelDrafter(load(arguments.drafter), k)
-    generator = SpeculativeGenerator(load(arguments.target), drafter)
+        drafter = ModelDrafter(load_model(arguments.drafter), k)
+    generator = SpeculativeGenerator(load_model(arguments.target), drafter)
     sampling = {}
     if arguments.temperature != 0:
         names = ("temperature", "top_k", "top_p", "min_p", "seed")

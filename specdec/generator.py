@@ -90,7 +90,7 @@ class SpeculativeGenerator:
         self.keep_storage = keep_storage
         self._kept: tuple[SlotCache, Any] | None = None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def step(self, state: GenerationState) -> Outcome:
         """One step for every row. Nothing in it waits for the device (unless logits processors are
         in use).
@@ -251,8 +251,9 @@ class SpeculativeGenerator:
         """Empty storage: that of the last call if it was kept and fits, else new."""
         (kept, drafter_state), self._kept = self._kept or (None, None), None
         if kept is not None and (kept.num_rows, kept.num_slots) == (rows, num_slots):
-            kept.reset()
-            drafter_state.reset()
+            with torch.inference_mode():  # the storage may have been born in one
+                kept.reset()
+                drafter_state.reset()
             return kept, drafter_state
         target = self.target
         return target.init_cache(rows, num_slots), self.drafter.init_state(

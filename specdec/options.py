@@ -29,6 +29,9 @@ _WARPERS = {  # in HF's order, with the attribute that holds the value
     MinPLogitsWarper: "min_p",
 }
 
+_OTHER_WARPS = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""Settings that HF applies between or behind these four, with the value that does nothing."""
+
 
 @dataclass(frozen=True, eq=False)
 class Options:
@@ -43,6 +46,8 @@ class Options:
         max_length: tokens of a row's padded prompt and its new tokens together.
         padding_id: the id that stands for padding in prompts passed without a mask, where HF would
             take it so.
+        other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
+            the whole chain then.
     """
 
     warp: dict = field(default_factory=dict)
@@ -52,6 +57,7 @@ class Options:
     pad: int = 0
     max_length: int = 0
     padding_id: int | None = None
+    other_warps: tuple[str, ...] = ()
 
     @classmethod
     def from_resolved(
@@ -87,13 +93,19 @@ class Options:
             pad=pad,
             max_length=min(limits),
             padding_id=None if padding_id in eos else padding_id,
+            other_warps=tuple(
+                name
+                for name, neutral in _OTHER_WARPS.items()
+                if getattr(config, name, None) not in (None, neutral)
+            ),
         )
 
     def with_warp(self, **values) -> "Options":
         """These options with the given sampling values (those that are not `None`) in place.
 
         Raises:
-            ValueError: a value that asks for sampling although the options are greedy.
+            ValueError: a value that asks for sampling although the options are greedy, or one that
+                other warpers of the configuration would have to follow.
         """
         given = {name: value for name, value in values.items() if value is not None}
         is_greedy = (
@@ -107,7 +119,14 @@ class Options:
                 f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
                 "leave it out"
             )
-        return replace(self, warp=self.warp | given) if given and not is_greedy else self
+        if not given or is_greedy:
+            return self
+        if self.other_warps:
+            raise ValueError(
+                f"{', '.join(given)} cannot be combined with {', '.join(self.other_warps)}, which "
+                "HF applies in an order of its own; set all of them in generation_config"
+            )
+        return replace(self, warp=self.warp | given)
 
 
 def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Options:

@@ -134,7 +134,8 @@ class GenerationState:
 
     def end_rows(self, rows: list[int]) -> None:
         """Ends rows from outside a step, as a stopping criterion does."""
-        self.remaining[rows] = 0
+        with torch.inference_mode():
+            self.remaining[rows] = 0
 
     def commit(
         self, draft: Draft, verdict: Verdict, logits: Tensor, features: Tensor | None

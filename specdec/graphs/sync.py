@@ -50,13 +50,17 @@ class _RefuseSyncingOps(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         packet = str(func.overloadpacket)
         if packet in _SYNCING_OPS or str(func).removesuffix(".default") in _SYNCING_OPS:
-            raise HostSyncError(f"{func} makes the host wait for the device")
+            raise HostSyncError(f"{func} makes the host wait")
         if packet in _INDEXING_OPS and any(
             isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
         ):
             raise HostSyncError(
                 f"{func} with a boolean mask has a result shape that depends on data"
             )
+        with self:  # in inference mode composite operations arrive whole: look inside
+            out = func.decompose(*args, **(kwargs or {}))
+        if out is not NotImplemented:
+            return out
         out = func(*args, **(kwargs or {}))
         if self._shapes is not None:
             outputs = out if isinstance(out, tuple | list) else (out,)
@@ -83,8 +87,7 @@ class no_host_sync:  # noqa: N801 - a context manager, used like a function (as 
         ...     float(y.sum())
         Traceback (most recent call last):
             ...
-        specdec.graphs.sync.HostSyncError: aten._local_scalar_dense.default makes the host wait for
-        the device
+        specdec.graphs.sync.HostSyncError: aten._local_scalar_dense.default makes the host wait
     """
 
     def __init__(self):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 from specdec.zoo.corpus import heldout_prompts
 
@@ -110,6 +111,13 @@ def _folder(name: str, *, holding: str) -> Path:
 
 
 def _load_model(name: str, dtype: torch.dtype) -> LlamaForCausalLM:
-    """Load a model of the zoo in eval mode."""
+    """Load a model of the zoo in eval mode, without a progress bar for a few megabytes."""
     folder = _folder(name, holding="model.safetensors")
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True).eval()
+    shows_progress = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model = LlamaForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    finally:
+        if shows_progress:
+            logging.enable_progress_bar()
+    return model.eval()

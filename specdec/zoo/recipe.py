@@ -1,7 +1,8 @@
 """Reproduce the zoo's weights: `python -m specdec.zoo.recipe`, or one stage of it by name.
 
-The stages are `tokenizer`, `target` and `draft`, in this order. Each goes on from its checkpoint
-in `--work-dir`; a finished run there is exported again at once. The compiled loss needs a C++
+The stages are `tokenizer`, `target`, `draft` and `measure` (acceptance on held-out text, into the
+drafter's card), in this order. A training stage goes on from its checkpoint in `--work-dir`; a
+finished run there is exported again at once. The compiled loss needs a C++
 compiler. On a machine that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
 they wait for a starved one have made training ten times slower.
 """
@@ -17,10 +18,11 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
+from specdec.zoo.acceptance import write_acceptance
 from specdec.zoo.training import TrainingPlan, train
 
-STAGES = ("tokenizer", "target", "draft")
-TARGET_PLAN = TrainingPlan(minutes=50)
+STAGES = ("tokenizer", "target", "draft", "measure")
+TARGET_PLAN = TrainingPlan(steps=1753)
 # More and smaller steps: one layer is quick to update.
 DRAFT_PLAN = TrainingPlan(
     minutes=12, seed=1, tokens_per_step=4096, lengths=((0.85, 256), (1.0, 1024))
@@ -116,13 +118,16 @@ def main(arguments: list[str] | None = None) -> None:
     if unknown := set(options.stages) - set(STAGES):
         parser.error(f"unknown stages {sorted(unknown)}, expected some of {STAGES}")
     torch.set_num_threads(options.threads)
-    given = {"minutes": options.minutes, "steps": options.steps}
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {}
+    if options.minutes is not None or options.steps is not None:
+        given = {"minutes": options.minutes, "steps": options.steps}
     for stage in options.stages or STAGES:
         if stage == "tokenizer":
             make_tokenizer(options.out_dir)
         elif stage == "target":
             make_target(options.out_dir, options.work_dir, replace(TARGET_PLAN, **given))
+        elif stage == "measure":
+            write_acceptance("model", options.out_dir / "draft")
         else:
             make_draft(options.out_dir, options.work_dir, replace(DRAFT_PLAN, **given))
 

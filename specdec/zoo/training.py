@@ -30,7 +30,7 @@ class TrainingPlan:
     done, so that both give the same curve.
     """
 
-    minutes: float
+    minutes: float | None = None
     steps: int | None = None
     tokens_per_step: int = 6144
     # (until this fraction of the run, tokens per row): attention is 60% of the cost at 512, so
