@@ -32,7 +32,7 @@ def window_mask(window: Window, sliding_window: int | None, dtype: torch.dtype, 
     """
     key = (sliding_window, dtype, device)
     if key not in window.masks:
-        slots = window.steps.to(device)
+        slots = torch.arange(window.num_slots, device=device)
         queries = window.slots.to(device)[:, None, :, None]
         visible = slots <= queries
         if sliding_window is not None:

@@ -21,7 +21,6 @@ class Window:
         slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a
             token to forget.
         num_slots: how many slots the forward attends over, known to the host.
-        steps: `[num_slots]` 0, 1, 2, ...
         masks: additive masks of this forward by sliding window, filled on first use (attention.py).
         audit: sliding window that each attention layer asked for, by layer, when somebody wants to
             know; else `None`.
@@ -29,7 +28,6 @@ class Window:
 
     slots: Tensor
     num_slots: int
-    steps: Tensor
     masks: dict = field(default_factory=dict)
     audit: dict[int, int | None] | None = None
 
@@ -84,8 +82,7 @@ class SlotCache(Cache):
         Returns:
             The window to hand to the model call.
         """
-        num_slots = min(reach, self.num_slots)
-        self._window = Window(slots, num_slots, self.offsets[:num_slots])
+        self._window = Window(slots, min(reach, self.num_slots))
         self._flat_slots = (slots if self.num_rows == 1 else slots + self._row_offsets).flatten()
         return self._window
 

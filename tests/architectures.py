@@ -6,78 +6,101 @@ from transformers import PreTrainedModel
 
 VOCAB = 61
 
-_COMMON = dict(
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=128,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=0,
-)
-_NO_GQA = _COMMON | dict(num_key_value_heads=4)
-_MOE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24, decoder_sparse_step=1)
-_GPT = dict(n_embd=32, n_layer=3, n_head=4, n_positions=128, vocab_size=VOCAB, pad_token_id=0)
+_COMMON = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,  # tied, a random model repeats its last token for ever
+}
+_NO_GQA = _COMMON | {"num_key_value_heads": 4}
+_MOE = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "decoder_sparse_step": 1,
+}
+_GPT = {
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 128,
+    "vocab_size": VOCAB,
+    "pad_token_id": 0,
+}
+_MPT = {
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 3,
+    "max_seq_len": 128,
+    "vocab_size": VOCAB,
+    "pad_token_id": 0,
+}
 
 ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "llama": ("Llama", _COMMON),
     "qwen2": ("Qwen2", _COMMON),
-    "qwen3": ("Qwen3", _COMMON | dict(head_dim=8)),
-    "qwen3_moe": ("Qwen3Moe", _COMMON | _MOE | dict(head_dim=8)),
-    "mistral_sliding": ("Mistral", _COMMON | dict(sliding_window=7)),
-    "mixtral": ("Mixtral", _COMMON | dict(num_local_experts=4, num_experts_per_tok=2)),
-    "gemma2": ("Gemma2", _COMMON | dict(head_dim=8, sliding_window=7, query_pre_attn_scalar=8)),
+    "qwen3": ("Qwen3", _COMMON | {"head_dim": 8}),
+    "qwen3_moe": ("Qwen3Moe", _COMMON | _MOE | {"head_dim": 8}),
+    "mistral_sliding": ("Mistral", _COMMON | {"sliding_window": 7}),
+    "mixtral": ("Mixtral", _COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "gemma2": (
+        "Gemma2",
+        _COMMON | {"head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8},
+    ),
     "gemma3": (
         "Gemma3",
-        _COMMON | dict(head_dim=8, sliding_window=7, query_pre_attn_scalar=8, num_hidden_layers=6),
+        _COMMON
+        | {"head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8, "num_hidden_layers": 6},
     ),
     "gpt_oss": (
         "GptOss",
-        _COMMON | dict(head_dim=8, sliding_window=7, num_local_experts=4, num_experts_per_tok=2),
+        _COMMON
+        | {"head_dim": 8, "sliding_window": 7, "num_local_experts": 4, "num_experts_per_tok": 2},
     ),
     "phi": ("Phi", _NO_GQA),
-    "phi3": ("Phi3", _COMMON | dict(sliding_window=9)),
+    "phi3": ("Phi3", _COMMON | {"sliding_window": 9}),
     "gpt2": ("GPT2", _GPT),
     "gpt_neox": ("GPTNeoX", _NO_GQA),
-    "opt": ("OPT", _NO_GQA | dict(ffn_dim=48, word_embed_proj_dim=32)),
+    "opt": ("OPT", _NO_GQA | {"ffn_dim": 48, "word_embed_proj_dim": 32}),
     "olmo2": ("Olmo2", _COMMON),
-    "cohere2": ("Cohere2", _COMMON | dict(sliding_window=7, num_hidden_layers=4)),
-    "starcoder2": ("Starcoder2", _COMMON | dict(sliding_window=9)),
-    "glm4": ("Glm4", _COMMON | dict(head_dim=8)),
+    "cohere2": ("Cohere2", _COMMON | {"sliding_window": 7, "num_hidden_layers": 4}),
+    "starcoder2": ("Starcoder2", _COMMON | {"sliding_window": 9}),
+    "glm4": ("Glm4", _COMMON | {"head_dim": 8}),
     "granite": ("Granite", _COMMON),
     "stablelm": ("StableLm", _COMMON),
     "smollm3": ("SmolLM3", _COMMON),
     "deepseek_v3": (
         "DeepseekV3",
         _NO_GQA
-        | dict(
-            q_lora_rank=16,
-            kv_lora_rank=16,
-            qk_rope_head_dim=8,
-            qk_nope_head_dim=8,
-            v_head_dim=12,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            n_group=2,
-            topk_group=1,
-            moe_intermediate_size=24,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-        ),
+        | {
+            "q_lora_rank": 16,
+            "kv_lora_rank": 16,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 24,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+        },
     ),
-    "gptj": ("GPTJ", _GPT | dict(rotary_dim=4)),
-    "falcon_rotary": ("Falcon", _NO_GQA | dict(alibi=False, new_decoder_architecture=False)),
+    "gptj": ("GPTJ", _GPT | {"rotary_dim": 4}),
+    "falcon_rotary": ("Falcon", _NO_GQA | {"alibi": False, "new_decoder_architecture": False}),
     "falcon_gqa": (
         "Falcon",
-        _COMMON | dict(alibi=False, new_decoder_architecture=True, num_kv_heads=2),
+        _COMMON | {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
     ),
-    "mpt": (
-        "Mpt",
-        dict(d_model=32, n_heads=4, n_layers=3, max_seq_len=128, vocab_size=VOCAB, pad_token_id=0),
-    ),
+    "mpt": ("Mpt", _MPT | {"tie_word_embeddings": False}),
 }
 
 

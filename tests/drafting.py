@@ -1,0 +1,68 @@
+"""Drafters of known quality and batches of unequal prompts, shared by tests of the whole loop."""
+
+import copy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec import Drafter, ModelDrafter, NoDrafter
+from specdec.types import Draft
+
+
+def perturbed(model: PreTrainedModel, *, seed: int = 9, scale: float = 0.1) -> PreTrainedModel:
+    """A copy with noise on its matrices: right often enough, and wrong often enough."""
+    other = copy.deepcopy(model)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            if parameter.dim() > 1:
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(scale * parameter.std() * noise)
+    return other
+
+
+class WrongDrafter(Drafter):
+    """Asks the target itself and proposes, as a point mass, the id after the one it would pick."""
+
+    def __init__(self, target: PreTrainedModel, num_draft_tokens: int = 4):
+        super().__init__()
+        self.num_draft_tokens = num_draft_tokens
+        self._right = ModelDrafter(target, num_draft_tokens)
+        self.validate = self._right.validate
+        self.init_state = self._right.init_state
+        self.prefill = self._right.prefill
+
+    def propose(self, context, state, warp, noise) -> Draft:
+        """One beside the truth at every position."""
+        draft = self._right.propose(context, state, warp, noise)
+        return Draft((draft.tokens + 1) % state.vocab_size, None, draft.num_valid)
+
+
+def ragged_prompts(vocab_size: int, *lengths: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Random prompts of the given lengths, padded on the left with 0: ids and mask `[B, T]`."""
+    generator = torch.Generator().manual_seed(seed)
+    width = max(lengths)
+    ids = torch.randint(1, vocab_size, (len(lengths), width), generator=generator)
+    mask = (torch.arange(width) >= width - torch.tensor(lengths)[:, None]).long()
+    return ids * mask, mask
+
+
+def to_right_padding(ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same prompts, padded on the right."""
+    order = mask.argsort(dim=1, descending=True, stable=True)
+    return ids.gather(1, order), mask.gather(1, order)
+
+
+class ConstantDrafter(NoDrafter):
+    """Proposes one and the same token everywhere."""
+
+    def __init__(self, token: int, num_draft_tokens: int = 4):
+        super().__init__()
+        self.token = token
+        self.num_draft_tokens = num_draft_tokens
+
+    def propose(self, context, state, warp, noise) -> Draft:
+        """The token, K times, as a point mass."""
+        rows = len(context.start)
+        return Draft(torch.full((rows, self.num_draft_tokens), self.token))

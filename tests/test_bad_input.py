@@ -1,0 +1,250 @@
+"""Bad input is refused before anything is computed, with a message that says what to do.
+
+Every message names what was expected, what was given, or the way out; the model is left as it was
+found. What looks bad but is not (padded vocabularies, a draft model with fewer positions, logits
+that nobody reads) must work.
+"""
+
+import math
+
+import pytest
+import torch
+import transformers
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from fingerprint import fingerprint
+from transformers import GenerationConfig
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+
+MODEL = build("llama")
+GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
+IDS, MASK = ragged_prompts(VOCAB, 2, 5)
+TOO_LONG = torch.ones(1, 129, dtype=torch.long)
+WITH_HOLE = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1]])
+
+
+@pytest.fixture(autouse=True)
+def _nothing_changes_the_model():
+    before = fingerprint(MODEL)
+    yield
+    assert fingerprint(MODEL) == before
+
+
+def cell(row: int, column: int, value: int) -> torch.Tensor:
+    ids = IDS.clone()
+    ids[row, column] = value
+    return ids
+
+
+PROMPTS = {
+    "empty": ((IDS[:, :0],), ValueError, r"empty \(shape \[2, 0\]\); pass at least one token"),
+    "no rows": ((IDS[:0],), ValueError, r"empty \(shape \[0, 5\]\)"),
+    "1-D": ((IDS[0],), ValueError, r"\[B, T\], got shape \[5\]; add a batch dimension"),
+    "float": ((IDS.float(),), TypeError, "integer token ids, got dtype torch.float32"),
+    "bool": ((IDS.bool(),), TypeError, "integer token ids, got dtype torch.bool"),
+    "list": ((IDS.tolist(),), TypeError, "integer tensor .*got list; tokenizer"),
+    "text": (("def main():",), TypeError, "integer tensor .*got str; tokenizer"),
+    "all padding": ((IDS, MASK * 0), ValueError, "row 0 .* all padding; .* at least one token"),
+    "one row all padding": (
+        (IDS, MASK * torch.tensor([[1], [0]])),
+        ValueError,
+        "row 1 of the batch is all padding",
+    ),
+    "hole": ((IDS, WITH_HOLE), ValueError, "row 1 has holes; .* unbroken run"),
+    "mask shape": ((IDS, MASK[:, :4]), ValueError, r"input_ids, \[2, 5\], got \[2, 4\]"),
+    "mask 4-D": ((IDS, MASK[:, None, None]), ValueError, r"\[2, 5\], got \[2, 1, 1, 5\]"),
+    "mask list": ((IDS, MASK.tolist()), ValueError, r"\[2, 5\], got list"),
+    "negative id": ((cell(1, 2, -1),), ValueError, r"input_ids\[1, 2\] is -1, .*vocabulary of 61"),
+    "large id": ((cell(0, 4, 61),), ValueError, r"\[0, 4\] is 61, .* 61; .*target's tokenizer\?"),
+    "too long": ((TOO_LONG,), ValueError, "129 tokens .* has 128 positions; shorten the prompt"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("method", ["generate", "stream", "start"])
+def test_a_bad_prompt_is_refused(name, method):
+    args, error, message = PROMPTS[name]
+    with pytest.raises(error, match=message):
+        getattr(GENERATOR, method)(*args, max_new_tokens=4)
+
+
+SAMPLED = {"do_sample": True}
+OPTIONS = {
+    "unknown, close": ({"max_new_token": 4}, TypeError, "did you mean 'max_new_tokens'"),
+    "unknown, far": ({"frobnicate": 4}, TypeError, "'frobnicate': known are .*custom_generate"),
+    "too many": ({"max_new_tokens": 124}, ValueError, "129.* 128 positions; .* <= 123"),
+    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens.* greater than 0, but is 0"),
+    "negative temperature": (
+        SAMPLED | {"temperature": -0.5},
+        ValueError,
+        ">= 0, got -0.5 in row 0",
+    ),
+    "NaN temperature": (SAMPLED | {"temperature": math.nan}, ValueError, ">= 0, got nan in row 0"),
+    "infinite temperature": (SAMPLED | {"temperature": math.inf}, ValueError, "got inf in row 0"),
+    "text temperature": (SAMPLED | {"temperature": "hot"}, ValueError, "got 'hot' in row 0"),
+    "temperatures": (SAMPLED | {"temperature": [1.0, -1.0]}, ValueError, "got -1.0 in row 1"),
+    "3 temperatures": (
+        SAMPLED | {"temperature": [1.0, 1.0, 1.0]},
+        ValueError,
+        "temperature has 3 values for a batch of 2 rows; give one per row, or a single value",
+    ),
+    "3 seeds": (SAMPLED | {"seed": [1, 2, 3]}, ValueError, "seed has 3 values for a batch of 2"),
+    "temperature, greedy": ({"temperature": 0.7}, ValueError, "0.7 has no effect .*do_sample=True"),
+    "top_k, greedy": ({"top_k": 5}, ValueError, "top_k=5 has no effect .*do_sample=True"),
+    "top_k": (SAMPLED | {"top_k": -1}, ValueError, "top_k must be an integer >= 0 .*got -1"),
+    "top_p": (SAMPLED | {"top_p": 1.5}, ValueError, r"top_p must be .*0\.\.1, got 1.5"),
+    "min_p": (SAMPLED | {"min_p": -0.1}, ValueError, r"min_p must be .*0\.\.1, got -0.1"),
+    "temperature before typical_p": (
+        {
+            "generation_config": GenerationConfig(do_sample=True, typical_p=0.5, eta_cutoff=0.1),
+            "temperature": 0.7,
+            "top_k": 4,
+        },
+        ValueError,
+        "temperature, top_k cannot .* with typical_p, eta_cutoff, .* all of them in generation_con",
+    ),
+    "large seed": (SAMPLED | {"seed": 2**64}, ValueError, r"expected an integer in 0\.\.2\*\*64"),
+    "negative seed": (SAMPLED | {"seed": [0, -1]}, ValueError, r"seed of row 1 is -1; expected"),
+    "float seed": (SAMPLED | {"seed": 1.0}, TypeError, "seed must be an integer.*got 1.0"),
+    "bool seed": (SAMPLED | {"seed": True}, TypeError, "seed must be an integer.*got True"),
+    "beams": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams=3 .*HF"),
+    "several": (
+        {"generation_config": GenerationConfig(num_return_sequences=2, do_sample=True)},
+        ValueError,
+        "num_return_sequences=2 is not supported: .*Repeat the prompt",
+    ),
+    "scores": (
+        {"generation_config": GenerationConfig(output_scores=True, return_dict_in_generate=True)},
+        ValueError,
+        "output_scores=True is not supported",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_bad_option_is_refused(name):
+    options, error, message = OPTIONS[name]
+    with pytest.raises(error, match=message):
+        GENERATOR.generate(IDS, MASK, **{"max_new_tokens": 4} | options)
+
+
+def test_the_longest_generation_that_fits_the_positions_is_not_refused():
+    for name in ("llama", "gpt2", "opt"):
+        model = build(name)
+        ids, mask = ragged_prompts(VOCAB, 100, 104)
+        expected = model.generate(
+            ids, attention_mask=mask, max_new_tokens=24, do_sample=False, pad_token_id=0
+        )
+        generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model), num_draft_tokens=7))
+        assert generator.generate(ids, mask, max_new_tokens=24).sequences.equal(expected)
+
+
+def test_the_hook_refuses_what_it_cannot_honour():
+    hook = {"max_new_tokens": 4, "custom_generate": GENERATOR}
+    with pytest.raises(ValueError, match=r"another model .*generator.target.model.generate"):
+        build("llama", seed=1).generate(IDS, **hook)
+    cache = transformers.DynamicCache()
+    MODEL(IDS[:, :3], past_key_values=cache)
+    with pytest.raises(ValueError, match=r"past_key_values holds tokens already; .*whole prompt"):
+        MODEL.generate(IDS, past_key_values=cache, **hook)
+    with pytest.raises(ValueError, match="does not know: inputs_embeds"):
+        MODEL.generate(inputs_embeds=MODEL.get_input_embeddings()(IDS), **hook)
+    with pytest.raises(ValueError, match="num_beams=2 is not supported"):
+        MODEL.generate(IDS, num_beams=2, **hook)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: ModelDrafter(MODEL, -1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
+        (lambda: ModelDrafter(MODEL, 1.5), ValueError, "must be an integer, got 1.5"),
+        (lambda: PromptLookupDrafter(-1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
+        (lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2), ValueError, "min_ngram=2, max"),
+        (
+            lambda: SpeculativeGenerator(MODEL, MODEL),
+            TypeError,
+            r"got Llama.*ModelDrafter\(model\)",
+        ),
+        (lambda: SpeculativeGenerator(MODEL, None, "block"), TypeError, "sampler .*got 'block'"),
+        (lambda: SpeculativeGenerator(MODEL, None, None), TypeError, "sampler .*got None"),
+        (
+            lambda: SpeculativeGenerator(MODEL, None, prefill_chunk_size=0),
+            ValueError,
+            "prefill_chunk_size must be an integer >= 1, got 0",
+        ),
+        (lambda: SpeculativeGenerator(torch.nn.Linear(2, 2), None), TypeError, "got Linear"),
+        (lambda: SpeculativeGenerator("gpt2", None), TypeError, "PreTrainedModel, got str"),
+        (lambda: ModelDrafter(torch.nn.Linear(2, 2)), TypeError, "PreTrainedModel, got Linear"),
+        (
+            lambda: SpeculativeGenerator(MODEL, ModelDrafter(build("llama")).to("meta")),
+            ValueError,
+            r"draft model is on meta and the target on cpu; .*drafter.to\('cpu'\)",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def resized(vocab_size: int):
+    model = build("llama")
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    with torch.no_grad():
+        model.lm_head.weight[VOCAB:] *= 1e4  # what the padding says must not matter
+    return model
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_by_both_sizes():
+    with pytest.raises(
+        ValueError, match=f"vocabulary of 2000 and the target one of {VOCAB}; .*tok"
+    ):
+        SpeculativeGenerator(MODEL, ModelDrafter(resized(2000)))
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [8, 9]}])
+def test_a_draft_model_with_a_padded_vocabulary_drafts_as_if_it_had_none(options):
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(resized(VOCAB + 7)))
+    result = generator.generate(IDS, MASK, max_new_tokens=20, **options)
+    plain = SpeculativeGenerator(MODEL, ModelDrafter(MODEL))
+    assert result.sequences.equal(plain.generate(IDS, MASK, max_new_tokens=20, **options).sequences)
+    assert result.stats.acceptance_rate == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [8, 9]}])
+def test_a_target_with_a_padded_vocabulary_takes_drafts_from_a_smaller_one(options):
+    drafter = ModelDrafter(resized(VOCAB - 3))
+    ids = cell(1, 3, VOCAB - 1)  # which the draft model cannot read
+    result = SpeculativeGenerator(MODEL, drafter).generate(
+        ids, MASK, max_new_tokens=20, trace=True, **options
+    )
+    drafted = [token for row in result.trace for step in row for token in step.draft_tokens]
+    assert max(drafted) < VOCAB - 3
+    assert 0 < result.stats.acceptance_rate < 1
+    if not options:
+        expected = MODEL.generate(ids, attention_mask=MASK, max_new_tokens=20, do_sample=False)
+        assert result.sequences.equal(expected)
+        for step in result.trace[0]:  # nothing but a token that it cannot say is ever rejected
+            assert step.num_accepted == 4 or step.new_tokens[-1] >= VOCAB - 3
+            if max(step.new_tokens) >= VOCAB - 3:
+                break
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can(name):
+    target, draft = build(name), build(name)
+    draft.config.max_position_embeddings = 16
+    ids, mask = ragged_prompts(VOCAB, 3, 9, 20)
+    expected = target.generate(
+        ids, attention_mask=mask, max_new_tokens=24, do_sample=False, pad_token_id=0
+    )
+    result = SpeculativeGenerator(target, ModelDrafter(draft)).generate(
+        ids, mask, max_new_tokens=24, trace=True
+    )
+    assert result.sequences.equal(expected)
+    for length, steps in zip((3, 9, 20), result.trace, strict=True):
+        for step in steps:  # a draft at position p needs the token before it to be readable
+            assert len(step.draft_tokens) == min(4, max(0, 16 + 1 - length))
+            assert step.num_accepted == len(step.draft_tokens)
+            length += len(step.new_tokens)

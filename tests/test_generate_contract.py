@@ -1,0 +1,225 @@
+"""`generate` keeps HF's contract at every border: HF `generate` with equal arguments is the oracle.
+
+A row may end anywhere inside an accepted block, by end of sequence, length or stopping criterion;
+history-dependent logits processors see every prefix that plain decoding would show them; a streamer
+gets what HF would put; and the hook `custom_generate=generator` is HF's own front door.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import ConstantDrafter, perturbed, ragged_prompts
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.streamers import BaseStreamer
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
+WIDTH = IDS.shape[1]
+NUM_NEW = 20
+DRAFTERS = {
+    "none": None,
+    "perturbed": ModelDrafter(perturbed(MODEL), num_draft_tokens=4),
+    "lookup": PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
+}
+ITSELF = SpeculativeGenerator(MODEL, ModelDrafter(MODEL, num_draft_tokens=4))
+"""Accepts everything: blocks of five tokens."""
+
+
+def hf(ids=IDS, mask=MASK, *, max_new_tokens=NUM_NEW, **options) -> torch.Tensor:
+    options = {"do_sample": False, "pad_token_id": 0} | options
+    return MODEL.generate(ids, attention_mask=mask, max_new_tokens=max_new_tokens, **options)
+
+
+TEXT = hf()[:, WIDTH:].tolist()
+UNUSED = min(set(range(1, VOCAB)) - {token for row in TEXT for token in row})
+
+
+def first_token_at(index: int) -> tuple[int, int]:
+    """A row whose text shows a token for the first time at `index`, and that token."""
+    return next((r, t[index]) for r, t in enumerate(TEXT) if t[index] not in t[:index])
+
+
+def ends_of(text: list[list[int]], eos: set[int]) -> list[tuple[int, str]]:
+    """Length and finish reason of each row of HF's unbounded greedy text, cut at its first eos."""
+    cuts = [next((i for i, token in enumerate(row) if token in eos), None) for row in text]
+    return [(NUM_NEW, "length") if cut is None else (cut + 1, "eos") for cut in cuts]
+
+
+@pytest.mark.parametrize("index", range(10))
+def test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block(index):
+    row, token = first_token_at(index)
+    result = ITSELF.generate(
+        IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=token, pad_token_id=0, trace=True
+    )
+    assert result.sequences.tolist() == hf(eos_token_id=token).tolist()
+    ends = ends_of(TEXT, {token})
+    assert list(zip(result.lengths, result.finish_reasons, strict=True)) == ends
+    assert ends[row] == (index + 1, "eos")
+    assert len(result.trace[row][-1].new_tokens) == index % 5 + 1
+    assert result.trace[row][-1].num_accepted == 4  # the row was cut, not the acceptance
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_several_ids_may_end_a_sequence(drafter):
+    eos = [first_token_at(4)[1], first_token_at(8)[1]]
+    result = SpeculativeGenerator(MODEL, DRAFTERS[drafter]).generate(
+        IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=eos, pad_token_id=7
+    )
+    assert result.sequences.tolist() == hf(eos_token_id=eos, pad_token_id=7).tolist()
+    ends = ends_of(TEXT, set(eos))
+    assert list(zip(result.lengths, result.finish_reasons, strict=True)) == ends
+
+
+def test_a_rejected_end_of_sequence_in_the_draft_does_not_end_the_row():
+    generator = SpeculativeGenerator(MODEL, ConstantDrafter(UNUSED))
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=UNUSED)
+    assert result.new_tokens.tolist() == TEXT
+    assert result.finish_reasons == ["length"] * 3
+    assert sum(result.stats.drafted) > 0 == sum(result.stats.accepted)
+
+
+def test_an_accepted_end_of_sequence_in_the_draft_ends_the_row_once():
+    row, token = first_token_at(6)
+    generator = SpeculativeGenerator(MODEL, ConstantDrafter(token))
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=token)
+    assert result.new_tokens.tolist() == hf(eos_token_id=token)[:, WIDTH:].tolist()
+    assert result.stats.accepted[row] >= 1
+
+
+@pytest.mark.parametrize("max_new_tokens", range(1, 10))
+def test_the_length_limit_is_honoured_inside_a_block(max_new_tokens):
+    result = ITSELF.generate(IDS, MASK, max_new_tokens=max_new_tokens)
+    assert result.sequences.tolist() == hf(max_new_tokens=max_new_tokens).tolist()
+    assert result.lengths == [max_new_tokens] * 3
+    assert result.finish_reasons == ["length"] * 3
+
+
+class StopAtToken(StoppingCriteria):
+    """Met in rows whose last token is the given one."""
+
+    def __init__(self, token: int):
+        self.token = token
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] == self.token
+
+
+@pytest.mark.parametrize("index", [2, 7])
+@pytest.mark.parametrize("generator", [ITSELF, SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])])
+def test_a_stopping_criterion_ends_its_row_at_the_token_that_meets_it(generator, index):
+    row, token = first_token_at(index)  # the third token of a block, where the target drafts
+    # HF pads rows that have stopped only if there is an eos; without one it lets them run on.
+    options = {"stopping_criteria": StoppingCriteriaList([StopAtToken(token)])}
+    options |= {"eos_token_id": UNUSED, "pad_token_id": 0}
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
+    assert result.sequences.tolist() == hf(**options).tolist()
+    assert result.lengths[row] == index + 1
+    assert result.finish_reasons == ["stop" if token in text else "length" for text in TEXT]
+
+
+class Recorder(BaseStreamer):
+    """Writes down what it is given."""
+
+    def __init__(self):
+        self.events: list = []
+
+    def put(self, value):
+        """One tensor."""
+        self.events.append((tuple(value.shape), value.device.type, value.tolist()))
+
+    def end(self):
+        """The end."""
+        self.events.append("end")
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_streamer_is_given_what_hf_would_put(drafter, rows):
+    ids, mask = IDS[-rows:], MASK[-rows:]
+    eos = first_token_at(9)[1]
+    expected, ours = Recorder(), Recorder()
+    text = hf(ids, mask, streamer=expected, eos_token_id=eos)
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
+    generator.generate(
+        ids, mask, streamer=ours, max_new_tokens=NUM_NEW, eos_token_id=eos, pad_token_id=0
+    )
+    assert ours.events == expected.events
+    columns = [tokens for _, _, tokens in ours.events[1:-1]]
+    assert columns == text[:, WIDTH:].T.tolist()
+
+
+def processors() -> LogitsProcessorList:
+    return LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            NoRepeatNGramLogitsProcessor(2),
+            MinNewTokensLengthLogitsProcessor(WIDTH, 6, torch.tensor([TEXT[0][1], UNUSED])),
+        ]
+    )
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_logits_processors_see_every_prefix_that_plain_decoding_shows_them(drafter):
+    options = {"eos_token_id": [TEXT[0][1], UNUSED], "pad_token_id": 0}
+    expected = hf(IDS[:2], MASK[:2], logits_processor=processors(), **options)
+    assert expected[:, WIDTH:].tolist() != TEXT[:2]  # they change the text
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
+    direct = generator.generate(
+        IDS[:2], MASK[:2], max_new_tokens=NUM_NEW, logits_processor=processors(), **options
+    )
+    hooked = hf(
+        IDS[:2], MASK[:2], logits_processor=processors(), custom_generate=generator, **options
+    )
+    assert direct.sequences.tolist() == expected.tolist()
+    assert hooked.tolist() == expected.tolist()
+    if drafter == "perturbed":
+        assert 0 < sum(direct.stats.accepted) < sum(direct.stats.drafted)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_generation_config_means_what_it_means_to_hf(drafter):
+    config = GenerationConfig(
+        repetition_penalty=1.5, no_repeat_ngram_size=3, max_new_tokens=17, pad_token_id=0
+    )
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
+    expected = MODEL.generate(IDS, attention_mask=MASK, generation_config=config)
+    assert expected[:, WIDTH:].tolist() != [row[:17] for row in TEXT]
+    direct = generator.generate(IDS, MASK, generation_config=config)
+    hooked = MODEL.generate(
+        IDS, attention_mask=MASK, generation_config=config, custom_generate=generator
+    )
+    assert direct.sequences.tolist() == expected.tolist()
+    assert hooked.tolist() == expected.tolist()
+
+
+def test_the_hook_samples_what_generate_samples():
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
+    options = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": [3, 4, 5]}
+    direct = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
+    hooked = hf(custom_generate=generator, **options)
+    assert hooked.tolist() == direct.sequences.tolist()
+    assert direct.new_tokens.tolist() != TEXT
+
+
+def test_the_hook_returns_hfs_record_when_asked_to():
+    record = hf(custom_generate=ITSELF, return_dict_in_generate=True)
+    assert isinstance(record, GenerateDecoderOnlyOutput)
+    assert record.sequences.tolist() == hf().tolist()
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so(drafter):
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
+    result = generator.generate(IDS, max_new_tokens=NUM_NEW, pad_token_id=0)
+    assert result.sequences.tolist() == hf(mask=None).tolist() == hf().tolist()

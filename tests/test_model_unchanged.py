@@ -1,0 +1,163 @@
+"""The target and the draft model are left as they were found, whatever happens.
+
+Weights to the byte, attention implementation, hooks, modes and configuration are the same after a
+generation, and after an exception from anywhere inside one; and HF `generate` gives the same text
+afterwards.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from fingerprint import fingerprint
+from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from specdec import ModelDrafter, SpeculativeGenerator
+
+IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
+NUM_NEW = 12
+NAMES = ["llama", "gemma3", "gpt2", "gptj", "qwen3_moe"]  # own attention, sub-configs, dense masks
+
+
+class Rig:
+    """A target, a draft model, and what both looked like at first."""
+
+    def __init__(self, name: str):
+        self.target = build(name)
+        self.draft = perturbed(self.target)
+        self.text = self.hf_text()
+        self.found = [fingerprint(model) for model in (self.target, self.draft)]
+        self.generator = SpeculativeGenerator(self.target, ModelDrafter(self.draft))
+
+    def hf_text(self) -> list:
+        text = self.target.generate(
+            IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
+        )
+        return text.tolist()
+
+    def generate(self, **options) -> list:
+        return self.generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
+
+    def check(self):
+        """Nothing has changed, and everything still works."""
+        assert [fingerprint(model) for model in (self.target, self.draft)] == self.found
+        assert self.hf_text() == self.text
+        assert self.generate().sequences.tolist() == self.text
+
+
+@pytest.fixture(params=NAMES)
+def rig(request):
+    return Rig(request.param)
+
+
+class OnPurposeError(Exception):
+    """Raised on purpose."""
+
+
+class FailAtCall:
+    """Raises at its n-th call, whatever it is called with."""
+
+    def __init__(self, number: int, error: type[BaseException] = OnPurposeError):
+        self.number, self.error, self.calls = number, error, 0
+
+    def __call__(self, *args, **kwargs):
+        self.calls += 1
+        if self.calls == self.number:
+            raise self.error
+
+
+class FailingProcessor(FailAtCall, LogitsProcessor):
+    """Leaves scores alone until it fails."""
+
+    def __call__(self, input_ids, scores):
+        super().__call__()
+        return scores
+
+
+class FailingCriterion(FailAtCall, StoppingCriteria):
+    """Never met until it fails."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        super().__call__()
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+class FailingStreamer(FailAtCall, BaseStreamer):
+    """Swallows tokens until it fails."""
+
+    def put(self, value):
+        """Counts."""
+        self()
+
+    def end(self):
+        """Nothing."""
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1, "top_p": 0.9}])
+def test_a_generation_changes_nothing(rig, options):
+    rig.generate(**options)
+    rig.check()
+
+
+@pytest.mark.parametrize("whose", ["target", "draft"])
+@pytest.mark.parametrize("call", [1, 2, 4])  # the prompt, the first step, a later one
+def test_an_exception_inside_a_forward_changes_nothing(rig, whose, call):
+    model = getattr(rig, whose)
+    last_attention = [m for n, m in model.named_modules() if n.endswith(("attn", "attention"))][-1]
+    failure = FailAtCall(call)
+    handle = last_attention.register_forward_hook(failure)
+    while_hooked = fingerprint(model)
+    with pytest.raises(OnPurposeError):
+        rig.generate()
+    assert failure.calls == call
+    assert fingerprint(model) == while_hooked
+    handle.remove()
+    rig.check()
+
+
+@pytest.mark.parametrize("error", [OnPurposeError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda error: {"logits_processor": LogitsProcessorList([FailingProcessor(2, error)])},
+        lambda error: {"stopping_criteria": [FailingCriterion(3, error)]},
+        lambda error: {"streamer": FailingStreamer(1, error)},
+        lambda error: {"streamer": FailingStreamer(4, error)},
+    ],
+    ids=["processor", "criterion", "streamer-prompt", "streamer-tokens"],
+)
+def test_an_exception_in_code_of_the_user_changes_nothing(rig, make, error):
+    with pytest.raises(error):
+        rig.generate(**make(error))
+    rig.check()
+
+
+def test_between_the_steps_of_a_stream_nothing_is_changed(rig):
+    for _ in rig.generator.stream(IDS, MASK, max_new_tokens=NUM_NEW):
+        assert [fingerprint(model) for model in (rig.target, rig.draft)] == rig.found
+    rig.check()
+
+
+def test_a_model_that_fails_while_it_is_wrapped_is_left_alone(rig):
+    def fail(*args):
+        raise OnPurposeError("on purpose")
+
+    last = [module for module in rig.draft.modules() if not list(module.children())][-1]
+    handle = last.register_forward_hook(fail)
+    while_hooked = fingerprint(rig.draft)
+    with pytest.raises(ValueError, match=r"cannot be decoded over specdec's cache .*on purpose"):
+        ModelDrafter(rig.draft)
+    assert fingerprint(rig.draft) == while_hooked
+    handle.remove()
+    rig.check()
+
+
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+def test_the_attention_that_the_user_chose_is_put_back(implementation):
+    model = build("gemma3")
+    model.set_attn_implementation(implementation)
+    SpeculativeGenerator(model, ModelDrafter(model)).generate(IDS, MASK, max_new_tokens=4)
+    for module in model.modules():
+        if hasattr(module, "config"):
+            assert module.config._attn_implementation == implementation

@@ -1,0 +1,199 @@
+"""Randomness is an argument: Philox as published, no draw used twice, rows on their own seeds.
+
+Statistical checks have a false-alarm rate of 1e-9 each, and a negative control that fails them.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from specdec import ModelDrafter, SpeculativeGenerator
+from specdec.samplers import Noise, StepNoise, Stream, ZeroNoise, philox
+
+ALPHA = 1e-9
+WORD = 2**32
+words = st.integers(0, WORD - 1)
+row_seeds = st.one_of(
+    st.integers(0, 2**64 - 1), st.sampled_from([0, WORD - 1, WORD, 2**63, 2**64 - 1])
+)
+
+
+def draws(seeds, start, width):
+    """`[B, streams, width]` uniforms of one step; `start` may differ by row."""
+    starts = torch.as_tensor(start).expand(len(seeds))
+    step = Noise(seeds).at(starts, width)
+    return torch.stack([step.uniform(stream) for stream in Stream], dim=1)
+
+
+def hexadecimal(counter, key):
+    return [f"{word:08x}" for word in philox(torch.tensor(counter), torch.tensor(key)).tolist()]
+
+
+@pytest.mark.parametrize(
+    ("counter", "key", "expected"),
+    [
+        ([0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+        ([WORD - 1] * 4, [WORD - 1] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+        (
+            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
+            [0xA4093822, 0x299F31D0],
+            "d16cfe09 94fdcceb 5001e420 24126ea1",
+        ),
+    ],
+)
+def test_philox_gives_the_published_answers(counter, key, expected):
+    """Random123's `kat_vectors`, philox4x32 with 10 rounds."""
+    assert hexadecimal(counter, key) == expected.split()
+
+
+def plain_philox(counter, key):
+    """Salmon et al., section 3.3, in Python integers."""
+    (a, b, c, d), (left, right) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (
+            second // WORD ^ b ^ left,
+            second % WORD,
+            first // WORD ^ d ^ right,
+            first % WORD,
+        )
+        left, right = (left + 0x9E3779B9) % WORD, (right + 0xBB67AE85) % WORD
+    return [a, b, c, d]
+
+
+@given(st.lists(st.tuples(*[words] * 6), min_size=1, max_size=5))
+def test_philox_is_integer_arithmetic_in_every_row(numbers):
+    table = torch.tensor(numbers)
+    expected = [plain_philox(row[:4], row[4:]) for row in numbers]
+    assert philox(table[:, :4], table[:, 4:]).tolist() == expected
+
+
+@given(row_seeds, st.integers(0, WORD - 1), st.sampled_from(list(Stream)), st.integers(1, 6))
+def test_a_uniform_is_52_bits_of_philox_keyed_by_seed_position_stream_and_index(
+    seed, start, stream, width
+):
+    drawn = Noise([seed]).at(torch.tensor([start]), width).uniform(stream)
+    for index in range(width):
+        high, low, _, _ = plain_philox((start, index, stream, 0), (seed % WORD, seed // WORD))
+        assert drawn[0, index].item() == (high * 2**20 + low // 2**12) / 2**52
+
+
+@given(st.lists(row_seeds, min_size=1, max_size=5), st.integers(0, 99), st.integers(1, 9))
+def test_uniforms_are_float64_below_one_with_at_most_52_bits(seeds, start, width):
+    drawn = draws(seeds, start, width)
+    assert drawn.dtype == torch.float64
+    assert 0 <= drawn.min().item() <= drawn.max().item() < 1
+    assert torch.equal((drawn * 2**52).floor() / 2**52, drawn)
+
+
+def test_the_last_of_52_bits_is_used():
+    drawn = draws([3], 0, 64)
+    assert 0 < (drawn * 2**52).remainder(2).mean().item() < 1
+
+
+@given(st.lists(st.tuples(row_seeds, st.integers(0, 1000)), min_size=1, max_size=6), st.randoms())
+def test_a_row_draws_the_same_alone_and_in_any_order(rows, random):
+    seeds, starts = zip(*rows, strict=True)
+    together = draws(seeds, starts, 4)
+    order = random.sample(range(len(rows)), len(rows))
+    assert torch.equal(
+        draws([seeds[i] for i in order], [starts[i] for i in order], 4), together[order]
+    )
+    assert torch.equal(torch.cat([draws([seed], [start], 4) for seed, start in rows]), together)
+
+
+@given(row_seeds, st.integers(0, 1000), st.integers(1, 9), st.integers(1, 9))
+def test_draws_do_not_depend_on_how_many_are_made(seed, start, few, more):
+    wide = draws([seed], start, few + more)
+    assert torch.equal(draws([seed], start, few), wide[..., :few])
+
+
+def test_no_uniform_of_many_rows_and_steps_repeats():
+    seeds = [0, 1, 2, 7, WORD - 1, WORD, WORD + 1, 2**63, 2**64 - 1]
+    steps = [draws(seeds, start, 8) for start in range(300)]
+    drawn = torch.stack(steps).flatten()
+    assert len(drawn) == 300 * len(seeds) * len(Stream) * 8
+    # 64 800 draws of 52 random bits repeat with probability 5e-7.
+    assert len(drawn.unique()) == len(drawn)
+
+
+def pair_p_value(first, second, bins=16):
+    """Chi-square test that pairs of uniforms fill the unit square evenly."""
+    cell = (first * bins).long() * bins + (second * bins).long()
+    return stats.chisquare(torch.bincount(cell.flatten(), minlength=bins**2).numpy()).pvalue
+
+
+def long_run(seed=11, steps=4000, width=5):
+    """`[steps, streams, width]` uniforms of consecutive positions."""
+    return torch.cat([draws([seed], start, width) for start in range(steps)])
+
+
+def test_uniforms_are_uniform_and_streams_indices_positions_and_seeds_are_independent():
+    run, neighbour = long_run(), long_run(seed=12)
+    pairs = {
+        "streams": (run[:, Stream.PROPOSE], run[:, Stream.ACCEPT]),
+        "other streams": (run[:, Stream.ACCEPT], run[:, Stream.RESAMPLE]),
+        "streams, shifted": (run[:, Stream.PROPOSE, 1:], run[:, Stream.ACCEPT, :-1]),
+        "indices": (run[..., :-1], run[..., 1:]),
+        "positions": (run[:-1], run[1:]),
+        "position against index": (run[1:, :, :-1], run[:-1, :, 1:]),
+        "seeds": (run, neighbour),
+    }
+    p_values = {name: pair_p_value(*pair) for name, pair in pairs.items()}
+    assert min(p_values.values()) > ALPHA, p_values
+
+
+def test_the_check_fails_shared_and_slightly_biased_draws():
+    run = long_run()
+    assert pair_p_value(run[:, 0], run[:, 0]) < ALPHA
+    shares_a_tenth = torch.where(run[:, 2] < 0.1, run[:, 0], run[:, 1])
+    assert pair_p_value(run[:, 0], shares_a_tenth) < ALPHA
+    assert pair_p_value(run[:, 0] ** 1.1, run[:, 1]) < ALPHA
+
+
+def test_no_step_of_a_generation_uses_the_noise_of_an_earlier_step():
+    model = build("llama")
+    drafter = ModelDrafter(perturbed(model), num_draft_tokens=3)
+    generator = SpeculativeGenerator(model, drafter)
+    state = generator.start(
+        *ragged_prompts(VOCAB, 1, 6, 3), max_new_tokens=30, do_sample=True, seed=[4, 5, 6]
+    )
+    noise, starts = state.noise, []
+
+    class Recorder:
+        def at(self, start, width):
+            starts.append(start.tolist())
+            return noise.at(start, width)
+
+    state.noise = Recorder()
+    while not bool(state.has_ended.any()):
+        generator.step(state)
+    assert len(starts) > 5
+    for row in zip(*starts, strict=True):
+        assert len(set(row)) == len(row)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_a_seed_out_of_range_is_refused_with_its_row(seed):
+    with pytest.raises(ValueError, match=f"seed of row 1 is {seed}"):
+        Noise([0, seed])
+
+
+def test_zero_noise_is_zero_in_every_stream():
+    step = ZeroNoise(2, 3).at(torch.tensor([5, 9]), 3)
+    assert isinstance(step, StepNoise)
+    for stream in Stream:
+        assert step.uniform(stream).tolist() == [[0.0] * 3] * 2
+
+
+def test_the_global_generator_of_torch_is_neither_read_nor_moved():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    first = draws([5], 2, 3)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(1)
+    assert torch.equal(draws([5], 2, 3), first)

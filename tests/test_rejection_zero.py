@@ -1,0 +1,162 @@
+"""Law 6, zero: no token of target probability 0 is emitted; an empty residual is no accident.
+
+Uniforms are set to the ends of their range, draft laws to the target's own, to NaN and to infinity.
+"""
+
+import pytest
+import torch
+from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.kernels import draw, verify_chain
+from specdec.samplers import RejectionSampler, StepNoise, Stream, Warp
+from specdec.types import PAD_TOKEN, Draft, Verdict
+
+ENDS = st.sampled_from([0.0, 2.0**-52, LARGEST_UNIFORM])
+seeds = st.integers(0, 2**32 - 1)
+
+
+def uniform_drafts(vocab, width, seed):
+    """Worlds with zeros in the target, where every path is drafted, and the target's laws."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [random_weights((2, vocab**i, vocab), generator) for i in range(width + 1)]
+    draft = [torch.full_like(w, 1 / vocab) for w in weights[:width]]
+    return Worlds([w.log() for w in weights], draft), [w / w.sum(-1, keepdim=True) for w in weights]
+
+
+def smallest_probability_emitted(sampler, worlds, accept, resample):
+    rows = Rows(sampler, worlds)
+    count, width = rows.tokens.shape
+    one = torch.ones(count, 1, dtype=torch.float64)
+    verdict = rows.runner(1)(accept * one[..., None].expand(-1, -1, width), resample * one)
+    law = rows.logits.softmax(-1)
+    probability = law.gather(2, verdict.tokens.clamp(min=0)[..., None])[..., 0]
+    return probability[verdict.tokens != PAD_TOKEN].min().item()
+
+
+@given(st.integers(2, 5), st.integers(0, 3), ENDS, ENDS, seeds)
+def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(
+    vocab, width, accept, resample, seed
+):
+    worlds, _ = uniform_drafts(vocab, width, seed)
+    assert smallest_probability_emitted(RejectionSampler(), worlds, accept, resample) > 0
+
+
+def accepts_ties(draft, logits, warp, noise):
+    """Like the rule, but `u * q <= p`, as in `u <= p / q`."""
+    q = draft.probs.gather(2, draft.tokens[..., None])[..., 0]
+    p = warp(logits)[:, :-1].gather(2, draft.tokens[..., None])[..., 0]
+    is_accepted = noise.uniform(Stream.ACCEPT)[:, :-1] * q <= p
+    num_accepted = is_accepted.long().cumprod(-1).sum(-1)
+    steps = torch.arange(draft.tokens.shape[1] + 1)
+    padded = torch.nn.functional.pad(draft.tokens, (0, 1))
+    tokens = padded.masked_fill(steps >= num_accepted[:, None], PAD_TOKEN)
+    return Verdict(tokens, num_accepted, None)
+
+
+def test_the_check_fails_a_sampler_that_accepts_at_equality():
+    worlds, _ = uniform_drafts(4, 2, seed=0)
+    assert smallest_probability_emitted(accepts_ties, worlds, 0.0, 0.0) == 0
+
+
+def test_a_token_is_accepted_strictly_below_its_ratio():
+    target = torch.tensor([[[0.25, 0.75], [1.0, 0.0]]]).double()
+    draft = torch.tensor([[[0.5, 0.5]]]).double()
+    for u, accepted in ((0.5 - 2.0**-52, 1), (0.5, 0)):
+        uniforms = torch.tensor([[u]], dtype=torch.float64)
+        half = torch.tensor([0.5], dtype=torch.float64)
+        _, num_accepted = verify_chain(torch.tensor([[0]]), draft, None, target, uniforms, half)
+        assert num_accepted.item() == accepted
+
+
+@given(st.integers(2, 6), st.integers(1, 3), seeds)
+def test_a_draft_law_equal_to_the_target_is_always_accepted(vocab, width, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = random_weights((3, width + 1, vocab), generator).log().float()
+    warp = Warp(3)
+    probs = warp(logits)[:, :width]
+    tokens = probs.argmax(-1)
+    uniforms = torch.full((3, len(Stream), width + 1), LARGEST_UNIFORM, dtype=torch.float64)
+    verdict = RejectionSampler()(Draft(tokens, probs), logits, warp, StepNoise(uniforms))
+    assert verdict.num_accepted.tolist() == [width] * 3
+    assert bool(verdict.is_bonus.all())
+
+
+@given(st.integers(2, 6), st.sampled_from([0.0, 0.3, 0.7, LARGEST_UNIFORM]), seeds)
+def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = random_weights((4, 2, vocab), generator)
+    target = weights / weights.sum(-1, keepdim=True)
+    draft = target[:, :1] * (1 + 2.0**-40)  # agrees up to rounding, and nowhere below the target
+    uniforms = torch.full((4,), resample, dtype=torch.float64)
+    rejects = torch.full((4, 1), LARGEST_UNIFORM, dtype=torch.float64)
+    tokens, num_accepted = verify_chain(
+        target[:, :1].argmax(-1), draft, None, target, rejects, uniforms
+    )
+    assert num_accepted.tolist() == [0] * 4
+    assert tokens[:, 0].tolist() == draw(target[:, 0], uniforms).tolist()
+    assert tokens[:, 1].tolist() == [PAD_TOKEN] * 4
+
+
+@given(st.integers(2, 5), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
+def test_draft_laws_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
+    worlds, target = uniform_drafts(vocab, width, seed)
+    broken = torch.arange(width) % 2 == seed % 2
+
+    def sampler(draft, logits, warp, noise):
+        probs = draft.probs.masked_fill(broken[:, None], value)
+        return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
+
+    assert law_error(sampler, worlds, target) < 1e-12
+
+
+@given(st.integers(2, 5), st.integers(0, 3), st.booleans(), seeds)
+def test_a_greedy_batch_decides_as_the_rule_does_with_one_hot_laws(vocab, width, is_ragged, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randint(-3, 3, (4, width + 1, vocab), generator=generator).float()
+    tokens = torch.randint(0, vocab, (4, width), generator=generator)
+    best = logits.argmax(-1)[:, :width]
+    tokens = torch.where(torch.rand(4, width, generator=generator) < 0.7, best, tokens)
+    num_valid = torch.randint(0, width + 1, (4,), generator=generator) if is_ragged else None
+    uniforms = torch.rand(4, len(Stream), width + 1, generator=generator, dtype=torch.float64)
+    warp = Warp(4, temperature=0)
+    verdict = RejectionSampler()(Draft(tokens, None, num_valid), logits, warp, StepNoise(uniforms))
+    expected = verify_chain(
+        tokens, None, num_valid, warp(logits), uniforms[:, Stream.ACCEPT, :width], uniforms[:, 0, 0]
+    )
+    assert verdict.tokens.tolist() == expected[0].tolist()
+    assert verdict.num_accepted.tolist() == expected[1].tolist()
+
+
+def test_target_logits_that_are_nan_give_a_token_of_the_vocabulary():
+    uniforms = torch.full((2, len(Stream), 3), 0.5, dtype=torch.float64)
+    verdict = RejectionSampler()(
+        Draft(torch.tensor([[1, 2], [3, 0]]), torch.full((2, 2, 4), 0.25)),
+        torch.full((2, 3, 4), float("nan")),
+        Warp(2, temperature=[1.0, 0.0], top_p=0.9),
+        StepNoise(uniforms),
+    )
+    assert verdict.tokens[0, 0].item() in range(4)
+    assert verdict.tokens.max().item() < 4
+
+
+THREE_TOKENS = torch.zeros(2, 3, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("draft", "shape", "named"),
+    [
+        (Draft(THREE_TOKENS), (2, 3, 5), r"\[2, 4, V\]"),
+        (Draft(THREE_TOKENS), (1, 4, 5), r"\[2, 4, V\]"),
+        (
+            Draft(THREE_TOKENS, torch.zeros(2, 3, 6)),
+            (2, 4, 5),
+            "vocabulary 6",
+        ),
+    ],
+)
+def test_a_draft_that_does_not_fit_the_logits_is_refused(draft, shape, named):
+    noise = StepNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match=named):
+        RejectionSampler()(draft, torch.zeros(shape), Warp(2), noise)

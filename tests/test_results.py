@@ -1,0 +1,227 @@
+"""Results and steps: every number agrees with a recount of the steps, and storage stays in place.
+
+The statistics are recounted from the trace; the trace is checked against the text; the text is
+HF's. Streaming shows the same steps, and key/value storage is allocated once per generation (once
+per generator with `keep_storage=True`).
+"""
+
+import json
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+
+from specdec import (
+    GenerationResult,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+    Target,
+)
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
+NUM_NEW = 21
+DRAFTERS = {
+    "none": None,
+    "perturbed": ModelDrafter(perturbed(MODEL), num_draft_tokens=4),
+    "lookup": PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
+}
+EOS = 34  # ends one row of three early
+
+
+@pytest.fixture(params=DRAFTERS, name="drafter")
+def _drafter(request):
+    return DRAFTERS[request.param]
+
+
+def generate(drafter, **options) -> GenerationResult:
+    options = {"max_new_tokens": NUM_NEW, "eos_token_id": EOS, "pad_token_id": 0} | options
+    return SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, **options)
+
+
+def test_the_fields_of_a_result_describe_its_sequences(drafter):
+    result = generate(drafter)
+    width, longest = IDS.shape[1], max(result.lengths)
+    assert result.sequences.shape == (3, width + longest)
+    assert result.sequences[:, :width].equal(IDS)
+    assert result.new_tokens.equal(result.sequences[:, width:])
+    assert sorted(result.finish_reasons) == ["eos", "length", "length"]
+    for row, length, reason in zip(
+        result.new_tokens.tolist(), result.lengths, result.finish_reasons, strict=True
+    ):
+        assert EOS not in row[: length - 1]
+        assert (row[length - 1] == EOS) if reason == "eos" else (length == NUM_NEW)
+        assert row[length:] == [0] * (longest - length)
+    assert result.seeds is None
+    assert result.trace is None
+
+
+def test_the_trace_tells_how_every_token_came_about(drafter):
+    result = generate(drafter, trace=True)
+    for steps, row, length in zip(
+        result.trace, result.new_tokens.tolist(), result.lengths, strict=True
+    ):
+        assert [token for step in steps for token in step.new_tokens] == row[:length]
+        for step in steps[:-1]:  # the last may be cut
+            assert len(step.new_tokens) == step.num_accepted + 1
+        for step in steps:
+            accepted = step.new_tokens[: step.num_accepted]
+            assert accepted == step.draft_tokens[: len(accepted)]
+            is_whole = step.num_accepted == len(step.draft_tokens)
+            kinds = ["accepted"] * step.num_accepted + ["bonus" if is_whole else "recovered"]
+            assert step.kinds == kinds[: len(step.new_tokens)]
+            if "recovered" in step.kinds:  # greedy: the draft was wrong there
+                assert step.new_tokens[-1] != step.draft_tokens[step.num_accepted]
+
+
+def test_the_statistics_agree_with_a_recount_of_the_trace(drafter):
+    result = generate(drafter, trace=True)
+    stats, steps = result.stats, [step for row in result.trace for step in row]
+    drafted = [len(step.draft_tokens) for step in steps]
+    accepted = [step.num_accepted for step in steps]
+    assert stats.steps == [len(row) for row in result.trace]
+    assert stats.emitted == result.lengths
+    assert sum(stats.drafted) == sum(drafted)
+    assert sum(stats.accepted) == sum(accepted)
+    assert stats.acceptance_length == pytest.approx(1 + sum(accepted) / len(steps))
+    assert stats.acceptance_rate == pytest.approx(sum(accepted) / max(1, sum(drafted)))
+    assert stats.block_efficiency == pytest.approx(sum(result.lengths) / len(steps))
+    for i in range(stats.num_draft_tokens):
+        reached = [a > i for a, d in zip(accepted, drafted, strict=True) if a >= i and d > i]
+        assert stats.joint_rates[i] == pytest.approx(sum(a > i for a in accepted) / len(steps))
+        assert stats.conditional_rates[i] == pytest.approx(sum(reached) / max(1, len(reached)))
+
+
+def test_the_identities_between_the_rates_hold(drafter):
+    stats = generate(drafter).stats
+    assert 1 + sum(stats.joint_rates) == pytest.approx(stats.acceptance_length)
+    for accepted, steps, emitted in zip(stats.accepted, stats.steps, stats.emitted, strict=True):
+        assert accepted + steps >= emitted > accepted + steps - 1 - stats.num_draft_tokens
+    assert stats.block_efficiency <= stats.acceptance_length
+    if drafter is DRAFTERS["perturbed"]:  # every draft is full
+        product = torch.tensor(stats.conditional_rates).cumprod(dim=0)
+        assert product.tolist() == pytest.approx(stats.joint_rates)
+        assert 0 < stats.acceptance_rate < 1
+
+
+def test_statistics_survive_json_a_frame_and_html(drafter):
+    stats = generate(drafter).stats
+    loaded = json.loads(stats.to_json())
+    assert loaded == stats.to_dict()
+    assert loaded["acceptance_length"] == stats.acceptance_length
+    assert loaded["emitted"] == stats.emitted
+    frame = stats.to_frame()
+    assert frame.index.tolist() == list(range(1, stats.num_draft_tokens + 1))
+    assert frame["joint_rate"].tolist() == stats.joint_rates
+    assert frame["conditional_rate"].tolist() == stats.conditional_rates
+    assert frame["reached"].tolist() == stats.reached_at
+    html = stats._repr_html_()
+    assert html.count("<tr>") == 1 + stats.num_draft_tokens
+    assert f"{stats.acceptance_length:.2f}" in html
+    assert f"{stats.acceptance_length:.2f}" in str(stats)
+
+
+def test_seeds_are_reported_for_sampled_generations(drafter):
+    given = generate(drafter, do_sample=True, seed=[5, 6, 7])
+    assert given.seeds == [5, 6, 7]
+    drawn = generate(drafter, do_sample=True)
+    assert len(set(drawn.seeds)) == 3
+    assert generate(drafter, do_sample=True, seed=drawn.seeds).sequences.equal(drawn.sequences)
+
+
+def test_a_stream_shows_the_steps_of_generate(drafter):
+    expected = generate(drafter, trace=True)
+    generator = SpeculativeGenerator(MODEL, drafter)
+    records = list(generator.stream(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=EOS))
+    assert [record.index for record in records] == list(range(max(expected.stats.steps)))
+    for row, (steps, count) in enumerate(zip(expected.trace, expected.stats.steps, strict=True)):
+        seen = [record.rows[row] for record in records]
+        assert seen[count:] == [None] * (len(records) - count)
+        assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
+
+
+@pytest.mark.parametrize("keep_storage", [False, True])
+def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, keep_storage):
+    expected = MODEL.generate(
+        IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
+    )
+    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=keep_storage)
+    for num_steps in (0, 1, 3):
+        stream = generator.stream(IDS, MASK, max_new_tokens=NUM_NEW)
+        for _ in range(num_steps):
+            next(stream)
+        other = MODEL.generate(
+            IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
+        )
+        assert other.equal(expected)  # while the stream is open
+        stream.close()
+        assert generator.generate(IDS, MASK, max_new_tokens=NUM_NEW).sequences.equal(expected)
+
+
+def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
+    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=True)
+    prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}
+    expected = {key: generator.generate(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
+    streams = {key: generator.stream(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
+    texts = {key: [[], [], []] for key in prompts}
+    while streams:
+        for key, stream in list(streams.items()):
+            record = next(stream, None)
+            if record is None:
+                del streams[key]
+                continue
+            for row, step in enumerate(record.rows):
+                texts[key][row] += step.new_tokens if step else []
+    for key, text in texts.items():
+        assert text == expected[key].new_tokens.tolist()
+
+
+def pointers(state) -> list[int]:
+    buffers = [*state.cache.keys.values(), *state.cache.values.values()]
+    cache = getattr(state.drafter_state, "cache", None)
+    if cache is not None:
+        buffers += [*cache.keys.values(), *cache.values.values()]
+    return [buffer.data_ptr() for buffer in buffers]
+
+
+def test_keys_and_values_stay_where_they_are_from_step_to_step(drafter):
+    generator = SpeculativeGenerator(MODEL, drafter)
+    state = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
+    generator.step(state)
+    found, size = pointers(state), state.cache.size_bytes
+    assert len(found) >= 2 * 3
+    for _ in range(5):
+        generator.step(state)
+        assert (pointers(state), state.cache.size_bytes) == (found, size)
+    width = generator.drafter.num_draft_tokens + 1
+    slots = IDS.shape[1] + NUM_NEW + width + 1
+    assert size <= 3 * slots * 2 * 3 * (2 * 8) * 4  # rows, slots, K and V, layers, heads, float32
+
+
+@pytest.mark.parametrize("lengths", [(8, 3, 6), (1, 1, 1)])
+def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(drafter, lengths, monkeypatch):
+    caches, where, verify = [], [], Target.verify
+
+    def spy(self, cache, *args, **kwargs):
+        output = verify(self, cache, *args, **kwargs)
+        caches.append(cache)
+        where.append([keys.data_ptr() for keys in cache.keys.values()])
+        return output
+
+    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=True)
+    options = {"do_sample": True, "temperature": [0.0, 1.0, 1.0], "seed": [1, 2, 3]}
+    for seed in range(3):
+        ids, mask = ragged_prompts(VOCAB, *lengths, seed=seed)
+        fresh = SpeculativeGenerator(MODEL, drafter).generate(
+            ids, mask, max_new_tokens=9, **options
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr(Target, "verify", spy)
+            result = generator.generate(ids, mask, max_new_tokens=9, **options)
+        assert result.sequences.equal(fresh.sequences)
+    assert all(cache is caches[0] for cache in caches)
+    assert all(pointers == where[0] for pointers in where)
+    other = SpeculativeGenerator(MODEL, drafter).generate(IDS[:2], max_new_tokens=4)
+    assert generator.generate(IDS[:2], max_new_tokens=4).sequences.equal(other.sequences)

@@ -1,0 +1,41 @@
+"""The oracle of `Warp`: HF's own logits warpers, a row at a time, in the order of `generate`."""
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+gates = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.7]),
+        "top_k": st.integers(0, 6),
+        "top_p": st.sampled_from([0.0, 0.2, 0.5, 0.8, 0.95, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.05, 0.3, 0.6, 1.0]),
+    }
+)
+"""Values of `Warp` for one row, as keywords."""
+
+
+def huggingface_law(logits: Tensor, gate: dict) -> Tensor:
+    """The law of `[..., V]` logits; greedy is the largest logit, the lowest id among equals."""
+    flat = logits.flatten(0, -2)
+    if gate["temperature"] == 0:
+        first = [row.index(max(row)) for row in flat.tolist()]
+        return torch.eye(logits.shape[-1], dtype=logits.dtype)[first].view(logits.shape)
+    warpers = [TemperatureLogitsWarper(gate["temperature"])]
+    warpers += [TopKLogitsWarper(gate["top_k"])] if gate["top_k"] else []
+    warpers += [TopPLogitsWarper(gate["top_p"])] if gate["top_p"] < 1 else []
+    warpers += [MinPLogitsWarper(gate["min_p"])] if gate["min_p"] else []
+    for warper in warpers:
+        flat = warper(None, flat)
+    return flat.softmax(-1).view(logits.shape)
+
+
+def by_row(gates: list[dict]) -> dict[str, list]:
+    """Keywords of one `Warp` for a batch, from those of its rows."""
+    return {name: [gate[name] for gate in gates] for name in gates[0]}
