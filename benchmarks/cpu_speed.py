@@ -9,6 +9,7 @@ contender is the time of the forwards it issues: `overhead` is what its step tak
 """
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -25,22 +26,23 @@ class ForwardClock:
 
     def __init__(self, *models: nn.Module):
         self.seconds = 0.0
-        self._handles = []
+        self._models = models
         for model in models:
-            self._handles += [
-                model.register_forward_pre_hook(self._enter),
-                model.register_forward_hook(self._leave),
-            ]
+            model.forward = self._timed(model.forward)
 
-    def _enter(self, *_) -> None:
-        self._entered = time.perf_counter()
+    def _timed(self, forward: Callable) -> Callable:
+        @functools.wraps(forward)
+        def timed(*args, **kwargs):
+            start = time.perf_counter()
+            output = forward(*args, **kwargs)
+            self.seconds += time.perf_counter() - start
+            return output
 
-    def _leave(self, *_) -> None:
-        self.seconds += time.perf_counter() - self._entered
+        return timed
 
     def remove(self) -> None:
-        for handle in self._handles:
-            handle.remove()
+        for model in self._models:
+            del model.forward
 
 
 def seconds_of(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
@@ -122,25 +124,40 @@ def compare(target, draft, tokenizer, prompts, *, batch, k, new_tokens, rounds) 
 
 
 def overhead(target, draft, tokenizer, prompts, *, k, new_tokens, rounds) -> None:
-    """Prints what a step of the loop takes beyond the forwards that it issues (B = 1, greedy)."""
+    """Prints what a step takes beyond the forwards that it issues (B = 1, greedy).
+
+    `step` is `SpeculativeGenerator.step` alone; `loop` also reads each outcome on the host and
+    books it, as `generate` does.
+    """
     for name, drafter in (("draft LM", ModelDrafter(draft, k)), ("no drafter", None)):
         generator = SpeculativeGenerator(target, drafter)
-        per_step, per_forward = [], []
+        in_step, in_loop, in_forwards = [], [], []
         for _ in range(rounds):
             for prompt in prompts:
-                inputs = tokenizer(prompt, return_tensors="pt")
-                state = generator.start(inputs.input_ids, max_new_tokens=new_tokens)
-                clock, steps, spent = ForwardClock(target, draft), 0, 0.0
-                while not bool(state.has_ended.all()):
+                ids = tokenizer(prompt, return_tensors="pt").input_ids
+                options = dict(max_new_tokens=new_tokens, do_sample=False)
+                state = generator.start(ids, **options)
+                clock = ForwardClock(target, draft)
+                for _ in range(new_tokens // (k + 1)):
+                    before = clock.seconds
                     seconds, _ = seconds_of(lambda: generator.step(state))  # noqa: B023
                     state.longest = int(state.lengths.max())
-                    spent, steps = spent + seconds, steps + 1
+                    in_step.append(seconds - (clock.seconds - before))
+                    in_forwards.append(clock.seconds - before)
                 clock.remove()
-                per_step.append((spent - clock.seconds) / steps * 1e3)
-                per_forward.append(clock.seconds / steps * 1e3)
+                records = generator.stream(ids, **options)
+                clock = ForwardClock(target, draft)
+                for _ in range(new_tokens // (k + 1)):
+                    before = clock.seconds
+                    seconds, _ = seconds_of(lambda: next(records))  # noqa: B023
+                    in_loop.append(seconds - (clock.seconds - before))
+                clock.remove()
+        step, loop, forwards = (
+            statistics.median(values) * 1e3 for values in (in_step, in_loop, in_forwards)
+        )
         print(
-            f"  step with {name:<12} overhead {statistics.median(per_step):.3f} ms per step, "
-            f"forwards {statistics.median(per_forward):.3f} ms"
+            f"  {name:<12} overhead of step {step:.3f} ms, of the whole loop {loop:.3f} ms; "
+            f"forwards {forwards:.3f} ms per step"
         )
 
 

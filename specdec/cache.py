@@ -6,14 +6,11 @@ normal case. Slots at or beyond a row's length hold garbage that the attention m
 is overwritten; nothing is ever moved or zeroed.
 """
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
 
-@dataclass(eq=False)
 class Window:
     """Where the tokens of one forward sit.
 
@@ -21,15 +18,20 @@ class Window:
         slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a
             token to forget.
         num_slots: how many slots the forward attends over, known to the host.
-        masks: additive masks of this forward by sliding window, filled on first use (attention.py).
-        audit: sliding window that each attention layer asked for, by layer, when somebody wants to
+        audit: sliding window that each attention layer asks for, by layer, when somebody wants to
             know; else `None`.
+
+    Attributes:
+        masks: additive masks of this forward, filled on first use (attention.py).
     """
 
-    slots: Tensor
-    num_slots: int
-    masks: dict = field(default_factory=dict)
-    audit: dict[int, int | None] | None = None
+    __slots__ = ("audit", "masks", "num_slots", "slots")
+
+    def __init__(self, slots: Tensor, num_slots: int, audit: dict[int, int | None] | None = None):
+        self.slots = slots
+        self.num_slots = num_slots
+        self.audit = audit
+        self.masks: dict[tuple, Tensor] = {}
 
 
 class SlotCache(Cache):

@@ -109,27 +109,25 @@ class ModelDrafter(Drafter):
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
         if self.num_draft_tokens == 0:
             return Draft(context.tokens[:, :0])
-        uniforms = noise.uniform(Stream.PROPOSE)
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its anchor twice at the same place.
         pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
         tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
         last = positions[:, 1:]  # [B, 1], of the last committed token
-        windows = [self._slots(state.cache, positions)]
-        if self.num_draft_tokens > 1:
-            windows += self._slots(state.cache, last + state.offsets[2:]).split(1, dim=1)
+        slots = self._slots(state.cache, positions)
+        later_slots = self._slots(state.cache, last + state.offsets[2:])  # [B, K - 1]
         drafted, laws = [], []
-        for i, slots in enumerate(windows):
+        for i in range(self.num_draft_tokens):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
-            tokens, law = warp.draw(
-                _fit(logits, state.vocab_size), uniforms[:, i : i + 1]
-            )  # [B, 1]
+            uniforms = noise.column(Stream.PROPOSE, i)
+            tokens, law = warp.draw(_fit(logits, state.vocab_size), uniforms)  # [B, 1]
             drafted.append(tokens)
             laws.append(law)
             tokens = self._readable(tokens, state)
+            slots = later_slots[:, i : i + 1]
         probs = None if laws[0] is None else torch.cat(laws, dim=1)
         return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
 

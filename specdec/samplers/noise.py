@@ -83,6 +83,15 @@ class StepNoise:
         """
         return self._streams[stream]
 
+    def column(self, stream: Stream, index: int) -> Tensor:
+        """`[B, 1]`: one draw per row of one stream.
+
+        Args:
+            stream: what it is for.
+            index: which of the W.
+        """
+        return self._streams[stream].narrow(1, index, 1)
+
 
 class Noise:
     """Per-row source of uniforms; holds seeds, no state.
