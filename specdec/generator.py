@@ -156,6 +156,9 @@ class SpeculativeGenerator:
     ) -> GenerationResult:
         """Generates until every row has ended.
 
+        A row that meets a stopping criterion ends there, whatever its neighbours do. (HF lets it
+        run on with the others where no end-of-sequence id is set.)
+
         Args:
             input_ids: `[B, T]` prompts, padded left or right.
             attention_mask: as in `start`.
@@ -186,10 +189,11 @@ class SpeculativeGenerator:
         seed: int | list[int] | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`; `seed=` may be
-        passed too.
+        """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`.
 
-        Args are HF's for a decoding method.
+        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well. HF
+        5.23 keeps its streamer to itself when it calls such a method: stream with
+        `generator.generate(..., streamer=...)`.
 
         Returns:
             Sequences, or HF's output record with `return_dict_in_generate=True`.

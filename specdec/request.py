@@ -83,6 +83,9 @@ class Request:
                 )
             )
             raise TypeError(f"unknown option {name!r}: {hint}")
+        num_new = options.get("max_new_tokens")
+        if num_new is not None and (isinstance(num_new, bool) or not isinstance(num_new, int)):
+            raise TypeError(f"max_new_tokens must be an integer, got {num_new!r}")
         # Ids and mask first: HF's own messages about them are obscure.
         _read_prompts(target, input_ids, attention_mask, Options())
         warp = {name: options.pop(name, None) for name in _WARP_NAMES}
@@ -106,6 +109,11 @@ class Request:
 
     @classmethod
     def _checked(cls, target: Target, prompts: Prompts, options: Options, seed) -> Request:
+        if target.model.training:
+            raise ValueError(
+                "the target is in training mode, where dropout changes its output; call "
+                "target.model.eval() first"
+            )
         rows, room = len(prompts.lengths), options.max_length - prompts.padded.shape[1]
         total, limit = max(prompts.lengths) + room, target.max_positions
         if limit is not None and total > limit:

@@ -17,8 +17,12 @@ from specdec.attention import ATTENTION_NAME, window_mask
 from specdec.cache import SlotCache, Window
 from specdec.features import CaughtFeatures, FeatureLayer
 
-ATTENTION_FIELD = "_attn_implementation_internal"
-"""Where an HF configuration keeps the name of its attention function."""
+FORWARD_FIELDS = {
+    "_attn_implementation_internal": ATTENTION_NAME,
+    # With an id for padding GPT-2 searches its input for it, to warn: the host would wait.
+    "pad_token_id": None,
+}
+"""Fields of an HF configuration, and what they hold while specdec runs a forward."""
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -52,7 +56,7 @@ class SlotModel:
         # of them.
         configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
         fields = [object.__getattribute__(config, "__dict__") for config in configs]
-        self._config_fields = list({id(f): f for f in fields}.values())
+        self._configs = list({id(f): f for f in fields}.values())
         self._audit: dict | None = None
         self._run = self._find_route()
 
@@ -117,15 +121,14 @@ class SlotModel:
 
     def _run_with_slot_attention(self, window: Window, inputs: dict) -> Tensor:
         # Straight into the fields: HF's checked attribute access would cost 25 us per forward.
-        found = [fields[ATTENTION_FIELD] for fields in self._config_fields]
+        found = [{name: fields.get(name) for name in FORWARD_FIELDS} for fields in self._configs]
         try:
-            for fields in self._config_fields:
-                fields[ATTENTION_FIELD] = ATTENTION_NAME
-            logits = self.model(**inputs, use_cache=True, slot_window=window).logits
+            for fields in self._configs:
+                fields.update(FORWARD_FIELDS)
+            return self.model(**inputs, use_cache=True, slot_window=window).logits
         finally:
-            for fields, implementation in zip(self._config_fields, found, strict=True):
-                fields[ATTENTION_FIELD] = implementation
-        return logits
+            for fields, values in zip(self._configs, found, strict=True):
+                fields.update(values)
 
     def _run_with_dense_mask(self, window: Window, inputs: dict) -> Tensor:
         """For models that never call HF's attention interface but pass a 4-D mask through."""

@@ -40,7 +40,7 @@ class Target:
         self._slot_model = SlotModel(model)
         self.feature_layers = tuple(feature_layers)
         for layer in self.feature_layers:
-            is_boundary = isinstance(layer, int) and 0 <= layer <= self.num_layers
+            is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
             if layer != "final" and not is_boundary:
                 raise ValueError(
                     f"feature layer {layer!r} does not exist: expected 'final' or a boundary "

@@ -248,3 +248,17 @@ def test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can(name):
             assert len(step.draft_tokens) == min(4, max(0, 16 + 1 - length))
             assert step.num_accepted == len(step.draft_tokens)
             length += len(step.new_tokens)
+
+
+def test_a_fraction_of_a_token_is_refused():
+    with pytest.raises(TypeError, match=r"max_new_tokens must be an integer, got 2\.5"):
+        GENERATOR.generate(IDS, max_new_tokens=2.5)
+
+
+def test_a_target_put_in_training_mode_later_is_refused():
+    MODEL.train()
+    try:
+        with pytest.raises(ValueError, match="training mode"):
+            GENERATOR.generate(IDS, max_new_tokens=2)
+    finally:
+        MODEL.eval()

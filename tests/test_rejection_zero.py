@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels import draw, verify_chain
-from specdec.samplers import RejectionSampler, StepNoise, Stream, Warp
+from specdec.samplers import Noise, RejectionSampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 ENDS = st.sampled_from([0.0, 2.0**-52, LARGEST_UNIFORM])
@@ -160,3 +160,10 @@ def test_a_draft_that_does_not_fit_the_logits_is_refused(draft, shape, named):
     noise = StepNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
     with pytest.raises(ValueError, match=named):
         RejectionSampler()(draft, torch.zeros(shape), Warp(2), noise)
+
+
+def test_noise_with_too_few_draws_is_refused():
+    noise = Noise([0]).at(torch.tensor([3]), width=1)
+    draft = Draft(torch.zeros(1, 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="1 draws per stream for 3 draft tokens"):
+        RejectionSampler()(draft, torch.zeros(1, 4, 5), Warp(1), noise)

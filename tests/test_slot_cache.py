@@ -4,8 +4,6 @@ A state machine compares the cache with plain Python lists. Poison (NaN and 1e30
 look) must leave the target's logits unchanged bit for bit.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -16,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.attention import window_mask
-from specdec.cache import SlotCache
+from specdec.cache import SlotCache, Window
 from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -189,7 +187,7 @@ def test_the_poison_check_fails_where_attention_does_look(monkeypatch):
     assert not torch.equal(verified_logits(target, {"committed": 0.0}), clean)
 
     def sees_one_slot_too_many(window, *args):
-        return window_mask(replace(window, slots=window.slots + 1), *args)
+        return window_mask(Window(window.slots + 1, window.num_slots), *args)
 
     monkeypatch.setattr("specdec.attention.window_mask", sees_one_slot_too_many)
     clean = verified_logits(target, {})

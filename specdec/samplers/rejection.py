@@ -48,7 +48,7 @@ class RejectionSampler(nn.Module):
         Raises:
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
-        _check_fit(draft, target_logits)
+        _check_fit(draft, target_logits, noise)
         if warp.is_greedy:  # the same rule where it leaves nothing to chance, and no law to write
             decided = verify_points(draft.tokens, draft.num_valid, target_logits.argmax(dim=-1))
             return Verdict(*decided, draft.num_valid)
@@ -63,8 +63,14 @@ class RejectionSampler(nn.Module):
         return Verdict(*decided, draft.num_valid)
 
 
-def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+def _check_fit(draft: Draft, target_logits: Tensor, noise: StepNoise) -> None:
     rows, width = draft.tokens.shape
+    num_draws = noise.uniform(Stream.ACCEPT).shape[1]
+    if num_draws < width:
+        raise ValueError(
+            f"the noise holds {num_draws} draws per stream for {width} draft tokens; open the step "
+            f"with noise.at(start, width={width + 1})"
+        )
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(
             f"target logits must be [{rows}, {width + 1}, V] for a draft of shape {[rows, width]}, "
