@@ -112,15 +112,18 @@ class SlotCache(Cache):
         """
         if layer_idx not in self.keys:
             self._allocate(layer_idx, key_states, value_states)
-        slots, num_slots = self._flat_slots, self._window.num_slots
-        views = []
-        pair = zip(self._views[layer_idx], (key_states, value_states), strict=True)
-        for (flat, by_head), states in pair:
-            if slots.device != flat.device:
-                slots = slots.to(flat.device)
-            flat.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-            views.append(by_head.narrow(2, 0, num_slots))
-        return tuple(views)
+        keys, values = self._views[layer_idx]
+        return self._write(*keys, key_states), self._write(*values, value_states)
+
+    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> Tensor:
+        slots = self._flat_slots
+        if slots.device != by_slot.device:
+            slots = slots.to(by_slot.device)
+        if self.num_rows == 1:  # one row's slots are everybody's: no need to bring them together
+            by_head.index_copy_(2, slots, states)
+        else:
+            by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+        return by_head.narrow(2, 0, self._window.num_slots)
 
     def _buffers(self) -> tuple[Tensor, ...]:
         return (*self.keys.values(), *self.values.values())

@@ -25,7 +25,7 @@ STAGES = ("tokenizer", "target", "draft", "measure")
 TARGET_PLAN = TrainingPlan(steps=1753)
 # More and smaller steps: one layer is quick to update.
 DRAFT_PLAN = TrainingPlan(
-    minutes=12, seed=1, tokens_per_step=4096, lengths=((0.85, 256), (1.0, 1024))
+    steps=1523, seed=1, tokens_per_step=4096, lengths=((0.85, 256), (1.0, 1024))
 )
 TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # One layer, since a second costs more than the acceptance it buys; its MLP is wide, since width
