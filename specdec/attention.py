@@ -32,23 +32,23 @@ def window_mask(window: Window, sliding_window: int | None, dtype: torch.dtype, 
     """
     key = (sliding_window, dtype, device)
     if key not in window.masks:
-        slots = torch.arange(window.num_slots, device=device)
-        queries = window.slots.to(device)[:, None, :, None]
+        queries = window.slots[:, None, :, None]
+        slots = torch.arange(window.num_slots, device=queries.device)
         visible = slots <= queries
         if sliding_window is not None:
             # A token to forget sits beyond all slots; it must see some, or its row would be NaN.
             queries = queries.clamp(max=window.num_slots - 1)
             visible = visible & (slots > queries - sliding_window)
         zero, hidden = _mask_values(dtype, device)
-        window.masks[key] = torch.where(visible, zero, hidden)
+        window.masks[key] = torch.where(visible.to(device), zero, hidden)
     return window.masks[key]
 
 
 @lru_cache
 def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    return torch.tensor(0, dtype=dtype, device=device), torch.tensor(
-        -torch.inf, dtype=dtype, device=device
-    )
+    with torch.inference_mode(False):  # these outlive the mode that they were first needed in
+        visible = torch.zeros((), dtype=dtype, device=device)
+        return visible, visible - torch.inf
 
 
 def slot_attention(

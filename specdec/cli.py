@@ -138,11 +138,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     else:
         drafter = ModelDrafter(load_model(arguments.drafter), k)
     generator = SpeculativeGenerator(load_model(arguments.target), drafter)
-    sampling = {}
-    if arguments.temperature != 0:
-        names = ("temperature", "top_k", "top_p", "min_p", "seed")
-        sampling = {name: getattr(arguments, name) for name in names}
-        sampling = {name: value for name, value in sampling.items() if value is not None}
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(arguments, name) for name in names}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
     inputs = tokenizer(arguments.prompt, return_tensors="pt").to(arguments.device)
     result, seconds = _timed(
         lambda: generator.generate(

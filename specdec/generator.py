@@ -29,7 +29,7 @@ from specdec.processors import process_step
 from specdec.request import GenerateOptions, Request, check_hook
 from specdec.results import GenerationResult
 from specdec.samplers.rejection import RejectionSampler
-from specdec.state import GenerationState, Outcome
+from specdec.state import GenerationState, Outcome, PendingOutcome
 from specdec.target import Target
 
 
@@ -84,11 +84,13 @@ class SpeculativeGenerator:
                 f"prefill_chunk_size must be an integer >= 1, got {prefill_chunk_size!r}"
             )
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
-        if self.drafter.feature_layers != self.target.feature_layers:
+        if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.prefill_chunk_size = prefill_chunk_size
         self.keep_storage = keep_storage
         self._kept: tuple[SlotCache, Any] | None = None
+        # A GPU works on the next step while the host reads the last one; a CPU would only wait.
+        self._steps_ahead = int(self.target.device.type == "cuda")
 
     @torch.inference_mode()
     def step(self, state: GenerationState) -> Outcome:
@@ -103,6 +105,11 @@ class SpeculativeGenerator:
         """
         noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
         draft = self.drafter.propose(state.context, state.drafter_state, state.warp, noise)
+        if draft.tokens.shape[1] != self.drafter.num_draft_tokens:
+            raise ValueError(
+                f"{type(self.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row, "
+                f"its num_draft_tokens is {self.drafter.num_draft_tokens}; use num_valid for fewer"
+            )
         output = self.target.verify(state.cache, state.anchor, draft, longest=state.longest)
         logits = process_step(state, draft, output.logits)
         verdict = self.sampler(draft, logits, state.warp, noise)
@@ -230,7 +237,7 @@ class SpeculativeGenerator:
             streamer=streamer,
         )
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def _begin(self, request: Request) -> GenerationState:
         rows, num_draft_tokens = len(request.prompts.lengths), self.drafter.num_draft_tokens
         room = request.options.max_length - request.prompts.padded.shape[1]
@@ -255,9 +262,8 @@ class SpeculativeGenerator:
         """Empty storage: that of the last call if it was kept and fits, else new."""
         (kept, drafter_state), self._kept = self._kept or (None, None), None
         if kept is not None and (kept.num_rows, kept.num_slots) == (rows, num_slots):
-            with torch.inference_mode():  # the storage may have been born in one
-                kept.reset()
-                drafter_state.reset()
+            kept.reset()
+            drafter_state.reset()
             return kept, drafter_state
         target = self.target
         return target.init_cache(rows, num_slots), self.drafter.init_state(
@@ -269,13 +275,12 @@ class SpeculativeGenerator:
         late.
         """
         width = self.drafter.num_draft_tokens + 1
-        steps_ahead = int(self.target.device.type == "cuda")
-        unread: deque[Outcome] = deque()
+        unread: deque[PendingOutcome] = deque()
         while not ledger.is_done:
-            unread.append(self.step(state))
-            if len(unread) > steps_ahead:
+            unread.append(self.step(state).fetch())
+            if len(unread) > self._steps_ahead:
                 record = ledger.read(unread.popleft())
-                state.longest = ledger.longest + width * len(unread)
+                state.bound(ledger.longest + width * len(unread))
                 yield record
         if self.keep_storage:
             self._kept = state.cache, state.drafter_state

@@ -6,7 +6,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.results import GenerationResult, RowStep, SpeculationStats
-from specdec.state import GenerationState, Outcome
+from specdec.state import GenerationState, PendingOutcome
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,7 @@ class Ledger:
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
+        self._lengths = list(state.prompts.lengths)
         self._num_read = 0
         self._num_streamed = 0
 
@@ -60,23 +61,19 @@ class Ledger:
         return None not in self.finish_reasons
 
     @property
-    def prefixes(self) -> list[list[int]]:
-        """Per row the prompt exactly as passed and the tokens so far."""
-        return [prompt + new for prompt, new in zip(self._prompts, self.new_tokens, strict=True)]
-
-    @property
     def longest(self) -> int:
-        """Length of the longest row, prompt included and padding not."""
-        counts = zip(self._state.prompts.lengths, self.new_tokens, strict=True)
-        return max(length + len(new) for length, new in counts)
+        """Length of the longest row on the device, as far as outcomes have been read; rows that a
+        stopping criterion cut count in full there.
+        """
+        return max(self._lengths)
 
-    def read(self, outcome: Outcome) -> StepRecord:
+    def read(self, outcome: PendingOutcome) -> StepRecord:
         """Books one step.
 
         Raises:
             ValueError: the target's logits were not finite; nothing of the step is booked.
         """
-        rows = outcome.to_host()
+        rows = outcome.read()
         for number, row in enumerate(rows):
             if not row.is_sound and self.finish_reasons[number] is None:
                 raise ValueError(
@@ -86,6 +83,7 @@ class Ledger:
                 )
         records: list[RowStep | None] = []
         for number, row in enumerate(rows):
+            self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None:
                 records.append(None)
                 continue

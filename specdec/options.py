@@ -100,33 +100,40 @@ class Options:
             ),
         )
 
-    def with_warp(self, **values) -> "Options":
-        """These options with the given sampling values (those that are not `None`) in place.
-
-        Raises:
-            ValueError: a value that asks for sampling although the options are greedy, or one that
-                other warpers of the configuration would have to follow.
-        """
-        given = {name: value for name, value in values.items() if value is not None}
-        is_greedy = (
-            self.warp["temperature"] == 0.0
-            if isinstance(self.warp["temperature"], float)
-            else False
-        )
-        if is_greedy and given and not _is_zero(given.get("temperature")):
+    def check_sampling(self, given: dict) -> None:
+        """Raises `ValueError` for sampling values that were given to greedy options."""
+        if given and self.is_greedy:
             name, value = next(iter(given.items()))
             raise ValueError(
                 f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
                 "leave it out"
             )
-        if not given or is_greedy:
+
+    @property
+    def is_greedy(self) -> bool:
+        """HF decodes greedily with these options."""
+        return self.warp == {"temperature": 0.0}
+
+    def with_warp(self, **values) -> "Options":
+        """These options with sampling values of specdec's own in place: one per row, or 0.
+
+        Raises:
+            ValueError: the options are greedy and a value is not, or other warpers are in use; HF
+                applies those in an order that values of one's own cannot join.
+        """
+        if not values:
             return self
-        if self.other_warps:
+        if self.is_greedy:
+            self.check_sampling({n: v for n, v in values.items() if not _is_zero(v)})
+            return self
+        others = [type(p).__name__ for p in self.processors if type(p) in _WARPERS]
+        if others or self.other_warps:
             raise ValueError(
-                f"{', '.join(given)} cannot be combined with {', '.join(self.other_warps)}, which "
-                "HF applies in an order of its own; set all of them in generation_config"
+                f"{', '.join(values)} cannot be set per row beside "
+                f"{', '.join([*self.other_warps, *others])}, which HF applies in an order of its "
+                "own; give one value for all rows, or leave the others out"
             )
-        return replace(self, warp=self.warp | given)
+        return replace(self, warp=self.warp | values)
 
 
 def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Options:

@@ -88,9 +88,13 @@ class Request:
             raise TypeError(f"max_new_tokens must be an integer, got {num_new!r}")
         # Ids and mask first: HF's own messages about them are obscure.
         _read_prompts(target, input_ids, attention_mask, Options())
-        warp = {name: options.pop(name, None) for name in _WARP_NAMES}
         seed = options.pop("seed", None)
-        resolved = resolve_options(target.model, input_ids, **options).with_warp(**warp)
+        warp = {name: options.pop(name, None) for name in _WARP_NAMES}
+        Warp(len(input_ids), **{name: v for name, v in warp.items() if v is not None})
+        per_row, uniform = _split_warp(warp)
+        resolved = resolve_options(target.model, input_ids, **options, **uniform)
+        resolved.check_sampling(uniform)
+        resolved = resolved.with_warp(**per_row)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved)
         return cls._checked(target, prompts, resolved, seed)
 
@@ -171,6 +175,21 @@ def _read_prompts(
     return Prompts.read(
         input_ids, attention_mask, vocab_size=target.vocab_size, device=target.device
     )
+
+
+def _split_warp(values: dict) -> tuple[dict, dict]:
+    """Values that only specdec knows (one per row, and temperature 0), and those that HF can apply
+    in its own order among whatever else a configuration asks for.
+    """
+    per_row, uniform = {}, {}
+    for name, value in values.items():
+        if value is None:
+            continue
+        if isinstance(value, int | float) and not (name == "temperature" and value == 0):
+            uniform[name] = int(value) if name == "top_k" else float(value)
+        else:
+            per_row[name] = value
+    return per_row, uniform
 
 
 def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[int]:

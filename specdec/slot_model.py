@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.attention import ATTENTION_NAME, window_mask
 from specdec.cache import SlotCache, Window
@@ -46,17 +46,14 @@ class SlotModel:
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
-        self.max_positions: int | None = getattr(
-            self.config, "max_position_embeddings", None
-        ) or getattr(self.config, "max_seq_len", None)
+        self.max_positions = _position_limit(self.config)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         # Sub-models can own configs of their own (a text model inside a multimodal one): switch all
         # of them.
         configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
-        fields = [object.__getattribute__(config, "__dict__") for config in configs]
-        self._configs = list({id(f): f for f in fields}.values())
+        self._configs = list({id(config): config for config in configs}.values())
         self._audit: dict | None = None
         self._run = self._find_route()
 
@@ -121,13 +118,17 @@ class SlotModel:
 
     def _run_with_slot_attention(self, window: Window, inputs: dict) -> Tensor:
         # Straight into the fields: HF's checked attribute access would cost 25 us per forward.
-        found = [{name: fields.get(name) for name in FORWARD_FIELDS} for fields in self._configs]
+        found = []
         try:
-            for fields in self._configs:
-                fields.update(FORWARD_FIELDS)
+            for config in self._configs:
+                fields = object.__getattribute__(config, "__dict__")
+                found.append(
+                    (fields, {name: fields[name] for name in FORWARD_FIELDS if name in fields})
+                )
+                fields.update({name: FORWARD_FIELDS[name] for name in found[-1][1]})
             return self.model(**inputs, use_cache=True, slot_window=window).logits
         finally:
-            for fields, values in zip(self._configs, found, strict=True):
+            for fields, values in found:
                 fields.update(values)
 
     def _run_with_dense_mask(self, window: Window, inputs: dict) -> Tensor:
@@ -177,6 +178,25 @@ class SlotModel:
         """Layers that the configuration declares as sliding-window attention."""
         layer_types = getattr(self.config, "layer_types", None) or ()
         return [i for i, kind in enumerate(layer_types) if kind == "sliding_attention"]
+
+
+def _position_limit(config: PreTrainedConfig) -> int | None:
+    """Positions that the model can be given.
+
+    Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
+    every position's angle once it passes the original range. Plain decoding switches in mid-text;
+    a batch of drafts cannot, so such models are served within that range.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for parameters in (rope, *per_layer_type):
+        if parameters.get("rope_type") in ("longrope", "dynamic"):
+            original = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, original or limit)
+    return limit
 
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:

@@ -36,30 +36,57 @@ class Outcome:
     is_eos: Tensor
     logits: Tensor
 
-    def to_host(self) -> list["RowOutcome"]:
+    def fetch(self) -> "PendingOutcome":
+        """Starts the transfer to the host and does not wait for it."""
+        parts = [
+            self.num_new,
+            self.is_eos,
+            self.verdict.num_accepted,
+            self.verdict.tokens,
+            self.draft.tokens,
+            self.logits.amax(dim=-1),
+        ]
+        if self.verdict.num_drafted is not None:
+            parts.append(self.verdict.num_drafted)
+        if self.num_new.device.type != "cuda":
+            return PendingOutcome(parts, None)
+        pinned = [torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts]
+        for there, here in zip(pinned, parts, strict=True):
+            there.copy_(here, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return PendingOutcome(pinned, arrived)
+
+
+@dataclass(frozen=True, eq=False)
+class PendingOutcome:
+    """An outcome on its way to the host.
+
+    Args:
+        parts: its tensors, on the host once `arrived`.
+        arrived: of the transfer; `None` when there is nothing to wait for.
+    """
+
+    parts: list[Tensor]
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> list["RowOutcome"]:
         """The outcome as plain Python values; this is where the host waits for the device."""
-        verdict, draft = self.verdict, self.draft
-        all_drafted = [draft.tokens.shape[1]] * draft.tokens.shape[0]
-        columns = (
-            self.num_new.tolist(),
-            self.is_eos.tolist(),
-            verdict.num_accepted.tolist(),
-            all_drafted if verdict.num_drafted is None else verdict.num_drafted.tolist(),
-            verdict.tokens.tolist(),
-            draft.tokens.tolist(),
-            self.logits.amax(dim=-1).tolist(),
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        num_new, is_eos, num_accepted, tokens, drafted, tops, *num_drafted = (
+            part.tolist() for part in self.parts
         )
+        widths = num_drafted[0] if num_drafted else [len(row) for row in drafted]
         return [
             RowOutcome(
-                new_tokens=emitted[:num_new],
-                draft_tokens=drafted[:num_drafted],
-                num_accepted=num_accepted,
-                is_eos=is_eos,
-                is_sound=all(map(math.isfinite, tops[: num_accepted + 1])),
+                new_tokens=tokens[row][: num_new[row]],
+                draft_tokens=drafted[row][: widths[row]],
+                num_accepted=accepted,
+                is_eos=is_eos[row],
+                is_sound=all(map(math.isfinite, tops[row][: accepted + 1])),
             )
-            for num_new, is_eos, num_accepted, num_drafted, emitted, drafted, tops in zip(
-                *columns, strict=True
-            )
+            for row, accepted in enumerate(num_accepted)
         ]
 
 
@@ -137,6 +164,12 @@ class GenerationState:
         with torch.inference_mode():
             self.remaining[rows] = 0
 
+    def bound(self, longest: int) -> None:
+        """Tells the state what the host knows of the longest row, so that steps attend over no more
+        slots than they need; between calls the bound grows with every step.
+        """
+        self.longest = min(longest, self.tokens.shape[1] - len(self.steps))
+
     def commit(
         self, draft: Draft, verdict: Verdict, logits: Tensor, features: Tensor | None
     ) -> Outcome:
@@ -161,7 +194,7 @@ class GenerationState:
         self.cache.lengths += self.num_new
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
-        self.longest = min(self.longest + width, self.tokens.shape[1] - width)
+        self.bound(self.longest + width)
         return Outcome(draft, verdict, self.num_new.clone(), is_eos, logits)
 
     @classmethod

@@ -1,5 +1,7 @@
 """`Target`: the HF model whose distribution the output must have."""
 
+import copy
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -38,18 +40,27 @@ class Target:
 
     def __init__(self, model: PreTrainedModel, *, feature_layers: tuple[FeatureLayer, ...] = ()):
         self._slot_model = SlotModel(model)
-        self.feature_layers = tuple(feature_layers)
-        for layer in self.feature_layers:
+        self.feature_layers = self._checked(feature_layers)
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
+        """A target over the same model that returns the given features.
+
+        Raises:
+            ValueError: a feature layer does not exist.
+        """
+        other = copy.copy(self)
+        other.feature_layers = self._checked(feature_layers)
+        return other
+
+    def _checked(self, feature_layers: tuple[FeatureLayer, ...]) -> tuple[FeatureLayer, ...]:
+        for layer in feature_layers:
             is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
             if layer != "final" and not is_boundary:
                 raise ValueError(
                     f"feature layer {layer!r} does not exist: expected 'final' or a boundary "
                     f"0..{self.num_layers}"
                 )
-
-    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
-        """A target over the same model that returns the given features."""
-        return Target(self.model, feature_layers=feature_layers)
+        return tuple(feature_layers)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -29,9 +29,15 @@ class WrongDrafter(Drafter):
         super().__init__()
         self.num_draft_tokens = num_draft_tokens
         self._right = ModelDrafter(target, num_draft_tokens)
-        self.validate = self._right.validate
-        self.init_state = self._right.init_state
-        self.prefill = self._right.prefill
+
+    def validate(self, **target) -> None:
+        self._right.validate(**target)
+
+    def init_state(self, *sizes, **target):
+        return self._right.init_state(*sizes, **target)
+
+    def prefill(self, context, state) -> None:
+        self._right.prefill(context, state)
 
     def propose(self, context, state, warp, noise) -> Draft:
         """One beside the truth at every position."""

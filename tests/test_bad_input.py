@@ -95,14 +95,13 @@ OPTIONS = {
     "top_k": (SAMPLED | {"top_k": -1}, ValueError, "top_k must be an integer >= 0 .*got -1"),
     "top_p": (SAMPLED | {"top_p": 1.5}, ValueError, r"top_p must be .*0\.\.1, got 1.5"),
     "min_p": (SAMPLED | {"min_p": -0.1}, ValueError, r"min_p must be .*0\.\.1, got -0.1"),
-    "temperature before typical_p": (
+    "temperatures beside typical_p": (
         {
             "generation_config": GenerationConfig(do_sample=True, typical_p=0.5, eta_cutoff=0.1),
-            "temperature": 0.7,
-            "top_k": 4,
+            "temperature": [0.7, 0.8],
         },
         ValueError,
-        "temperature, top_k cannot .* with typical_p, eta_cutoff, .* all of them in generation_con",
+        "temperature cannot be set per row beside typical_p, eta_cutoff, .* one value for all rows",
     ),
     "large seed": (SAMPLED | {"seed": 2**64}, ValueError, r"expected an integer in 0\.\.2\*\*64"),
     "negative seed": (SAMPLED | {"seed": [0, -1]}, ValueError, r"seed of row 1 is -1; expected"),

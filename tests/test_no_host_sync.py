@@ -159,7 +159,7 @@ def test_gpt2_with_a_padding_id_runs_without_waiting():
 def test_reading_an_outcome_waits_so_the_guard_would_see_a_step_that_did():
     generator, state = prepared("llama", "model", "sampled")
     with pytest.raises(HostSyncError), no_host_sync():
-        generator.step(state).to_host()
+        generator.step(state).fetch().read()
 
 
 def test_the_bound_of_the_host_stops_growing_at_the_room_of_the_state():

@@ -9,7 +9,7 @@ from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import draw, verify_chain
+from specdec.kernels import draw, verify_chain, verify_points
 from specdec.samplers import Noise, RejectionSampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -167,3 +167,33 @@ def test_noise_with_too_few_draws_is_refused():
     draft = Draft(torch.zeros(1, 3, dtype=torch.long))
     with pytest.raises(ValueError, match="1 draws per stream for 3 draft tokens"):
         RejectionSampler()(draft, torch.zeros(1, 4, 5), Warp(1), noise)
+
+
+@given(
+    rows=st.integers(1, 4),
+    width=st.integers(0, 4),
+    kind=st.sampled_from(["point", "soft", "one-hot"]),
+    is_ragged=st.booleans(),
+    uniform=ENDS,
+    seed=seeds,
+)
+def test_point_masses_are_decided_as_the_general_rule_decides_them(
+    rows, width, kind, is_ragged, uniform, seed
+):
+    generator, vocab = torch.Generator().manual_seed(seed), 3
+    target = torch.randint(0, vocab, (rows, width + 1), generator=generator)
+    tokens = torch.randint(0, vocab, (rows, width), generator=generator)
+    probs = None
+    if kind == "soft":  # every token possible, as a law that drew these tokens must have it
+        probs = torch.rand(rows, width, vocab, generator=generator).add(0.1)
+        probs = probs / probs.sum(-1, keepdim=True)
+    elif kind == "one-hot":
+        probs = torch.nn.functional.one_hot(tokens, vocab).float()
+    num_valid = torch.randint(0, width + 1, (rows,), generator=generator) if is_ragged else None
+    if is_ragged:
+        tokens[torch.arange(width) >= num_valid[:, None]] = PAD_TOKEN
+    law = torch.nn.functional.one_hot(target, vocab).float()
+    u = torch.full((rows, width + 1), uniform, dtype=torch.float64)
+    general = verify_chain(tokens, probs, num_valid, law, u[:, :width], u[:, 0])
+    for ours, theirs in zip(verify_points(tokens, num_valid, target), general, strict=True):
+        assert torch.equal(ours, theirs)

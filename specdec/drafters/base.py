@@ -1,6 +1,6 @@
-"""The `Drafter` protocol: what a component must do to propose tokens."""
+"""`Drafter`: what a component must do to propose tokens."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
@@ -24,7 +24,7 @@ class DrafterState(Protocol):
         """Forgets everything and keeps the storage."""
 
 
-class Drafter(nn.Module):
+class Drafter(nn.Module, ABC):
     """A drafter holds weights only; everything that changes lives in a state that the loop owns.
 
     The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step.

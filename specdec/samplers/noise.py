@@ -14,6 +14,7 @@ the counter is (position of the step's anchor, index within the step, stream, 0)
 """
 
 from enum import IntEnum
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,6 +35,13 @@ class Stream(IntEnum):
     RESAMPLE = 2
 
 
+@lru_cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copied to a device once, since a copy from the host would make every step wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(_MULTIPLIERS, device=device), torch.tensor(_KEY_STEPS, device=device)
+
+
 def philox(counter: Tensor, key: Tensor) -> Tensor:
     """Philox 4x32-10 in integer tensor arithmetic.
 
@@ -49,8 +57,7 @@ def philox(counter: Tensor, key: Tensor) -> Tensor:
         >>> [f"{word:08x}" for word in words.tolist()]
         ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
     """
-    multipliers = torch.tensor(_MULTIPLIERS, device=counter.device)
-    key_steps = torch.tensor(_KEY_STEPS, device=counter.device)
+    multipliers, key_steps = _constants(counter.device)
     even, odd = (
         counter[..., 0::2],
         counter[..., 1::2],
