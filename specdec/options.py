@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
@@ -114,8 +115,12 @@ class Options:
         """HF decodes greedily with these options."""
         return self.warp == {"temperature": 0.0}
 
-    def with_warp(self, **values) -> "Options":
+    def with_warp(self, own_warpers: list[str], **values) -> "Options":
         """These options with sampling values of specdec's own in place: one per row, or 0.
+
+        Args:
+            own_warpers: names of the warpers among the processors that the user passed.
+            values: arguments of `Warp`.
 
         Raises:
             ValueError: the options are greedy and a value is not, or other warpers are in use; HF
@@ -126,12 +131,12 @@ class Options:
         if self.is_greedy:
             self.check_sampling({n: v for n, v in values.items() if not _is_zero(v)})
             return self
-        others = [type(p).__name__ for p in self.processors if type(p) in _WARPERS]
-        if others or self.other_warps:
+        others = [*self.other_warps, *own_warpers]
+        if others:
             raise ValueError(
-                f"{', '.join(values)} cannot be set per row beside "
-                f"{', '.join([*self.other_warps, *others])}, which HF applies in an order of its "
-                "own; give one value for all rows, or leave the others out"
+                f"{', '.join(values)} cannot be set per row beside {', '.join(others)}, which HF "
+                "applies in an order of its own; give one value for all rows, or leave the others "
+                "out"
             )
         return replace(self, warp=self.warp | values)
 
@@ -161,6 +166,11 @@ def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Opt
     return notes[0]
 
 
+def is_warper(processor: LogitsProcessor) -> bool:
+    """Whether a processor is one of the four that `Warp` stands for."""
+    return type(processor) in _WARPERS
+
+
 def _is_zero(value) -> bool:
     return isinstance(value, int | float) and value == 0
 
@@ -173,7 +183,7 @@ def _split_warpers(processors: LogitsProcessorList) -> tuple[list, dict]:
     it stands.
     """
     split = len(processors)
-    while split and type(processors[split - 1]) in _WARPERS:
+    while split and is_warper(processors[split - 1]):
         split -= 1
     tail = processors[split:]
     ranks = [list(_WARPERS).index(type(warper)) for warper in tail]

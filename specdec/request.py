@@ -17,7 +17,7 @@ from transformers import (
 )
 
 from specdec.inputs import Prompts
-from specdec.options import Options, resolve_options
+from specdec.options import Options, is_warper, resolve_options
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -94,7 +94,8 @@ class Request:
         per_row, uniform = _split_warp(warp)
         resolved = resolve_options(target.model, input_ids, **options, **uniform)
         resolved.check_sampling(uniform)
-        resolved = resolved.with_warp(**per_row)
+        own = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
+        resolved = resolved.with_warp(own, **per_row)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved)
         return cls._checked(target, prompts, resolved, seed)
 

@@ -137,9 +137,7 @@ def test_a_warper_of_the_users_own_takes_the_place_of_a_value_as_in_hf():
     cold = generator.generate(IDS, MASK, logits_processor=own, temperature=2.0, **options)
     assert torch.equal(cold.sequences, greedy.sequences)
     with pytest.raises(ValueError, match="per row beside TemperatureLogitsWarper"):
-        generator.generate(
-            IDS, MASK, logits_processor=[own[0], *own], temperature=[1.0] * 3, **options
-        )
+        generator.generate(IDS, MASK, logits_processor=own, temperature=[1.0] * 3, **options)
 
 
 class TooShort(NoDrafter):
