@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import logging
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
 
@@ -138,18 +139,20 @@ def overhead(target, draft, tokenizer, prompts, *, k, new_tokens, rounds) -> Non
                 options = dict(max_new_tokens=new_tokens, do_sample=False)
                 state = generator.start(ids, **options)
                 clock = ForwardClock(target, draft)
-                for _ in range(new_tokens // (k + 1)):
+                while not state.has_ended.all():
                     before = clock.seconds
                     seconds, _ = seconds_of(lambda: generator.step(state))  # noqa: B023
-                    state.longest = int(state.lengths.max())
+                    state.bound(int(state.lengths.max()))
                     in_step.append(seconds - (clock.seconds - before))
                     in_forwards.append(clock.seconds - before)
                 clock.remove()
                 records = generator.stream(ids, **options)
                 clock = ForwardClock(target, draft)
-                for _ in range(new_tokens // (k + 1)):
+                while True:
                     before = clock.seconds
-                    seconds, _ = seconds_of(lambda: next(records))  # noqa: B023
+                    seconds, record = seconds_of(lambda: next(records, None))  # noqa: B023
+                    if record is None:
+                        break
                     in_loop.append(seconds - (clock.seconds - before))
                 clock.remove()
         step, loop, forwards = (
@@ -164,12 +167,13 @@ def overhead(target, draft, tokenizer, prompts, *, k, new_tokens, rounds) -> Non
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--new-tokens", type=int, default=96)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    logging.set_verbosity_error()
 
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
     draft = zoo.load_drafter("model", target).model

@@ -142,9 +142,7 @@ class SlotCache(Cache):
         ]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """HF's question for a length; positions are always passed, so the host's bound is
-        enough.
-        """
+        """HF's question for a length; positions are always passed, so a bound is enough."""
         return self._window.num_slots
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

@@ -94,14 +94,19 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def step(self, state: GenerationState) -> Outcome:
-        """One step for every row. Nothing in it waits for the device (unless logits processors are
-        in use).
+        """One step for every row. Nothing in it waits for the device (logits processors do).
+
+        Whoever steps by hand and reads lengths may tell the state with `state.bound(longest)`, so
+        that the next step attends over no more slots than it needs.
 
         Args:
             state: from `start`; updated in place.
 
         Returns:
-            What happened, still on the device.
+            What happened, still on the device: inference tensors, to be cloned for autograd.
+
+        Raises:
+            ValueError: the drafter proposed another number of tokens than its K.
         """
         noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
         draft = self.drafter.propose(state.context, state.drafter_state, state.warp, noise)
@@ -271,9 +276,7 @@ class SpeculativeGenerator:
         )
 
     def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
-        """Steps until the ledger is complete. On a GPU the host reads each outcome one step
-        late.
-        """
+        """Steps until the ledger is complete; on a GPU the host reads one step late."""
         width = self.drafter.num_draft_tokens + 1
         unread: deque[PendingOutcome] = deque()
         while not ledger.is_done:

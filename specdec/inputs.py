@@ -80,7 +80,7 @@ class Prompts:
                 "target's vocabulary "
                 f"of {vocab_size}; was the prompt encoded with the target's tokenizer?"
             )
-        return cls(input_ids.to(device), tokens.to(device), lengths)
+        return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
 
 
 def _check_ids(input_ids: Tensor) -> None:

@@ -149,7 +149,6 @@ class Ledger:
             (n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts)
         )
         for column in range(self._num_streamed, ready):
-            self._streamer.put(
-                torch.tensor([(new + [pad] * ready)[column] for new in self.new_tokens])
-            )
+            tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
+            self._streamer.put(torch.tensor(tokens))
         self._num_streamed = ready

@@ -27,7 +27,8 @@ class GenerateOptions(TypedDict, total=False):
 
     Sampling values and the seed may be a scalar or a sequence of one value per row. What is left
     out comes from `generation_config`, and then from the model's own, as in HF. Without a seed, a
-    sampled row draws one at random and reports it in the result.
+    sampled row draws one at random and reports it in the result. One seed for all rows gives equal
+    prompts equal samples: pass `seed=list(range(B))` for B samples of one prompt.
     """
 
     max_new_tokens: int

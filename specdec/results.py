@@ -74,8 +74,7 @@ class SpeculationStats:
         self.accepted_at: list[int] = [
             sum(s.num_accepted > i for s in everything) for i in positions
         ]
-        """Steps, over all rows, that accepted the draft tokens up to and including each
-        position.
+        """Steps, over all rows, that accepted the drafts up to and including each position.
         """
         self.reached_at: list[int] = [
             sum(s.num_accepted >= i and len(s.draft_tokens) > i for s in everything)

@@ -2,8 +2,8 @@
 
 The target and every drafter that is itself an HF model are built on this. The model is switched to
 specdec's attention function only inside a forward and switched back on the way out, so it is found
-as it was left at any other
-moment: between steps, after an exception, or when a stream is abandoned half-way.
+as it was left at any other moment: between steps, after an exception, or when a stream is abandoned
+half-way.
 """
 
 import inspect
@@ -166,9 +166,7 @@ class SlotModel:
         )
 
     def _forgotten_window(self) -> str | None:
-        """A complaint if a sliding layer ran without its window: six tokens are too few to show
-        it.
-        """
+        """A complaint if a sliding layer ran without its window; six tokens cannot show it."""
         for layer in self._sliding_layers():
             if self._audit.get(layer) is None:
                 return f"layer {layer} is sliding_attention but passes no sliding_window"
@@ -184,8 +182,8 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
     """Positions that the model can be given.
 
     Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
-    every position's angle once it passes the original range. Plain decoding switches in mid-text;
-    a batch of drafts cannot, so such models are served within that range.
+    every position's angle once it passes the original range. Plain decoding switches in mid-text; a
+    batch of drafts cannot, so such models are served within that range.
     """
     limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -225,9 +223,7 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def _difference_from_plain_forward(slot_model: SlotModel) -> str | None:
-    """A complaint if two ragged windows over a cache full of garbage differ from a plain
-    forward.
-    """
+    """A complaint if ragged windows over a cache of garbage differ from a plain forward."""
     device = slot_model.device
     tokens = (torch.arange(12, device=device).view(2, 6) * 7 + 1) % slot_model.vocab_size
     steps = torch.arange(6, device=device)

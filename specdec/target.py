@@ -84,9 +84,7 @@ class Target:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model has positions for, or `None` where the config names
-        none.
-        """
+        """Longest sequence that the model has positions for; `None` where the config is silent."""
         return self._slot_model.max_positions
 
     @property

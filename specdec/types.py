@@ -23,9 +23,8 @@ class Context:
     """What a drafter may know: the newly committed tokens and the target's features beside them.
 
     `features[:, j]` is the target's state at the token of position `start + j`: the state that
-    *produced*
-    `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token t + 1" is
-    written.
+    *produced* `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token
+    t + 1" is written.
 
     Args:
         tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new
@@ -68,8 +67,8 @@ class Draft:
     Args:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
         probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the
-            law from which
-            `tokens[b, i]` was actually drawn. `None` means a deterministic proposal, a point mass.
+            law from which `tokens[b, i]` was actually drawn. `None` means a deterministic proposal,
+            a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: reserved for trees; `None` is a chain.
 

@@ -23,7 +23,7 @@ ARROWS = {
     "kernels": {"types"},
     "samplers": {"types", "kernels"},
     "cache": {"types"},
-    "attention": {"types", "cache", "kernels"},
+    "attention": {"cache"},
     "features": set(),
     "slot_model": {"types", "cache", "attention", "features"},
     "target": {"types", "cache", "attention", "features", "slot_model"},

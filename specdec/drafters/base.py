@@ -13,9 +13,7 @@ from specdec.types import Context, Draft
 
 
 class DrafterState(Protocol):
-    """All that changes while a drafter works: a record of tensors, rows first, owned by the
-    loop.
-    """
+    """All that changes while a drafter works: tensors, rows first, owned by the loop."""
 
     def select(self, rows: Tensor) -> "DrafterState":
         """A copy holding the given rows (`[R]` int64), in that order."""

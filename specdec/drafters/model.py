@@ -132,9 +132,7 @@ class ModelDrafter(Drafter):
         return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
-        """Ids that the draft model has an embedding for; the target's padding ids may lie
-        beyond.
-        """
+        """Ids that the draft model has an embedding for; padding ids may lie beyond."""
         own = self._slot_model.vocab_size
         return tokens.clamp(max=own - 1) if own < state.vocab_size else tokens
 
@@ -160,9 +158,7 @@ class ModelDrafter(Drafter):
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """`[B, V_draft]` logits over the target's vocabulary: padding cut, or missing ids
-    impossible.
-    """
+    """Logits over the target's vocabulary: padding cut, or missing ids impossible."""
     missing = vocab_size - logits.shape[-1]
     if missing == 0:
         return logits

@@ -31,9 +31,7 @@ class HostSyncError(RuntimeError):
 
 
 class _RefuseHostMethods(TorchFunctionMode):
-    """Catches methods that read a CPU tensor's memory directly and so never reach the
-    dispatcher.
-    """
+    """Catches methods that read a CPU tensor's memory and so never reach the dispatcher."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")

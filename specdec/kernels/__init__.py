@@ -1,6 +1,4 @@
-"""Operations with a plain-PyTorch definition (`reference`), and later a Triton kernel beside
-each.
-"""
+"""Operations, each with its definition in plain PyTorch (`reference`)."""
 
 from specdec.kernels.reference import draw, verify_chain, verify_points
 
