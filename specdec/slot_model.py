@@ -53,7 +53,10 @@ class SlotModel:
         # Sub-models can own configs of their own (a text model inside a multimodal one): switch all
         # of them.
         configs = [m.config for m in model.modules() if isinstance(m, PreTrainedModel)]
-        self._configs = list({id(config): config for config in configs}.values())
+        self._configs = [
+            (config, [name for name in FORWARD_FIELDS if name in vars(config)])
+            for config in {id(config): config for config in configs}.values()
+        ]
         self._audit: dict | None = None
         self._run = self._find_route()
 
@@ -120,16 +123,15 @@ class SlotModel:
         # Straight into the fields: HF's checked attribute access would cost 25 us per forward.
         found = []
         try:
-            for config in self._configs:
+            for config, names in self._configs:
                 fields = object.__getattribute__(config, "__dict__")
-                found.append(
-                    (fields, {name: fields[name] for name in FORWARD_FIELDS if name in fields})
-                )
-                fields.update({name: FORWARD_FIELDS[name] for name in found[-1][1]})
+                found.append((fields, [fields[name] for name in names]))
+                for name in names:
+                    fields[name] = FORWARD_FIELDS[name]
             return self.model(**inputs, use_cache=True, slot_window=window).logits
         finally:
-            for fields, values in found:
-                fields.update(values)
+            for (_, names), (fields, values) in zip(self._configs, found, strict=False):
+                fields.update(zip(names, values, strict=True))
 
     def _run_with_dense_mask(self, window: Window, inputs: dict) -> Tensor:
         """For models that never call HF's attention interface but pass a 4-D mask through."""

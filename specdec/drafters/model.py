@@ -122,7 +122,7 @@ class ModelDrafter(Drafter):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
-            uniforms = noise.column(Stream.PROPOSE, i)
+            uniforms = None if warp.is_greedy else noise.column(Stream.PROPOSE, i)
             tokens, law = warp.draw(_fit(logits, state.vocab_size), uniforms)  # [B, 1]
             drafted.append(tokens)
             laws.append(law)

@@ -107,15 +107,15 @@ class Warp:
             probs = torch.where(_like(self._greedy, logits), _one_hot_argmax(logits), probs)
         return probs
 
-    def draw(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor | None]:
+    def draw(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens and the laws that they were drawn from.
 
         Args:
             logits: `[B, V]` or `[B, N, V]`.
-            uniforms: `[B]` or `[B, N]` float64 in [0, 1).
+            uniforms: `[B]` or `[B, N]` float64 in [0, 1); may be `None` where every row is greedy.
 
         Returns:
-            Tokens of the shape of `uniforms`, and their laws of the shape of `logits`; `None` where
+            Tokens `[B]` or `[B, N]`, and their laws of the shape of `logits`; `None` where
             every row is greedy, since a one-hot law is a point mass on the token.
         """
         if self.is_greedy:
