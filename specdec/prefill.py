@@ -42,5 +42,6 @@ def prefill(target: Target, drafter: Drafter, state: GenerationState, chunk_size
         if features is not None:
             index = num_read - 1 - offset
             is_here = (index >= 0) & (index < end - offset)
-            last = features[torch.arange(len(index)), index.clamp(0, end - offset - 1)]
+            rows = torch.arange(len(index), device=index.device)
+            last = features[rows, index.clamp(0, end - offset - 1)]
             state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])

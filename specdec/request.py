@@ -79,8 +79,7 @@ class Request:
                 if near
                 else (
                     f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
-                    "generate work "
-                    "through model.generate(..., custom_generate=generator)"
+                    "generate work through model.generate(..., custom_generate=generator)"
                 )
             )
             raise TypeError(f"unknown option {name!r}: {hint}")

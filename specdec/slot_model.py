@@ -36,9 +36,8 @@ class SlotModel:
     Raises:
         TypeError: not an HF model.
         ValueError: a model that cannot be decoded this way (recurrent or hybrid layers,
-        encoder-decoder, training
-            mode, or one whose windowed forward does not reproduce its plain forward), with what to
-            do instead.
+            encoder-decoder, training mode, or one whose windowed forward does not reproduce its
+            plain forward), with what to do instead.
     """
 
     def __init__(self, model: PreTrainedModel):
