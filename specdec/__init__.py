@@ -5,17 +5,29 @@ models.
 from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
-from specdec.samplers import RejectionSampler
+from specdec.samplers import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    RejectionSampler,
+    Sampler,
+    TypicalSampler,
+)
 from specdec.target import Target
 
 __all__ = [
+    "BlockSampler",
+    "CouplingSampler",
     "Drafter",
+    "EnsembleSampler",
     "GenerationResult",
     "ModelDrafter",
     "NoDrafter",
     "PromptLookupDrafter",
     "RejectionSampler",
+    "Sampler",
     "SpeculationStats",
     "SpeculativeGenerator",
     "Target",
+    "TypicalSampler",
 ]

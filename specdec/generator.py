@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -28,7 +29,7 @@ from specdec.prefill import prefill
 from specdec.processors import process_step
 from specdec.request import GenerateOptions, Request, check_hook
 from specdec.results import GenerationResult
-from specdec.samplers.rejection import RejectionSampler
+from specdec.samplers import BlockSampler, Sampler
 from specdec.state import GenerationState, Outcome, PendingOutcome
 from specdec.target import Target
 
@@ -39,7 +40,8 @@ class SpeculativeGenerator:
     Args:
         target: an HF causal LM in eval mode, or a `Target`.
         drafter: proposes K tokens per step; `None` decodes plainly through the same loop.
-        sampler: decides what is accepted; `"auto"` is `RejectionSampler()`.
+        sampler: decides what is accepted; `"auto"` is `BlockSampler()`, which for point masses is
+            `RejectionSampler()`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
         keep_storage: keep key/value storage between calls, for calls of equal size.
@@ -64,21 +66,21 @@ class SpeculativeGenerator:
         self,
         target: PreTrainedModel | Target,
         drafter: Drafter | None,
-        sampler: nn.Module | str = "auto",
+        sampler: Sampler | str = "auto",
         *,
         prefill_chunk_size: int = 2048,
         keep_storage: bool = False,
     ):
         self.target = target if isinstance(target, Target) else Target(target)
         self.drafter = NoDrafter() if drafter is None else drafter
-        self.sampler = RejectionSampler() if sampler == "auto" else sampler
+        self.sampler = BlockSampler() if sampler == "auto" else sampler
         if not isinstance(self.drafter, Drafter):
             raise TypeError(
                 f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; "
                 "wrap a draft model as ModelDrafter(model)"
             )
-        if not isinstance(self.sampler, nn.Module):
-            raise TypeError(f"sampler must be 'auto' or a sampler module, got {sampler!r}")
+        if not isinstance(self.sampler, Sampler):
+            raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
         if not isinstance(prefill_chunk_size, int) or prefill_chunk_size < 1:
             raise ValueError(
                 f"prefill_chunk_size must be an integer >= 1, got {prefill_chunk_size!r}"
@@ -115,6 +117,8 @@ class SpeculativeGenerator:
                 f"{type(self.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row, "
                 f"its num_draft_tokens is {self.drafter.num_draft_tokens}; use num_valid for fewer"
             )
+        if not state.options.draft_laws:
+            draft = replace(draft, probs=None)
         output = self.target.verify(state.cache, state.anchor, draft, longest=state.longest)
         logits = process_step(state, draft, output.logits)
         verdict = self.sampler(draft, logits, state.warp, noise)
@@ -253,6 +257,7 @@ class SpeculativeGenerator:
             request.prompts,
             request.options,
             seeds=request.seeds,
+            noise_type=self.sampler.noise_type,
             cache=cache,
             drafter_state=drafter_state,
             num_draft_tokens=num_draft_tokens,

@@ -7,6 +7,22 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.state import GenerationState, PendingOutcome
+from specdec.types import Fault
+
+_FAULTS = {
+    Fault.TARGET_LOGITS: (
+        "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
+        "its dtype (float16 overflows) and logits processors that forbid every token"
+    ),
+    Fault.DRAFT_LAW: (
+        "a draft law does not sum to 1; Draft.probs must hold probabilities over the target's "
+        "vocabulary, not logits"
+    ),
+    Fault.DRAFT_TOKEN: (
+        "a draft token has probability 0 under its own law; Draft.probs must be the law that "
+        "the token was actually drawn from, or None for a deterministic proposal"
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,15 +87,15 @@ class Ledger:
         """Books one step.
 
         Raises:
-            ValueError: the target's logits were not finite; nothing of the step is booked.
+            ValueError: the sampler found its inputs unsound; nothing of the step is booked.
         """
         rows = outcome.read()
         for number, row in enumerate(rows):
-            if not row.is_sound and self.finish_reasons[number] is None:
+            if row.faults and self.finish_reasons[number] is None:
+                what = next(text for fault, text in _FAULTS.items() if fault in row.faults)
                 raise ValueError(
-                    f"the target's logits hold NaN or infinity in row {number} after "
-                    f"{len(self.new_tokens[number])} new tokens (step {self._num_read}); check the "
-                    "model's weights and dtype (float16 overflows)"
+                    f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
+                    f"{self._num_read}) {what}"
                 )
         records: list[RowStep | None] = []
         for number, row in enumerate(rows):

@@ -49,6 +49,7 @@ class Options:
             take it so.
         other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
             the whole chain then.
+        draft_laws: the sampler is told the laws that draft tokens were drawn from.
     """
 
     warp: dict = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Options:
     max_length: int = 0
     padding_id: int | None = None
     other_warps: tuple[str, ...] = ()
+    draft_laws: bool = True
 
     @classmethod
     def from_resolved(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypedDict
 
 from torch import Tensor
@@ -29,6 +29,9 @@ class GenerateOptions(TypedDict, total=False):
     out comes from `generation_config`, and then from the model's own, as in HF. Without a seed, a
     sampled row draws one at random and reports it in the result. One seed for all rows gives equal
     prompts equal samples: pass `seed=list(range(B))` for B samples of one prompt.
+
+    `draft_laws=False` keeps from the sampler what law the draft tokens were drawn from: they become
+    point masses, which is lossless too and accepts less. It is there to measure the difference.
     """
 
     max_new_tokens: int
@@ -43,6 +46,7 @@ class GenerateOptions(TypedDict, total=False):
     logits_processor: LogitsProcessorList
     stopping_criteria: StoppingCriteriaList
     generation_config: GenerationConfig
+    draft_laws: bool
 
 
 _WARP_NAMES = ("temperature", "top_k", "top_p", "min_p")
@@ -89,13 +93,16 @@ class Request:
         # Ids and mask first: HF's own messages about them are obscure.
         _read_prompts(target, input_ids, attention_mask, Options())
         seed = options.pop("seed", None)
+        draft_laws = options.pop("draft_laws", True)
+        if not isinstance(draft_laws, bool):
+            raise TypeError(f"draft_laws must be True or False, got {draft_laws!r}")
         warp = {name: options.pop(name, None) for name in _WARP_NAMES}
         Warp(len(input_ids), **{name: v for name, v in warp.items() if v is not None})
         per_row, uniform = _split_warp(warp)
         resolved = resolve_options(target.model, input_ids, **options, **uniform)
         resolved.check_sampling(uniform)
         own = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
-        resolved = resolved.with_warp(own, **per_row)
+        resolved = replace(resolved.with_warp(own, **per_row), draft_laws=draft_laws)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved)
         return cls._checked(target, prompts, resolved, seed)
 

@@ -2,7 +2,6 @@
 it.
 """
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ from specdec.inputs import Prompts
 from specdec.options import Options
 from specdec.samplers.noise import Noise, ZeroNoise
 from specdec.samplers.warp import Warp
-from specdec.types import PAD_TOKEN, Context, Draft, Verdict
+from specdec.types import PAD_TOKEN, Context, Draft, Fault, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +43,17 @@ class Outcome:
             self.verdict.num_accepted,
             self.verdict.tokens,
             self.draft.tokens,
-            self.logits.amax(dim=-1),
+            self.verdict.faults,
+            self.verdict.num_drafted,
         ]
-        if self.verdict.num_drafted is not None:
-            parts.append(self.verdict.num_drafted)
         if self.num_new.device.type != "cuda":
             return PendingOutcome(parts, None)
-        pinned = [torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts]
+        pinned = [
+            p if p is None else torch.empty(p.shape, dtype=p.dtype, pin_memory=True) for p in parts
+        ]
         for there, here in zip(pinned, parts, strict=True):
-            there.copy_(here, non_blocking=True)
+            if here is not None:
+                there.copy_(here, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
         return PendingOutcome(pinned, arrived)
@@ -63,28 +64,29 @@ class PendingOutcome:
     """An outcome on its way to the host.
 
     Args:
-        parts: its tensors, on the host once `arrived`.
+        parts: its tensors, on the host once `arrived`; `None` for those that the sampler left out.
         arrived: of the transfer; `None` when there is nothing to wait for.
     """
 
-    parts: list[Tensor]
+    parts: list[Tensor | None]
     arrived: torch.cuda.Event | None
 
     def read(self) -> list["RowOutcome"]:
         """The outcome as plain Python values; this is where the host waits for the device."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        num_new, is_eos, num_accepted, tokens, drafted, tops, *num_drafted = (
-            part.tolist() for part in self.parts
+        num_new, is_eos, num_accepted, tokens, drafted, faults, widths = (
+            None if part is None else part.tolist() for part in self.parts
         )
-        widths = num_drafted[0] if num_drafted else [len(row) for row in drafted]
+        faults = faults or [0] * len(num_new)
+        widths = widths or [len(row) for row in drafted]
         return [
             RowOutcome(
                 new_tokens=tokens[row][: num_new[row]],
                 draft_tokens=drafted[row][: widths[row]],
                 num_accepted=accepted,
                 is_eos=is_eos[row],
-                is_sound=all(map(math.isfinite, tops[row][: accepted + 1])),
+                faults=Fault(faults[row]),
             )
             for row, accepted in enumerate(num_accepted)
         ]
@@ -97,7 +99,7 @@ class RowOutcome(NamedTuple):
     draft_tokens: list[int]
     num_accepted: int
     is_eos: bool
-    is_sound: bool
+    faults: Fault
 
 
 @dataclass(eq=False)
@@ -204,6 +206,7 @@ class GenerationState:
         options: Options,
         *,
         seeds: list[int] | None,
+        noise_type: type[Noise],
         cache: SlotCache,
         drafter_state: Any,
         num_draft_tokens: int,
@@ -217,6 +220,7 @@ class GenerationState:
             prompts: the batch.
             options: what was asked for.
             seeds: one per row, or `None` where every row is greedy.
+            noise_type: the kind of randomness that the sampler needs.
             cache: empty target storage.
             drafter_state: fresh.
             num_draft_tokens: K.
@@ -226,7 +230,9 @@ class GenerationState:
         """
         device, rows, width = prompts.tokens.device, len(prompts.lengths), num_draft_tokens + 1
         warp = Warp(rows, device=device, **options.warp)
-        noise = Noise(seeds, device=device) if seeds else ZeroNoise(rows, width, device=device)
+        noise = ZeroNoise(rows, width, device=device)
+        if seeds:
+            noise = noise_type(seeds, device=device)
         room = options.max_length - prompts.padded.shape[1]
         longest = max(prompts.lengths)
         tokens = torch.full((rows, longest + room + width), PAD_TOKEN, device=device)

@@ -6,11 +6,23 @@ a device.
 """
 
 from dataclasses import dataclass
+from enum import IntFlag
 
 from torch import Tensor
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
+
+
+class Fault(IntFlag):
+    """What a sampler may find wrong with its inputs; read by the host before a token is emitted."""
+
+    TARGET_LOGITS = 1
+    """NaN or infinity among the target's logits, or all of them -inf."""
+    DRAFT_LAW = 2
+    """A draft law that does not sum to 1."""
+    DRAFT_TOKEN = 4
+    """A draft token that its own law gives no probability."""
 
 
 def _expect(name: str, tensor: Tensor, *shape: int) -> None:
@@ -114,6 +126,8 @@ class Verdict:
         num_accepted: `[B]` int64 in 0..K, without the extra token.
         num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
             every row.
+        faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
+            not look.
 
     Raises:
         ValueError: shapes disagree.
@@ -121,12 +135,15 @@ class Verdict:
 
     tokens: Tensor
     num_accepted: Tensor
-    num_drafted: Tensor | None
+    num_drafted: Tensor | None = None
+    faults: Tensor | None = None
 
     def __post_init__(self):
         _expect("verdict.num_accepted", self.num_accepted, self.tokens.shape[0])
         if self.num_drafted is not None:
             _expect("verdict.num_drafted", self.num_drafted, self.tokens.shape[0])
+        if self.faults is not None:
+            _expect("verdict.faults", self.faults, self.tokens.shape[0])
 
     @property
     def num_emitted(self) -> Tensor:

@@ -18,7 +18,7 @@ def perturbed(model: PreTrainedModel, *, seed: int = 9, scale: float = 0.1) -> P
         for parameter in other.parameters():
             if parameter.dim() > 1:
                 noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(scale * parameter.std() * noise)
+                parameter.add_(scale * parameter.std() * noise.to(parameter))
     return other
 
 

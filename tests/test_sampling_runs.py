@@ -20,7 +20,6 @@ from functools import cache
 import pytest
 import scipy.stats
 import torch
-from torch import nn
 from transformers import (
     GenerationConfig,
     LlamaConfig,
@@ -32,7 +31,13 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specdec import ModelDrafter, PromptLookupDrafter, RejectionSampler, SpeculativeGenerator
+from specdec import (
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    Sampler,
+    SpeculativeGenerator,
+)
 from specdec.kernels.reference import draw
 from specdec.samplers.noise import Stream
 from specdec.types import Draft, Verdict
@@ -176,7 +181,7 @@ def test_texts_have_the_targets_law(drafter, warp):
 
 @pytest.mark.parametrize("warp", ["plain", "truncated"])
 def test_the_first_step_accepts_and_emits_by_the_exact_joint_law(warp):
-    result, laws = run("model", warp), step_law(warp)
+    result, laws = sample(DRAFTERS["model"](), RejectionSampler(), warp), step_law(warp)
     steps = [row[0] for row in result.trace]
     seen = Counter((step.num_accepted, tuple(step.new_tokens)) for step in steps)
     assert p_value(seen, laws) > ALPHA
@@ -203,7 +208,7 @@ class SharedNoise:
         return self._noise.uniform(self._source if stream == self._stream else stream, *args)
 
 
-class Biased(nn.Module):
+class Biased(Sampler):
     """A sampler with one classical mistake."""
 
     lossless = False
@@ -212,7 +217,7 @@ class Biased(nn.Module):
         super().__init__()
         self.mistake, self.right = mistake, RejectionSampler()
 
-    def forward(self, draft, target_logits, warp, noise) -> Verdict:
+    def decide(self, draft, target_logits, warp, noise) -> Verdict:
         """A verdict of the wrong law."""
         if self.mistake == "acceptance shares its noise with the proposal":
             noise = SharedNoise(noise, Stream.ACCEPT, Stream.PROPOSE)

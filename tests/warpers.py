@@ -1,8 +1,13 @@
-"""The oracle of `Warp`: HF's own logits warpers, a row at a time, in the order of `generate`."""
+"""The oracle of `Warp`: HF's own logits warpers, a row at a time, in the order of `generate`.
+
+Top-p sorts, and of equal logits at its edge it drops those that the sort puts first. HF asks torch
+for any order of equals, which differs between lengths and devices; here they are sorted by id.
+"""
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers import (
     MinPLogitsWarper,
     TemperatureLogitsWarper,
@@ -21,6 +26,16 @@ gates = st.fixed_dictionaries(
 """Values of `Warp` for one row, as keywords."""
 
 
+class StableSort(TorchFunctionMode):
+    """Makes `torch.sort` keep equals in their order."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if func is torch.sort:
+            kwargs["stable"] = True
+        return func(*args, **kwargs)
+
+
 def huggingface_law(logits: Tensor, gate: dict) -> Tensor:
     """The law of `[..., V]` logits; greedy is the largest logit, the lowest id among equals."""
     flat = logits.flatten(0, -2)
@@ -31,8 +46,9 @@ def huggingface_law(logits: Tensor, gate: dict) -> Tensor:
     warpers += [TopKLogitsWarper(gate["top_k"])] if gate["top_k"] else []
     warpers += [TopPLogitsWarper(gate["top_p"])] if gate["top_p"] < 1 else []
     warpers += [MinPLogitsWarper(gate["min_p"])] if gate["min_p"] else []
-    for warper in warpers:
-        flat = warper(None, flat)
+    with StableSort():
+        for warper in warpers:
+            flat = warper(None, flat)
     return flat.softmax(-1).view(logits.shape)
 
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from specdec.cache import SlotCache
 from specdec.drafters.base import Drafter, check_num_draft_tokens
-from specdec.samplers.noise import StepNoise, Stream
+from specdec.drafters.proposal import Kind, Proposal
+from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.slot_model import SlotModel
 from specdec.types import Context, Draft
@@ -50,9 +51,13 @@ class ModelDrafter(Drafter):
         model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
             the target's by padding only: surplus logits are cut, missing ones have probability 0.
         num_draft_tokens: K.
+        proposal: `"sample"` draws draft tokens and tells their laws; `"argmax"` proposes the most
+            likely tokens, point masses.
+        draft_temperature: of the draft law where the target samples; `None` is the target's own.
 
     Raises:
-        TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), or K < 0.
+        TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0, or
+            see `Proposal`.
 
     Example:
         >>> from specdec import ModelDrafter, SpeculativeGenerator, zoo
@@ -64,9 +69,17 @@ class ModelDrafter(Drafter):
     Reference: Leviathan et al., arXiv:2211.17192, section 2; Chen et al., arXiv:2302.01318.
     """
 
-    def __init__(self, model: PreTrainedModel, num_draft_tokens: int = 4):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        num_draft_tokens: int = 4,
+        *,
+        proposal: Kind = "sample",
+        draft_temperature: float | None = None,
+    ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        self.proposal = Proposal(proposal, draft_temperature)
         self.model = model
         self._slot_model = SlotModel(model)
 
@@ -117,13 +130,14 @@ class ModelDrafter(Drafter):
         last = positions[:, 1:]  # [B, 1], of the last committed token
         slots = self._slots(state.cache, positions)
         later_slots = self._slots(state.cache, last + state.offsets[2:])  # [B, K - 1]
+        gate = self.proposal.gate(warp)
         drafted, laws = [], []
         for i in range(self.num_draft_tokens):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
-            uniforms = None if warp.is_greedy else noise.column(Stream.PROPOSE, i)
-            tokens, law = warp.draw(_fit(logits, state.vocab_size), uniforms)  # [B, 1]
+            logits = _fit(logits, state.vocab_size)
+            tokens, law = self.proposal.draw(logits, gate, noise, i)  # [B, 1]
             drafted.append(tokens)
             laws.append(law)
             tokens = self._readable(tokens, state)

@@ -1,5 +1,31 @@
-"""Operations, each with its definition in plain PyTorch (`reference`)."""
+"""Operations, each with its definition in plain PyTorch (`reference`, `gate`, `philox`)."""
 
-from specdec.kernels.reference import draw, verify_chain, verify_points
+from specdec.kernels.gate import Floor, Gate, Truncation
+from specdec.kernels.ops import find_floor, race, sample, verify_blocks, verify_tokens
+from specdec.kernels.philox import philox
+from specdec.kernels.reference import (
+    append_token,
+    draw,
+    find_faults,
+    verify_block,
+    verify_chain,
+    verify_points,
+)
 
-__all__ = ["draw", "verify_chain", "verify_points"]
+__all__ = [
+    "Floor",
+    "Gate",
+    "Truncation",
+    "append_token",
+    "draw",
+    "find_faults",
+    "find_floor",
+    "philox",
+    "race",
+    "sample",
+    "verify_block",
+    "verify_blocks",
+    "verify_chain",
+    "verify_points",
+    "verify_tokens",
+]

@@ -1,11 +1,17 @@
 """Definitions, in plain PyTorch, of what the kernels compute: the CPU path and the oracle of the
 tests.
+
+Legend: B rows, K draft tokens, V vocabulary.
 """
 
 import torch
 from torch import Tensor
 
-from specdec.types import PAD_TOKEN
+from specdec.kernels.philox import philox, to_uniforms
+from specdec.types import PAD_TOKEN, Fault
+
+LAW_TOLERANCE = 1e-3
+"""How far the sum of a draft law may be from 1: rounding of a wide float32 law, and no more."""
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
@@ -29,6 +35,36 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     return index.clamp(max=weights.shape[-1] - 1)  # only weights that are NaN can run past the end
 
 
+def race(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
+    """Draws an index in proportion to weights by an exponential race: the least `E_v / weight_v`
+    wins. It is the Gumbel-max trick, written without logarithms of weights.
+
+    Noise depends on (seed, position, stream, token) only, so two races at one position over similar
+    weights mostly have the same winner.
+
+    Args:
+        weights: `[B, N, V]` >= 0, not all zero.
+        key: `[B, 2]` int64, the two words of each row's seed.
+        position: `[B, N]` int64, positions in the text.
+        stream: disjoint noise for disjoint purposes.
+
+    Returns:
+        `[B, N]` int64. An index of weight 0 never wins.
+
+    Reference: Daliri et al., arXiv:2408.07978, Alg. 2 (Gumbel sampling).
+    """
+    rows, count, vocab = weights.shape
+    pairs = (vocab + 1) // 2  # one counter's four words serve two tokens
+    counter = torch.zeros(rows, count, pairs, 4, dtype=torch.long, device=weights.device)
+    counter[..., 0] = position[..., None]
+    counter[..., 1] = torch.arange(pairs, device=weights.device)
+    counter[..., 2] = stream
+    words = philox(counter, key[:, None, None])
+    uniforms = to_uniforms(words[..., 0::2], words[..., 1::2]).flatten(-2)[..., :vocab]
+    times = -torch.log1p(-uniforms) / weights  # E = -log(1 - u), u in [0, 1)
+    return times.masked_fill(weights <= 0, torch.inf).argmin(dim=-1)
+
+
 def verify_chain(
     draft_tokens: Tensor,
     draft_probs: Tensor | None,
@@ -37,8 +73,8 @@ def verify_chain(
     accept_uniforms: Tensor,
     resample_uniforms: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Speculative sampling of a chain: accept a prefix, then draw one token from what is left of
-    the target.
+    """Speculative sampling of a chain, token by token: accept a prefix, then draw one token from
+    what is left of the target.
 
     Draft token i is accepted iff `u_i * draft_prob_i < target_prob_i`: strict and without division,
     so a token of target probability 0 is never accepted. The extra token is drawn from `max(0,
@@ -60,61 +96,173 @@ def verify_chain(
     Reference: Leviathan et al., arXiv:2211.17192, Alg. 1; Chen et al., arXiv:2302.01318, Alg. 2.
     """
     width = draft_tokens.shape[1]
-    candidates = draft_tokens if num_valid is None else draft_tokens.clamp(min=0)
-    candidates = candidates[..., None]  # [B, K, 1]
-
-    target_of_draft = target_probs[:, :width].gather(-1, candidates)[..., 0]  # [B, K]
-    draft_of_draft = 1.0 if draft_probs is None else draft_probs.gather(-1, candidates)[..., 0]
+    target_of_draft = _at(target_probs[:, :width], draft_tokens)  # [B, K]
+    draft_of_draft = 1.0 if draft_probs is None else _at(draft_probs, draft_tokens)
     is_accepted = accept_uniforms * draft_of_draft < target_of_draft
     if num_valid is not None:
-        steps = torch.arange(width, device=draft_tokens.device)
-        is_accepted = is_accepted & (steps < num_valid[:, None])
-    is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
-    num_accepted = is_prefix.sum(dim=-1)  # [B]
+        is_accepted = is_accepted & _is_valid(draft_tokens, num_valid)
+    num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)  # [B]
+    return _extended(
+        draft_tokens, draft_probs, num_valid, target_probs, num_accepted, 1.0, resample_uniforms
+    )
 
-    last = num_accepted[:, None, None]  # the row that the extra token is drawn from
-    target_row = target_probs.gather(1, last.expand(-1, -1, target_probs.shape[-1]))[:, 0]
-    residual = target_row  # [B, V]
-    if width:
-        last = last.clamp(max=width - 1)
-        is_rejection = (num_accepted < (width if num_valid is None else num_valid))[:, None]
-        if draft_probs is None:
-            rejected = candidates.gather(1, last)[:, 0]  # [B, 1]
-            residual = residual.scatter_add(-1, rejected, -is_rejection.to(residual.dtype))
-        else:
-            draft_row = draft_probs.gather(1, last.expand(-1, -1, draft_probs.shape[-1]))[:, 0]
-            residual = residual - draft_row * is_rejection
-        residual = residual.clamp(min=0)
-        residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
-    extra = draw(residual, resample_uniforms)  # [B]
 
-    tokens = torch.where(is_prefix.bool(), draft_tokens, PAD_TOKEN)
-    tokens = torch.nn.functional.pad(tokens, (0, 1), value=PAD_TOKEN)
-    return tokens.scatter(1, num_accepted[:, None], extra[:, None]), num_accepted
+def verify_block(
+    draft_tokens: Tensor,
+    draft_probs: Tensor,
+    num_valid: Tensor | None,
+    target_probs: Tensor,
+    accept_uniforms: Tensor,
+    resample_uniforms: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Speculative sampling of a chain, block by block: no lossless rule accepts more of one path.
+
+    With `P_0 = 1` and `P_i = min(1, P_{i-1} * target_i / draft_i)` of draft token i = 1..K, prefix
+    i is accepted with probability `m_i / (m_i + 1 - P_i)`, where `m_i` is the mass of `max(0, P_i *
+    target - draft)` over the row behind it, and the whole draft with `P_K`; the longest accepted
+    prefix stands. The extra token is drawn from what the mass was taken of.
+
+    Args and Returns: as `verify_chain`; `draft_probs` is needed (for point masses both rules are
+    the same).
+
+    Reference: Sun et al., arXiv:2403.10444, Alg. 2 and Eq. 4 (their M_b, M_s, gamma are our target,
+    draft, K; their h_i is written above as a ratio of masses).
+    """
+    width = draft_tokens.shape[1]
+    ratio = _at(target_probs[:, :width], draft_tokens).double()
+    ratio = ratio / _at(draft_probs, draft_tokens)
+    kept = [torch.ones_like(ratio[:, 0])]  # P_0
+    for i in range(width):
+        kept.append((kept[-1] * ratio[:, i]).clamp(max=1))
+    kept = torch.stack(kept, dim=1)  # [B, K + 1]
+    weights = kept[:, :width, None].to(target_probs.dtype) * target_probs[:, :width] - draft_probs
+    mass = weights.clamp(min=0).sum(dim=-1, dtype=torch.float64)[:, 1:]  # [B, K - 1]
+    longer = kept[:, 1:width]
+    is_accepted = accept_uniforms[:, :-1] * (mass + 1 - longer) < mass  # prefixes 1..K - 1
+    is_whole = accept_uniforms < kept[:, 1:]  # the rule where a prefix is all that was drafted
+    is_accepted = torch.cat([is_accepted, is_whole[:, -1:]], dim=1)
+    lengths = torch.arange(1, width + 1, device=draft_tokens.device)
+    if num_valid is not None:
+        is_accepted = torch.where(lengths == num_valid[:, None], is_whole, is_accepted)
+        is_accepted = is_accepted & (lengths <= num_valid[:, None])
+    num_accepted = (is_accepted * lengths).amax(dim=-1)  # [B]
+    factor = kept.gather(1, num_accepted[:, None])
+    return _extended(
+        draft_tokens, draft_probs, num_valid, target_probs, num_accepted, factor, resample_uniforms
+    )
 
 
 def verify_points(
     draft_tokens: Tensor, num_valid: Tensor | None, target_tokens: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`verify_chain` where every target law is a point mass, so that no draw can change anything.
+    """Accepts a draft token iff it is the target's token; the extra token is the target's.
 
-    A draft token is accepted iff it is the target's token, whatever law it came from; the residual
-    of the first rejected row is the target's token again.
+    This is `verify_chain`, and `verify_block`, where every target law is a point mass, so that no
+    draw can change anything; and it is the rule of coupled sampling.
 
     Args:
         draft_tokens: `[B, K]` int64.
         num_valid: `[B]` int64 tokens proposed per row, or `None` for K.
-        target_tokens: `[B, K + 1]` the only token of each target law.
+        target_tokens: `[B, K + 1]` the target's token at every place.
 
     Returns:
-        As `verify_chain`, and equal to it.
+        As `verify_chain`.
     """
     width = draft_tokens.shape[1]
     is_accepted = draft_tokens == target_tokens[:, :width]
     if num_valid is not None:
-        steps = torch.arange(width, device=draft_tokens.device)
-        is_accepted = is_accepted & (steps < num_valid[:, None])
+        is_accepted = is_accepted & _is_valid(draft_tokens, num_valid)
     is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
     tokens = target_tokens.clone()
     tokens[:, 1:].masked_fill_(is_prefix == 0, PAD_TOKEN)
     return tokens, is_prefix.sum(dim=-1)
+
+
+def append_token(draft_tokens: Tensor, num_accepted: Tensor, extra: Tensor) -> Tensor:
+    """`[B, K + 1]`: the first `num_accepted` `[B]` of the draft tokens `[B, K]`, then `extra`
+    `[B]`, then `PAD_TOKEN`.
+    """
+    places = torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
+    tokens = torch.where(places < num_accepted[:, None], draft_tokens, PAD_TOKEN)
+    tokens = torch.nn.functional.pad(tokens, (0, 1), value=PAD_TOKEN)
+    return tokens.scatter(1, num_accepted[:, None], extra[:, None])
+
+
+def find_faults(
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    num_valid: Tensor | None,
+    largest_logits: Tensor,
+    num_accepted: Tensor,
+) -> Tensor:
+    """What is wrong with the inputs of a verdict.
+
+    Args:
+        draft_tokens: `[B, K]` int64.
+        draft_probs: `[B, K, V]` or `None`.
+        num_valid: `[B]` or `None`.
+        largest_logits: `[B, K + 1]` of the target, NaN where one of a row is NaN.
+        num_accepted: `[B]`; target rows beyond it do not matter.
+
+    Returns:
+        `[B]` int64, a sum of `Fault` values; 0 is none.
+    """
+    width = draft_tokens.shape[1]
+    places = torch.arange(width + 1, device=draft_tokens.device)
+    is_bad = ~largest_logits.isfinite() & (places <= num_accepted[:, None])
+    faults = is_bad.any(dim=1) * int(Fault.TARGET_LOGITS)
+    if draft_probs is None:
+        return faults
+    off = ~((draft_probs.sum(dim=-1) - 1).abs() <= LAW_TOLERANCE)  # NaN is off
+    impossible = ~(_at(draft_probs, draft_tokens) > 0)
+    if num_valid is not None:
+        valid = _is_valid(draft_tokens, num_valid)
+        off, impossible = off & valid, impossible & valid
+    faults = faults + off.any(dim=1) * int(Fault.DRAFT_LAW)
+    return faults + impossible.any(dim=1) * int(Fault.DRAFT_TOKEN)
+
+
+def _extended(
+    draft_tokens: Tensor,
+    draft_probs: Tensor | None,
+    num_valid: Tensor | None,
+    target_probs: Tensor,
+    num_accepted: Tensor,
+    factor: Tensor | float,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Appends a token drawn from `max(0, factor * target - draft)` of the row behind the accepted
+    prefix; `factor` is `[B, 1]`.
+    """
+    width, vocab = draft_tokens.shape[1], target_probs.shape[-1]
+    row = num_accepted[:, None, None]  # the row that the extra token is drawn from
+    target_row = target_probs.gather(1, row.expand(-1, -1, vocab))[:, 0]  # [B, V]
+    residual = target_row
+    if width:
+        row = row.clamp(max=width - 1)
+        is_short = (num_accepted < (width if num_valid is None else num_valid))[:, None]
+        if draft_probs is None:
+            rejected = _readable(draft_tokens).gather(1, row[..., 0])  # [B, 1]
+            residual = target_row.scatter_add(-1, rejected, -is_short.to(target_row.dtype))
+        else:
+            draft_row = draft_probs.gather(1, row.expand(-1, -1, vocab))[:, 0]
+            scaled = target_row if isinstance(factor, float) else target_row * factor
+            residual = torch.where(is_short, scaled.to(target_row.dtype) - draft_row, target_row)
+        residual = residual.clamp(min=0)
+        residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
+    return append_token(draft_tokens, num_accepted, draw(residual, uniforms)), num_accepted
+
+
+def _at(probs: Tensor, tokens: Tensor) -> Tensor:
+    """`[B, K]` probabilities of the tokens."""
+    return probs.gather(-1, _readable(tokens)[..., None])[..., 0]
+
+
+def _readable(tokens: Tensor) -> Tensor:
+    """Token ids, 0 in slots that hold none."""
+    return tokens.clamp(min=0)
+
+
+def _is_valid(draft_tokens: Tensor, num_valid: Tensor) -> Tensor:
+    """`[B, K]` bool: slots that hold a draft token."""
+    return torch.arange(draft_tokens.shape[1], device=num_valid.device) < num_valid[:, None]

@@ -1,9 +1,9 @@
 """Randomness as an argument: counter-based uniforms that depend on a row's own seed and position
 only.
 
-Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 3.3)
-turns a counter and a key into 128 random bits without any state. Here the key is the row's seed and
-the counter is (position of the step's anchor, index within the step, stream, 0). Consequences:
+Philox turns a counter and a key into 128 random bits without any state. Here the key is the row's
+seed and the counter is (position of the step's anchor, index within the step, stream, 0).
+Consequences:
 
 - A row's draws do not depend on its neighbours, the batch order, the padding or the device.
 - Streams (propose, accept, resample) are different counters, so no draw is ever used for two
@@ -13,18 +13,22 @@ the counter is (position of the step's anchor, index within the step, stream, 0)
   decision at one position looks at later ones would then be biased.)
 """
 
+from __future__ import annotations
+
 from enum import IntEnum
-from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-_MASK = 0xFFFFFFFF
-_ROUNDS = 10
+from specdec.kernels import philox, race
+from specdec.kernels.philox import to_uniforms
+
+if TYPE_CHECKING:
+    from specdec.samplers.warp import Warp
 
 MAX_SEED = 2**64 - 1
+_RACE_STREAM = 3  # of coupled noise, which has no other
 
 
 class Stream(IntEnum):
@@ -33,43 +37,6 @@ class Stream(IntEnum):
     PROPOSE = 0
     ACCEPT = 1
     RESAMPLE = 2
-
-
-@lru_cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Copied to a device once, since a copy from the host would make every step wait."""
-    with torch.inference_mode(False):
-        return torch.tensor(_MULTIPLIERS, device=device), torch.tensor(_KEY_STEPS, device=device)
-
-
-def philox(counter: Tensor, key: Tensor) -> Tensor:
-    """Philox 4x32-10 in integer tensor arithmetic.
-
-    Args:
-        counter: `[..., 4]` int64 holding 32-bit words.
-        key: `[..., 2]` int64 holding 32-bit words, broadcast against the counter.
-
-    Returns:
-        `[..., 4]` int64 holding 32-bit words.
-
-    Example:
-        >>> words = philox(torch.zeros(4, dtype=torch.long), torch.zeros(2, dtype=torch.long))
-        >>> [f"{word:08x}" for word in words.tolist()]
-        ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
-    """
-    multipliers, key_steps = _constants(counter.device)
-    even, odd = (
-        counter[..., 0::2],
-        counter[..., 1::2],
-    )  # words (0, 2) are multiplied, (1, 3) mixed in
-    for _ in range(_ROUNDS):
-        product = (
-            even * multipliers
-        )  # wraps modulo 2**64; the bits are those of the unsigned product
-        high, low = (product >> 32) & _MASK, product & _MASK
-        even, odd = high.flip(-1) ^ odd ^ key, low.flip(-1)
-        key = (key + key_steps) & _MASK
-    return torch.stack([even, odd], dim=-1).flatten(-2)
 
 
 class StepNoise:
@@ -99,6 +66,20 @@ class StepNoise:
         """
         return self._streams[stream].narrow(1, index, 1)
 
+    def propose(self, logits: Tensor, warp: Warp, index: int) -> tuple[Tensor, Tensor | None]:
+        """Draws the draft token of one place.
+
+        Args:
+            logits: `[B, 1, V]` of the drafter, over the target's vocabulary.
+            warp: from logits to the law that the token is drawn from.
+            index: the place, 0..K - 1.
+
+        Returns:
+            Tokens `[B, 1]`, and the law `[B, 1, V]`; `None` for a point mass.
+        """
+        uniforms = None if warp.is_greedy else self.column(Stream.PROPOSE, index)
+        return warp.draw(logits, uniforms)
+
 
 class Noise:
     """Per-row source of uniforms; holds seeds, no state.
@@ -124,9 +105,8 @@ class Noise:
                 raise ValueError(
                     f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1"
                 )
-        self._key = torch.tensor([[seed & _MASK, seed >> 32] for seed in seeds], device=device)[
-            :, None
-        ]
+        words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
+        self._key = torch.tensor(words, device=device)  # [B, 2]
         self._streams = torch.arange(len(Stream), device=device)
 
     def at(self, start: Tensor, width: int) -> StepNoise:
@@ -145,9 +125,8 @@ class Noise:
         counter[..., 0] = start[:, None, None]
         counter[..., 1] = index
         counter[..., 2] = self._streams[:, None]
-        words = philox(counter.flatten(1, 2), self._key)  # [B, streams * width, 4]
-        # 52 bits: exact in float64, and u * total < total holds after rounding, for any total.
-        uniforms = ((words[..., 0] << 20) | (words[..., 1] >> 12)).double() * 2.0**-52
+        words = philox(counter.flatten(1, 2), self._key[:, None])  # [B, streams * width, 4]
+        uniforms = to_uniforms(words[..., 0], words[..., 1])
         return StepNoise(uniforms.view(rows, streams, width))
 
 
@@ -167,3 +146,52 @@ class ZeroNoise:
     def at(self, start: Tensor, width: int) -> StepNoise:
         """The same zeros at every position."""
         return self._step
+
+
+class CoupledStepNoise(StepNoise):
+    """Draws of a step in which drafter and target race with the same noise at each position.
+
+    Args:
+        key: `[B, 2]` words of the rows' seeds.
+        start: `[B]` position of the anchor.
+    """
+
+    def __init__(self, key: Tensor, start: Tensor):
+        self._key = key
+        self._start = start
+
+    def uniform(self, stream: Stream) -> Tensor:
+        """There are none, and nothing may use them."""
+        raise TypeError(
+            "coupled noise has no uniforms to accept or resample with; use it with CouplingSampler"
+        )
+
+    def column(self, stream: Stream, index: int) -> Tensor:
+        """As `uniform`."""
+        return self.uniform(stream)
+
+    def propose(self, logits: Tensor, warp: Warp, index: int) -> tuple[Tensor, None]:
+        """As `StepNoise.propose`, by the race at the draft token's position. The token is told to
+        nobody as a draw from a law, since the target will not draw independently of it.
+        """
+        return self.race(logits, warp, index), None
+
+    def race(self, logits: Tensor, warp: Warp, index: int = 0) -> Tensor:
+        """Tokens `[B, N]` of the places from `index` on, given logits `[B, N, V]`."""
+        if warp.is_greedy:
+            return logits.argmax(dim=-1)
+        places = torch.arange(1 + index, 1 + index + logits.shape[1], device=logits.device)
+        return race(
+            logits, warp.gate(logits), self._key, self._start[:, None] + places, _RACE_STREAM
+        )
+
+
+class CoupledNoise(Noise):
+    """Noise that belongs to positions of the text, not to steps: what `CouplingSampler` needs.
+
+    Args and Raises: as `Noise`.
+    """
+
+    def at(self, start: Tensor, width: int) -> CoupledStepNoise:
+        """The draws at the positions behind `start`."""
+        return CoupledStepNoise(self._key, start)

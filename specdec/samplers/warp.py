@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from specdec.kernels.reference import draw
+from specdec.kernels import Gate, Truncation, find_floor, sample
+from specdec.kernels.gate import law
 
 Values = float | int | None | Sequence
 
@@ -61,31 +63,26 @@ class Warp:
         top_ps = _per_row("top_p", top_p, batch_size, 1.0, "a number in 0..1", _is_fraction)
         min_ps = _per_row("min_p", min_p, batch_size, 0.0, "a number in 0..1", _is_fraction)
         self.batch_size = batch_size
+        self._device = device
         self.is_greedy = all(t == 0 for t in temperatures)
         """Every row is greedy. Known to the host, so work that no row needs is left out when the
         warp is built.
         """
-        self._some_greedy = any(t == 0 for t in temperatures)
-        self._largest_k = max(top_ks, default=0)
-        self._truncations: list[Callable[[Tensor], Tensor]] = []
-        if any(top_ks):
-            self._truncations.append(self._keep_top_k)
-        if any(p < 1 for p in top_ps):
-            self._truncations.append(self._keep_top_p)
-        if any(min_ps):
-            self._truncations.append(self._keep_min_p)
 
-        def column(values: list, dtype: torch.dtype) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+        def column(values: list, dtype: torch.dtype, is_used: bool) -> Tensor | None:
+            return torch.tensor(values, dtype=dtype, device=device) if is_used else None
 
-        self._temperature = column([t or 1.0 for t in temperatures], torch.float64)
-        self._scales = any(t not in (0, 1) for t in temperatures)
-        self._greedy = column([t == 0 for t in temperatures], torch.bool)
-        self._top_k = column(top_ks, torch.long)
-        # A token goes while the mass up to and including it, from the least likely, is <= 1 -
-        # top_p.
-        self._tail = column([1 - p if p < 1 else -1.0 for p in top_ps], torch.float64)
-        self._min_p = column(min_ps, torch.float64)
+        positive = [t or 1.0 for t in temperatures]
+        self._temperature = column(positive, torch.float64, any(t != 1 for t in positive))
+        self._greedy = column([t == 0 for t in temperatures], torch.bool, 0 in temperatures)
+        tails = [1 - p if p < 1 else -1.0 for p in top_ps]
+        self._truncation = Truncation(
+            top_k=column(top_ks, torch.long, any(top_ks)),
+            tail=column(tails, torch.float64, any(p < 1 for p in top_ps)),
+            min_p=column(min_ps, torch.float64, any(min_ps)),
+            largest_k=max(top_ks, default=0),
+        )
+        self._truncates = any(value is not None for value in self._truncation[:3])
 
     def __call__(self, logits: Tensor) -> Tensor:
         """The law of each row.
@@ -96,16 +93,14 @@ class Warp:
         Returns:
             Probabilities of the same shape, float32 (float64 for float64 logits).
         """
-        logits = _widen(logits)
-        if self.is_greedy:
-            return _one_hot_argmax(logits)
-        scaled = logits / _like(self._temperature, logits) if self._scales else logits
-        for truncate in self._truncations:
-            scaled = truncate(scaled)
-        probs = torch.softmax(scaled, dim=-1)
-        if self._some_greedy:
-            probs = torch.where(_like(self._greedy, logits), _one_hot_argmax(logits), probs)
-        return probs
+        return law(logits, self.gate(logits))
+
+    def gate(self, logits: Tensor) -> Gate:
+        """How these logits `[B, V]` or `[B, N, V]` become a law."""
+        floor = None
+        if self._truncates and not self.is_greedy:
+            floor = find_floor(logits, self._temperature, self._truncation)
+        return Gate(self._temperature, self._greedy, floor)
 
     def draw(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Tokens and the laws that they were drawn from.
@@ -120,42 +115,21 @@ class Warp:
         """
         if self.is_greedy:
             return logits.argmax(dim=-1), None
-        probs = self(logits)
-        return draw(probs, uniforms), probs
+        return sample(logits, self.gate(logits), uniforms)
 
-    def _keep_top_k(self, logits: Tensor) -> Tensor:
-        largest = logits.topk(min(self._largest_k, logits.shape[-1]), dim=-1).values
-        kth = _like(self._top_k, logits).clamp(1, largest.shape[-1]) - 1
-        threshold = largest.gather(-1, kth.expand(*logits.shape[:-1], 1))
-        return logits.masked_fill((logits < threshold) & _like(self._top_k > 0, logits), -math.inf)
+    def at_temperature(self, temperature: float) -> Warp:
+        """The same gate with another temperature in every row that is not greedy.
 
-    def _keep_top_p(self, logits: Tensor) -> Tensor:
-        ascending, order = logits.sort(dim=-1)
-        gone = ascending.softmax(dim=-1).cumsum(dim=-1) <= _like(self._tail, logits)
-        gone[..., -1] = False
-        return logits.masked_fill(torch.zeros_like(gone).scatter(-1, order, gone), -math.inf)
-
-    def _keep_min_p(self, logits: Tensor) -> Tensor:
-        probs = logits.softmax(dim=-1)
-        return logits.masked_fill(
-            probs < _like(self._min_p, logits) * probs.amax(-1, keepdim=True), -math.inf
-        )
-
-
-def _widen(logits: Tensor) -> Tensor:
-    return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _one_hot_argmax(logits: Tensor) -> Tensor:
-    # torch.argmax documents the first of equal maxima: the lowest id.
-    best = logits.argmax(dim=-1, keepdim=True)
-    return torch.zeros_like(logits).scatter_(-1, best, 1.0)
-
-
-def _like(column: Tensor, logits: Tensor) -> Tensor:
-    """Per-row values shaped and typed to meet `[B, ..., V]`."""
-    column = column.to(logits.dtype) if column.is_floating_point() else column
-    return column.view(-1, *[1] * (logits.dim() - 1))
+        Args:
+            temperature: > 0.
+        """
+        other = copy.copy(self)
+        other._temperature = None
+        if temperature != 1:
+            other._temperature = torch.full(
+                (self.batch_size,), temperature, dtype=torch.float64, device=self._device
+            )
+        return other
 
 
 def _is_temperature(value) -> bool:

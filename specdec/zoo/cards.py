@@ -10,6 +10,7 @@ import json
 import math
 import platform
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -125,17 +126,36 @@ def write_card(
 
 
 def _describe_data(tokenizer: PreTrainedTokenizerFast) -> dict:
-    """Say which corpus this was, so that another Python's library can be told apart."""
-    files = corpus.training_files()
+    """Say which corpus this was, so that another machine's can be told apart."""
     return {
-        "source": "the Python standard library's own sources (PSF License Version 2)",
-        "python": platform.python_version(),
+        "standard library": {
+            "licence": "PSF License Version 2",
+            "python": platform.python_version(),
+            **_describe_files(tokenizer, corpus.library_files()),
+            "held_out": list(corpus.HELD_OUT),
+        },
+        "packages": {
+            "versions": {name: _version(name) for name in corpus.PACKAGES},
+            **_describe_files(tokenizer, corpus.package_files()),
+        },
+    }
+
+
+def _describe_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> dict:
+    """Count files, bytes and tokens, and fingerprint the bytes."""
+    return {
         "num_files": len(files),
         "num_bytes": sum(path.stat().st_size for path in files),
         "num_tokens": sum(len(ids) for ids in encode_files(tokenizer, files)),
         "sha256": corpus.fingerprint(files),
-        "held_out": list(corpus.HELD_OUT),
     }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _heldout_windows(

@@ -50,8 +50,12 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 2048) -> PreTrain
 
 def encode_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> list[np.ndarray]:
     """Encode each file into ids [num_tokens], closed by the end-of-text token."""
-    encodings = tokenizer.backend_tokenizer.encode_batch([corpus.read_source(f) for f in files])
-    return [np.array([*e.ids, tokenizer.eos_token_id], dtype=np.uint16) for e in encodings]
+    documents = []
+    for start in range(0, len(files), 256):  # an encoding takes a hundred times its ids' memory
+        texts = [corpus.read_source(path) for path in files[start : start + 256]]
+        for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
+            documents.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16))
+    return documents
 
 
 class PackedStream:

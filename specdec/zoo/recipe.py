@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
@@ -31,13 +32,14 @@ TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # One layer, since a second costs more than the acceptance it buys; its MLP is wide, since width
 # is almost free in latency at this size.
 DRAFT_SHAPE = {"num_layers": 1, "mlp_width": 1024}
+LIBRARY_REPEATS = 2  # per epoch: the zoo is measured on the library
 HARD_WEIGHT = 0.0  # the text's own tokens only add noise to the target's distribution
 OPTIMIZER = "Muon for the hidden matrices, AdamW for the embedding and the norms"
 
 
 def make_tokenizer(out_dir: Path) -> None:
-    """Train the tokenizer and save it beside the target's weights."""
-    texts = (corpus.read_source(path) for path in corpus.training_files())
+    """Train the tokenizer on the standard library and save it beside the target's weights."""
+    texts = (corpus.read_source(path) for path in corpus.library_files())
     packing.train_tokenizer(texts).save_pretrained(out_dir / "target")
 
 
@@ -68,9 +70,10 @@ def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=torch.float32).eval()
     model = models.build_model(tokenizer, seed=plan.seed, **DRAFT_SHAPE)
     model.get_input_embeddings().load_state_dict(target.get_input_embeddings().state_dict())
-    loss_fn = models.distillation_loss(target, hard_weight=HARD_WEIGHT)
+    teacher = target.to(PartialState().device)
+    loss_fn = models.distillation_loss(teacher, hard_weight=HARD_WEIGHT)
     progress = train(model, stream, loss_fn, plan=plan, work_dir=work_dir / "draft")
-    model = _export(model, out_dir / "draft")
+    model, target = _export(model, out_dir / "draft"), teacher.cpu()
     heldout = cards.heldout_loss(model, tokenizer)
     cards.write_card(
         out_dir / "draft",
@@ -94,13 +97,15 @@ def _tokenizer_and_stream(
 ) -> tuple[PreTrainedTokenizerFast, packing.PackedStream]:
     """Load the tokenizer of the first stage and pack the corpus with it."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(out_dir / "target")
-    documents = packing.encode_files(tokenizer, corpus.training_files())
+    library = packing.encode_files(tokenizer, corpus.library_files())
+    packages = packing.encode_files(tokenizer, corpus.package_files())
+    documents = LIBRARY_REPEATS * library + packages
     return tokenizer, packing.PackedStream(documents, seed=plan.seed)
 
 
 def _export(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """Save the weights in bfloat16, and return what a user will load, in float32."""
-    model.to(torch.bfloat16).save_pretrained(folder)
+    model.to("cpu", torch.bfloat16).save_pretrained(folder)
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

@@ -111,7 +111,7 @@ def train(
     Returns:
         What the run did.
     """
-    accelerator = Accelerator(cpu=True, mixed_precision=plan.precision)
+    accelerator = Accelerator(mixed_precision=plan.precision)  # on a GPU if there is one
     progress = TrainingProgress()
     schedule = [(accelerator.prepare(o), peak_lr) for o, peak_lr in build_optimizers(model, plan)]
     model = accelerator.prepare(model)
@@ -119,14 +119,16 @@ def train(
     checkpoint = work_dir / "checkpoint"
     if checkpoint.exists():
         accelerator.load_state(str(checkpoint))
-    compiled_loss = torch.compile(lambda ids: loss_fn(model, ids))
+    # One program per row length: with symbolic sizes each would be slower.
+    compiled_loss = torch.compile(lambda ids: loss_fn(model, ids), dynamic=False)
     model.train()
     saved_at_s = progress.wall_s
     with tqdm(total=100, mininterval=5, bar_format="{l_bar}{bar}|{postfix}") as bar:
         while (fraction := progress.fraction(plan)) < 1:
             started_s = time.monotonic()
             length = plan.length_at(fraction)
-            loss = compiled_loss(stream.take(plan.tokens_per_step // length, length))
+            ids = stream.take(plan.tokens_per_step // length, length)
+            loss = compiled_loss(ids.to(accelerator.device))
             accelerator.backward(loss)
             accelerator.clip_grad_norm_(model.parameters(), plan.clip_norm)
             for optimizer, peak_lr in schedule:

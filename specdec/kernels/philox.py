@@ -1,0 +1,52 @@
+"""Philox 4x32-10, a counter-based generator (Salmon et al., "Parallel random numbers: as easy as 1,
+2, 3", SC 2011, section 3.3), in plain integer tensor arithmetic.
+"""
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+NUM_ROUNDS = 10
+_MASK = 0xFFFFFFFF
+
+
+@lru_cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copied to a device once, since a copy from the host would make every step wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(MULTIPLIERS, device=device), torch.tensor(KEY_STEPS, device=device)
+
+
+def philox(counter: Tensor, key: Tensor) -> Tensor:
+    """Turns counters and keys into random bits, without any state.
+
+    Args:
+        counter: `[..., 4]` int64 holding 32-bit words.
+        key: `[..., 2]` int64 holding 32-bit words, broadcast against the counter.
+
+    Returns:
+        `[..., 4]` int64 holding 32-bit words.
+
+    Example:
+        >>> words = philox(torch.zeros(4, dtype=torch.long), torch.zeros(2, dtype=torch.long))
+        >>> [f"{word:08x}" for word in words.tolist()]
+        ['6627e8d5', 'e169c58d', 'bc57ac4c', '9b00dbd8']
+    """
+    multipliers, key_steps = _constants(counter.device)
+    even, odd = counter[..., 0::2], counter[..., 1::2]  # words (0, 2) are multiplied, (1, 3) mixed
+    for _ in range(NUM_ROUNDS):
+        product = even * multipliers  # wraps modulo 2**64; the bits are those of the unsigned one
+        high, low = (product >> 32) & _MASK, product & _MASK
+        even, odd = high.flip(-1) ^ odd ^ key, low.flip(-1)
+        key = (key + key_steps) & _MASK
+    return torch.stack([even, odd], dim=-1).flatten(-2)
+
+
+def to_uniforms(high: Tensor, low: Tensor) -> Tensor:
+    """float64 in [0, 1) from two words each: 52 bits, so that `u * total < total` holds after
+    rounding for any total.
+    """
+    return ((high << 20) | (low >> 12)).double() * 2.0**-52

@@ -1,0 +1,99 @@
+"""`Sampler`: what a component must do to decide which draft tokens stand.
+
+Legend: B rows, K draft tokens, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+
+from specdec.kernels import verify_points
+from specdec.samplers.noise import Noise, StepNoise, Stream
+from specdec.samplers.warp import Warp
+from specdec.types import Draft, Fault, Verdict
+
+
+class Sampler(nn.Module, ABC):
+    """Turns a draft and the target's logits into a verdict. It never sees a model.
+
+    Attributes:
+        lossless: the output has exactly the target's law, whatever is drafted.
+        noise_type: the kind of randomness it needs; drafters draw from the same.
+    """
+
+    lossless: bool
+    noise_type: type[Noise] = Noise
+
+    def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """Decides one step.
+
+        Args:
+            draft: K tokens per row and their laws.
+            target_logits: `[B, K + 1, V]`; row i predicts what follows the first i draft tokens.
+            warp: the gate from logits to the target's law.
+            noise: the step's draws.
+
+        Returns:
+            The accepted prefix and one extra token per row.
+
+        Raises:
+            ValueError: the draft's vocabulary or length does not fit the logits.
+        """
+        _check_fit(draft, target_logits)
+        if warp.is_greedy:  # every rule's value where the target leaves nothing to chance
+            return self.decide_greedily(draft, target_logits)
+        return self.decide(draft, target_logits, warp, noise)
+
+    @abstractmethod
+    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """As `forward`, for inputs that fit, in a batch where some row samples."""
+
+    def decide_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
+        """As `forward`, where the target's every law is one-hot."""
+        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
+        return verdict_of_points(draft, tokens, largest)
+
+
+def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
+    """The verdict where the target's token is known at every place.
+
+    Args:
+        draft: K tokens per row.
+        target_tokens: `[B, K + 1]`.
+        largest_logits: `[B, K + 1]` of the target.
+    """
+    tokens, num_accepted = verify_points(draft.tokens, draft.num_valid, target_tokens)
+    faults = ~largest_logits.isfinite() & (tokens >= 0)
+    faults = faults.any(dim=1) * int(Fault.TARGET_LOGITS)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+
+
+def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+    rows, width = draft.tokens.shape
+    if target_logits.shape[:2] != (rows, width + 1):
+        raise ValueError(
+            f"target logits must be [{rows}, {width + 1}, V] for a draft of shape {[rows, width]}, "
+            f"got {list(target_logits.shape)}"
+        )
+    if draft.probs is not None and draft.probs.shape[-1] != target_logits.shape[-1]:
+        raise ValueError(
+            f"draft.probs has vocabulary {draft.probs.shape[-1]} but target logits have "
+            f"{target_logits.shape[-1]}; "
+            "the drafter must express its law over the target's vocabulary"
+        )
+
+
+def chain_uniforms(draft: Draft, noise: StepNoise) -> tuple[Tensor, Tensor]:
+    """The draws of a rule that accepts each token by chance: `[B, K]` to accept, `[B]` to resample.
+
+    Raises:
+        ValueError: the step was opened with too few draws.
+    """
+    width = draft.tokens.shape[1]
+    accept, resample = noise.uniform(Stream.ACCEPT), noise.uniform(Stream.RESAMPLE)
+    if accept.shape[1] < width:
+        raise ValueError(
+            f"the noise holds {accept.shape[1]} draws per stream for {width} draft tokens; open "
+            f"the step with noise.at(start, width={width + 1})"
+        )
+    return accept[:, :width], resample[:, 0]

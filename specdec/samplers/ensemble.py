@@ -1,0 +1,61 @@
+"""`EnsembleSampler`: lets the drafter have a say. Lossy, with a bound."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from specdec.kernels import find_faults, verify_chain
+from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.noise import StepNoise
+from specdec.samplers.warp import Warp
+from specdec.types import Draft, Verdict
+
+
+class EnsembleSampler(Sampler):
+    """Samples exactly from w p + (1 - w) q at every drafted place, so that more is accepted. This
+    does not keep the target's law p.
+
+    It is the rejection rule with the mixture in the target's place. Where the draft is a draw from
+    q, each output token's law, given what came before, is off by exactly (1 - w) TV(q, p), thus TV
+    <= 1 - w; K tokens together by at most the sum. A point-mass draft counts as its one-hot law.
+    The bonus token and greedy rows are exact.
+
+    Args:
+        target_weight: w in 0..1; 1 is `RejectionSampler`.
+
+    Raises:
+        ValueError: w out of range.
+
+    Example:
+        >>> EnsembleSampler(target_weight=0.9).lossless
+        False
+
+    Reference: the mixture as a target of verification is in Fu et al., "Speculative Ensemble",
+    arXiv:2502.01662, section 3.
+    """
+
+    lossless = False
+
+    def __init__(self, target_weight: float):
+        super().__init__()
+        if not 0 <= target_weight <= 1:
+            raise ValueError(f"target_weight must be in 0..1, got {target_weight!r}")
+        self.target_weight = target_weight
+
+    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """Token by token, against the mixture."""
+        laws, w = warp(target_logits), self.target_weight
+        mixed = laws.clone()
+        if draft.probs is None:
+            of_draft = one_hot(draft.tokens.clamp(min=0), laws.shape[-1])
+        else:
+            of_draft = draft.probs
+        mixed[:, :-1] = w * laws[:, :-1] + (1 - w) * of_draft
+        if draft.num_valid is not None:  # the extra token of a short row is the target's alone
+            places = torch.arange(draft.tokens.shape[1] + 1, device=laws.device)
+            is_drafted = (places < draft.num_valid[:, None])[..., None]
+            mixed = torch.where(is_drafted, mixed, laws)
+        proposal = draft.tokens, draft.probs, draft.num_valid
+        tokens, num_accepted = verify_chain(*proposal, mixed, *chain_uniforms(draft, noise))
+        faults = find_faults(*proposal, target_logits.amax(dim=-1), num_accepted)
+        return Verdict(tokens, num_accepted, draft.num_valid, faults)

@@ -1,0 +1,66 @@
+"""`TypicalSampler`: accepts what the target finds plausible. Lossy."""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import append_token, draw, find_faults
+from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.noise import StepNoise
+from specdec.samplers.warp import Warp
+from specdec.types import Draft, Verdict
+
+
+class TypicalSampler(Sampler):
+    """Accepts draft tokens that are likely enough for the target's uncertainty. This does not keep
+    the target's law.
+
+    Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))), where p is the target's law
+    behind its temperature and truncation and H its entropy in nats; the extra token is drawn from
+    p. Greedy rows are exact, since there p is one-hot.
+
+    With draft law q, let A be the probability that a token drawn from q is accepted, and q' the law
+    q restricted to what is accepted. Then the law of each output token is off by exactly A TV(q',
+    p), thus at most A.
+
+    Args:
+        epsilon: probability from which a token is always accepted, in 0..1.
+        delta: scales the threshold that depends on the entropy, >= 0.
+
+    Raises:
+        ValueError: epsilon or delta out of range.
+
+    Example:
+        >>> TypicalSampler(epsilon=0.1).lossless
+        False
+
+    Reference: Cai et al. (Medusa), arXiv:2401.10774, section 2.3.1.
+    """
+
+    lossless = False
+
+    def __init__(self, epsilon: float = 0.3, delta: float = 0.09):
+        super().__init__()
+        if not (0 <= epsilon <= 1 and delta >= 0):
+            raise ValueError(
+                f"expected epsilon in 0..1 and delta >= 0, got epsilon={epsilon}, delta={delta}"
+            )
+        self.epsilon = epsilon
+        self.delta = delta
+
+    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """By the target's law alone."""
+        laws = warp(target_logits)  # [B, K + 1, V]
+        entropy = -torch.special.xlogy(laws, laws).sum(dim=-1)
+        threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
+        of_draft = laws[:, :-1].gather(-1, draft.tokens.clamp(min=0)[..., None])[..., 0]
+        is_accepted = of_draft > threshold[:, :-1]
+        if draft.num_valid is not None:
+            places = torch.arange(is_accepted.shape[1], device=draft.num_valid.device)
+            is_accepted = is_accepted & (places < draft.num_valid[:, None])
+        num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)
+        row = num_accepted[:, None, None].expand(-1, -1, laws.shape[-1])
+        _, resample = chain_uniforms(draft, noise)
+        tokens = append_token(draft.tokens, num_accepted, draw(laws.gather(1, row)[:, 0], resample))
+        # What the draft's laws say plays no part, so it cannot be wrong.
+        faults = find_faults(draft.tokens, None, None, target_logits.amax(dim=-1), num_accepted)
+        return Verdict(tokens, num_accepted, draft.num_valid, faults)
