@@ -117,6 +117,8 @@ class GenerationState:
         drafter_state: the drafter's own.
         tokens: `[B, S]` committed tokens; what lies behind a row's anchor is garbage.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
+        recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
+        start: `[B]` position of that anchor.
         num_new: `[B]` tokens that the last step committed.
         features: `[B, K + 1, F]` of the tokens before these, or `None`.
         ends: `[V + 1]` 0 for token ids that end a row and K + 1 for all others, `PAD_TOKEN` (the
@@ -133,6 +135,8 @@ class GenerationState:
     drafter_state: Any
     tokens: Tensor
     remaining: Tensor
+    recent: Tensor
+    start: Tensor
     num_new: Tensor
     features: Tensor | None
     ends: Tensor
@@ -152,14 +156,12 @@ class GenerationState:
     @property
     def anchor(self) -> Tensor:
         """`[B]` the last committed token of each row."""
-        return self.tokens.gather(1, self.cache.lengths[:, None])[:, 0]
+        return self.recent.gather(1, self.num_new[:, None])[:, 0]
 
     @property
     def context(self) -> Context:
         """What the drafter may know at the start of a step."""
-        start = self.cache.lengths - self.num_new
-        window = self.tokens.gather(1, start[:, None] + self.cache.offsets[: len(self.steps) + 1])
-        return Context(window, self.features, start, self.num_new, self.longest)
+        return Context(self.recent, self.features, self.start, self.num_new, self.longest)
 
     def end_rows(self, rows: list[int]) -> None:
         """Ends rows from outside a step, as a stopping criterion does."""
@@ -187,7 +189,9 @@ class GenerationState:
         first_end = (self.ends.take(verdict.tokens) + self.steps).amin(dim=1)  # [B]
         num_kept = torch.minimum(verdict.num_emitted, self.remaining)
         is_eos = first_end < num_kept
+        torch.cat([self.anchor[:, None], verdict.tokens], dim=1, out=self.recent)
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
+        self.start.copy_(self.cache.lengths)
 
         places = self.cache.lengths[:, None] + self.steps  # of the tokens before the new ones
         self.tokens[:, 1:].scatter_(1, places, verdict.tokens)
@@ -239,6 +243,8 @@ class GenerationState:
         tokens[:, : prompts.tokens.shape[1]] = prompts.tokens
         ends = torch.full((vocab_size + 1,), width, device=device)
         ends[[token for token in options.eos if 0 <= token < vocab_size]] = 0
+        num_new = torch.tensor([min(n - 1, 1) for n in prompts.lengths], device=device)
+        start = torch.tensor(prompts.lengths, device=device) - 1 - num_new
         features = None
         if feature_width:
             features = torch.zeros(rows, width, feature_width, dtype=feature_dtype, device=device)
@@ -251,7 +257,9 @@ class GenerationState:
             drafter_state=drafter_state,
             tokens=tokens,
             remaining=torch.full((rows,), room, device=device),
-            num_new=torch.tensor([min(n - 1, 1) for n in prompts.lengths], device=device),
+            recent=tokens.gather(1, start[:, None] + torch.arange(width + 1, device=device)),
+            start=start,
+            num_new=num_new,
             features=features,
             ends=ends,
             steps=torch.arange(width, device=device),

@@ -130,9 +130,10 @@ class ModelDrafter(Drafter):
         last = positions[:, 1:]  # [B, 1], of the last committed token
         slots = self._slots(state.cache, positions)
         later_slots = self._slots(state.cache, last + state.offsets[2:])  # [B, K - 1]
+        slots_of_pass = slots, *later_slots.split(1, dim=1)[: self.num_draft_tokens - 1]
         gate = self.proposal.gate(warp)
         drafted, laws = [], []
-        for i in range(self.num_draft_tokens):
+        for i, slots in enumerate(slots_of_pass):
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
@@ -141,7 +142,6 @@ class ModelDrafter(Drafter):
             drafted.append(tokens)
             laws.append(law)
             tokens = self._readable(tokens, state)
-            slots = later_slots[:, i : i + 1]
         probs = None if laws[0] is None else torch.cat(laws, dim=1)
         return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
 

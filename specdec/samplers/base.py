@@ -50,8 +50,8 @@ class Sampler(nn.Module, ABC):
 
     def decide_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """As `forward`, where the target's every law is one-hot."""
-        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verdict_of_points(draft, tokens, largest)
+        tokens = target_logits.argmax(dim=-1)  # the first of equal maxima
+        return verdict_of_points(draft, tokens, target_logits.amax(dim=-1))
 
 
 def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
@@ -63,9 +63,9 @@ def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tenso
         largest_logits: `[B, K + 1]` of the target.
     """
     tokens, num_accepted = verify_points(draft.tokens, draft.num_valid, target_tokens)
-    faults = ~largest_logits.isfinite() & (tokens >= 0)
-    faults = faults.any(dim=1) * int(Fault.TARGET_LOGITS)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+    # 0 for finite numbers, else NaN; what lies behind the emitted tokens does not matter.
+    is_off = (largest_logits * 0).masked_fill(tokens < 0, 0).sum(dim=1) != 0
+    return Verdict(tokens, num_accepted, draft.num_valid, is_off * int(Fault.TARGET_LOGITS))
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
