@@ -2,7 +2,8 @@
 models.
 """
 
-from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
+from specdec import certify
+from specdec.drafters import Drafter, EagleDrafter, ModelDrafter, NoDrafter, PromptLookupDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
@@ -19,6 +20,7 @@ __all__ = [
     "BlockSampler",
     "CouplingSampler",
     "Drafter",
+    "EagleDrafter",
     "EnsembleSampler",
     "GenerationResult",
     "ModelDrafter",
@@ -30,4 +32,5 @@ __all__ = [
     "SpeculativeGenerator",
     "Target",
     "TypicalSampler",
+    "certify",
 ]

@@ -1,8 +1,13 @@
 """Shared settings of the tests."""
 
+import os
+
 import hypothesis
 import torch
 import transformers
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read where a kernel is defined, on import
 
 transformers.logging.set_verbosity_error()
 torch.set_num_threads(1)  # tiny tensors: a second thread only adds waiting

@@ -27,7 +27,16 @@ ARROWS = {
     "features": set(),
     "slot_model": {"types", "cache", "attention", "features"},
     "target": {"types", "cache", "attention", "features", "slot_model"},
-    "drafters": {"types", "cache", "kernels", "samplers", "features", "slot_model"},
+    "drafters": {
+        "types",
+        "cache",
+        "attention",
+        "kernels",
+        "samplers",
+        "features",
+        "slot_model",
+    },
+    "certify": {"types", "kernels", "samplers", "generator"},
 }
 # Part -> libraries that it may import, besides Python's own.
 LIBRARIES = {
@@ -35,6 +44,7 @@ LIBRARIES = {
     "graphs": {"torch"},
     "kernels": {"torch", "triton"},
     "samplers": {"torch"},
+    "certify": {"torch", "transformers"},
 }
 
 
@@ -88,6 +98,15 @@ def test_only_the_loop_and_its_helpers_know_target_and_drafters():
         ):
             knows_both.add(module_of(path).split(".")[1])
     assert {"generator"} <= knows_both <= {"__init__", "generator", "prefill", "zoo", "training"}
+
+
+def test_only_the_command_line_and_the_public_names_know_the_certificates():
+    knows = set()
+    for path in FILES:
+        names = imported(path.read_text(), module_of(path))
+        if any(f"{name}.".startswith("specdec.certify.") for name in names):
+            knows.add(module_of(path).split(".")[1])
+    assert knows == {"__init__", "certify", "cli"}
 
 
 def test_imports_are_seen_in_every_form():

@@ -14,7 +14,19 @@ from architectures import ARCHITECTURES, VOCAB, build
 from drafting import WrongDrafter, perturbed, ragged_prompts
 from fingerprint import fingerprint
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Target,
+    TypicalSampler,
+)
+from specdec.samplers import Warp
+from specdec.types import Draft, Fault
 
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
 SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 3}
@@ -62,6 +74,13 @@ def falcon_alibi():
     return transformers.FalconForCausalLM(config)
 
 
+def forgetful():
+    """Declares its layers sliding, and attends over everything."""
+    config = copy.deepcopy(build("llama").config)
+    config.layer_types, config.sliding_window = ["sliding_attention"] * 3, 7
+    return type(build("llama"))(config)
+
+
 def training():
     return build("llama").train()
 
@@ -73,6 +92,7 @@ REFUSED = {
     falcon_h1: "FalconH1.* cannot .*[uU]se HF generate",
     bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
     falcon_alibi: "Falcon.* cannot be decoded over specdec's cache .*Use HF generate",
+    forgetful: r"layer 0 is sliding_attention but passes no sliding_window\).*Use HF generate",
     training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",
 }
 
@@ -159,3 +179,22 @@ def test_logits_of_a_row_that_has_ended_may_be_anything():
     result = generator.generate(IDS, MASK, max_new_tokens=8, eos_token_id=eos, pad_token_id=0)
     assert result.new_tokens.tolist() == [[eos] + [0] * 7, text[1]]
     assert result.lengths == [1, 8]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RejectionSampler(), BlockSampler(), CouplingSampler(), TypicalSampler(), EnsembleSampler(1.0)],
+    ids=lambda sampler: type(sampler).__name__,
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler(sampler, value):
+    impossible = torch.tensor([[2, 2, 2]])
+    draft = Draft(impossible, torch.nn.functional.one_hot(impossible, 4).float())
+    logits = torch.tensor([0.0, 1.0, -torch.inf, 0.5]).repeat(1, 4, 1)
+    logits[:, 1:] = value
+    noise = sampler.noise_type([7]).at(torch.tensor([5]), 4)
+    verdict = sampler(draft, logits, Warp(1), noise)
+    assert verdict.num_accepted.tolist() == [0]
+    assert verdict.faults.tolist() == [0]
+    logits[:, 0, 1] = float("nan")  # which is not behind it
+    assert sampler(draft, logits, Warp(1), noise).faults.tolist() == [Fault.TARGET_LOGITS]

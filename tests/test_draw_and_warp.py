@@ -219,3 +219,14 @@ def test_a_value_out_of_range_is_refused_with_its_row(name, bad):
 def test_a_wrong_number_of_values_is_refused(name):
     with pytest.raises(ValueError, match=rf"{name} has 2 values for a batch of 3 rows"):
         Warp(3, **{name: [1, 1]})
+
+
+@given(gates.filter(lambda gate: gate["temperature"] > 0), seeds)
+def test_the_law_that_comes_with_a_draw_is_that_of_the_draw(gate, seed):
+    vocab = 6
+    logits = random_logits(1, 1, vocab, torch.float32, seed)[:, 0] * 1.37
+    warp, ids = Warp(vocab, **gate), torch.arange(vocab)
+    cuts = bisect(lambda u: warp.draw(logits.expand(vocab, -1), u)[0] <= ids, vocab)
+    drawn = cuts.diff(prepend=torch.zeros(1, dtype=torch.float64))
+    _, told = warp.draw(logits.expand(vocab, -1), torch.zeros(vocab, dtype=torch.float64))
+    torch.testing.assert_close(told[0].double(), drawn, rtol=0, atol=1e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import ragged_prompts, to_right_padding
+from fingerprint import fingerprint
 from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator, Target
@@ -125,3 +126,23 @@ def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model,
         for position, (token, feature) in watcher.seen[row].items():
             assert token == text[position + 1]
             torch.testing.assert_close(feature, wanted[position], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_are_gone_after_every_forward_also_after_one_that_failed(model):
+    generator = SpeculativeGenerator(model, Watcher((0, 1, "final")))
+    expected = generator.generate(IDS, MASK, max_new_tokens=3).sequences
+    before = fingerprint(model)
+
+    def fail(*args):
+        raise RuntimeError("on purpose")
+
+    assert torch.equal(generator.generate(IDS, MASK, max_new_tokens=3).sequences, expected)
+    assert fingerprint(model) == before
+    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    handle = layers[1].register_forward_hook(fail)
+    while_hooked = fingerprint(model)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        generator.generate(IDS, MASK, max_new_tokens=3)
+    assert fingerprint(model) == while_hooked
+    handle.remove()

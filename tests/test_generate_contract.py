@@ -5,6 +5,8 @@ history-dependent logits processors see every prefix that plain decoding would s
 gets what HF would put; and the hook `custom_generate=generator` is HF's own front door.
 """
 
+import itertools
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -14,6 +16,7 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -21,7 +24,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import ModelDrafter, NoDrafter, PromptLookupDrafter, SpeculativeGenerator
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
@@ -72,7 +75,11 @@ def test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block(index)
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_several_ids_may_end_a_sequence(drafter):
-    eos = [first_token_at(4)[1], first_token_at(8)[1]]
+    eos = next(
+        pair
+        for pair in map(list, itertools.combinations(range(VOCAB), 2))
+        if ends_of(TEXT, set(pair)) not in [ends_of(TEXT, {token}) for token in pair]
+    )  # each of the two ends a row that the other does not end
     result = SpeculativeGenerator(MODEL, DRAFTERS[drafter]).generate(
         IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=eos, pad_token_id=7
     )
@@ -223,3 +230,51 @@ def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so(drafter):
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
     result = generator.generate(IDS, max_new_tokens=NUM_NEW, pad_token_id=0)
     assert result.sequences.tolist() == hf(mask=None).tolist() == hf().tolist()
+
+
+@pytest.mark.parametrize("index", [3, 7])
+def test_an_end_of_sequence_behind_the_length_limit_is_not_why_a_row_ends(index):
+    row, token = first_token_at(index)  # in the middle of a block, which the limit cuts before it
+    result = ITSELF.generate(IDS, MASK, max_new_tokens=index, eos_token_id=token, pad_token_id=0)
+    assert result.lengths[row] == index
+    assert result.finish_reasons[row] == "length"
+    assert result.sequences.tolist() == hf(max_new_tokens=index, eos_token_id=token).tolist()
+
+
+class Watcher(NoDrafter):
+    """Adds up the tokens that the loop says it has committed, row by row."""
+
+    def init_state(self, batch_size, *args, **target):
+        self.committed = -torch.ones(batch_size, dtype=torch.long)  # the first is of the prompt
+        return super().init_state(batch_size, *args, **target)
+
+    def propose(self, context, *args):
+        self.committed += context.num_new
+        return super().propose(context, *args)
+
+
+@pytest.mark.parametrize("ends_by", ["eos_token_id", "stopping_criteria"])
+def test_a_row_that_has_ended_commits_nothing_more(ends_by):
+    row, token = first_token_at(4)
+    criteria = StoppingCriteriaList([StopAtToken(token)])
+    ends = {"eos_token_id": token, "stopping_criteria": criteria}[ends_by]
+    generator = SpeculativeGenerator(MODEL, Watcher())
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **{ends_by: ends})
+    assert result.lengths[row] == 5 < max(result.lengths) == NUM_NEW
+    committed = generator.drafter.committed.tolist()  # without what the last step did
+    assert committed == [min(length, NUM_NEW - 1) for length in result.lengths]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_logits_processors_are_told_the_rows_of_the_batch(drafter):
+    """HF's constraint by row; rows of unequal progress must not trade places."""
+    allowed = [range(row, VOCAB, 3) for row in range(3)]
+    rule = PrefixConstrainedLogitsProcessor(lambda row, ids: list(allowed[row]), 1)
+    options = {"logits_processor": LogitsProcessorList([rule]), "pad_token_id": 0}
+    expected = hf(**options)
+    assert all(
+        {t % 3 for t in text} == {row} for row, text in enumerate(expected[:, WIDTH:].tolist())
+    )
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
+    assert result.sequences.tolist() == expected.tolist()

@@ -4,6 +4,7 @@ Each of these once went wrong, or could only be seen on a GPU.
 """
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -11,14 +12,19 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from transformers import (
     LogitsProcessorList,
+    MinPLogitsWarper,
     Phi3Config,
     Phi3ForCausalLM,
     StoppingCriteria,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
 )
 
 from specdec import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec.options import resolve_options
+from specdec.samplers import Warp
 from specdec.types import Draft
 
 MODEL = build("llama")
@@ -158,3 +164,62 @@ def test_a_drafter_must_say_how_it_proposes():
 
     with pytest.raises(TypeError, match="abstract"):
         Silent()
+
+
+WARPERS = {
+    "temperature": TemperatureLogitsWarper(0.5),
+    "top_k": TopKLogitsWarper(4),
+    "top_p": TopPLogitsWarper(0.6),
+    "min_p": MinPLogitsWarper(0.2),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(WARPERS)), ids="-".join)
+def test_warpers_of_the_users_own_keep_their_order(order):
+    """Temperature behind a truncation is another law than before it."""
+    own = LogitsProcessorList([WARPERS[name] for name in order])
+    options = resolve_options(
+        MODEL, IDS, do_sample=True, top_k=0, logits_processor=own, max_new_tokens=4
+    )
+    logits = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(0))
+    ids = IDS[:1].expand(200, -1)
+    law = Warp(200, **options.warp)(options.processors(ids, logits.clone()))
+    torch.testing.assert_close(law, own(ids, logits.clone()).softmax(-1), rtol=0, atol=1e-6)
+
+
+def test_kept_storage_forgets_what_a_broken_draft_model_left_in_it():
+    """Masked slots have weight 0, and 0 * NaN is NaN."""
+    draft = copy.deepcopy(MODEL)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft), keep_storage=True)
+    expected = generator.generate(IDS, MASK, max_new_tokens=9)
+    assert expected.stats.acceptance_rate == 1
+    weight = draft.model.layers[0].self_attn.v_proj.weight
+    sound = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    broken = generator.generate(IDS, MASK, max_new_tokens=9)
+    assert torch.equal(broken.sequences, expected.sequences)
+    assert broken.stats.acceptance_rate < 0.5
+    with torch.no_grad():
+        weight.copy_(sound)
+    assert generator.generate(IDS, MASK, max_new_tokens=9).stats.acceptance_rate == 1
+
+
+def test_a_row_cut_inside_an_accepted_block_may_be_the_longest_on_the_device():
+    """Its tokens behind the cut are there, and a lookup reads to the end of every row."""
+    model = build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # all logits equal: the text is 0, 0, 0, ..., as lookup says
+    ids = torch.zeros_like(IDS)
+    ids[1, 0] = 5
+
+    def stop(input_ids, scores, **kwargs):
+        return input_ids[:, 0] == 5
+
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(6))
+    result = generator.generate(
+        ids, MASK, max_new_tokens=20, stopping_criteria=StoppingCriteriaList([stop])
+    )
+    assert result.lengths == [20, 1, 20]
+    assert result.stats.accepted[1] == 5  # as many as follow its match in the prompt
+    assert not result.new_tokens.any()

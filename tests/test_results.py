@@ -225,3 +225,20 @@ def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(drafter, le
     assert all(pointers == where[0] for pointers in where)
     other = SpeculativeGenerator(MODEL, drafter).generate(IDS[:2], max_new_tokens=4)
     assert generator.generate(IDS[:2], max_new_tokens=4).sequences.equal(other.sequences)
+
+
+def test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step(drafter):
+    """A captured step reads and writes the addresses that it was captured with."""
+    generator = SpeculativeGenerator(MODEL, drafter)
+    options = {"max_new_tokens": NUM_NEW, "eos_token_id": EOS, "do_sample": True, "seed": 3}
+    state = generator.start(IDS, MASK, **options)
+
+    def addresses():
+        owners = vars(state) | {"cache.lengths": state.cache.lengths}
+        return {name: x.data_ptr() for name, x in owners.items() if isinstance(x, torch.Tensor)}
+
+    found = addresses()
+    assert len(found) >= 8
+    for _ in range(4):
+        generator.step(state)
+        assert addresses() == found

@@ -64,11 +64,16 @@ def law(logits: Tensor, gate: Gate) -> Tensor:
     if gate.floor is not None:
         kept = scaled.masked_fill(~is_kept(scaled, gate.floor), -torch.inf)
     probs = torch.softmax(kept, dim=-1)
-    if gate.is_greedy is not None:
-        best = logits.argmax(dim=-1, keepdim=True)  # the first of equal maxima
-        one_hot = torch.zeros_like(probs).scatter_(-1, best, 1.0)
-        probs = torch.where(beside(gate.is_greedy, logits), one_hot, probs)
-    return probs
+    return with_greedy_rows(probs, logits, gate.is_greedy)
+
+
+def with_greedy_rows(probs: Tensor, logits: Tensor, is_greedy: Tensor | None) -> Tensor:
+    """Probabilities of the shape of `logits`, one-hot in the rows `[B]` that are greedy."""
+    if is_greedy is None:
+        return probs
+    best = logits.argmax(dim=-1, keepdim=True)  # the first of equal maxima
+    one_hot = torch.zeros_like(probs).scatter_(-1, best, 1.0)
+    return torch.where(beside(is_greedy, logits), one_hot, probs)
 
 
 def scale(logits: Tensor, temperature: Tensor | None) -> Tensor:
@@ -89,17 +94,15 @@ def find_floor(logits: Tensor, temperature: Tensor | None, truncation: Truncatio
     Ties at the k-th logit are kept; of ties at the edge of top-p the lowest ids go first; min-p
     keeps a token whose probability is at least `min_p` times the largest.
     """
-    scaled = scale(logits, temperature)
-    floor = Floor(
-        torch.full_like(scaled[..., 0], -torch.inf),
-        torch.zeros_like(scaled[..., 0], dtype=torch.long),
-    )
+    scaled = left = scale(logits, temperature)
+    floor = None
     if truncation.top_k is not None:
-        floor = _higher(floor, _floor_of_top_k(scaled, truncation.top_k, truncation.largest_k))
+        floor = _floor_of_top_k(scaled, truncation.top_k, truncation.largest_k)
     for column, find in ((truncation.tail, _floor_of_top_p), (truncation.min_p, _floor_of_min_p)):
         if column is not None:
-            left = scaled.masked_fill(~is_kept(scaled, floor), -torch.inf)
-            floor = _higher(floor, find(left, column))
+            if floor is not None:
+                left = scaled.masked_fill(~is_kept(scaled, floor), -torch.inf)
+            floor = higher(floor, find(left, column))
     return floor
 
 
@@ -125,7 +128,10 @@ def _floor_of_min_p(scaled: Tensor, min_p: Tensor) -> Floor:
     return Floor(at, torch.zeros_like(at, dtype=torch.long))
 
 
-def _higher(one: Floor, other: Floor) -> Floor:
+def higher(one: Floor | None, other: Floor) -> Floor:
+    """The floor that keeps what both keep; `None` keeps everything."""
+    if one is None:
+        return other
     is_higher = (other.logits > one.logits) | ((other.logits == one.logits) & (other.ids > one.ids))
     pairs = zip(other, one, strict=True)
     return Floor(*(torch.where(is_higher, theirs, ours) for theirs, ours in pairs))

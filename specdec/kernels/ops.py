@@ -1,13 +1,14 @@
 """The operations as the rest of the library calls them: on a GPU a Triton kernel, elsewhere the
-definition.
+definition. Triton is imported when a GPU first asks for it, so no other machine needs it.
 
 Legend: B rows, K draft tokens, N places of a window, V vocabulary.
 """
 
+import torch
 from torch import Tensor
 
+from specdec.kernels import cpu, reference
 from specdec.kernels import gate as gates
-from specdec.kernels import reference
 from specdec.kernels.gate import Floor, Gate, Truncation
 
 Decision = tuple[Tensor, Tensor, Tensor]
@@ -16,7 +17,12 @@ Decision = tuple[Tensor, Tensor, Tensor]
 
 def find_floor(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Floor:
     """The floor that top-k, top-p and min-p come down to; see `gate.find_floor`."""
-    return gates.find_floor(logits, temperature, truncation)
+    if _has_kernel(logits):
+        from specdec.kernels import triton_floor
+
+        return triton_floor.find_floor(logits, temperature, truncation)
+    chosen = cpu if cpu.is_wide(logits) else gates
+    return chosen.find_floor(logits, temperature, truncation)
 
 
 def sample(logits: Tensor, gate: Gate, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,7 +37,11 @@ def sample(logits: Tensor, gate: Gate, uniforms: Tensor) -> tuple[Tensor, Tensor
         Tokens of the shape of `uniforms` and the laws that they were drawn from, of the shape of
         `logits`.
     """
-    law = gates.law(logits, gate)
+    if _has_kernel(logits):
+        from specdec.kernels import triton_sample
+
+        return triton_sample.sample(logits, gate, uniforms)
+    law = _law(logits, gate)
     return reference.draw(law, uniforms), law
 
 
@@ -39,7 +49,11 @@ def race(logits: Tensor, gate: Gate, key: Tensor, position: Tensor, stream: int)
     """Draws from logits `[B, N, V]` through the gate by an exponential race; see
     `reference.race`.
     """
-    return reference.race(gates.law(logits, gate), key, position, stream)
+    if _has_kernel(logits):
+        from specdec.kernels import triton_race
+
+        return triton_race.race(logits, gate, key, position, stream)
+    return reference.race(_law(logits, gate), key, position, stream)
 
 
 def verify_tokens(
@@ -52,11 +66,16 @@ def verify_tokens(
     resample_uniforms: Tensor,
 ) -> Decision:
     """`reference.verify_chain` on the target's logits `[B, K + 1, V]`, and what is wrong with the
-    inputs.
+    inputs. On a GPU `Fault.DRAFT_LAW` is judged by the law of each row's rejected token only, the
+    one that is read in full.
     """
-    law = gates.law(logits, gate)
     draft = draft_tokens, draft_probs, num_valid
-    tokens, count = reference.verify_chain(*draft, law, accept_uniforms, resample_uniforms)
+    uniforms = accept_uniforms, resample_uniforms
+    if _has_kernel(logits):
+        from specdec.kernels import triton_verify
+
+        return triton_verify.verify(*draft, logits, gate, *uniforms, by_block=False)
+    tokens, count = reference.verify_chain(*draft, _law(logits, gate), *uniforms)
     return tokens, count, reference.find_faults(*draft, logits.amax(dim=-1), count)
 
 
@@ -72,7 +91,20 @@ def verify_blocks(
     """`reference.verify_block` on the target's logits `[B, K + 1, V]`, and what is wrong with the
     inputs.
     """
-    law = gates.law(logits, gate)
     draft = draft_tokens, draft_probs, num_valid
-    tokens, count = reference.verify_block(*draft, law, accept_uniforms, resample_uniforms)
+    uniforms = accept_uniforms, resample_uniforms
+    if _has_kernel(logits):
+        from specdec.kernels import triton_verify
+
+        return triton_verify.verify(*draft, logits, gate, *uniforms, by_block=True)
+    tokens, count = reference.verify_block(*draft, _law(logits, gate), *uniforms)
     return tokens, count, reference.find_faults(*draft, logits.amax(dim=-1), count)
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """On a GPU; but float64, the precision of oracles, and gradients keep to the definition."""
+    return logits.is_cuda and logits.dtype != torch.float64 and not logits.requires_grad
+
+
+def _law(logits: Tensor, gate: Gate) -> Tensor:
+    return (cpu if cpu.is_wide(logits) else gates).law(logits, gate)

@@ -7,32 +7,12 @@ Legend: B rows, K draft tokens, V vocabulary.
 import torch
 from torch import Tensor
 
+from specdec.kernels.inverse import draw
 from specdec.kernels.philox import philox, to_uniforms
 from specdec.types import PAD_TOKEN, Fault
 
 LAW_TOLERANCE = 1e-3
 """How far the sum of a draft law may be from 1: rounding of a wide float32 law, and no more."""
-
-
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Draws an index in proportion to weights by inverting the cumulative sum.
-
-    Args:
-        weights: `[..., V]` >= 0, not all zero; they need not sum to 1.
-        uniforms: `[...]` float64 in [0, 1) with at most 52 random bits.
-
-    Returns:
-        `[...]` int64: the first index whose cumulative weight exceeds `uniforms * total`. An index
-        of weight 0 is never drawn, also at `uniforms == 0`.
-
-    Example:
-        >>> draw(torch.tensor([0.0, 1.0, 3.0]), torch.tensor(0.3, dtype=torch.float64))
-        tensor(2)
-    """
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    threshold = uniforms[..., None] * cumulative[..., -1:]
-    index = torch.searchsorted(cumulative, threshold, right=True)[..., 0]
-    return index.clamp(max=weights.shape[-1] - 1)  # only weights that are NaN can run past the end
 
 
 def race(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
@@ -51,17 +31,29 @@ def race(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
     Returns:
         `[B, N]` int64. An index of weight 0 never wins.
 
-    Reference: Daliri et al., arXiv:2408.07978, Alg. 2 (Gumbel sampling).
+    Reference: Daliri et al., arXiv:2408.07978 (Gumbel sampling).
     """
-    rows, count, vocab = weights.shape
+    return first_arrival(weights, exponentials(key, position, stream, weights.shape[-1]))
+
+
+def exponentials(key: Tensor, position: Tensor, stream: int, vocab: int) -> Tensor:
+    """Independent Exp(1) draws `[B, N, V]` float64; Args as `race`."""
+    rows, count = position.shape
     pairs = (vocab + 1) // 2  # one counter's four words serve two tokens
-    counter = torch.zeros(rows, count, pairs, 4, dtype=torch.long, device=weights.device)
+    counter = torch.zeros(rows, count, pairs, 4, dtype=torch.long, device=position.device)
     counter[..., 0] = position[..., None]
-    counter[..., 1] = torch.arange(pairs, device=weights.device)
+    counter[..., 1] = torch.arange(pairs, device=position.device)
     counter[..., 2] = stream
     words = philox(counter, key[:, None, None])
     uniforms = to_uniforms(words[..., 0::2], words[..., 1::2]).flatten(-2)[..., :vocab]
-    times = -torch.log1p(-uniforms) / weights  # E = -log(1 - u), u in [0, 1)
+    return -torch.log1p(-uniforms)  # E = -log(1 - u), u in [0, 1)
+
+
+def first_arrival(weights: Tensor, draws: Tensor) -> Tensor:
+    """`[...]` int64: the index of the least `draws / weights`, both `[..., V]`, among the
+    positive weights.
+    """
+    times = draws / weights
     return times.masked_fill(weights <= 0, torch.inf).argmin(dim=-1)
 
 
@@ -125,8 +117,8 @@ def verify_block(
     Args and Returns: as `verify_chain`; `draft_probs` is needed (for point masses both rules are
     the same).
 
-    Reference: Sun et al., arXiv:2403.10444, Alg. 2 and Eq. 4 (their M_b, M_s, gamma are our target,
-    draft, K; their h_i is written above as a ratio of masses).
+    Reference: Sun et al., arXiv:2403.10444, Alg. 2 (their M_b, M_s, gamma are our target, draft, K;
+    their h_i is written above as a ratio of masses).
     """
     width = draft_tokens.shape[1]
     ratio = _at(target_probs[:, :width], draft_tokens).double()
@@ -234,23 +226,29 @@ def _extended(
     """Appends a token drawn from `max(0, factor * target - draft)` of the row behind the accepted
     prefix; `factor` is `[B, 1]`.
     """
-    width, vocab = draft_tokens.shape[1], target_probs.shape[-1]
-    row = num_accepted[:, None, None]  # the row that the extra token is drawn from
-    target_row = target_probs.gather(1, row.expand(-1, -1, vocab))[:, 0]  # [B, V]
+    width = draft_tokens.shape[1]
+    target_row = _row(target_probs, num_accepted)  # what the extra token is drawn from: [B, V]
     residual = target_row
     if width:
-        row = row.clamp(max=width - 1)
-        is_short = (num_accepted < (width if num_valid is None else num_valid))[:, None]
+        place = num_accepted.clamp(max=width - 1)
+        is_short = num_accepted < (width if num_valid is None else num_valid)
         if draft_probs is None:
-            rejected = _readable(draft_tokens).gather(1, row[..., 0])  # [B, 1]
-            residual = target_row.scatter_add(-1, rejected, -is_short.to(target_row.dtype))
+            rejected = _readable(draft_tokens).gather(1, place[:, None])
+            residual = target_row.scatter(-1, rejected, 0.0)
         else:
-            draft_row = draft_probs.gather(1, row.expand(-1, -1, vocab))[:, 0]
             scaled = target_row if isinstance(factor, float) else target_row * factor
-            residual = torch.where(is_short, scaled.to(target_row.dtype) - draft_row, target_row)
-        residual = residual.clamp(min=0)
-        residual = torch.where(residual.sum(dim=-1, keepdim=True) > 0, residual, target_row)
+            residual = scaled.to(target_row.dtype) - _row(draft_probs, place)
+            residual = residual.clamp_(min=0)
+        is_left = is_short & (residual.sum(dim=-1) > 0)
+        residual = torch.where(is_left[:, None], residual, target_row)
     return append_token(draft_tokens, num_accepted, draw(residual, uniforms)), num_accepted
+
+
+def _row(table: Tensor, places: Tensor) -> Tensor:
+    """`[B, V]`: of each batch row of a table `[B, N, V]`, the row at its place `[B]`."""
+    rows, count, _ = table.shape
+    first = torch.arange(0, rows * count, count, device=places.device)
+    return table.flatten(0, 1).index_select(0, first + places)
 
 
 def _at(probs: Tensor, tokens: Tensor) -> Tensor:

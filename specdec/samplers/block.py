@@ -24,8 +24,8 @@ class BlockSampler(Sampler):
     The example is the paper's: p = (1/3, 2/3), q = (2/3, 1/3), K = 2. Token by token, 10/9 tokens
     are accepted per block on average, and 11/9 as a block.
 
-    Reference: Sun et al., arXiv:2403.10444, Alg. 2, Eq. 4 (their M_b is our target, M_s our draft,
-    gamma our K, tau our number accepted).
+    Reference: Sun et al., arXiv:2403.10444, Alg. 2 (their M_b is our target, M_s our draft, gamma
+    our K, tau our number accepted).
 
     Example:
         >>> import torch

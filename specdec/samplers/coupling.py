@@ -28,7 +28,7 @@ class CouplingSampler(Sampler):
         >>> bool((texts[0].sequences == texts[1].sequences).all())
         True
 
-    Reference: Daliri et al., arXiv:2408.07978, Alg. 2 and Theorem 4.
+    Reference: Daliri et al., arXiv:2408.07978 (Gumbel sampling; drafter-invariant decoding).
     """
 
     lossless = True

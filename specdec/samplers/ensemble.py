@@ -30,8 +30,8 @@ class EnsembleSampler(Sampler):
         >>> EnsembleSampler(target_weight=0.9).lossless
         False
 
-    Reference: the mixture as a target of verification is in Fu et al., "Speculative Ensemble",
-    arXiv:2502.01662, section 3.
+    Reference: Fu et al., "Speculative Ensemble", arXiv:2502.01662: the law to verify against can be
+    a mixture of target and draft.
     """
 
     lossless = False
@@ -47,10 +47,12 @@ class EnsembleSampler(Sampler):
         laws, w = warp(target_logits), self.target_weight
         mixed = laws.clone()
         if draft.probs is None:
-            of_draft = one_hot(draft.tokens.clamp(min=0), laws.shape[-1])
+            of_draft = one_hot(draft.tokens.clamp(min=0), laws.shape[-1]).to(laws.dtype)
         else:
             of_draft = draft.probs
         mixed[:, :-1] = w * laws[:, :-1] + (1 - w) * of_draft
+        if warp.greedy_rows is not None:
+            mixed = torch.where(warp.greedy_rows[:, None, None], laws, mixed)
         if draft.num_valid is not None:  # the extra token of a short row is the target's alone
             places = torch.arange(draft.tokens.shape[1] + 1, device=laws.device)
             is_drafted = (places < draft.num_valid[:, None])[..., None]

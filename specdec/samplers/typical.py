@@ -33,7 +33,7 @@ class TypicalSampler(Sampler):
         >>> TypicalSampler(epsilon=0.1).lossless
         False
 
-    Reference: Cai et al. (Medusa), arXiv:2401.10774, section 2.3.1.
+    Reference: Cai et al. (Medusa), arXiv:2401.10774, "typical acceptance".
     """
 
     lossless = False

@@ -95,6 +95,11 @@ class Warp:
         """
         return law(logits, self.gate(logits))
 
+    @property
+    def greedy_rows(self) -> Tensor | None:
+        """`[B]` bool, the rows at temperature 0; `None` when no row is."""
+        return self._greedy
+
     def gate(self, logits: Tensor) -> Gate:
         """How these logits `[B, V]` or `[B, N, V]` become a law."""
         floor = None

@@ -17,12 +17,13 @@ from transformers.utils import logging
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
-    from specdec.drafters import ModelDrafter
+    from specdec.drafters import EagleDrafter, ModelDrafter
 
 __all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
 
 WEIGHTS_DIR = Path(__file__).parent / "weights"
-DRAFTER_NAMES = ("model",)
+DRAFTERS = {"model": "draft", "eagle3": "eagle3"}
+"""Folder of each drafter's weights, by its name."""
 
 
 def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -66,37 +67,40 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
 
 def load_drafter(
     name: str, target: LlamaForCausalLM | None = None, **kwargs: object
-) -> ModelDrafter:
+) -> ModelDrafter | EagleDrafter:
     """Load one of the zoo's trained drafters.
 
     Args:
-        name: "model", an independent one-layer draft LM distilled from the target.
-        target: The model that `load_target` gave. Drafters that read its hidden states or share
-            its embedding need it; "model" takes only its dtype and device.
+        name: "model", an independent one-layer draft LM distilled from the target, or "eagle3", an
+            EAGLE-3 head on three of the target's hidden states.
+        target: The model that `load_target` gave. "eagle3" needs it; "model" takes only its dtype
+            and device.
         **kwargs: Passed on to the drafter's class, `num_draft_tokens` for instance.
 
     Returns:
         A drafter, ready for the generator.
 
     Raises:
-        ValueError: there is no drafter of that name.
+        ValueError: there is no drafter of that name, or it needs a target.
         FileNotFoundError: its weights are missing from the package.
 
     Example:
         >>> from specdec import zoo
-        >>> drafter = zoo.load_drafter("model", zoo.load_target(), num_draft_tokens=4)
+        >>> drafter = zoo.load_drafter("eagle3", zoo.load_target(), num_draft_tokens=4)
     """
-    if name not in DRAFTER_NAMES:
-        raise ValueError(
-            f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTER_NAMES)}"
-        )
+    if name not in DRAFTERS:
+        raise ValueError(f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTERS)}")
     # Imported here, so that models and prompts load without the rest of the library.
-    from specdec.drafters import ModelDrafter
+    from specdec.drafters import EagleDrafter, ModelDrafter
 
-    draft = _load_model("draft", torch.float32 if target is None else target.dtype)
-    if target is not None:
-        draft.to(target.device)
-    return ModelDrafter(draft, **kwargs)
+    if name == "model":
+        draft = _load_model(DRAFTERS[name], torch.float32 if target is None else target.dtype)
+        return ModelDrafter(draft if target is None else draft.to(target.device), **kwargs)
+    if target is None:
+        raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
+    folder = _folder(DRAFTERS[name], holding="model.safetensors")
+    drafter = EagleDrafter.from_pretrained(folder, target, **kwargs)
+    return drafter.to(target.device, target.dtype)
 
 
 def _folder(name: str, *, holding: str) -> Path:

@@ -58,14 +58,14 @@ def measure_acceptance(name: str) -> dict:
     return {**measured, "conditions": conditions}
 
 
-def write_acceptance(name: str, folder: Path) -> None:
-    """Measure a drafter and enter the figures in its card.
+def write_acceptance(name: str, weights_dir: Path) -> None:
+    """Measure a drafter of the package and enter the figures in its card.
 
     Args:
         name: The drafter, as `zoo.load_drafter` knows it.
-        folder: Where its `card.json` is.
+        weights_dir: The folder that holds the folders of the zoo's models.
     """
-    path = folder / "card.json"
+    path = weights_dir / zoo.DRAFTERS[name] / "card.json"
     card = json.loads(path.read_text(encoding="utf-8"))
     card["acceptance"] = measure_acceptance(name)
     path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")

@@ -15,12 +15,13 @@ from pathlib import Path
 
 import torch
 import transformers
+from torch import nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.zoo import corpus
 from specdec.zoo.packing import encode_files
-from specdec.zoo.training import TrainingPlan, TrainingProgress
 
 
 @torch.inference_mode()
@@ -78,7 +79,7 @@ def heldout_agreement(
 def write_card(
     folder: Path,
     *,
-    model: LlamaForCausalLM,
+    model: nn.Module,
     tokenizer: PreTrainedTokenizerFast,
     plan: TrainingPlan,
     progress: TrainingProgress,
@@ -97,18 +98,11 @@ def write_card(
         recipe: What else made it: the command, the initialisation, the loss.
     """
     card = {
-        "model": {
-            "num_parameters": model.num_parameters(),
-            "num_layers": model.config.num_hidden_layers,
-            "width": model.config.hidden_size,
-            "mlp_width": model.config.intermediate_size,
-            "num_heads": model.config.num_attention_heads,
-            "vocab_size": model.config.vocab_size,
-        },
+        "model": _describe_model(model),
         "recipe": {**recipe, **dataclasses.asdict(plan)},
         "run": {
             "num_steps": progress.num_steps,
-            "num_training_tokens": progress.num_steps * plan.tokens_per_step,
+            "num_training_tokens": progress.num_tokens,
             "wall_s": round(progress.wall_s),
             "final_training_loss": round(progress.loss, 4),
             "loss_history": progress.history[::5],
@@ -123,6 +117,21 @@ def write_card(
         },
     }
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+
+
+def _describe_model(model: nn.Module) -> dict:
+    """Say how large a model or a drafter's head is; both name their sizes alike."""
+    config = model.config
+    layers = getattr(config, "num_hidden_layers", None) or config.num_layers
+    heads = getattr(config, "num_attention_heads", None) or config.num_heads
+    return {
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_layers": layers,
+        "width": config.hidden_size,
+        "mlp_width": config.intermediate_size,
+        "num_heads": heads,
+        "vocab_size": config.vocab_size,
+    }
 
 
 def _describe_data(tokenizer: PreTrainedTokenizerFast) -> dict:

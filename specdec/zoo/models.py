@@ -1,17 +1,15 @@
-"""The zoo's two Llama-architecture models and what each is trained on.
-
-Legend: B rows of a batch, T tokens of a row, V vocabulary.
-"""
+"""The zoo's untrained models: deep and narrow Llamas, and heads for them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from specdec.drafters.eagle_config import EagleConfig
+from specdec.drafters.eagle_head import EagleHead
 
 
 def build_model(
@@ -67,32 +65,42 @@ def initialise(model: LlamaForCausalLM) -> None:
             nn.init.normal_(module.weight, std=0.05 / (math.sqrt(num_writes) if is_write else 1))
 
 
-def next_token_loss(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mean cross-entropy in nats per token of ids [B, T + 1]."""
-    logits = model(input_ids=ids[:, :-1], use_cache=False).logits  # [B, T, V]
-    return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+def build_eagle3_head(target: LlamaForCausalLM, *, mlp_width: int, seed: int) -> EagleHead:
+    """Build an untrained one-layer EAGLE-3 head over the target's whole vocabulary.
 
-
-def distillation_loss(
-    target: LlamaForCausalLM, *, hard_weight: float
-) -> Callable[[nn.Module, torch.Tensor], torch.Tensor]:
-    """Return a loss that pulls a draft LM to the target's distribution.
+    Its features are the usual three boundaries (2, L / 2, L - 3); its output norm and vocabulary
+    head start as the target's.
 
     Args:
-        target: The trained teacher; left as it is.
-        hard_weight: Share of the cross-entropy to the text itself, in [0, 1].
+        target: The model that it will draft for.
+        mlp_width: Hidden width of the MLP.
+        seed: Of the initialisation.
 
     Returns:
-        A function of (draft, ids [B, T + 1]) whose value is the cross-entropy to the target's
-        probabilities, thus KL(target || draft) plus the target's entropy, which has no gradient.
+        A float32 head.
     """
-
-    def loss(draft: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad(), torch.autocast(ids.device.type, dtype=torch.bfloat16):
-            teacher = target(input_ids=ids[:, :-1], use_cache=False).logits  # [B, T, V]
-        student = draft(input_ids=ids[:, :-1], use_cache=False).logits.float().flatten(0, 1)
-        soft = F.cross_entropy(student, teacher.float().flatten(0, 1).softmax(-1))
-        hard = F.cross_entropy(student, ids[:, 1:].flatten())
-        return (1 - hard_weight) * soft + hard_weight * hard
-
-    return loss
+    torch.manual_seed(seed)
+    theirs = target.config
+    config = EagleConfig(
+        fusion="attention",
+        hidden_size=theirs.hidden_size,
+        intermediate_size=mlp_width,
+        num_layers=1,
+        num_heads=theirs.num_attention_heads,
+        num_kv_heads=theirs.num_key_value_heads,
+        head_dim=theirs.head_dim,
+        vocab_size=theirs.vocab_size,
+        draft_vocab_size=theirs.vocab_size,
+        feature_layers=(2, theirs.num_hidden_layers // 2, theirs.num_hidden_layers - 3),
+        target_hidden_size=theirs.hidden_size,
+        rms_norm_eps=theirs.rms_norm_eps,
+        max_position_embeddings=theirs.max_position_embeddings,
+    )
+    head = EagleHead(config)
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            is_write = name.endswith(("o_proj", "down_proj"))
+            nn.init.normal_(module.weight, std=0.05 / (math.sqrt(2) if is_write else 1))
+    head.norm.load_state_dict(target.model.norm.state_dict())
+    head.lm_head.load_state_dict(target.lm_head.state_dict())
+    return head

@@ -1,7 +1,4 @@
-"""Text to training batches: the byte-level tokenizer, and documents packed end to end.
-
-Legend: B rows of a batch, T tokens of a row.
-"""
+"""The zoo's byte-level tokenizer, and files through it."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
@@ -56,46 +52,3 @@ def encode_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> list[
         for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
             documents.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16))
     return documents
-
-
-class PackedStream:
-    """Endless training rows: each epoch shuffles the documents and cuts them end to end.
-
-    It is seeded, and resumable with `state_dict` and `load_state_dict`.
-    """
-
-    def __init__(self, documents: list[np.ndarray], *, seed: int):
-        self.documents = documents
-        self.seed = seed
-        self.epoch = 0
-        self.position = 0  # in tokens, inside the epoch's stream
-        self._pack()
-
-    @property
-    def num_epochs(self) -> float:
-        """Passes over the corpus so far."""
-        return self.epoch + self.position / len(self._stream)
-
-    def take(self, batch_size: int, length: int) -> torch.Tensor:
-        """Return the next rows, ids [B, T + 1]: inputs and, shifted by one, their labels."""
-        if self.position + batch_size * length + 1 > len(self._stream):
-            self.epoch, self.position = self.epoch + 1, 0
-            self._pack()
-        starts = self.position + length * np.arange(batch_size)[:, None]
-        self.position += batch_size * length
-        rows = self._stream[starts + np.arange(length + 1)]
-        return torch.from_numpy(rows.astype(np.int64))
-
-    def state_dict(self) -> dict:
-        """Return the place in the stream; the documents themselves are not part of it."""
-        return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
-
-    def load_state_dict(self, state: dict) -> None:
-        """Return to the place that `state_dict` gave."""
-        self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
-        self._pack()
-
-    def _pack(self) -> None:
-        """Lay this epoch's documents end to end; the order depends on seed and epoch alone."""
-        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.documents))
-        self._stream = np.concatenate([self.documents[index] for index in order])

@@ -1,10 +1,12 @@
 """Reproduce the zoo's weights: `python -m specdec.zoo.recipe`, or one stage of it by name.
 
-The stages are `tokenizer`, `target`, `draft` and `measure` (acceptance on held-out text, into the
-drafter's card), in this order. A training stage goes on from its checkpoint in `--work-dir`; a
-finished run there is exported again at once. The compiled loss needs a C++
-compiler. On a machine that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
-they wait for a starved one have made training ten times slower.
+The stages, in order: `tokenizer`; `target`; `text` (the target writes what its drafters train on,
+beside the library's own sources); `draft` and `eagle3`; `measure` (acceptance on held-out text,
+into the drafters' cards). A training stage goes on from its checkpoint in `--work-dir`; a finished
+run there is exported again at once. On one H200 all stages take about a quarter of an hour. The
+target's loss is compiled, which needs a C++ compiler. On a CPU that has other work set
+`OMP_WAIT_POLICY=PASSIVE`: threads that spin while they wait for a starved one have made training
+ten times slower.
 """
 
 from __future__ import annotations
@@ -14,27 +16,43 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec.drafters.eagle import EagleDrafter
+from specdec.training import (
+    Distillation,
+    NextToken,
+    PackedStream,
+    TrainingPlan,
+    TrainingProgress,
+    TrainingTimeTest,
+    train,
+)
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
 from specdec.zoo.acceptance import write_acceptance
-from specdec.zoo.training import TrainingPlan, train
+from specdec.zoo.owntext import continue_windows
 
-STAGES = ("tokenizer", "target", "draft", "measure")
-TARGET_PLAN = TrainingPlan(steps=1753)
-# More and smaller steps: one layer is quick to update.
-DRAFT_PLAN = TrainingPlan(
-    steps=1523, seed=1, tokens_per_step=4096, lengths=((0.85, 256), (1.0, 1024))
+TARGET_PLAN = TrainingPlan(steps=1700, tokens_per_step=32768)
+DRAFTER_PLAN = TrainingPlan(
+    steps=10_000,
+    seed=1,
+    tokens_per_step=16384,
+    lengths=((0.7, 256), (1.0, 512)),
+    lr_matrices=5e-3,
+    lr_others=2e-3,
+    compiled=False,
 )
 TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # One layer, since a second costs more than the acceptance it buys; its MLP is wide, since width
 # is almost free in latency at this size.
 DRAFT_SHAPE = {"num_layers": 1, "mlp_width": 1024}
 LIBRARY_REPEATS = 2  # per epoch: the zoo is measured on the library
-HARD_WEIGHT = 0.0  # the text's own tokens only add noise to the target's distribution
-OPTIMIZER = "Muon for the hidden matrices, AdamW for the embedding and the norms"
+OWN_TEXT_ROWS = 24_576
+UNROLLED_STEPS = 5
+OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
 
 def make_tokenizer(out_dir: Path) -> None:
@@ -45,68 +63,108 @@ def make_tokenizer(out_dir: Path) -> None:
 
 def make_target(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     """Train the target on next tokens; write its weights and card."""
-    tokenizer, stream = _tokenizer_and_stream(out_dir, plan)
+    tokenizer = _tokenizer(out_dir)
+    library = packing.encode_files(tokenizer, corpus.library_files())
+    packages = packing.encode_files(tokenizer, corpus.package_files())
+    stream = PackedStream(LIBRARY_REPEATS * library + packages, seed=plan.seed)
     model = models.build_model(tokenizer, seed=plan.seed, **TARGET_SHAPE)
-    progress = train(model, stream, models.next_token_loss, plan=plan, work_dir=work_dir / "target")
+    progress = train(NextToken(model), stream, plan=plan, work_dir=work_dir / "target")
     model = _export(model, out_dir / "target")
-    cards.write_card(
-        out_dir / "target",
-        model=model,
-        tokenizer=tokenizer,
-        plan=plan,
-        progress=progress,
-        heldout=cards.heldout_loss(model, tokenizer),
-        recipe={
-            "command": "python -m specdec.zoo.recipe target",
-            "loss": "cross-entropy of the next token",
-            "optimizer": OPTIMIZER,
-        },
-    )
+    heldout = cards.heldout_loss(model, tokenizer)
+    loss = "cross-entropy of the next token"
+    _write_card(out_dir, "target", "target", model, plan, progress, heldout, loss)
+
+
+def make_text(out_dir: Path, work_dir: Path, *, num_rows: int = OWN_TEXT_ROWS) -> None:
+    """Let the target continue windows of the corpus; kept in the scratch folder."""
+    tokenizer, device = _tokenizer(out_dir), PartialState().device
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=dtype).eval().to(device)
+    library = packing.encode_files(tokenizer, corpus.library_files())
+    packages = packing.encode_files(tokenizer, corpus.package_files())
+    rows = continue_windows(target, 3 * library + packages[::4], num_rows=num_rows)
+    work_dir.mkdir(parents=True, exist_ok=True)
+    ends = np.cumsum([len(row) for row in rows])[:-1]
+    np.savez(work_dir / "text.npz", tokens=np.concatenate(rows), ends=ends)
 
 
 def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     """Distil the draft LM from the exported target; write its weights and card."""
-    tokenizer, stream = _tokenizer_and_stream(out_dir, plan)
-    target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=torch.float32).eval()
+    tokenizer, target = _tokenizer(out_dir), _load_target(out_dir)
     model = models.build_model(tokenizer, seed=plan.seed, **DRAFT_SHAPE)
     model.get_input_embeddings().load_state_dict(target.get_input_embeddings().state_dict())
-    teacher = target.to(PartialState().device)
-    loss_fn = models.distillation_loss(teacher, hard_weight=HARD_WEIGHT)
-    progress = train(model, stream, loss_fn, plan=plan, work_dir=work_dir / "draft")
-    model, target = _export(model, out_dir / "draft"), teacher.cpu()
+    stream = _drafters_stream(tokenizer, work_dir, plan)
+    progress = train(Distillation(model, target), stream, plan=plan, work_dir=work_dir / "draft")
+    model, target = _export(model, out_dir / "draft"), target.cpu()
     heldout = cards.heldout_loss(model, tokenizer)
-    cards.write_card(
-        out_dir / "draft",
-        model=model,
-        tokenizer=tokenizer,
-        plan=plan,
-        progress=progress,
-        heldout={**heldout, **cards.heldout_agreement(model, target, tokenizer)},
-        recipe={
-            "command": "python -m specdec.zoo.recipe draft",
-            "loss": "cross-entropy to the target's distribution (KL(target || draft) + constant)",
-            "hard_label_weight": HARD_WEIGHT,
-            "initialisation": "the embedding starts as the target's",
-            "optimizer": OPTIMIZER,
-        },
-    )
+    heldout |= cards.heldout_agreement(model, target, tokenizer)
+    loss = "cross-entropy to the target's law (KL(target || draft) + constant)"
+    _write_card(out_dir, "draft", "draft", model, plan, progress, heldout, loss)
 
 
-def _tokenizer_and_stream(
-    out_dir: Path, plan: TrainingPlan
-) -> tuple[PreTrainedTokenizerFast, packing.PackedStream]:
-    """Load the tokenizer of the first stage and pack the corpus with it."""
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(out_dir / "target")
+def make_eagle3(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+    """Train the EAGLE-3 head by training-time test; write its weights and card."""
+    tokenizer, device = _tokenizer(out_dir), PartialState().device
+    target = _load_target(out_dir).to(device)
+    head = models.build_eagle3_head(target, mlp_width=DRAFT_SHAPE["mlp_width"], seed=plan.seed)
+    drafter = EagleDrafter(head.to(device), target)
+    stream = _drafters_stream(tokenizer, work_dir, plan)
+    objective = TrainingTimeTest(drafter, target, UNROLLED_STEPS)
+    progress = train(objective, stream, plan=plan, work_dir=work_dir / "eagle3")
+    target.cpu()
+    head.to("cpu", torch.bfloat16)
+    drafter.save_pretrained(out_dir / "eagle3")
+    loss = f"training-time test, {UNROLLED_STEPS} steps, each weighing 0.8 of the one before"
+    _write_card(out_dir, "eagle3", "eagle3", head, plan, progress, {}, loss)
+
+
+def _tokenizer(out_dir: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(out_dir / "target")
+
+
+def _load_target(out_dir: Path) -> LlamaForCausalLM:
+    return LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=torch.float32).eval()
+
+
+def _drafters_stream(
+    tokenizer: PreTrainedTokenizerFast, work_dir: Path, plan: TrainingPlan
+) -> PackedStream:
+    """The target's own text and the library, twice each."""
+    with np.load(work_dir / "text.npz") as kept:
+        own = np.split(kept["tokens"], kept["ends"])
     library = packing.encode_files(tokenizer, corpus.library_files())
-    packages = packing.encode_files(tokenizer, corpus.package_files())
-    documents = LIBRARY_REPEATS * library + packages
-    return tokenizer, packing.PackedStream(documents, seed=plan.seed)
+    return PackedStream(2 * own + 2 * library, seed=plan.seed)
 
 
 def _export(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """Save the weights in bfloat16, and return what a user will load, in float32."""
     model.to("cpu", torch.bfloat16).save_pretrained(folder)
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def _write_card(
+    out_dir: Path,
+    name: str,
+    stage: str,
+    model: torch.nn.Module,
+    plan: TrainingPlan,
+    progress: TrainingProgress,
+    heldout: dict,
+    loss: str,
+) -> None:
+    command = f"python -m specdec.zoo.recipe {stage}"
+    cards.write_card(
+        out_dir / name,
+        model=model,
+        tokenizer=_tokenizer(out_dir),
+        plan=plan,
+        progress=progress,
+        heldout=heldout,
+        recipe={"command": command, "loss": loss, "optimizer": OPTIMIZER},
+    )
+
+
+STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "measure")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -126,15 +184,17 @@ def main(arguments: list[str] | None = None) -> None:
     given = {}
     if options.minutes is not None or options.steps is not None:
         given = {"minutes": options.minutes, "steps": options.steps}
+    out, work = options.out_dir, options.work_dir
+    run = {
+        "tokenizer": lambda: make_tokenizer(out),
+        "target": lambda: make_target(out, work, replace(TARGET_PLAN, **given)),
+        "text": lambda: make_text(out, work),
+        "draft": lambda: make_draft(out, work, replace(DRAFTER_PLAN, **given)),
+        "eagle3": lambda: make_eagle3(out, work, replace(DRAFTER_PLAN, **given)),
+        "measure": lambda: [write_acceptance(n, out) for n in ("model", "eagle3")],
+    }
     for stage in options.stages or STAGES:
-        if stage == "tokenizer":
-            make_tokenizer(options.out_dir)
-        elif stage == "target":
-            make_target(options.out_dir, options.work_dir, replace(TARGET_PLAN, **given))
-        elif stage == "measure":
-            write_acceptance("model", options.out_dir / "draft")
-        else:
-            make_draft(options.out_dir, options.work_dir, replace(DRAFT_PLAN, **given))
+        run[stage]()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,215 @@
+"""The Triton kernels against their definitions in plain PyTorch, and against the memory, on a GPU.
+
+    python benchmarks/gpu_kernels.py
+
+Both sides, and a device-to-device copy as the roof, are captured in CUDA graphs over the same input
+sets, which together exceed the cache several times, and are replayed in turn; figures are medians
+over rounds, of the ratio within a round. Results are compared with the definition's first: they are
+equal but for draws within rounding of a boundary.
+
+The bytes of a verdict are those that any algorithm must read once: all target logits, and of the
+draft laws (float32) all K rows by the block rule, and one row per rejection by the token rule.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import find_floor, race, reference, sample, verify_blocks, verify_tokens
+from specdec.kernels import gate as gates
+from specdec.kernels.gate import Floor, Gate, Truncation
+
+NUM_DRAFT_TOKENS, VOCAB = 5, 128256
+SET_BYTES = 400e6  # several times the cache
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Op = Callable[[], tuple[Tensor, ...]]
+
+
+@dataclass
+class Contest:
+    """One operation: functions of each input set, the bytes of a set, and which results of a set
+    are equal.
+    """
+
+    ours: list[Op]
+    theirs: list[Op]
+    num_bytes: float
+    agree: Callable[[int, tuple, tuple], Tensor]
+
+
+def graph_of(ops: list[Op]) -> torch.cuda.CUDAGraph:
+    """All input sets, one after the other, in one graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for op in ops[:2]:
+            op()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for op in ops:
+            op()
+    return graph
+
+
+def milliseconds(graph: torch.cuda.CUDAGraph, sets: int) -> float:
+    """Of one replay, per input set."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / sets
+
+
+def copies(num_bytes: float, sets: int) -> list[Op]:
+    """Copies that read and write `num_bytes` together, one per set."""
+    half = int(num_bytes / 2)
+    pairs = [torch.empty(2, half, dtype=torch.uint8, device="cuda") for _ in range(sets)]
+    return [lambda pair=pair: (pair[1].copy_(pair[0]),) for pair in pairs]
+
+
+def num_launches(op: Op) -> int:
+    """Launches, memory operations included, of a call; refuses one that waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    op()
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        op()
+        torch.cuda.synchronize()
+    return sum(event.device_type.name == "CUDA" for event in profile.events())
+
+
+def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
+    """`verify_blocks` or `verify_tokens`, of soft laws or of points."""
+    rule, k = kind.split()[-1], NUM_DRAFT_TOKENS
+    op = verify_blocks if rule == "blocks" else verify_tokens
+    define = reference.verify_block if rule == "blocks" else reference.verify_chain
+
+    def inputs() -> tuple:
+        logits = 3 * torch.randn(rows, k + 1, VOCAB, device="cuda")
+        probs = (logits[:, :k] + torch.randn_like(logits[:, :k])).softmax(-1)
+        tokens = probs.flatten(0, 1).multinomial(1).view(rows, k)
+        uniforms = torch.rand(2, rows, k, dtype=torch.float64, device="cuda")
+        soft = None if rule == "points" else probs
+        return (tokens, soft, None), logits.to(dtype), (uniforms[0], uniforms[1, :, 0])
+
+    def defined(draft, logits, uniforms):
+        tokens, count = define(*draft, gates.law(logits, Gate()), *uniforms)
+        return tokens, count, reference.find_faults(*draft, logits.amax(-1), count)
+
+    data = [inputs() for _ in range(sets)]
+    laws = rows * k if rule == "blocks" else 0
+    ours = [lambda d=d: op(*d[0], d[1], Gate(), *d[2]) for d in data]
+    if rule == "tokens":
+        laws = statistics.mean(int((run()[1] < k).sum()) for run in ours)
+    return Contest(
+        ours,
+        [lambda d=d: defined(*d) for d in data],
+        data[0][1].numel() * dtype.itemsize + laws * VOCAB * 4,
+        lambda _, one, other: (one[0] == other[0]).all(-1),
+    )
+
+
+def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
+    """`sample` of one place, `race` and `find_floor` of a window."""
+    places = 1 if kind == "sample" else NUM_DRAFT_TOKENS + 1
+    key = torch.arange(2 * rows, device="cuda").view(rows, 2)
+    position = torch.arange(rows * places, device="cuda").view(rows, places)
+    tail = torch.full((rows,), 0.1, dtype=torch.float64, device="cuda")
+    truncation = Truncation(torch.full((rows,), 50, device="cuda"), tail, tail / 2, 50)
+    if kind == "top-p floor":
+        truncation = Truncation(None, tail)
+    data = [(3 * torch.randn(rows, places, VOCAB, device="cuda")).to(dtype) for _ in range(sets)]
+    draws = torch.rand(rows, places, dtype=torch.float64, device="cuda")
+
+    def ours(x: Tensor) -> tuple:
+        if kind == "sample":
+            return sample(x, Gate(), draws)
+        if kind == "race":
+            return (race(x, Gate(), key, position, 3),)
+        return find_floor(x, None, truncation)
+
+    def theirs(x: Tensor) -> tuple:
+        if kind == "sample":
+            law = gates.law(x, Gate())
+            return reference.draw(law, draws), law
+        if kind == "race":
+            return (reference.race(gates.law(x, Gate()), key, position, 3),)
+        return gates.find_floor(x, None, truncation)
+
+    def agree(index: int, one: tuple, other: tuple) -> Tensor:
+        if not kind.endswith("floor"):
+            return one[0] == other[0]
+        kept = [gates.is_kept(gates.scale(data[index], None), Floor(*f)) for f in (one, other)]
+        return (kept[0] == kept[1]).all(-1)
+
+    written = 4 if kind == "sample" else 0
+    return Contest(
+        [lambda x=x: ours(x) for x in data],
+        [lambda x=x: theirs(x) for x in data],
+        data[0].numel() * (dtype.itemsize + written),
+        agree,
+    )
+
+
+def measure(name: str, rows: int, dtype_name: str, rounds: int) -> str:
+    """Checks and times one operation; returns a line of the table."""
+    torch.manual_seed(rows)
+    dtype, make = DTYPES[dtype_name], verdict if name.startswith("verify") else drawing
+    size = rows * VOCAB * (NUM_DRAFT_TOKENS + 1) * (dtype.itemsize + 4 * name.startswith("verify"))
+    sets = 2 if name == "race" else max(2, min(32, round(SET_BYTES / size)))
+    contest = make(name, rows, dtype, sets)
+    pairs = enumerate(zip(contest.ours, contest.theirs, strict=True))
+    equal = torch.cat([contest.agree(i, one(), other()).flatten() for i, (one, other) in pairs])
+    if equal.double().mean() < 0.95:
+        raise SystemExit(f"{name}, B = {rows}, {dtype_name}: results differ from the definition's")
+    launches = num_launches(contest.ours[0])
+    roof = copies(contest.num_bytes, sets)
+    graphs = [graph_of(ops) for ops in (contest.ours, contest.theirs, roof)]
+    times = []
+    for _ in range(rounds + 1):  # the first round warms up
+        times.append([milliseconds(graph, sets) for graph in graphs])
+    ours, theirs, copy = zip(*times[1:], strict=True)
+    ratio = statistics.median(other / one for one, other in zip(ours, theirs, strict=True))
+    of_roof = statistics.median(other / one for one, other in zip(ours, copy, strict=True))
+    rate = contest.num_bytes / statistics.median(ours) / 1e6
+    return (
+        f"{name:<14}{rows:>4} {dtype_name:<6}{statistics.median(theirs) * 1e3:>10.1f}"
+        f"{statistics.median(ours) * 1e3:>10.1f}{ratio:>8.1f} x{rate:>8.0f}{of_roof:>8.0%}"
+        f"{launches:>5}{equal.double().mean():>9.2%}"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
+    args = parser.parse_args()
+    names = ["verify blocks", "verify tokens", "verify points", "sample", "race", "floor"]
+    names += ["top-p floor"]
+    chosen = [n for n in names if not args.only or n.startswith(tuple(args.only))]
+    lines = [
+        measure(name, rows, dtype, args.rounds if name != "race" else min(args.rounds, 5))
+        for name in chosen
+        for rows in args.batch
+        for dtype in DTYPES
+    ]
+    device = torch.cuda.get_device_name()
+    print(f"\n{device}, torch {torch.__version__}, K = {NUM_DRAFT_TOKENS}, V = {VOCAB}")
+    print("python benchmarks/gpu_kernels.py; times in microseconds; copy: of as many bytes\n")
+    print(
+        f"{'operation':<14}{'B':>4} {'':<6}{'definition':>10}{'kernel':>10}{'faster':>10}"
+        f"{'GB/s':>8}{'of copy':>8}{'runs':>5}{'equal':>9}"
+    )
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Certificates of losslessness: of a sampler by exact enumeration, of a generator by audits and
+powered tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from specdec.certify.exact import Failure, SamplerReport, certify_sampler
+from specdec.certify.foreign import ForeignSampler, RowNoise, huggingface_rule
+from specdec.certify.runs import RunReport, certify_generator
+from specdec.generator import SpeculativeGenerator
+from specdec.samplers import Sampler
+
+__all__ = [
+    "Failure",
+    "ForeignSampler",
+    "RowNoise",
+    "RunReport",
+    "SamplerReport",
+    "certify",
+    "certify_generator",
+    "certify_sampler",
+    "huggingface_rule",
+]
+
+
+def certify(
+    subject: Sampler | SpeculativeGenerator,
+    prompts: Sequence[Sequence[int]] | Tensor | None = None,
+    **options: Any,
+) -> SamplerReport | RunReport:
+    """Tries to show that a sampler, or a generator, is not lossless.
+
+    Args:
+        subject: a sampler, whose exact law is enumerated on small worlds, or a generator, whose
+            runs on the prompts are audited and tested. Wrap a rule of another library as
+            `ForeignSampler(rule)`.
+        prompts: token ids of each, without padding; for a generator.
+        options: of `certify_sampler` or `certify_generator`.
+
+    Returns:
+        A report with `passed`; its text says what was tried and what was found.
+
+    Raises:
+        TypeError: something else, prompts for a sampler, or none for a generator.
+
+    Example:
+        >>> from specdec import RejectionSampler, TypicalSampler
+        >>> from specdec.certify import certify
+        >>> few = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 worlds
+        >>> [certify(s, sizes=few).passed for s in (RejectionSampler(), TypicalSampler())]
+        [True, False]
+    """
+    if isinstance(subject, Sampler):
+        if prompts is not None:
+            raise TypeError(
+                "a sampler is certified without prompts; pass a SpeculativeGenerator with them"
+            )
+        return certify_sampler(subject, **options)
+    if isinstance(subject, SpeculativeGenerator):
+        if prompts is None:
+            raise TypeError("pass prompts, a list of token ids for each, to certify a generator")
+        return certify_generator(subject, prompts, **options)
+    raise TypeError(
+        f"expected a Sampler or a SpeculativeGenerator, got {type(subject).__name__}; wrap a rule "
+        "(draft_tokens, draft_probs, target_probs, noise) -> tokens as ForeignSampler(rule)"
+    )

@@ -1,0 +1,206 @@
+"""The exact law of one round of a sampler, found by bisection of a black box.
+
+A sampler's only randomness are uniforms: one to accept each draft token, one to draw the extra
+token. For every drafted path (a batch row each) the points where its decisions flip are bisected.
+First the threshold of each accepting uniform, with the uniforms before it at 0 and those behind it
+at their largest: this serves rules that decide token by token, and rules that look for the longest
+acceptable prefix. Then, for every pattern of uniforms below or above their thresholds, the points
+at which the extra token moves on to the next id. Intervals between such points are probabilities,
+exact to 2**-52.
+
+Nothing of a rule is assumed but that its decisions are such step functions, and that is checked:
+`mispredictions` compares what the flips predict with what the sampler does at random uniforms.
+
+The law of what one round emits is completed to K + 1 tokens with the target's own law. If the
+result is the target's law for every context, then by induction so is that of any number of rounds,
+cut anywhere by a rule that looks at emitted tokens only (one-round completion).
+
+Legend: M patterns of positive probability, and see `paths`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.certify.paths import Decide, Paths
+from specdec.certify.worlds import Worlds
+from specdec.types import PAD_TOKEN, Verdict
+
+LARGEST_UNIFORM = 1 - 2.0**-52
+
+
+def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
+    """How far up each of many decisions, True at small u, stays True.
+
+    Args:
+        is_below: from u of the given shape, multiples of 2**-52 in [0, 1), to decisions.
+        shape: of the decisions.
+
+    Returns:
+        float64 in [0, 1]: the probability of True for a uniform u; 0 only if it is False at u = 0.
+
+    Example:
+        >>> bisect(lambda u: u < torch.tensor([0.25, 0.0]), 2)
+        tensor([0.2500, 0.0000], dtype=torch.float64)
+    """
+    low, high = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
+    is_possible = is_below(low)
+    for _ in range(52):
+        middle = (low + high) / 2
+        below = is_below(middle)
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return torch.where(is_possible, high, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Flips:
+    """Where the decisions of a sampler flip.
+
+    Args:
+        paths: the rows.
+        accept: `[R, K]` thresholds of the accepting uniforms.
+        row: `[M]` the row of each pattern.
+        is_below: `[M, K]` bool, the pattern.
+        num_accepted: `[M]`.
+        extra: `[M, V]` law of the extra token.
+    """
+
+    paths: Paths
+    accept: Tensor
+    row: Tensor
+    is_below: Tensor
+    num_accepted: Tensor
+    extra: Tensor
+
+    @property
+    def weight(self) -> Tensor:
+        """`[M]` probability of the drafted path and the pattern."""
+        threshold = self.accept[self.row]
+        chance = torch.where(self.is_below, threshold, 1 - threshold).prod(dim=1)
+        return self.paths.weight[self.row] * chance
+
+    @property
+    def expected_accepted(self) -> Tensor:
+        """`[W]` mean number of accepted tokens."""
+        mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64)
+        return mean.index_add(0, self.paths.world[self.row], self.weight * self.num_accepted)
+
+    def emitted(self, length: int) -> Tensor:
+        """`[W, V**(length - 1), V]`: probability that a round emits at least so many tokens, and
+        begins with these.
+        """
+        worlds, index = self.paths.worlds, length - 1
+        law = torch.zeros(len(worlds), worlds.vocab_size**index, worlds.vocab_size).double()
+        rows, vocab = self.row, law.shape[-1]
+        place = self.paths.world[rows], self.paths.prefix[rows, index]
+        ends = torch.where(self.num_accepted == index, self.weight, 0.0)
+        law.index_put_(place, ends[:, None] * self.extra, accumulate=True)
+        if index < worlds.num_draft_tokens:
+            goes_on = torch.where(self.num_accepted > index, self.weight, 0.0)
+            token = self.paths.prefix[rows, index + 1] % vocab
+            law.index_put_((*place, token), goes_on, accumulate=True)
+        return law
+
+    def completed_law(self) -> Tensor:
+        """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
+        worlds = self.paths.worlds
+        vocab, target = worlds.vocab_size, worlds.target
+        law = torch.zeros(len(worlds), vocab ** len(target), dtype=torch.float64)
+        weighted = self.weight[:, None] * self.extra  # [M, V]
+        for n in range(len(target)):
+            ends = self.num_accepted == n
+            place = self.paths.world[self.row[ends]], self.paths.prefix[self.row[ends], n]
+            emitted = torch.zeros(len(worlds), vocab**n, vocab, dtype=torch.float64)
+            emitted.index_put_(place, weighted[ends], accumulate=True)
+            law += continued(emitted.flatten(1), target[n + 1 :])
+        return law
+
+
+def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Flips:
+    """Bisects every decision of a sampler over all drafted paths."""
+    paths = Paths(worlds, device=device)
+    width, vocab = worlds.num_draft_tokens, worlds.vocab_size
+    accept = _find_thresholds(decide, paths)
+
+    patterns = torch.arange(2**width)[:, None] >> torch.arange(width) & 1 == 1  # [2**K, K]
+    chance = torch.where(patterns, accept[:, None], 1 - accept[:, None]).prod(dim=-1)
+    row, pattern = (chance > 0).nonzero(as_tuple=True)
+    is_below = patterns[pattern]  # [M, K]
+    ends = (~is_below).double() * LARGEST_UNIFORM
+    nothing = torch.zeros(len(row), dtype=torch.float64)
+    num_accepted = paths.runner(decide, row)(ends, nothing).num_accepted
+
+    cuts = vocab - 1
+    run = paths.runner(decide, row.repeat_interleave(cuts))
+    ends = ends.repeat_interleave(cuts, dim=0)
+    tokens = torch.arange(cuts)
+
+    def is_at_most(u: Tensor) -> Tensor:
+        return extra_token(run(ends, u.flatten())).view(-1, cuts) <= tokens
+
+    resample = bisect(is_at_most, len(row), cuts)
+    extra = pad(resample, (0, 1), value=1.0).diff(dim=-1, prepend=nothing[:, None])
+    return Flips(paths, accept, row, is_below, num_accepted, extra)
+
+
+def _find_thresholds(decide: Decide, paths: Paths) -> Tensor:
+    """`[R, K]`; copy i of a row moves u_i, with what is before it at 0."""
+    count, width = len(paths), paths.worlds.num_draft_tokens
+    if width == 0:
+        return torch.zeros(count, 0, dtype=torch.float64)
+    run = paths.runner(decide, torch.arange(count).repeat_interleave(width))
+    moves = torch.eye(width, dtype=torch.float64)
+    behind = torch.ones(width, width, dtype=torch.float64).triu(1) * LARGEST_UNIFORM
+    nothing = torch.zeros(count * width, dtype=torch.float64)
+
+    def is_accepted(u: Tensor) -> Tensor:
+        accept = u[..., None] * moves + behind  # [R, K, K]
+        verdict = run(accept.flatten(0, 1), nothing)
+        return verdict.num_accepted.view(count, width) > torch.arange(width)
+
+    return bisect(is_accepted, count, width)
+
+
+def mispredictions(
+    decide: Decide, flips: Flips, generator: torch.Generator, *, copies: int = 4
+) -> Tensor:
+    """`[N]` rows of paths on which the sampler does not do what its flips predict, at `copies`
+    random settings of the uniforms per path.
+    """
+    paths, (count, width) = flips.paths, flips.accept.shape
+    rows = torch.arange(count).repeat_interleave(copies)
+    uniforms = torch.rand(len(rows), width + 1, dtype=torch.float64, generator=generator)
+    uniforms = (uniforms * 2**52).floor() * 2.0**-52
+    accept, resample = uniforms[:, :width], uniforms[:, width]
+    bits = 1 << torch.arange(width)
+    place = torch.full((count * 2**width,), -1)
+    place[flips.row * 2**width + (flips.is_below * bits).sum(dim=1)] = torch.arange(len(flips.row))
+    pattern = place[rows * 2**width + ((accept < flips.accept[rows]) * bits).sum(dim=1)]
+    cuts = flips.extra[pattern].cumsum(dim=1)[:, :-1]
+    verdict = paths.runner(decide, rows)(accept, resample)
+    steps, num_accepted = torch.arange(width + 1), flips.num_accepted[pattern][:, None]
+    expected = pad(paths.tokens[rows], (0, 1)).masked_fill(steps >= num_accepted, PAD_TOKEN)
+    extra = (cuts <= resample[:, None]).sum(dim=1, keepdim=True)
+    expected = torch.where(steps == num_accepted, extra, expected)
+    is_wrong = (verdict.tokens != expected).any(dim=1)
+    return rows[is_wrong | (verdict.num_accepted != num_accepted[:, 0])]
+
+
+def extra_token(verdict: Verdict) -> Tensor:
+    """`[N]`: the recovered or bonus token."""
+    return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
+
+
+def continued(law: Tensor, levels: list[Tensor]) -> Tensor:
+    """The law of longer sequences: `[W, V**n]` extended by one token per level."""
+    for level in levels:
+        law = (law[..., None] * level).flatten(1)
+    return law
+
+
+def joint_law(levels: list[Tensor]) -> Tensor:
+    """`[W, V**n]`: the joint law of n tokens, from n levels."""
+    return continued(torch.ones(len(levels[0]), 1, dtype=torch.float64), levels)

@@ -1,0 +1,137 @@
+"""A powered test of the law of what a generator writes, where that law is known exactly.
+
+Under top-k with a small k, short texts are few, and the target's own forwards over all of their
+prefixes give the probability of each. Many samples of the generator are compared with it.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
+
+from specdec.certify.chisquare import detectable_variation, goodness_of_fit
+from specdec.certify.text_audit import ENDLESS, Prompts
+from specdec.generator import SpeculativeGenerator
+
+TextLaw = dict[tuple[int, ...], float]
+
+
+@dataclass(frozen=True)
+class LawTest:
+    """Chi-square of the texts of one length behind one prompt.
+
+    Args:
+        prompt: its number.
+        length: of the texts, in tokens.
+        num_cells: texts of positive probability.
+        num_samples: drawn.
+        p_value: chance of counts as unlikely as these.
+        threshold: what it must not fall below.
+        detectable: total variation that would have been detected with 99 % power (texts that
+            expect few counts are taken together).
+    """
+
+    prompt: int
+    length: int
+    num_cells: int
+    num_samples: int
+    p_value: float
+    threshold: float
+    detectable: float
+
+    @property
+    def passed(self) -> bool:
+        """The counts are as likely as they should be."""
+        return self.p_value >= self.threshold
+
+
+def plan(num_prompts: int, num_samples: int, batch_size: int) -> list[tuple[int, range]]:
+    """Prompt number and seeds of each batch."""
+    starts = range(0, num_samples, batch_size)
+    batches = [range(start, min(start + batch_size, num_samples)) for start in starts]
+    return list(itertools.product(range(num_prompts), batches))
+
+
+def run_law_tests(
+    generator: SpeculativeGenerator,
+    prompts: Prompts,
+    *,
+    num_samples: int,
+    num_tokens: int,
+    top_k: int,
+    temperature: float,
+    false_alarm: float,
+    batch_size: int,
+    progress: Callable[[list], Iterable],
+) -> list[LawTest]:
+    """Draws texts behind each prompt and tests their beginnings of every length.
+
+    Args:
+        generator: draws them with seeds 0, 1, ...
+        prompts: token ids.
+        num_samples: per prompt.
+        num_tokens: per text.
+        top_k: of target and draft.
+        temperature: likewise.
+        false_alarm: chance that any test fails a sound generator, shared equally among them.
+        batch_size: samples drawn together.
+        progress: wraps the list of batches.
+    """
+    texts = [Counter() for _ in prompts]
+    for number, seeds in progress(plan(len(prompts), num_samples, batch_size)):
+        ids = torch.tensor([prompts[number]] * len(seeds), device=generator.target.device)
+        result = generator.generate(
+            ids,
+            torch.ones_like(ids),
+            max_new_tokens=num_tokens,
+            do_sample=True,
+            temperature=temperature,
+            top_k=top_k,
+            seed=list(seeds),
+            **ENDLESS,
+        )
+        texts[number].update(map(tuple, result.new_tokens.tolist()))
+    threshold, tests = false_alarm / (len(prompts) * num_tokens), []
+    for number, (prompt, counts) in enumerate(zip(prompts, texts, strict=True)):
+        laws = text_laws(generator, prompt, num_tokens, top_k=top_k, temperature=temperature)
+        for length, law in enumerate(laws, start=1):
+            beginnings = Counter()
+            for text, count in counts.items():
+                beginnings[text[:length]] += count
+            p_value, df = goodness_of_fit(beginnings, law)
+            detectable = detectable_variation(num_samples, df, threshold) if df else 1.0
+            cells = (number, length, len(law), num_samples)
+            tests.append(LawTest(*cells, p_value, threshold, detectable))
+    return tests
+
+
+@torch.inference_mode()
+def text_laws(
+    generator: SpeculativeGenerator,
+    prompt: list[int],
+    num_tokens: int,
+    *,
+    top_k: int,
+    temperature: float,
+) -> list[TextLaw]:
+    """Exact laws of the first 1, 2, ... tokens behind a prompt, from the target's own forwards and
+    HF's own warpers.
+    """
+    model, device = generator.target.model, generator.target.device
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k)])
+    laws = [{(): 1.0}]
+    for _ in range(num_tokens):
+        texts = list(laws[-1])
+        ids = torch.tensor([prompt + list(text) for text in texts], device=device)
+        logits = model(input_ids=ids, use_cache=False).logits[:, -1].double()
+        rows = warpers(ids, logits).softmax(dim=-1).cpu()
+        law = {}
+        for text, row in zip(texts, rows, strict=True):
+            support = row.nonzero()[:, 0]
+            for token, chance in zip(support.tolist(), row[support].tolist(), strict=True):
+                law[(*text, token)] = laws[-1][text] * chance
+        laws.append(law)
+    return laws[1:]

@@ -1,0 +1,100 @@
+"""Every path that a drafter can take through some worlds, as one batch for a sampler.
+
+Legend: R rows (paths), and see `worlds`.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specdec.certify.worlds import Worlds
+from specdec.samplers import StepNoise, Stream, Warp
+from specdec.types import PAD_TOKEN, Draft, Verdict
+
+Decide = Callable[[Draft, Tensor, Warp, StepNoise], Verdict]
+"""A sampler."""
+
+
+class Paths:
+    """One batch row per world and drafted path.
+
+    Args:
+        worlds: what to draft from.
+        device: where samplers run.
+        with_impossible: also paths that the draft law gives no probability.
+
+    Attributes:
+        world: `[R]`.
+        prefix: `[R, K + 1]` number of the prefix of each length, in base V.
+        tokens: `[R, K]`, padded behind the last drafted one.
+        weight: `[R]` probability of the path under the draft law.
+    """
+
+    def __init__(
+        self,
+        worlds: Worlds,
+        *,
+        device: torch.device | str = "cpu",
+        with_impossible: bool = False,
+    ):
+        self.worlds, self.device = worlds, device
+        width, vocab = worlds.num_draft_tokens, worlds.vocab_size
+        code = torch.arange(vocab**width).repeat(len(worlds))
+        world = torch.arange(len(worlds)).repeat_interleave(vocab**width)
+        prefix = torch.stack([code // vocab ** (width - i) for i in range(width + 1)], dim=1)
+        tokens = prefix[:, 1:] % vocab
+        valid = torch.tensor(worlds.num_valid or [width] * len(worlds))[world]
+        is_beyond = torch.arange(width) >= valid[:, None]
+        laws = [worlds.draft[i][world, prefix[:, i]] for i in range(width)]
+        weight = torch.ones(len(code), dtype=torch.float64)
+        for i, law in enumerate(laws):
+            chosen = law.gather(1, tokens[:, i : i + 1])[:, 0].double()
+            weight *= torch.where(is_beyond[:, i], 1.0, chosen)
+        keep = ~(is_beyond & (tokens > 0)).any(dim=1)  # one path for all that is not drafted
+        keep &= (weight > 0) | with_impossible
+        self.world, self.prefix, self.weight = world[keep], prefix[keep], weight[keep]
+        self.tokens = tokens.masked_fill(is_beyond, PAD_TOKEN)[keep]
+        self.valid = valid[keep] if worlds.num_valid else None
+        logits = [level[world, prefix[:, i]] for i, level in enumerate(worlds.logits)]
+        self.logits = torch.stack(logits, dim=1)[keep]  # [R, K + 1, V]
+        self.laws = None
+        if width and not worlds.is_point_mass:
+            self.laws = torch.stack(laws, 1).masked_fill(is_beyond[..., None], torch.nan)[keep]
+
+    def __len__(self) -> int:
+        return len(self.world)
+
+    def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, Warp]:
+        """Draft, target logits and gate of a batch of these rows."""
+
+        def take(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x[rows].to(self.device)
+
+        of_row = self.world[rows].tolist()
+        gate = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
+        draft = Draft(take(self.tokens), take(self.laws), take(self.valid))
+        return draft, take(self.logits), Warp(len(rows), device=self.device, **gate)
+
+    def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
+        """A sampler over a batch of these rows, as a function of its uniforms.
+
+        Args:
+            decide: the sampler.
+            rows: `[N]` indices, repeated at will.
+
+        Returns:
+            From accept `[N, K]` and resample `[N]` uniforms to a verdict on the CPU. All draws that
+            a rule has no business with are NaN.
+        """
+        draft, logits, warp = self.inputs(rows)
+        shape = len(rows), len(Stream), logits.shape[1]
+
+        def run(accept: Tensor, resample: Tensor) -> Verdict:
+            uniforms = torch.full(shape, torch.nan, dtype=torch.float64)
+            uniforms[:, Stream.ACCEPT, :-1] = accept
+            uniforms[:, Stream.RESAMPLE, 0] = resample
+            verdict = decide(draft, logits, warp, StepNoise(uniforms.to(self.device)))
+            return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
+
+        return run

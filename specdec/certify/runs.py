@@ -1,0 +1,138 @@
+"""`certify_generator`: audits and tests of a real pair of target and drafter."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec.certify.law_test import LawTest, run_law_tests
+from specdec.certify.noise_audit import NoiseAudit, audit_noise
+from specdec.certify.text_audit import TextAudit, audit_coupled_text, audit_greedy_text
+from specdec.generator import SpeculativeGenerator
+from specdec.samplers import CoupledNoise
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """What the audits and tests of a generator found.
+
+    Args:
+        name: of the generator.
+        greedy: greedy text against plain decoding.
+        noise: whether a draw was used twice; for coupled noise, which belongs to positions and is
+            meant to be used again there, sampled text against plain decoding.
+        tests: of the law of sampled texts.
+        false_alarm: chance, over all tests, that a sound generator fails.
+        settings: how texts were sampled.
+    """
+
+    name: str
+    greedy: TextAudit
+    noise: NoiseAudit | TextAudit
+    tests: list[LawTest]
+    false_alarm: float
+    settings: str
+
+    @property
+    def passed(self) -> bool:
+        """No audit and no test found anything."""
+        return all(part.passed for part in (self.greedy, self.noise, *self.tests))
+
+    @property
+    def detectable(self) -> float:
+        """Total variation of the first token's law that every prompt's test would have detected
+        with 99 % power.
+        """
+        return max(test.detectable for test in self.tests if test.length == 1)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{_verdict(self)}  {self.name}",
+            f"{_verdict(self.greedy)}    {self.greedy}",
+            f"{_verdict(self.noise)}    {self.noise}",
+            f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.settings}; "
+            f"false alarm {self.false_alarm:.0e} over all tests",
+            "          prompt  tokens   texts  samples   p-value  detectable TV (99 % power)",
+        ]
+        for test in self.tests:
+            lines.append(
+                f"{_verdict(test)}      {test.prompt:>6}  {test.length:>6}  {test.num_cells:>6}  "
+                f"{test.num_samples:>7}  {test.p_value:>8.2g}  {test.detectable:.3f}"
+            )
+        return "\n".join(lines)
+
+
+def certify_generator(
+    generator: SpeculativeGenerator,
+    prompts: Sequence[Sequence[int]] | Tensor,
+    *,
+    num_samples: int = 4096,
+    num_tokens: int = 3,
+    top_k: int = 4,
+    temperature: float = 1.0,
+    audit_tokens: int = 64,
+    false_alarm: float = 1e-6,
+    batch_size: int = 128,
+    progress: Callable[[list], Iterable] = iter,
+) -> RunReport:
+    """Audits greedy text and noise, and tests the law of sampled text.
+
+    Args:
+        generator: of any drafter and sampler.
+        prompts: token ids of each, without padding.
+        num_samples: texts drawn per prompt for the law.
+        num_tokens: of these texts; there are `top_k ** num_tokens` of them.
+        top_k: while sampling.
+        temperature: while sampling, > 0.
+        audit_tokens: new tokens of the audits.
+        false_alarm: chance that the tests of the law fail a sound generator.
+        batch_size: samples drawn together.
+        progress: wraps the list of batches, `tqdm` for instance.
+
+    Raises:
+        ValueError: no prompt, an empty prompt, or a number out of range.
+    """
+    numbers = {
+        "num_samples": num_samples,
+        "num_tokens": num_tokens,
+        "top_k": top_k,
+        "audit_tokens": audit_tokens,
+        "batch_size": batch_size,
+    }
+    for name, value in numbers.items():
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 < false_alarm < 1 or not temperature > 0:
+        raise ValueError(
+            "expected false_alarm in 0..1 and temperature > 0, got "
+            f"false_alarm={false_alarm}, temperature={temperature}"
+        )
+    prompts = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
+    if not prompts or not all(prompts):
+        raise ValueError("expected at least one prompt, and at least one token in each")
+    sampling = {"temperature": temperature, "top_k": top_k}
+    is_coupled = issubclass(generator.sampler.noise_type, CoupledNoise)
+    audit = audit_coupled_text if is_coupled else audit_noise
+    drafter, sampler = type(generator.drafter).__name__, type(generator.sampler).__name__
+    num_draft_tokens = generator.drafter.num_draft_tokens
+    return RunReport(
+        name=f"{drafter}, {sampler}, K = {num_draft_tokens}, {len(prompts)} prompts",
+        greedy=audit_greedy_text(generator, prompts, audit_tokens),
+        noise=audit(generator, prompts, audit_tokens, **sampling),
+        tests=run_law_tests(
+            generator,
+            prompts,
+            num_samples=num_samples,
+            num_tokens=num_tokens,
+            false_alarm=false_alarm,
+            batch_size=batch_size,
+            progress=progress,
+            **sampling,
+        ),
+        false_alarm=false_alarm,
+        settings=f"temperature {temperature:g}, top_k {top_k}",
+    )
+
+
+def _verdict(part) -> str:
+    return "PASS" if part.passed else "FAIL"

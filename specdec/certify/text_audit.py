@@ -1,0 +1,204 @@
+"""Whether speculation gives the very text of plain decoding: greedy, or with coupled noise.
+
+Two sound computations of the same logits differ by rounding. So the first difference between two
+texts is judged: it is a tie if moving the logits by as much as two sound paths of plain decoding
+differ (the loop's step by step, and the model's own forward over the whole text) leads from the
+one token to the other. Nothing is asked of a text behind its first difference.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.generator import SpeculativeGenerator
+from specdec.samplers import Warp
+
+Prompts = list[list[int]]
+ENDLESS = {"eos_token_id": [], "pad_token_id": 0}
+"""Options that let every text have its full length."""
+MAX_ROUNDING = 16
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two texts part.
+
+    Args:
+        prompt: its number.
+        place: new tokens that agree.
+        plain: the token of plain decoding, `None` if its text ends here.
+        speculative: likewise.
+        margin: between the two largest logits there.
+        rounding: by which two sound paths differ.
+        is_tie: rounding explains it (with coupled noise, what it moves are perturbed logits).
+    """
+
+    prompt: int
+    place: int
+    plain: int | None
+    speculative: int | None
+    margin: float
+    rounding: float
+    is_tie: bool
+
+    def __str__(self) -> str:
+        return (
+            f"prompt {self.prompt}, new token {self.place}: plain decoding has {self.plain}, "
+            f"speculation {self.speculative}; top-2 margin of the logits {self.margin:.2g}, "
+            f"rounding {self.rounding:.2g}: "
+            + ("a tie within rounding" if self.is_tie else "not explained by rounding")
+        )
+
+
+@dataclass(frozen=True)
+class TextAudit:
+    """The texts of one way of decoding, compared with plain decoding.
+
+    Args:
+        name: of the way.
+        num_tokens: that are equal, up to the first difference of each text.
+        differences: the first of each text.
+    """
+
+    name: str
+    num_tokens: int
+    differences: list[Difference]
+
+    @property
+    def passed(self) -> bool:
+        """Every difference is a tie within rounding."""
+        return all(difference.is_tie for difference in self.differences)
+
+    def __str__(self) -> str:
+        lines = [f"{self.name}: {self.num_tokens} tokens equal plain decoding"]
+        return "\n          ".join([*lines, *map(str, self.differences)])
+
+
+def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: int) -> TextAudit:
+    """Greedy text against plain decoding through the same target.
+
+    Args:
+        generator: of any sampler.
+        prompts: token ids.
+        num: new tokens per prompt.
+    """
+    plain = SpeculativeGenerator(generator.target, None)
+
+    def decide(logits: Tensor, prompt: int, position: int) -> int:
+        return logits.argmax().item()
+
+    return _audit("greedy", generator, plain, prompts, decide, num, {"do_sample": False})
+
+
+def audit_coupled_text(
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, **sampling
+) -> TextAudit:
+    """Sampled text of coupled noise against plain decoding with the same seeds.
+
+    Args:
+        generator: its sampler draws from coupled noise.
+        prompts: token ids; their numbers are the seeds.
+        num: new tokens per prompt.
+        sampling: temperature and truncation.
+    """
+    plain = SpeculativeGenerator(generator.target, None, generator.sampler)
+    warp = Warp(1, device=generator.target.device, **sampling)
+
+    def decide(logits: Tensor, prompt: int, position: int) -> int:
+        noise = generator.sampler.noise_type([prompt], device=logits.device)
+        start = torch.tensor([position - 1], device=logits.device)
+        return noise.at(start, width=1).race(logits[None, None], warp).item()
+
+    options = {"do_sample": True, "seed": list(range(len(prompts))), **sampling}
+    return _audit("coupled", generator, plain, prompts, decide, num, options)
+
+
+def _audit(
+    name: str,
+    generator: SpeculativeGenerator,
+    plain: SpeculativeGenerator,
+    prompts: Prompts,
+    decide: Callable[[Tensor, int, int], int],
+    num: int,
+    options: dict,
+) -> TextAudit:
+    ids, mask = padded(prompts, generator.target.device)
+    texts = []
+    for one in (plain, generator):
+        result = one.generate(ids, mask, max_new_tokens=num, **options)
+        rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
+        texts.append([row[:length] for row, length in rows])
+    differences = []
+    for number, (prompt, expected, found) in enumerate(zip(prompts, *texts, strict=True)):
+        if expected == found:
+            continue
+        pairs = zip(expected, found, strict=False)
+        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+        if place is None:  # the same tokens, but one text ended earlier
+            ends = min(len(expected), len(found))
+            tokens = [text[ends] if ends < len(text) else None for text in (expected, found)]
+            differences.append(Difference(number, ends, *tokens, torch.inf, 0.0, False))
+            continue
+        differences.append(_judge(plain, decide, number, prompt, expected, found[place], place))
+    places = {difference.prompt: difference.place for difference in differences}
+    num_equal = sum(places.get(number, len(text)) for number, text in enumerate(texts[0]))
+    return TextAudit(name, num_equal, differences)
+
+
+def _judge(
+    plain: SpeculativeGenerator,
+    decide: Callable[[Tensor, int, int], int],
+    number: int,
+    prompt: list[int],
+    expected: list[int],
+    found: int,
+    place: int,
+) -> Difference:
+    rounding, logits = _two_paths(plain, prompt, expected, place)
+    position = len(prompt) + place
+    moved = logits.clone()
+    moved[found] += rounding
+    moved[expected[place]] -= rounding
+    top = logits.topk(2).values
+    return Difference(
+        prompt=number,
+        place=place,
+        plain=expected[place],
+        speculative=found,
+        margin=(top[0] - top[1]).item(),
+        rounding=rounding,
+        is_tie=decide(moved, number, position) == found,
+    )
+
+
+@torch.inference_mode()
+def _two_paths(
+    plain: SpeculativeGenerator, prompt: list[int], text: list[int], place: int
+) -> tuple[float, Tensor]:
+    """How far the logits of a text differ between the model's own forward and the loop, which is
+    made to follow the text; and the former's logits `[V]` at a place.
+
+    A loop that is wrong must not excuse its own texts, so no more than `MAX_ROUNDING` last bits of
+    the largest logit are believed.
+    """
+    device = plain.target.device
+    ids = torch.tensor([prompt + text], device=device)
+    own = plain.target.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
+    steps = []
+    for end in range(place + 1):
+        read = ids[:, : len(prompt) + end]
+        state = plain.start(read, torch.ones_like(read), max_new_tokens=1, do_sample=False)
+        steps.append(plain.step(state).logits[0, 0])
+    off = (torch.stack(steps).double() - own[: place + 1].double()).abs().max().item()
+    last_bit = torch.finfo(own.dtype).eps * own[place].abs().max().item()
+    return min(max(off, last_bit), MAX_ROUNDING * last_bit), own[place].double()
+
+
+def padded(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and mask `[P, T]`, padded on the left."""
+    width = max(map(len, prompts))
+    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)

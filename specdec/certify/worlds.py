@@ -1,0 +1,217 @@
+"""Worlds: decoding problems so small that their laws are known exactly, to try samplers on.
+
+Legend: W worlds (independent contexts, together in one batch), V vocabulary, K draft tokens. A
+table of level i is `[W, V**i, V]`: one law, or row of logits, behind each prefix of i tokens
+(prefixes are numbered in base V). So every law depends on the context.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+DraftKind = Literal["soft", "point-mass", "mixed"]
+
+GATES = (
+    {},
+    {"top_k": 2},
+    {"top_p": 0.77},
+    {"min_p": 0.3},
+    {"temperature": 0.0},
+    {"temperature": 0.5, "top_k": 3, "top_p": 0.93, "min_p": 0.07},
+)
+"""Values of `Warp` that are tried together in one batch, a world each. None of the fractions is a
+sum or ratio of the tables' probabilities, so rounding decides nothing.
+"""
+
+
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+
+@dataclass
+class Worlds:
+    """What a sampler sees, and the law that it has to reproduce.
+
+    Args:
+        logits: of the target, levels 0..K.
+        draft: draft laws, levels 0..K - 1.
+        target: the target's laws behind the gate, levels 0..K; `None` for the softmax of the
+            logits.
+        num_valid: per world how many tokens it drafts; `None` for K.
+        is_point_mass: the sampler is not told the draft laws.
+        warp: arguments of `Warp`, one value per world.
+        name: for reports.
+    """
+
+    logits: list[Tensor]
+    draft: list[Tensor]
+    target: list[Tensor] | None = None
+    num_valid: list[int] | None = None
+    is_point_mass: bool = False
+    warp: dict[str, list] = field(default_factory=dict)
+    name: str = "worlds"
+
+    def __post_init__(self):
+        if self.target is None:
+            self.target = [level.softmax(dim=-1) for level in self.logits]
+
+    def __len__(self) -> int:
+        return len(self.logits[0])
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K."""
+        return len(self.draft)
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return self.logits[0].shape[-1]
+
+    def describe(self, world: int) -> str:
+        """One of the worlds, in a few words."""
+        gate = {name: values[world] for name, values in self.warp.items()}
+        gate = "".join(f", {n}={v:g}" for n, v in gate.items() if v != NEUTRAL[n])
+        valid = f", {self.num_valid[world]} drafted" if self.num_valid else ""
+        sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
+        return f"{self.name} ({sizes}{valid}{gate}), world {world}"
+
+
+def standard_worlds(
+    sizes: tuple[tuple[int, int, int], ...], *, dtype: torch.dtype = torch.float64
+) -> Iterator[Worlds]:
+    """The worlds that `certify` tries, always the same.
+
+    Soft, point-mass and mixed drafts; without a filter, with `GATES` mixed in one batch, and all
+    greedy. Tables are small integers, so zeros, ties, one-hot laws, and equal and disjoint supports
+    are common.
+
+    Args:
+        sizes: (V, K, W) of each batch.
+        dtype: of logits and draft laws.
+    """
+    for number, (vocab, width, count) in enumerate(sizes):
+        generator = torch.Generator().manual_seed(number)
+        for kind in ("soft", "point-mass", "mixed"):
+            greedy = [[{"temperature": 0.0}]] if kind == "mixed" else []
+            for gates in ([{}], list(GATES), *greedy):
+                worlds = random_worlds(vocab, width, count, generator, kind=kind, gates=gates)
+                worlds.logits = [level.to(dtype) for level in worlds.logits]
+                worlds.draft = [level.to(dtype) for level in worlds.draft]
+                yield worlds
+
+
+def random_worlds(
+    vocab: int,
+    width: int,
+    count: int,
+    generator: torch.Generator,
+    *,
+    kind: DraftKind = "soft",
+    gates: list[dict] | None = None,
+) -> Worlds:
+    """Draws worlds with integer-weight tables.
+
+    Args:
+        vocab: V.
+        width: K.
+        count: W.
+        generator: decides.
+        kind: `"soft"` tells the sampler what law each token was drawn from; `"point-mass"` drafts
+            are deterministic; `"mixed"` has one-hot and soft laws, and worlds that draft fewer
+            than K tokens.
+        gates: arguments of `Warp`, used by turns; `None` is no gate.
+    """
+    weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
+    draft = [random_draft_weights(level, generator) for level in weights[:width]]
+    if kind == "mixed":
+        draft = [_sharpened(level, generator) for level in draft]
+    if kind == "point-mass":
+        draft = [_one_hot(level) for level in draft]
+    num_valid = None
+    if kind == "mixed":
+        num_valid = torch.randint(0, width + 1, (count,), generator=generator).tolist()
+    gates = [(gates or [{}])[world % len(gates or [{}])] for world in range(count)]
+    names = {name for gate in gates for name in gate}
+    return Worlds(
+        logits=[level.log() for level in weights],
+        draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
+        target=[_truncated(level, gates) for level in weights],
+        num_valid=num_valid,
+        is_point_mass=kind == "point-mass",
+        warp={n: [g.get(n, NEUTRAL[n]) for g in gates] for n in NEUTRAL if n in names},
+        name=f"{kind} drafts",
+    )
+
+
+def random_weights(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Integer weights 0..4, one positive in each row; zeros, ties and one-hot rows are common."""
+    weights = torch.randint(0, 5, shape, generator=generator)
+    spare = torch.randint(0, shape[-1], (*shape[:-1], 1), generator=generator)
+    is_empty = (weights.sum(-1, keepdim=True) == 0).long()
+    return weights.scatter_add(-1, spare, is_empty).double()
+
+
+def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
+    """Draft weights beside target weights; rows are by turns free, equal, disjoint, or one-hot."""
+    free = random_weights(target.shape, generator)
+    disjoint = (target == 0).double()
+    disjoint = torch.where(disjoint.sum(-1, keepdim=True) > 0, disjoint, free)
+    kind = torch.randint(0, 5, (*target.shape[:-1], 1), generator=generator)
+    for number, rows in enumerate((target, disjoint, _one_hot(free))):
+        free = torch.where(kind == number, rows, free)
+    return free
+
+
+def gated_law(weights: list[int], gate: dict) -> list[float]:
+    """What temperature, top-k, top-p and min-p, in this order, leave of integer weights: the
+    definition, word for word, in integers and fractions; only the result is rounded.
+
+    Args:
+        weights: >= 0, not all zero.
+        gate: arguments of `Warp`; the temperature 0, or 1 / an integer.
+
+    Example:
+        >>> gated_law([1, 3, 4, 1], {"top_k": 2})
+        [0.0, 0.42857142857142855, 0.5714285714285714, 0.0]
+    """
+    gate = NEUTRAL | gate
+    if gate["temperature"] == 0:
+        best = weights.index(max(weights))
+        return [float(token == best) for token in range(len(weights))]
+    weights = [int(w) ** round(1 / gate["temperature"]) for w in weights]
+    if gate["top_k"]:
+        kth = sorted(weights, reverse=True)[min(gate["top_k"], len(weights)) - 1]
+        weights = [w if w >= kth else 0 for w in weights]
+    tail, gone = (1 - Fraction(gate["top_p"])) * sum(weights), 0
+    rising = sorted(range(len(weights)), key=lambda token: (weights[token], token))
+    for token in rising[:-1]:  # the most likely token always stays
+        gone += weights[token]
+        if gone > tail:
+            break
+        weights[token] = 0
+    least = Fraction(gate["min_p"]) * max(weights)
+    weights = [w if w >= least else 0 for w in weights]
+    return [w / sum(weights) for w in weights]
+
+
+def _truncated(weights: Tensor, gates: list[dict]) -> Tensor:
+    """Laws of a level, each world's behind its gate."""
+    laws = [
+        [gated_law(row, gate) for row in rows]
+        for rows, gate in zip(weights.tolist(), gates, strict=True)
+    ]
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+def _one_hot(weights: Tensor) -> Tensor:
+    return torch.zeros_like(weights).scatter(-1, weights.argmax(-1, keepdim=True), 1.0)
+
+
+def _sharpened(weights: Tensor, generator: torch.Generator) -> Tensor:
+    """Half of the rows one-hot."""
+    is_sharp = torch.rand((*weights.shape[:-1], 1), generator=generator) < 0.5
+    return torch.where(is_sharp, _one_hot(weights), weights)

@@ -1,0 +1,94 @@
+"""`specdec demo`: completes prompts plainly and with every drafter of the zoo, and compares."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from specdec.cli.loading import timed
+from specdec.display import colour_key, coloured_text
+
+DRAFTERS = {"eagle3": "EAGLE-3 head", "model": "draft LM", "lookup": "prompt lookup"}
+
+
+def add_parser(commands) -> None:
+    """Adds the command to `argparse`'s subparsers."""
+    parser = commands.add_parser("demo", help="complete prompts plainly and speculatively, compare")
+    parser.add_argument("--prompts", type=int, default=3, help="number of prompts (default 3)")
+    parser.add_argument("--new-tokens", type=int, default=96, help="tokens each (default 96)")
+    parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    parser.add_argument(
+        "--drafter",
+        choices=tuple(DRAFTERS),
+        default="eagle3",
+        help="whose text is shown (default eagle3); all are compared",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 if the outputs are equal, else 1."""
+    import torch
+
+    from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
+
+    if arguments.prompts < 1:
+        raise ValueError(f"--prompts must be at least 1, got {arguments.prompts}")
+    k = arguments.num_draft_tokens
+    tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+    drafters = {
+        "plain decoding": None,
+        DRAFTERS["lookup"]: PromptLookupDrafter(k),
+        DRAFTERS["model"]: zoo.load_drafter("model", target, num_draft_tokens=k),
+        DRAFTERS["eagle3"]: zoo.load_drafter("eagle3", target, num_draft_tokens=k),
+    }
+    generators = {name: SpeculativeGenerator(target, d) for name, d in drafters.items()}
+    shown = DRAFTERS[arguments.drafter]
+    print(
+        f"target: {target.config.num_hidden_layers} layers, "
+        f"{target.num_parameters() / 1e6:.1f} M parameters;  K = {k};  greedy;  shown: {shown}"
+    )
+    print(colour_key(sys.stdout))
+
+    warm_up = tokenizer("import", return_tensors="pt").input_ids
+    for generator in generators.values():
+        generator.generate(warm_up, max_new_tokens=8, do_sample=False)
+    seconds = dict.fromkeys(generators, 0.0)
+    steps: dict[str, list] = {name: [] for name in generators}
+    is_equal = True
+    for prompt in zoo.heldout_prompts(arguments.prompts):
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        texts = []
+        for name, generator in generators.items():
+            result, taken_s = timed(
+                lambda: generator.generate(  # noqa: B023 - called at once
+                    ids,  # noqa: B023
+                    max_new_tokens=arguments.new_tokens,
+                    do_sample=False,
+                    trace=True,
+                )
+            )
+            seconds[name] += taken_s
+            steps[name].append(result.trace[0])
+            texts.append(result.sequences)
+        is_equal &= all(torch.equal(texts[0], text) for text in texts[1:])
+        print("\n" + "-" * 80)
+        print(coloured_text(tokenizer, prompt, steps[shown][-1], sys.stdout))
+
+    print("\n" + "-" * 80)
+    print("outputs of all ways of decoding are " + ("identical" if is_equal else "DIFFERENT"))
+    _print_comparison(steps, seconds, k, shown)
+    return 0 if is_equal else 1
+
+
+def _print_comparison(steps: dict, seconds: dict[str, float], k: int, shown: str) -> None:
+    from specdec.results import SpeculationStats
+
+    stats = {name: SpeculationStats(rows, k) for name, rows in steps.items()}
+    plain_s = seconds["plain decoding"]
+    print(f"\n{'':<16}{'tokens/s':>10}{'speed-up':>10}{'acceptance length':>19}")
+    for name, taken_s in seconds.items():
+        rate, length = sum(stats[name].emitted) / taken_s, stats[name].acceptance_length
+        print(f"{name:<16}{rate:>10.0f}{plain_s / taken_s:>8.2f} x{length:>19.2f}")
+    print(f"\n{shown}:")
+    print(stats[shown])

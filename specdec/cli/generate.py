@@ -1,0 +1,63 @@
+"""`specdec generate`: completes a prompt with models of one's own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from specdec.cli.loading import load_model, load_pretrained, make_drafter, timed
+from specdec.display import colour_key, coloured_text
+
+
+def add_parser(commands) -> None:
+    """Adds the command to `argparse`'s subparsers."""
+    parser = commands.add_parser("generate", help="complete a prompt with models of your own")
+    parser.add_argument("--target", required=True, help="folder or Hugging Face id")
+    parser.add_argument(
+        "--drafter",
+        default="lookup",
+        help="folder or id of a draft model, 'lookup' (prompt lookup, default) or 'none'",
+    )
+    parser.add_argument("--prompt", required=True)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--num-draft-tokens", type=int, default=4)
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--min-p", type=float)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--device", default="cpu")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0."""
+    from transformers import AutoTokenizer
+
+    from specdec import SpeculativeGenerator
+
+    place = {"dtype": arguments.dtype, "device": arguments.device}
+    tokenizer = load_pretrained(AutoTokenizer, arguments.target)
+    drafter = make_drafter(arguments.drafter, arguments.num_draft_tokens, **place)
+    generator = SpeculativeGenerator(load_model(arguments.target, **place), drafter)
+    names = ("temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(arguments, name) for name in names}
+    sampling = {name: value for name, value in sampling.items() if value is not None}
+    inputs = tokenizer(arguments.prompt, return_tensors="pt").to(arguments.device)
+    result, seconds = timed(
+        lambda: generator.generate(
+            inputs.input_ids,
+            inputs.get("attention_mask"),
+            max_new_tokens=arguments.max_new_tokens,
+            do_sample=arguments.temperature != 0,
+            trace=True,
+            **sampling,
+        )
+    )
+    print(coloured_text(tokenizer, arguments.prompt, result.trace[0], sys.stdout))
+    print("\n" + colour_key(sys.stdout))
+    seed = f"   seed {result.seeds[0]}" if result.seeds else ""
+    print(f"{result.lengths[0] / seconds:.1f} tokens/s (prompt included){seed}")
+    print(result.stats)
+    return 0

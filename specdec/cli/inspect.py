@@ -1,0 +1,109 @@
+"""`specdec inspect`: shows how a drafter checkpoint is read, and tries the usual misreadings."""
+
+from __future__ import annotations
+
+import argparse
+
+from specdec.cli.loading import load_model, load_pretrained
+
+PROMPTS = (
+    "def fibonacci(n):\n    ",
+    "The history of the bicycle begins",
+    "Dear Sir or Madam,\n\nI am writing to",
+)
+"""What a target continues in the parity check, where the caller names no text."""
+
+
+def add_parser(commands) -> None:
+    """Adds the command to `argparse`'s subparsers."""
+    parser = commands.add_parser(
+        "inspect",
+        help="show how an EAGLE checkpoint is read, and try the usual misreadings",
+        description="Prints who wrote a checkpoint, how it is wired, and whether its tensors are "
+        "those of such a head. With a target, generates with that reading and with the usual "
+        "misreadings (layers off by one, norms, rope base, vocabulary map) and compares how many "
+        "draft tokens are accepted. Exits 2 if the checkpoint cannot be loaded.",
+    )
+    parser.add_argument("checkpoint", help="folder or Hugging Face id of the head")
+    parser.add_argument("--target", help="folder or id of the model it drafts for, or 'zoo'")
+    parser.add_argument("--allow-pickle", action="store_true", help="read pickled .bin weights")
+    parser.add_argument("--revision", help="branch, tag or commit on the hub")
+    parser.add_argument(
+        "--layer-convention",
+        choices=("boundary", "layer_output"),
+        help="how to take the layer ids (default: as their producer means them)",
+    )
+    parser.add_argument("--feature-layers", help="boundaries to read, for instance 2,16,29")
+    parser.add_argument("--rope-theta", type=float, help="base of the rotary embedding")
+    parser.add_argument("--prompt", action="append", help="text to continue (several: repeat)")
+    parser.add_argument("--new-tokens", type=int, default=64, help="of each prompt (default 64)")
+    parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
+    parser.add_argument("--device", default="cpu")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the reading, and with a target the parity check."""
+    from specdec.drafters.checkpoints.reading import survey_checkpoint
+    from specdec.inspection import alternatives, describe, table, try_readings
+
+    options = {
+        "allow_pickle": arguments.allow_pickle,
+        "revision": arguments.revision,
+        "layer_convention": arguments.layer_convention,
+        "rope_theta": arguments.rope_theta,
+        "feature_layers": _layers(arguments.feature_layers),
+    }
+    model, tokenizer, prompts = None, None, None
+    if arguments.target is not None:
+        model, tokenizer, prompts = _load_target(arguments)
+    survey = survey_checkpoint(arguments.checkpoint, model, **options)
+    try:
+        checkpoint = survey.load(model)
+    except ValueError:
+        print(describe(survey, None))
+        raise
+    print(describe(survey, checkpoint))
+    if model is None:
+        return 0
+    inputs = tokenizer(
+        arguments.prompt or prompts, return_tensors="pt", padding=True, padding_side="left"
+    ).to(model.device)
+    trials = try_readings(
+        alternatives(checkpoint, model),
+        model,
+        inputs.input_ids,
+        inputs.attention_mask,
+        max_new_tokens=arguments.new_tokens,
+        num_draft_tokens=arguments.num_draft_tokens,
+    )
+    print(f"\nparity check, greedy, K = {arguments.num_draft_tokens}:\n{table(trials)}")
+    return 0
+
+
+def _layers(text: str | None) -> tuple[int | str, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(part if part == "final" else int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ValueError(
+            f"--feature-layers must be boundaries like 2,16,29, got {text!r}"
+        ) from error
+
+
+def _load_target(arguments: argparse.Namespace):
+    """Model, tokenizer and prompts."""
+    if arguments.target == "zoo":
+        from specdec import zoo
+
+        model = zoo.load_target().to(arguments.device)
+        return model, zoo.load_tokenizer(), zoo.heldout_prompts(4)
+    from transformers import AutoTokenizer
+
+    tokenizer = load_pretrained(AutoTokenizer, arguments.target)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    model = load_model(arguments.target, dtype=arguments.dtype, device=arguments.device)
+    return model, tokenizer, list(PROMPTS)

@@ -1,0 +1,172 @@
+"""Device functions that decide how much of a drafted chain stands; see `reference.verify_chain` and
+`reference.verify_block`, whose letters are used. All places of a row are decided at once.
+
+Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row, P >= K + 1 a power of two.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec.kernels.triton_rows import pick, point_to, read_logits, weigh
+from specdec.types import Fault
+
+TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
+DRAFT_LAW = tl.constexpr(int(Fault.DRAFT_LAW))
+DRAFT_TOKEN = tl.constexpr(int(Fault.DRAFT_TOKEN))
+
+
+class Chain(NamedTuple):
+    """A draft and the draws that decide it; a kernel takes it as one argument.
+
+    Args:
+        tokens: `[B, K]` int64, contiguous.
+        probs: `[B, K, V]` of any strides whose last is 1; `None` for point masses.
+        row_stride: of `probs`.
+        place_stride: of `probs`.
+        num_valid: `[B]` int64, or `None` for K.
+        accept: `[B, K]` float64.
+        accept_row_stride: of `accept`.
+        accept_place_stride: of `accept`.
+        resample: `[B]` float64.
+        resample_stride: of `resample`.
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    row_stride: int
+    place_stride: int
+    num_valid: Tensor | None
+    accept: Tensor
+    accept_row_stride: int
+    accept_place_stride: int
+    resample: Tensor
+    resample_stride: int
+
+
+class Residuals(NamedTuple):
+    """What is left of the target where the draft is taken off; a kernel takes it as one argument.
+
+    Args:
+        mass: `[B, R, C]` float64 of each chunk: R = K rows block by block, token by token the one
+            row that is drawn from.
+        draft_mass: `[B, R, C]` float32 of each chunk of the draft laws.
+        places: R.
+    """
+
+    mass: Tensor
+    draft_mass: Tensor
+    places: int
+
+
+@triton.jit
+def count_valid(chain, row, width: tl.constexpr):
+    """How many of a row's draft tokens are up for decision."""
+    count = tl.full((), width, tl.int64)
+    if chain.num_valid is not None:
+        count = tl.load(chain.num_valid + row)
+    return count
+
+
+@triton.jit
+def read_uniforms(chain, row, place, width: tl.constexpr):
+    """The draws `[P]` that decide on tokens `place`, or on the prefixes that they end."""
+    start = point_to(chain.accept, row, place, chain.accept_row_stride, chain.accept_place_stride)
+    return tl.load(start, mask=(place >= 0) & (place < width), other=0.0)
+
+
+@triton.jit
+def weigh_tokens(chain, laws, row, place, num_valid, target, width: tl.constexpr):
+    """Target and draft probabilities `[P]`, float64, of the draft tokens, and the fault if a law
+    forbids its token.
+    """
+    largest, scale, best = target
+    is_valid = place < num_valid
+    start = chain.tokens + tl.cast(row, tl.int64) * width
+    token = tl.load(start + place, mask=is_valid, other=-1)
+    x = read_logits(laws, row, place, token, laws.vocab, "")
+    p = weigh(laws, row, place, token, x, largest, scale, best).to(tl.float64)
+    if chain.probs is None:
+        return p, tl.full(place.shape, 1.0, tl.float64), tl.full((), 0, tl.int64)
+    else:
+        start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
+        is_token = (token >= 0) & (token < laws.vocab)
+        q = tl.load(start + token, mask=is_token, other=0.0).to(tl.float64)
+        is_forbidden = is_valid & ((q > 0) == 0)  # a q that is NaN is not above 0
+        return p, q, any_of(is_forbidden).to(tl.int64) * DRAFT_TOKEN
+
+
+@triton.jit
+def any_of(conditions):
+    """1 if one of `[P]` holds, else 0."""
+    return tl.max(conditions.to(tl.int32), axis=0)
+
+
+@triton.jit
+def accept_tokens(chain, row, place, num_valid, p, q, width: tl.constexpr):
+    """How many tokens stand, token by token."""
+    is_accepted = (place < num_valid) & (read_uniforms(chain, row, place, width) * q < p)
+    return tl.min(tl.where(is_accepted, width, place), axis=0)
+
+
+@triton.jit
+def follow_path(place, p, q, width: tl.constexpr):
+    """P_0..P_K, `[P]` float64."""
+    ratio = p / q
+    kept = tl.full(place.shape, 1.0, tl.float64)
+    share = tl.full((), 1.0, tl.float64)
+    for i in tl.static_range(width):
+        share = share * pick(ratio, place, i)
+        share = tl.where(share > 1, 1.0, share)  # NaN stays, and is never accepted
+        kept = tl.where(place == i + 1, share, kept)
+    return kept
+
+
+@triton.jit
+def sum_chunks(table, chunks, row, place, is_read, places, padded_chunks: tl.constexpr):
+    """Sums over chunks `[P]` of the places that are read."""
+    chunk = tl.arange(0, padded_chunks)[None]
+    slots = (tl.cast(row, tl.int64) * places + place)[:, None] * chunks + chunk
+    is_chunk = (chunk < chunks) & is_read[:, None]
+    return tl.sum(tl.load(table + slots, mask=is_chunk, other=0.0), axis=1)
+
+
+@triton.jit
+def choose_prefix(
+    chain,
+    residuals,
+    chunks,
+    row,
+    place,
+    num_valid,
+    kept,
+    width: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    """The longest prefix that stands by the block rule."""
+    is_partial = (place > 0) & (place < num_valid)
+    mass = sum_chunks(
+        residuals.mass, chunks, row, place, is_partial, residuals.places, padded_chunks
+    )
+    u = read_uniforms(chain, row, place - 1, width)
+    is_accepted = is_partial & (u * (mass + 1 - kept) < mass)
+    is_whole = (place > 0) & (place == num_valid) & (u < kept)
+    return tl.max(tl.where(is_accepted | is_whole, place, 0), axis=0)
+
+
+@triton.jit
+def judge_laws(residuals, chunks, row, place, is_read, padded_chunks: tl.constexpr):
+    """The fault if one of the draft laws that were read does not sum to 1."""
+    mass = sum_chunks(
+        residuals.draft_mass, chunks, row, place, is_read, residuals.places, padded_chunks
+    )
+    is_off = (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
+    return any_of(is_read & is_off).to(tl.int64) * DRAFT_LAW
+
+
+@triton.jit
+def judge_target(place, count, scale):
+    """The fault if one of the target's rows that matter is no law."""
+    return any_of((place <= count) & (scale != scale)).to(tl.int64) * TARGET_LOGITS

@@ -1,0 +1,37 @@
+"""Noise made where it is used: Philox 4x32-10 in a kernel, the bits of `specdec.kernels.philox`
+(Salmon et al., SC 2011, section 3.3).
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def to_uniforms(high, low):
+    """float64 in [0, 1) from two words each: 52 bits."""
+    bits = (high.to(tl.uint64) << 20) | (low >> 12).to(tl.uint64)
+    return bits.to(tl.float64) * 2.220446049250313e-16  # 2**-52
+
+
+@triton.jit
+def token_uniforms(key, row, position, stream, chunk, block: tl.constexpr):
+    """Uniforms of the tokens of a chunk: the counter is (position, token // 2, stream, 0), and its
+    four words serve two tokens.
+
+    Args:
+        key: `[B, 2]` int64, the two 32-bit words of each row's seed.
+        row: whose key.
+        position: in the text.
+        stream: what the noise is for.
+        chunk: which block tokens.
+        block: even.
+
+    Returns:
+        `[block]` float64.
+    """
+    seed = tl.load(key + 2 * row) | (tl.load(key + 2 * row + 1) << 32)
+    pair = (chunk * (block // 2) + tl.arange(0, block // 2)).to(tl.uint32)
+    zero = pair * 0
+    words = tl.philox(seed, zero + position.to(tl.uint32), pair, zero + stream, zero)
+    even, odd = to_uniforms(words[0], words[1]), to_uniforms(words[2], words[3])
+    return tl.interleave(even, odd)

@@ -1,0 +1,116 @@
+"""`sample` on a GPU: two launches, one that measures the rows, and one that draws and writes laws.
+
+Legend: B rows, N places of a window, V vocabulary, C chunks of a row.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specdec.kernels.gate import Gate
+from specdec.kernels.triton_rows import (
+    Laws,
+    Measures,
+    combine,
+    find_past,
+    find_span,
+    laws_of,
+    measure_span,
+    new_measures,
+    read_logits,
+    weigh,
+)
+
+BLOCK = 4096
+NUM_WARPS = 8
+
+
+def sample(
+    logits: Tensor,
+    gate: Gate,
+    uniforms: Tensor,
+    *,
+    block: int = BLOCK,
+    num_warps: int = NUM_WARPS,
+    span: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As `ops.sample`; for the options see `triton_verify.verify`."""
+    window = logits[:, None] if logits.dim() == 2 else logits
+    laws = laws_of(window, gate)
+    law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
+    with torch.cuda.device_of(logits):
+        measures = measure_rows(window, laws, None, span, block=block, num_warps=num_warps)
+        _sample_kernel[(window.shape[0] * laws.places * (measures.chunks + 1),)](
+            laws,
+            measures,
+            uniforms.contiguous(),
+            law,
+            tokens,
+            block=block,
+            padded_chunks=triton.next_power_of_2(measures.chunks),
+            num_warps=num_warps,
+        )
+    return tokens, law
+
+
+def measure_rows(
+    logits: Tensor,
+    laws: Laws,
+    num_valid: Tensor | None,
+    span: int | None,
+    *,
+    block: int,
+    num_warps: int,
+) -> Measures:
+    """Measures the chunks of logits `[B, N, V]` in one launch, of each row up to place `num_valid`
+    `[B]`.
+    """
+    measures = new_measures(logits, laws.gate, block)
+    rows = logits.shape[0] * laws.places
+    span = span or find_span(rows, measures.chunks)
+    grid = (rows * triton.cdiv(measures.chunks, span),)
+    _measure_kernel[grid](laws, measures, num_valid, span, block=block, num_warps=num_warps)
+    return measures
+
+
+@triton.jit
+def _measure_kernel(laws, measures, num_valid, span, block: tl.constexpr):
+    spans = tl.cdiv(measures.chunks, span)
+    spot, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
+    row, place = spot // laws.places, spot % laws.places
+    last = tl.cast(laws.places, tl.int64)
+    if num_valid is not None:
+        last = tl.load(num_valid + row)
+    if place <= last:
+        measure_span(measures, laws, row, place, first, span, block)
+
+
+@triton.jit
+def _sample_kernel(
+    laws, measures, uniforms, law, tokens, block: tl.constexpr, padded_chunks: tl.constexpr
+):
+    """A program for each chunk of a row writes its law; before them one draws the row's token."""
+    programs = measures.chunks + 1
+    spot, chunk = tl.program_id(0) // programs, tl.program_id(0) % programs - 1
+    row, place = spot // laws.places, spot % laws.places
+    place_alone = place + tl.arange(0, 1)
+    largest, scale, best, shares = combine(measures, laws, row, place_alone, block, padded_chunks)
+    largest, scale = tl.sum(largest, axis=0), tl.sum(scale, axis=0)
+    best, shares = tl.sum(best, axis=0), tl.sum(shares, axis=0)
+    if chunk < 0:
+        threshold = tl.load(uniforms + spot) * tl.sum(shares, axis=0)
+        drawn, before = find_past(shares, threshold, padded_chunks)
+        drawn = tl.minimum(drawn, measures.chunks - 1)  # past the end only where all is NaN
+        ids = drawn * block + tl.arange(0, block)
+        x = read_logits(laws, row, place, ids, laws.vocab, "")
+        probs = weigh(laws, row, place, ids, x, largest, scale, best)
+        index, _ = find_past(probs.to(tl.float64), threshold - before, block)
+        tl.store(tokens + spot, tl.minimum(drawn * block + index, laws.vocab - 1).to(tl.int64))
+    else:
+        ids = chunk * block + tl.arange(0, block)
+        x = read_logits(laws, row, place, ids, laws.vocab, "")
+        probs = weigh(laws, row, place, ids, x, largest, scale, best)
+        start = law + tl.cast(spot, tl.int64) * laws.vocab
+        tl.store(start + ids, probs, mask=ids < laws.vocab)

@@ -1,0 +1,181 @@
+"""Text to training batches: documents of a file or folder, packed end to end.
+
+Legend: B rows of a batch, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+
+def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """The documents of a file or a folder.
+
+    Args:
+        path: `.jsonl`: a document per line, an object with `text`, or with `messages` (or
+            `conversations`) of `role` and `content` that go through the tokenizer's chat template.
+            Any other file: one document, in UTF-8. A folder: all its files, but for hidden ones.
+        tokenizer: the target's.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        ValueError: a line that is no such object; names file and line.
+    """
+    path = Path(path)
+    if path.is_dir():
+        for file in sorted(path.rglob("*")):
+            is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
+            if file.is_file() and not is_hidden:
+                yield from read_texts(file, tokenizer)
+    elif not path.exists():
+        raise FileNotFoundError(f"no training data at {path}: expected a .jsonl or text file")
+    elif path.suffix == ".jsonl":
+        with path.open("rb") as lines:  # as text, some characters inside a string would end a line
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield _text_of(line, f"{path}, line {number}", tokenizer)
+    else:
+        yield path.read_text(encoding="utf-8-sig", errors="replace")
+
+
+def _text_of(line: bytes, place: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The document of a line."""
+    try:
+        entry = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{place} is not JSON in UTF-8: {error}") from None
+    entry = entry if isinstance(entry, dict) else {}
+    if isinstance(entry.get("text"), str):
+        return entry["text"]
+    messages = entry.get("messages") or entry.get("conversations")
+    if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+        shown = line[:60].decode("utf-8", errors="replace")
+        raise ValueError(
+            f"{place} must be an object with 'text', or with 'messages' of 'role' and 'content', "
+            f"got {shown!r}"
+        )
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False)
+    except Exception as error:  # a template is a program of the tokenizer's authors
+        raise ValueError(f"{place}: the tokenizer has no chat template for it: {error}") from error
+
+
+def _is_message(message: object) -> bool:
+    return isinstance(message, dict) and {"role", "content"} <= message.keys()
+
+
+def encode_texts(
+    texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, chunk_size: int = 256
+) -> list[np.ndarray]:
+    """Encodes texts, each closed by the end-of-sequence token.
+
+    Args:
+        texts: the documents.
+        tokenizer: the target's; it adds no other token.
+        chunk_size: texts encoded together: an encoding takes a hundred times its ids' memory.
+
+    Returns:
+        Ids `[num_tokens]` of each.
+
+    Example:
+        >>> from specdec import zoo
+        >>> [len(ids) for ids in encode_texts(["def f(x):", ""], zoo.load_tokenizer())]
+        [6, 1]
+    """
+    dtype = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    texts, documents = iter(texts), []
+    while chunk := list(islice(texts, chunk_size)):
+        # Not verbose: it would warn that documents are longer than the target's context.
+        for ids in tokenizer(chunk, add_special_tokens=False, verbose=False).input_ids:
+            documents.append(np.array([*ids, *end], dtype=dtype))
+    return documents
+
+
+class PackedStream:
+    """Endless training rows: each epoch shuffles the documents and cuts them end to end.
+
+    It is seeded, and resumable with `state_dict` and `load_state_dict`.
+
+    Args:
+        documents: ids of each.
+        seed: of the order.
+
+    Raises:
+        ValueError: there are no documents, or nothing in them.
+
+    Example:
+        >>> stream = PackedStream([np.arange(5), np.arange(5, 12)], seed=0)
+        >>> stream.take(batch_size=2, length=3)
+        tensor([[0, 1, 2, 3],
+                [3, 4, 5, 6]])
+        >>> stream.num_epochs
+        0.5
+    """
+
+    def __init__(self, documents: list[np.ndarray], *, seed: int):
+        if not any(len(ids) for ids in documents):
+            raise ValueError("there is no text to train on: expected at least one document")
+        self.documents = documents
+        self.seed = seed
+        self.epoch = 0
+        self.position = 0  # in tokens, inside the epoch's stream
+        self._pack()
+
+    @property
+    def num_epochs(self) -> float:
+        """Passes over the documents so far."""
+        return self.epoch + self.position / len(self._stream)
+
+    def take(self, batch_size: int, length: int) -> torch.Tensor:
+        """The next rows, ids `[B, T + 1]`: inputs and, shifted by one, their labels.
+
+        What an epoch has left after its last whole batch is not seen in that epoch.
+
+        Raises:
+            ValueError: one batch needs more tokens than there are.
+        """
+        needed = batch_size * length + 1
+        if needed > len(self._stream):
+            raise ValueError(
+                f"a batch takes {needed} tokens and the text has {len(self._stream)}; give more "
+                "text or train with fewer tokens per step"
+            )
+        if self.position + needed > len(self._stream):
+            self.epoch, self.position = self.epoch + 1, 0
+            self._pack()
+        starts = self.position + length * np.arange(batch_size)[:, None]
+        self.position += batch_size * length
+        rows = self._stream[starts + np.arange(length + 1)]
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def state_dict(self) -> dict[str, int]:
+        """The place in the stream; the documents themselves are not part of it."""
+        place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+        return place | {"num_tokens": len(self._stream)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Returns to the place that `state_dict` gave.
+
+        Raises:
+            ValueError: that was in another text.
+        """
+        if state["num_tokens"] != len(self._stream):
+            raise ValueError(
+                f"the place was in a text of {state['num_tokens']} tokens, this one has "
+                f"{len(self._stream)}"
+            )
+        self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]
+        self._pack()
+
+    def _pack(self) -> None:
+        """Lays this epoch's documents end to end; the order depends on seed and epoch alone."""
+        order = np.random.default_rng([self.seed, self.epoch]).permutation(len(self.documents))
+        self._stream = np.concatenate([self.documents[index] for index in order])

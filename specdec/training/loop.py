@@ -1,0 +1,240 @@
+"""The one training loop: of the zoo's models and of every drafter, on one process or many.
+
+Legend: B rows of a batch, T tokens of a row.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import GradientAccumulationPlugin
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from specdec.training.checkpoint import Checkpoint
+from specdec.training.data import PackedStream
+from specdec.training.plan import TrainingPlan, TrainingProgress
+
+Evaluate = Callable[[], dict[str, float]]
+Schedule = list[tuple[torch.optim.Optimizer, float]]
+"""Optimisers, each with its peak learning rate."""
+
+
+def train(
+    objective: nn.Module,
+    stream: PackedStream,
+    *,
+    plan: TrainingPlan,
+    work_dir: str | Path,
+    evaluate: Evaluate | None = None,
+) -> TrainingProgress:
+    """Trains what an objective holds, in place, or goes on from the checkpoint in `work_dir`.
+
+    Under `accelerate launch` every process takes its rows of the same batches, so that the number
+    of processes changes the speed and not the run (but for random numbers that an objective draws).
+    Such numbers depend on `plan.seed` alone, and the caller's generators are left as they were.
+
+    Args:
+        objective: maps ids `[B, T + 1]` to the mean loss; its trainable parameters are trained, in
+            training mode. It is moved to the process's device.
+        stream: the text.
+        plan: length, schedule and optimiser settings.
+        work_dir: scratch folder of this run's checkpoints.
+        evaluate: measures on the way and at the end, in eval mode; runs on the first process, and
+            its figures are kept in the progress.
+
+    Returns:
+        What the run did, all of it if it went on from a checkpoint.
+
+    Raises:
+        ValueError: the text is too short for the plan, or the checkpoint is of another run.
+        FloatingPointError: the loss is not finite any more.
+
+    Example:
+        >>> import tempfile
+        >>> from specdec import zoo
+        >>> from specdec.training import NextToken, PackedStream, TrainingPlan, encode_texts
+        >>> documents = encode_texts(["def f(x):\\n    return x\\n"] * 9, zoo.load_tokenizer())
+        >>> plan = TrainingPlan(
+        ...     steps=1, tokens_per_step=32, lengths=((1.0, 16),), precision="no", compiled=False
+        ... )
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     stream = PackedStream(documents, seed=0)
+        ...     progress = train(NextToken(zoo.load_target()), stream, plan=plan, work_dir=folder)
+        >>> progress.num_steps, progress.num_tokens
+        (1, 32)
+    """
+    # The precision is the plan's, not the launcher's: see `_loss`.
+    accelerator = Accelerator(
+        mixed_precision="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=plan.accumulation),
+    )
+    progress, is_first = TrainingProgress(), accelerator.is_main_process
+    schedule = [(accelerator.prepare(o), peak) for o, peak in build_optimizers(objective, plan)]
+    model = accelerator.prepare(objective)
+    # One program per row length: with symbolic sizes each would be slower.
+    loss_of = torch.compile(model, dynamic=False) if plan.compiled else model
+    checkpoint = Checkpoint(Path(work_dir), accelerator, progress, stream)
+    with _own_generators(plan.seed, accelerator), _mode(objective, is_training=True):
+        checkpoint.load()
+        saved_at_s = progress.wall_s
+        with tqdm(total=100, mininterval=5, bar_format=_BAR, disable=not is_first) as bar:
+            while (fraction := progress.fraction(plan)) < 1:
+                started_s, losses, num_tokens = time.monotonic(), [], 0
+                for _ in range(plan.accumulation):
+                    ids = _own_rows(stream, plan, fraction, accelerator)
+                    num_tokens += ids[:, 1:].numel() * accelerator.num_processes
+                    with accelerator.accumulate(model):
+                        losses.append(_descend(loss_of, ids, schedule, plan, fraction, accelerator))
+                loss = _agreed(losses, progress, accelerator)
+                progress.record(loss, num_tokens, _elapsed(started_s, accelerator))
+                _show(bar, progress, plan, fraction)
+                is_due = plan.evaluate_every and progress.num_steps % plan.evaluate_every == 0
+                if evaluate is not None and (is_due or progress.fraction(plan) >= 1):
+                    _evaluate(objective, evaluate, progress, accelerator)
+                if progress.wall_s - saved_at_s > 60 * plan.checkpoint_minutes:
+                    checkpoint.save()
+                    saved_at_s = progress.wall_s
+        if progress.wall_s > saved_at_s:
+            checkpoint.save()
+    return progress
+
+
+def build_optimizers(module: nn.Module, plan: TrainingPlan) -> Schedule:
+    """Muon for the hidden matrices, AdamW for embeddings, vocabulary heads, norms and biases, each
+    with its peak rate.
+
+    Raises:
+        ValueError: there is nothing to train.
+    """
+    tables = {id(m.weight) for m in module.modules() if isinstance(m, nn.Embedding)}
+    hidden, others = [], []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            is_table = id(parameter) in tables or "lm_head" in name
+            (hidden if parameter.ndim == 2 and not is_table else others).append(parameter)
+    schedule: Schedule = []
+    if hidden:
+        # Updates as large as AdamW's, whatever the matrix's shape (arXiv:2502.16982).
+        options = {"weight_decay": plan.weight_decay, "adjust_lr_fn": "match_rms_adamw"}
+        schedule.append((torch.optim.Muon(hidden, **options), plan.lr_matrices))
+    if others:
+        adamw = torch.optim.AdamW(others, betas=(0.9, 0.98), weight_decay=0.0)
+        schedule.append((adamw, plan.lr_others))
+    if not schedule:
+        raise ValueError("nothing to train: no parameter of the objective requires a gradient")
+    return schedule
+
+
+_BAR = "{l_bar}{bar}|{postfix}"
+
+
+def _own_rows(
+    stream: PackedStream, plan: TrainingPlan, fraction: float, accelerator: Accelerator
+) -> Tensor:
+    """The next batch's rows of this process, ids `[B, T + 1]`."""
+    count = accelerator.num_processes
+    ids = stream.take(plan.rows_at(fraction, count), plan.length_at(fraction))
+    return ids[accelerator.process_index :: count].to(accelerator.device)
+
+
+def _descend(
+    loss_of: Callable[[Tensor], Tensor],
+    ids: Tensor,
+    schedule: Schedule,
+    plan: TrainingPlan,
+    fraction: float,
+    accelerator: Accelerator,
+) -> Tensor:
+    """Adds a batch's gradients, and after the step's last one updates the parameters.
+
+    Returns:
+        The loss of the batch.
+    """
+    # Not accelerate's own mixed precision: it is set once per process, and rewrites the module.
+    with torch.autocast(ids.device.type, torch.bfloat16, enabled=plan.precision == "bf16"):
+        loss = loss_of(ids)
+    accelerator.backward(loss)
+    if accelerator.sync_gradients:
+        trained = [p for o, _ in schedule for group in o.param_groups for p in group["params"]]
+        accelerator.clip_grad_norm_(trained, plan.clip_norm)
+    for optimizer, peak_lr in schedule:  # both calls wait for the last batch of a step
+        for group in optimizer.param_groups:
+            group["lr"] = peak_lr * plan.lr_factor_at(fraction)
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.detach()
+
+
+def _agreed(losses: list[Tensor], progress: TrainingProgress, accelerator: Accelerator) -> float:
+    """The loss over a step's batches and all processes."""
+    loss = accelerator.reduce(torch.stack(losses).mean(), reduction="mean").item()
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss of step {progress.num_steps + 1} is {loss}; go on from the last checkpoint "
+            "with lower learning rates"
+        )
+    return loss
+
+
+def _elapsed(started_s: float, accelerator: Accelerator) -> float:
+    """Seconds since then by the first process's clock, so that all agree on a run by minutes."""
+    seconds = torch.tensor(time.monotonic() - started_s, device=accelerator.device)
+    if accelerator.num_processes > 1:
+        torch.distributed.broadcast(seconds, src=0)
+    return seconds.item()
+
+
+def _evaluate(
+    objective: nn.Module, evaluate: Evaluate, progress: TrainingProgress, accelerator: Accelerator
+) -> None:
+    if accelerator.is_main_process:
+        with _mode(objective, is_training=False):
+            figures = evaluate()
+        progress.evaluations.append({"step": progress.num_steps, **figures})
+        text = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
+        tqdm.write(f"step {progress.num_steps}: {text}")
+    accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _mode(objective: nn.Module, *, is_training: bool) -> Iterator[None]:
+    """Training or eval mode for a while; afterwards every module is in the mode it was found in."""
+    found = [(module, module.training) for module in objective.modules()]
+    objective.train(is_training)
+    try:
+        yield
+    finally:
+        for module, was_training in found:
+            module.training = was_training
+
+
+@contextmanager
+def _own_generators(seed: int, accelerator: Accelerator) -> Iterator[None]:
+    """Random numbers of the run's own: of its seed, or of its checkpoint, which sets them all."""
+    of_python, of_numpy, device = random.getstate(), np.random.get_state(), accelerator.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed + accelerator.process_index)
+        try:
+            yield
+        finally:
+            random.setstate(of_python)
+            np.random.set_state(of_numpy)
+
+
+def _show(bar: tqdm, progress: TrainingProgress, plan: TrainingPlan, fraction: float) -> None:
+    """Moves the progress bar to the fraction done."""
+    bar.set_postfix_str(
+        f" step {progress.num_steps}, loss {progress.loss:.3f}, rows of "
+        f"{plan.length_at(fraction)} tokens, {progress.num_tokens / progress.wall_s:.0f} tokens/s",
+        refresh=False,
+    )
+    bar.update(min(100.0, 100 * progress.fraction(plan)) - bar.n)

@@ -1,0 +1,217 @@
+"""Heads of every wiring, and a loop that brings features, shared by the tests of EAGLE drafters."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import torch
+from plain_loop import PlainLoop
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
+from specdec.drafters.layers import attend_causally
+from specdec.drafters.rotary import rotary_table
+from specdec.types import Context
+
+VOCAB, WIDTH = 23, 16
+
+EAGLE3 = EagleConfig(
+    fusion="attention",
+    hidden_size=WIDTH,
+    intermediate_size=24,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    vocab_size=VOCAB,
+    draft_vocab_size=VOCAB,
+    feature_layers=(1, 2, 3),
+    target_hidden_size=WIDTH,
+)
+EAGLE1 = replace(
+    EAGLE3, fusion="input", feature_layers=("final",), output_norm=False, has_lm_head=False
+)
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 20.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 16,
+}
+WIRINGS = {
+    "eagle1": EAGLE1,
+    "eagle1, fc bias": replace(EAGLE1, fc_bias=True),
+    "eagle1, two layers": replace(EAGLE1, num_layers=2),
+    "eagle1, own vocabulary head": replace(EAGLE1, has_lm_head=True, output_norm=True),
+    "eagle3": EAGLE3,
+    "fc bias": replace(EAGLE3, fc_bias=True),
+    "attention bias": replace(EAGLE3, attention_bias=True),
+    "attention and output bias": replace(EAGLE3, attention_bias=True, attention_output_bias=True),
+    "qk norm": replace(EAGLE3, has_qk_norm=True),
+    "norm before fc": replace(EAGLE3, norm_before_fc=True),
+    "norm per feature": replace(EAGLE3, fc_norm=True),
+    "norm before residual": replace(EAGLE3, norm_before_residual=True),
+    "no output norm": replace(EAGLE3, output_norm=False),
+    "feedback norm": replace(EAGLE3, feedback_norm=True),
+    "feedback norm only": replace(EAGLE3, output_norm=False, feedback_norm=True),
+    "three layers": replace(EAGLE3, num_layers=3, has_qk_norm=True),
+    "five features": replace(EAGLE3, feature_layers=(0, 1, 3, 5, "final")),
+    "one feature": replace(EAGLE3, feature_layers=(2,)),
+    "no fc": replace(EAGLE3, feature_layers=("final",), has_fc=False),
+    "wider target": replace(EAGLE3, target_hidden_size=20, has_embed_tokens=True),
+    "own embeddings": replace(EAGLE3, has_embed_tokens=True),
+    "target's vocabulary head": replace(EAGLE3, has_lm_head=False),
+    "logit scale": replace(EAGLE3, logit_scale=0.3),
+    "fewer ids": replace(EAGLE3, draft_vocab_size=9),
+    "one head": replace(EAGLE3, num_heads=1, num_kv_heads=1),
+    "large eps": replace(EAGLE3, rms_norm_eps=0.1),
+    "rope base": replace(EAGLE3, rope={"rope_type": "default", "rope_theta": 5.0}),
+    "rope linear": replace(EAGLE3, rope={"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}),
+    "rope llama3": replace(EAGLE3, rope=_LLAMA3),
+}
+
+
+def random_head(config: EagleConfig, *, seed: int = 0, dtype=torch.float64) -> EagleHead:
+    """Weights large enough for every part to show; ids of a small vocabulary in no order."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = None
+    if config.draft_vocab_size < config.vocab_size:
+        ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
+    head = EagleHead(config, ids).to(dtype).eval()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
+            scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
+            parameter.copy_(noise * scale + is_norm)
+    return head
+
+
+def stand_in(config: EagleConfig, *, dtype=torch.float64) -> PreTrainedModel:
+    """A model with the tables that the head shares; nothing else of it is used."""
+    sizes = {"hidden_size": config.target_hidden_size, "vocab_size": config.vocab_size}
+    shape = LlamaConfig(num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, **sizes)
+    torch.manual_seed(1)
+    model = LlamaForCausalLM(shape)
+    with torch.no_grad():
+        for table in (model.get_input_embeddings(), model.get_output_embeddings()):
+            table.weight.normal_(0.0, 0.5)
+    return model.to(dtype).eval()
+
+
+def random_drafter(name: str, num_draft_tokens: int = 3, **options) -> EagleDrafter:
+    """A random head of a wiring behind a stand-in."""
+    config = WIRINGS[name]
+    return EagleDrafter(random_head(config), stand_in(config), num_draft_tokens, **options)
+
+
+def features_for(config: EagleConfig, rows: int, length: int, seed: int) -> Tensor:
+    """Random features `[B, T, F]`."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = rows, length, config.feature_width
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def tables_of(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
+    """Embeddings and vocabulary head."""
+    return model.get_input_embeddings().weight, model.get_output_embeddings().weight
+
+
+def head_for(
+    model: PreTrainedModel,
+    *,
+    kind: str = "attention",
+    seed: int = 0,
+    **flags,
+) -> EagleHead:
+    """A random head for a model, in float32."""
+    text = model.config.get_text_config()
+    sizes = {
+        "hidden_size": text.hidden_size,
+        "target_hidden_size": text.hidden_size,
+        "vocab_size": text.vocab_size,
+        "draft_vocab_size": text.vocab_size,
+    }
+    layers = (0, 1, 2) if kind == "attention" else ("final",)
+    base = EAGLE3 if kind == "attention" else EAGLE1
+    config = replace(base, **({"feature_layers": layers} | sizes | flags))
+    return random_head(config, seed=seed, dtype=torch.float32)
+
+
+@torch.no_grad()
+def informed(model: PreTrainedModel, head: EagleHead, *, seed: int = 5) -> EagleHead:
+    """The same random head with a vocabulary head fitted (ridge regression) to the target's logits
+    over random texts: right often enough, and wrong often enough.
+    """
+    config, text = head.config, model.config.get_text_config()
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, text.vocab_size, (256, 24), generator=generator)
+    features, logits = features_and_logits(model, ids, config.feature_layers)
+    drafter = EagleDrafter(head, model, 1)
+    angles = rotary_table(config, 23, dtype=head.dtype)[None, :, None]
+    hidden = head.fuse(features[:, :-1])
+    out = head(drafter.embed(ids[:, 1:]), hidden, angles, attend_causally)
+    x = (head.norm(out) if config.output_norm else out).flatten(0, 1).double()
+    y = logits[:, 1:].flatten(0, 1).double()
+    if head.target_ids is not None:
+        y = y[:, head.target_ids]
+    ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    return head
+
+
+@torch.no_grad()
+def features_and_logits(
+    model: PreTrainedModel, ids: Tensor, layers: tuple, shift: int = 0
+) -> tuple[Tensor, Tensor]:
+    """HF's own hidden states of a plain forward, by boundary, and its logits.
+
+    Args:
+        model: whose.
+        ids: `[B, T]`.
+        layers: boundaries below L, or `"final"`.
+        shift: added to each boundary.
+    """
+    output = model(input_ids=ids, output_hidden_states=True, use_cache=False)
+    states = output.hidden_states
+    picked = [states[-1] if layer == "final" else states[layer + shift] for layer in layers]
+    return torch.cat(picked, dim=-1), output.logits
+
+
+class FeatureLoop(PlainLoop):
+    """A `PlainLoop` whose contexts bring features.
+
+    Args:
+        table: `[B, T, F]`, the feature of each row's position.
+        garbage_feature: fills every place that belongs to no row.
+        prompts, num_draft_tokens, others: as `PlainLoop`.
+    """
+
+    def __init__(self, prompts, num_draft_tokens, table, *, garbage_feature=torch.nan, **others):
+        super().__init__(prompts, num_draft_tokens, **others)
+        self.table, self.garbage_feature = table, garbage_feature
+
+    def with_features(self, context: Context) -> Context:
+        """The context, and beside its tokens the features of the rows."""
+        shape = *context.tokens[:, 1:].shape, self.table.shape[-1]
+        features = self.table.new_full(shape, self.garbage_feature)
+        for b, (start, count) in enumerate(zip(context.start, context.num_new, strict=True)):
+            count = max(int(count), 0)
+            features[b, :count] = self.table[b, int(start) : int(start) + count]
+        return replace(context, features=features)
+
+    def prefill(self, drafter, state, chunk_size):
+        """As `PlainLoop`."""
+        shown = SimpleNamespace(
+            prefill=lambda context, state: drafter.prefill(self.with_features(context), state)
+        )
+        super().prefill(shown, state, chunk_size)
+
+    def context(self):
+        """As `PlainLoop`."""
+        return self.with_features(super().context())
+
+    def context_from_scratch(self):
+        """As `PlainLoop`."""
+        return self.with_features(super().context_from_scratch())

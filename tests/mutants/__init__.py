@@ -1,0 +1,16 @@
+"""Hand-made mutants, each after a bug that a public project has shipped, by the part they break.
+
+Issues are named as repository#number; the row in brackets is that of the project's catalogue of
+such bugs.
+"""
+
+from mutants.drafters import DRAFTERS
+from mutants.eagle import EAGLE
+from mutants.laws import LAWS
+from mutants.loop import LOOP
+from mutants.noise import NOISE
+from mutants.outcomes import OUTCOMES
+from mutants.rules import RULES
+from mutants.slots import SLOTS
+
+MUTANTS = [*RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE]

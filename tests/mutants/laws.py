@@ -1,0 +1,117 @@
+"""Mutants of the gate from logits to laws, and of the laws that a draft comes with."""
+
+from mutation import Mutant
+
+from mutants.rules import law_test
+
+LAWS = [
+    Mutant(
+        name="greedy rows of a mixed batch take the last of equal logits",
+        source="tpu-inference#3580, pytorch#22853 (row 81)",
+        file="kernels/gate.py",
+        old="best = logits.argmax(dim=-1, keepdim=True)",
+        new="best = logits.shape[-1] - 1 - logits.flip(-1).argmax(dim=-1, keepdim=True)",
+        caught_by="test_draw_and_warp.py::"
+        "test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
+    ),
+    Mutant(
+        name="greedy rows of a mixed batch keep a soft law",
+        source="romsto/Speculative-Decoding, jaymody/speculative-sampling#3 (rows 8, 19)",
+        file="kernels/gate.py",
+        old="return torch.where(beside(is_greedy, logits), one_hot, probs)",
+        new="return probs",
+        caught_by="test_draw_and_warp.py::"
+        "test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
+    ),
+    Mutant(
+        name="top-p counts the tokens that top-k has removed",
+        source="sglang test_eagle_sampling_filters.py (row 13)",
+        file="kernels/gate.py",
+        old="left = scaled.masked_fill(~is_kept(scaled, floor), -torch.inf)",
+        new="left = scaled",
+        caught_by="test_draw_and_warp.py::"
+        "test_warp_is_the_warpers_of_huggingface_with_one_value_per_row[dtype0-1e-07]",
+    ),
+    Mutant(
+        name="wide rows: top-p counts the tokens that top-k has removed",
+        source="sglang test_eagle_sampling_filters.py (row 13)",
+        file="kernels/cpu.py",
+        old="""\
+            left = lowered(row, *floor)
+        if limit""",
+        new="""\
+            left = row
+        if limit""",
+        caught_by="test_floor.py::"
+        "test_rows_keep_what_the_gate_keeps_unless_a_mass_is_within_rounding_of_the_tail",
+    ),
+    Mutant(
+        name="top-k keeps one token too many",
+        source="tpu-inference#3580 (row 81)",
+        file="kernels/gate.py",
+        old=".clamp(1, largest.shape[-1]) - 1",
+        new=".clamp(0, largest.shape[-1] - 1)",
+        caught_by="test_draw_and_warp.py::"
+        "test_warp_is_the_warpers_of_huggingface_with_one_value_per_row[dtype0-1e-07]",
+    ),
+    Mutant(
+        name="truncation reaches the bonus token's row only",
+        source="vllm#42744, vllm#42802 (row 14)",
+        file="samplers/rejection.py",
+        old="laws = draft.tokens, draft.probs, draft.num_valid, target_logits, "
+        "warp.gate(target_logits)",
+        new="""\
+gate = warp.gate(target_logits)
+        if gate.floor is not None:
+            gate.floor.logits[:, :-1] = -float("inf")
+        laws = draft.tokens, draft.probs, draft.num_valid, target_logits, gate""",
+        caught_by=law_test("RejectionSampler", gate="min-p"),
+    ),
+    Mutant(
+        name="the law told is that of the raw logits, not the one drawn from",
+        source="transformers#47932, transformers#47961 (row 3)",
+        file="samplers/warp.py",
+        old="return sample(logits, self.gate(logits), uniforms)",
+        new="return sample(logits, self.gate(logits), uniforms)[0], logits.softmax(dim=-1)",
+        caught_by="test_draw_and_warp.py::test_warp_draws_from_the_law_that_it_returns",
+    ),
+    Mutant(
+        name="draft tokens are drawn in half precision, and their law told in float32",
+        source="deepseek-ai/DeepSpec#31 (row 4)",
+        file="samplers/warp.py",
+        old="return sample(logits, self.gate(logits), uniforms)",
+        new="""\
+half = logits.bfloat16()
+        return sample(half, self.gate(half), uniforms)[0], self(logits)""",
+        caught_by="test_draw_and_warp.py::test_the_law_that_comes_with_a_draw_is_that_of_the_draw",
+    ),
+    Mutant(
+        name="the most likely token is proposed beside a soft law",
+        source="transformers#32867, jaymody/speculative-sampling#3 (rows 1, 8)",
+        file="samplers/noise.py",
+        old="return warp.draw(logits, uniforms)",
+        new="return logits.argmax(dim=-1), warp(logits)",
+        caught_by="test_proposals.py::"
+        "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-None]",
+    ),
+    Mutant(
+        name="an argmax proposal claims to be a draw",
+        source="transformers#32867 (row 1)",
+        file="drafters/proposal.py",
+        old="return logits.argmax(dim=-1), None",
+        new="return logits.argmax(dim=-1), gate(logits)",
+        caught_by="test_proposals.py::"
+        "test_an_argmax_proposal_is_a_point_mass_on_the_most_likely_tokens",
+    ),
+    Mutant(
+        name="draft tokens are drawn at the draft temperature, their law told at the target's",
+        source="transformers#47932 (row 3)",
+        file="drafters/model.py",
+        old="tokens, law = self.proposal.draw(logits, gate, noise, i)",
+        new="""\
+tokens, law = self.proposal.draw(logits, gate, noise, i)
+            law = None if law is None else warp(logits)""",
+        caught_by="test_proposals.py::"
+        "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-0.4]",
+    ),
+]

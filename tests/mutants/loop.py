@@ -1,0 +1,173 @@
+"""Mutants of the loop: what is committed, how far the host looks, where rows end."""
+
+from mutation import Mutant
+
+LOOP = [
+    Mutant(
+        name="a row's cache grows by the whole block, not by what was accepted",
+        source="Blaizzy/mlx-vlm#1155, paiml/aprender#2014 (rows 38, 50)",
+        file="state.py",
+        old="self.cache.lengths += self.num_new",
+        new="self.cache.lengths += width * (self.num_new > 0)",
+        caught_by="test_greedy_equality.py::"
+        "test_greedy_text_of_a_padded_batch_is_that_of_hf[llama-perturbed]",
+    ),
+    Mutant(
+        name="a rejection rewinds the cache by one token too many",
+        source="lablup/mlxcel#994 (row 37)",
+        file="state.py",
+        old="self.cache.lengths += self.num_new",
+        new="self.cache.lengths += self.num_new - (self.num_new > 1).long()",
+        caught_by="test_greedy_equality.py::"
+        "test_greedy_text_of_a_padded_batch_is_that_of_hf[llama-perturbed]",
+    ),
+    Mutant(
+        name="all rows advance as the slowest one",
+        source="arXiv 2510.22876 (row 54)",
+        file="state.py",
+        old="self.cache.lengths += self.num_new",
+        new="self.cache.lengths += self.num_new.amin()",
+        caught_by="test_row_independence.py::test_a_row_in_a_batch_is_the_row_alone[perturbed]",
+    ),
+    Mutant(
+        name="lengths get a new tensor in every step, which no captured graph would see",
+        source="TensorRT-LLM#17110 (row 84)",
+        file="state.py",
+        old="self.cache.lengths += self.num_new",
+        new="self.cache.lengths = self.cache.lengths + self.num_new",
+        caught_by="test_results.py::test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step[none]",
+    ),
+    Mutant(
+        name="every step waits for the device to tell a length",
+        source="xLLM-AI/xllm#1939, TensorRT-LLM#17110 (rows 84, 85)",
+        file="state.py",
+        old="self.bound(self.longest + width)",
+        new="self.bound(int(self.lengths.max()))",
+        caught_by="test_no_host_sync.py::"
+        "test_a_step_runs_without_waiting_and_always_in_the_same_shapes[model-sampled]",
+    ),
+    Mutant(
+        name="the host's bound of the longest row grows by one token per step",
+        source="Blaizzy/mlx-vlm#1155 (row 50)",
+        file="state.py",
+        old="self.bound(self.longest + width)",
+        new="self.bound(self.longest + 1)",
+        caught_by="test_no_host_sync.py::"
+        "test_the_bound_of_the_host_stops_growing_at_the_room_of_the_state",
+    ),
+    Mutant(
+        name="the bound forgets the steps that the host has not read",
+        source="vllm#48245, vllm#49620 (row 56)",
+        file="generator.py",
+        old="state.bound(ledger.longest + width * len(unread))",
+        new="state.bound(ledger.longest)",
+        caught_by="test_loop_edges.py::"
+        "test_a_host_that_reads_one_step_late_reads_the_same_text[{}-target]",
+    ),
+    Mutant(
+        name="a context starts behind its new tokens, not in front of them",
+        source="mlc-llm#2664, vllm#15901 (rows 41, 42)",
+        file="state.py",
+        old="self.start.copy_(self.cache.lengths)",
+        new="self.start.copy_(self.cache.lengths + self.num_new)",
+        caught_by="test_context_alignment.py::"
+        "test_features_belong_to_the_tokens_and_positions_that_the_context_names[{}-100]",
+    ),
+    Mutant(
+        name="a context keeps the anchor of the step before",
+        source="vllm#4212, vllm#46899 (rows 30, 55)",
+        file="state.py",
+        old="torch.cat([self.anchor[:, None], verdict.tokens]",
+        new="torch.cat([self.recent[:, :1].clone(), verdict.tokens]",
+        caught_by="test_context_alignment.py::"
+        "test_features_belong_to_the_tokens_and_positions_that_the_context_names[{}-100]",
+    ),
+    Mutant(
+        name="the length limit does not cut a block",
+        source="SafeAILab/EAGLE, feifeibear/LLMSpeculativeSampling (rows 25, 67)",
+        file="state.py",
+        old="num_kept = torch.minimum(verdict.num_emitted, self.remaining)",
+        new="num_kept = verdict.num_emitted",
+        caught_by="test_generate_contract.py::test_the_length_limit_is_honoured_inside_a_block[3]",
+    ),
+    Mutant(
+        name="tokens behind an accepted end of sequence are kept",
+        source="transformers#47912, LostRuins/koboldcpp#1276 (rows 61, 62)",
+        file="state.py",
+        old="torch.minimum(num_kept, first_end + 1, out=self.num_new)",
+        new="self.num_new.copy_(num_kept)",
+        caught_by="test_generate_contract.py::"
+        "test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block[1]",
+    ),
+    Mutant(
+        name="the end of sequence itself is cut off",
+        source="transformers#47931 (row 61)",
+        file="state.py",
+        old="torch.minimum(num_kept, first_end + 1, out=self.num_new)",
+        new="torch.minimum(num_kept, first_end.clamp(min=1), out=self.num_new)",
+        caught_by="test_generate_contract.py::"
+        "test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block[1]",
+    ),
+    Mutant(
+        name="only the first of several end-of-sequence ids ends a row",
+        source="transformers#48981 (row 61)",
+        file="state.py",
+        old="for token in options.eos if",
+        new="for token in options.eos[:1] if",
+        caught_by="test_generate_contract.py::test_several_ids_may_end_a_sequence[none]",
+    ),
+    Mutant(
+        name="an end of sequence in the draft ends its row although it is rejected",
+        source="openvino.genai#3293 (row 63)",
+        file="state.py",
+        old="first_end = (self.ends.take(verdict.tokens) + self.steps).amin(dim=1)",
+        new="first_end = (self.ends.take(torch.cat([draft.tokens, verdict.tokens[:, -1:]], 1)) "
+        "+ self.steps).amin(dim=1)",
+        caught_by="test_generate_contract.py::"
+        "test_a_rejected_end_of_sequence_in_the_draft_does_not_end_the_row",
+    ),
+    Mutant(
+        name="an end of sequence behind the length limit is reported as the reason",
+        source="openvino.genai#3293, vllm#38711 (rows 59, 63)",
+        file="state.py",
+        old="is_eos = first_end < num_kept",
+        new="is_eos = first_end < width",
+        caught_by="test_generate_contract.py::"
+        "test_an_end_of_sequence_behind_the_length_limit_is_not_why_a_row_ends[3]",
+    ),
+    Mutant(
+        name="a row that has ended goes on committing tokens",
+        source="LostRuins/koboldcpp#1276, mlx-node/mlx-node#121 (rows 62, 66)",
+        file="state.py",
+        old="self.remaining.masked_fill_(is_eos, 0)",
+        new="pass",
+        caught_by="test_generate_contract.py::test_a_row_that_has_ended_commits_nothing_more[eos_token_id]",
+    ),
+    Mutant(
+        name="a row cut by a stopping criterion goes on on the device",
+        source="onnxruntime-genai#2528 (row 65)",
+        file="ledger.py",
+        old="self._state.end_rows([row])",
+        new="pass",
+        caught_by="test_generate_contract.py::"
+        "test_a_row_that_has_ended_commits_nothing_more[stopping_criteria]",
+    ),
+    Mutant(
+        name="stopping criteria are asked at the end of a block only",
+        source="onnxruntime-genai#2528 (row 65)",
+        file="ledger.py",
+        old="for count in range(1, len(tokens) + 1):",
+        new="for count in [len(tokens)]:",
+        caught_by="test_generate_contract.py::"
+        "test_a_stopping_criterion_ends_its_row_at_the_token_that_meets_it[generator0-2]",
+    ),
+    Mutant(
+        name="a row that a criterion has cut is thought shorter than it is on the device",
+        source="onnxruntime-genai#2528, vllm#48245 (rows 56, 65)",
+        file="ledger.py",
+        old="return max(self._lengths)",
+        new="return max(map(sum, zip(self._state.prompts.lengths, map(len, self.new_tokens))))",
+        caught_by="test_loop_edges.py::"
+        "test_a_row_cut_inside_an_accepted_block_may_be_the_longest_on_the_device",
+    ),
+]

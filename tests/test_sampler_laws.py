@@ -1,0 +1,239 @@
+"""Law 1 for all samplers: lossless ones have the target's law, lossy ones are off by what they say.
+
+One round over context-dependent integer-weight tables, completed to K + 1 tokens by the target, has
+the target's joint law to 1e-12 in float64; `specdec.certify` has the method. What the law should be
+comes from HF's own warpers and processors here, not from the package.
+"""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from exact_law import assert_lossless, gated, joint_law, random_worlds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    LogitsProcessorList,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+from warpers import gates
+
+from specdec.certify.enumeration import find_flips
+from specdec.certify.worlds import GATES, Worlds, gated_law
+from specdec.processors import process_window
+from specdec.samplers import (
+    BlockSampler,
+    CoupledNoise,
+    CouplingSampler,
+    EnsembleSampler,
+    RejectionSampler,
+    TypicalSampler,
+)
+
+LOSSLESS = [RejectionSampler(), BlockSampler(), CouplingSampler()]
+KINDS = ["soft", "point-mass", "mixed"]
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+FILTERS = {
+    "none": {},
+    "top-k": {"top_k": 2},
+    "top-p": {"top_p": 0.77},
+    "min-p": {"min_p": 0.3},
+    "all, cold": {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
+}
+sizes = st.tuples(st.integers(2, 5), st.integers(0, 3), st.integers(1, 2))  # V, K, W
+kinds = st.sampled_from(KINDS)
+seeds = st.integers(0, 2**32 - 1)
+lossless = pytest.mark.parametrize("sampler", LOSSLESS, ids=lambda s: type(s).__name__)
+
+
+@lossless
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize(("width", "vocab"), [(1, 5), (2, 4), (3, 3)])
+def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, name, width, vocab):
+    worlds = random_worlds((vocab, width, 6), seed=width, kind=kind)
+    if name != "none":
+        worlds = gated(worlds, [NEUTRAL | FILTERS[name]] * 6)
+    assert_lossless(sampler, worlds, seed=0)
+
+
+@lossless
+@given(sizes, kinds, seeds)
+@settings(max_examples=15)
+def test_a_round_has_the_law_of_the_target_for_tables_of_any_size(sampler, size, kind, seed):
+    assert_lossless(sampler, random_worlds(size, seed, kind), seed)
+
+
+@lossless
+@given(sizes, kinds, st.lists(gates, min_size=2, max_size=2), seeds)
+@settings(max_examples=15)
+def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, gates, seed):
+    assert_lossless(sampler, gated(random_worlds((*size[:2], 2), seed, kind), gates), seed)
+
+
+@lossless
+@given(sizes, kinds, seeds)
+@settings(max_examples=8)
+def test_float32_tables_have_the_law_of_the_target_to_float32(sampler, size, kind, seed):
+    worlds = random_worlds(size, seed, kind)
+    worlds.logits = [x.float() for x in worlds.logits]
+    worlds.draft = [q.float() for q in worlds.draft]
+    assert_lossless(sampler, worlds, seed, tolerance=1e-6)
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(GATES))
+def test_the_laws_of_the_packages_own_worlds_are_those_of_huggingface(weights, gate):
+    table = torch.tensor([weights], dtype=torch.float64)
+    worlds = gated(Worlds([table[None].log()], []), [NEUTRAL | gate])
+    expected = gated_law(weights, gate)
+    assert worlds.target[0][0, 0].tolist() == pytest.approx(expected, rel=0, abs=1e-12)
+
+
+PROMPT = [2, 0, 2]
+PROCESSORS = {
+    "repetition penalty": [RepetitionPenaltyLogitsProcessor(1.7)],
+    "no repeated pairs": [NoRepeatNGramLogitsProcessor(2)],
+    "bad words": [NoBadWordsLogitsProcessor([[1], [0, 2]])],
+    "grammar": [PrefixConstrainedLogitsProcessor(lambda _, ids: [(ids[-1].item() + 1) % 3, 0], 1)],
+}
+
+
+@lossless
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind, name):
+    processors = LogitsProcessorList(PROCESSORS[name])
+    worlds = random_worlds((3, 2, 4), seed=len(name), kind=kind)
+    worlds.logits = [level.clamp(min=-2.0) for level in worlds.logits]  # something is always left
+    target = []
+    for length, level in enumerate(worlds.logits):
+        ids = [[*PROMPT, *digits(code, length)] for code in range(3**length)]
+        ids = torch.tensor(ids).repeat(len(worlds), 1)
+        target.append(processors(ids, level.flatten(0, 1)).softmax(-1).view(level.shape))
+    processed = {}
+
+    def with_processors(draft, logits, warp, noise):
+        """As the loop does it; the same batch comes again and again."""
+        key = draft.tokens.data_ptr()
+        if key not in processed:
+            prefixes = [PROMPT] * len(logits)
+            window = process_window(processors, logits, prefixes, draft.tokens, pad=0)
+            processed[key] = draft, window
+        return sampler(draft, processed[key][1], warp, noise)
+
+    is_race = sampler.noise_type is CoupledNoise
+    assert_lossless(with_processors, replace(worlds, target=target), 0, is_race=is_race)
+    assert any(
+        not torch.allclose(a.softmax(-1), b) for a, b in zip(worlds.logits, target, strict=True)
+    )
+
+
+def digits(code, length):
+    """Tokens of a numbered prefix."""
+    return [code // 3 ** (length - 1 - i) % 3 for i in range(length)]
+
+
+@given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3)), kinds, seeds)
+@settings(max_examples=15)
+def test_block_verification_accepts_at_least_as_many_tokens_in_every_world(size, kind, seed):
+    worlds = random_worlds(size, seed, kind)
+    block = find_flips(BlockSampler(), worlds).expected_accepted
+    token = find_flips(RejectionSampler(), worlds).expected_accepted
+    assert (block >= token - 1e-12).all()
+
+
+@given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 3)), seeds)
+@settings(max_examples=15)
+def test_block_verification_accepts_the_most_that_a_lossless_rule_can(size, seed):
+    """Prefix i stands with probability P_i: none more, or its text would come too often."""
+    worlds = random_worlds(size, seed)
+    flips = find_flips(BlockSampler(), worlds)
+    paths, (vocab, width, count) = flips.paths, size
+    kept = torch.ones(len(paths), dtype=torch.float64)
+    most = torch.zeros(count, dtype=torch.float64)
+    for i in range(width):
+        at = paths.world, paths.prefix[:, i], paths.prefix[:, i + 1] % vocab
+        kept = (kept * worlds.target[i][at] / worlds.draft[i][at]).clamp(max=1)
+        most.index_add_(0, paths.world, paths.weight * kept)
+    torch.testing.assert_close(flips.expected_accepted, most, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "expected"),
+    [(RejectionSampler(), Fraction(10, 9)), (BlockSampler(), Fraction(11, 9))],
+)
+def test_the_two_token_example_of_the_paper_accepts_what_the_paper_says(sampler, expected):
+    p, q = (torch.tensor(law, dtype=torch.float64) for law in ([1 / 3, 2 / 3], [2 / 3, 1 / 3]))
+    levels = [2**i for i in range(3)]
+    worlds = Worlds(
+        [p.log().expand(1, n, 2) for n in levels], [q.expand(1, n, 2) for n in levels[:2]]
+    )
+    accepted = find_flips(sampler, worlds).expected_accepted
+    assert accepted.item() == pytest.approx(float(expected), abs=1e-14)
+
+
+def assert_emits(sampler, worlds, law_of):
+    """Each token that a round emits, given that the round came so far, has the law `law_of(p,
+    q)`, and the target's at places without a draft token.
+    """
+    flips = find_flips(sampler, worlds)
+    valid = torch.tensor(worlds.num_valid or [worlds.num_draft_tokens] * len(worlds))
+    for i, p in enumerate(worlds.target):
+        emitted = flips.emitted(i + 1)
+        reached = emitted.sum(-1, keepdim=True)
+        expected = p
+        if i < worlds.num_draft_tokens:
+            is_drafted = (i < valid)[:, None, None]
+            expected = torch.where(is_drafted, law_of(p, worlds.draft[i]), p)
+        torch.testing.assert_close(emitted, reached * expected, rtol=0, atol=1e-12)
+    return flips
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.25, 0.9, 1.0])
+@given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2)), kinds, seeds)
+@settings(max_examples=8)
+def test_the_ensemble_samples_exactly_from_its_mixture(weight, size, kind, seed):
+    worlds = random_worlds(size, seed, kind)
+    sampler = EnsembleSampler(weight)
+    flips = assert_emits(sampler, worlds, lambda p, q: weight * p + (1 - weight) * q)
+    valid = torch.tensor(worlds.num_valid or [size[1]] * size[2])
+    off, bound = joint_variation(flips), torch.zeros(size[2], dtype=torch.float64)
+    for i, q in enumerate(worlds.draft):
+        largest = (1 - weight) * variation(q, worlds.target[i]).amax(dim=1)  # over contexts
+        bound += torch.where(i < valid, largest, 0.0)
+    assert (off <= bound + 1e-12).all()
+    if size[1] == 1:
+        torch.testing.assert_close(off, bound, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.3, 0.09), (0.05, 1.0), (1.0, 2.0), (0.0, 0.0)])
+@given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 2)), kinds, seeds)
+@settings(max_examples=8)
+def test_typical_acceptance_is_off_by_what_its_docstring_says(epsilon, delta, size, kind, seed):
+    worlds = random_worlds(size, seed, kind)
+
+    def law_of(p, q):
+        entropy = -(p * p.clamp(min=1e-300).log()).sum(-1, keepdim=True)
+        is_accepted = p > (delta * (-entropy).exp()).clamp(max=epsilon)
+        kept = torch.where(is_accepted, q, 0.0)  # A q'
+        share = kept.sum(-1, keepdim=True)  # A
+        law = kept + (1 - share) * p
+        bound = share[..., 0] * variation(kept / share.clamp(min=1e-300), p)
+        torch.testing.assert_close(variation(law, p), bound, rtol=0, atol=1e-12)
+        return law
+
+    assert_emits(TypicalSampler(epsilon, delta), worlds, law_of)
+
+
+def variation(law, other):
+    """Total variation over the last dimension."""
+    return (law - other).abs().sum(-1) / 2
+
+
+def joint_variation(flips):
+    """`[W]`: between the law of K + 1 tokens and the target's."""
+    return variation(flips.completed_law(), joint_law(flips.paths.worlds.target))

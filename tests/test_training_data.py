@@ -1,0 +1,212 @@
+"""Text to training rows: what is read, how it is packed, and that a place can be returned to."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec import zoo
+from specdec.training import PackedStream, encode_texts, read_texts
+
+TOKENIZER = zoo.load_tokenizer()
+CHAT = zoo.load_tokenizer()
+CHAT.chat_template = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}"
+    "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+
+
+def lines(path, *entries):
+    """A JSONL file; entries that are text already are written as they are."""
+    rows = [e if isinstance(e, str) else json.dumps(e, ensure_ascii=False) for e in entries]
+    path.write_text("\n".join(rows), encoding="utf-8")
+    return path
+
+
+# ---------------------------------------------------------------- reading
+
+
+def test_a_text_file_is_one_document_without_its_byte_order_mark(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\xef\xbb\xbfone\n\ntwo \xc3\xa9 \xff\n")
+    assert list(read_texts(path, TOKENIZER)) == ["one\n\ntwo é \ufffd\n"]
+
+
+def test_every_line_of_a_jsonl_file_is_a_document(tmp_path):
+    path = lines(
+        tmp_path / "a.jsonl",
+        {"text": "first", "messages": "ignored beside a text"},
+        "   ",
+        {"messages": TURNS, "id": 3},
+        {"conversations": TURNS[:1]},
+        {"text": ""},
+    )
+    expected = ["first", "<user>hi<assistant>ho", "<user>hi", ""]
+    assert list(read_texts(str(path), CHAT)) == expected
+
+
+def test_characters_that_python_takes_for_ends_of_lines_do_not_end_a_document(tmp_path):
+    texts = [f"a{mark}b" for mark in "\u2028\u2029\x85\x0b\x0c\x1c\r\n"]
+    path = lines(tmp_path / "a.jsonl", *({"text": text} for text in texts))
+    assert list(read_texts(path, TOKENIZER)) == texts
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert list(read_texts(path, TOKENIZER)) == texts
+
+
+def test_a_folder_is_all_its_files_in_order_but_for_hidden_ones(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "c.txt").write_text("third")
+    lines(tmp_path / "a.jsonl", {"text": "first"})
+    (tmp_path / "b" / "x.py").write_text("second")
+    (tmp_path / ".git" / "config").write_text("no")
+    (tmp_path / ".DS_Store").write_text("no")
+    assert list(read_texts(tmp_path, TOKENIZER)) == ["first", "second", "third"]
+
+
+BAD_LINES = {
+    "no JSON": ('{"text": "a', "is not JSON in UTF-8: Unterminated string"),
+    "a list": (["text"], r"'text', or with 'messages' of 'role' and 'content', got '\[\"text\"\]'"),
+    "no text": ({"prompt": "a"}, "must be an object with 'text'"),
+    "text is no string": ({"text": 3}, "must be an object with 'text'"),
+    "no turns": ({"messages": []}, "must be an object with 'text'"),
+    "other keys": ({"conversations": [{"from": "human", "value": "a"}]}, "'role' and 'content'"),
+    "refused by the template": ({"messages": [{"role": "tool", "content": ""}]}, "no tools here"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_LINES)
+def test_a_line_that_is_no_document_is_named(tmp_path, case):
+    line, message = BAD_LINES[case]
+    path = lines(tmp_path / "bad.jsonl", {"text": "good"}, "", line)
+    texts = read_texts(path, CHAT)
+    assert next(texts) == "good"
+    with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3.*{message}"):
+        next(texts)
+
+
+def test_bytes_that_are_no_text_and_a_missing_template_are_named(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"text": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 1 is not JSON in UTF-8"):
+        list(read_texts(path, TOKENIZER))
+    lines(path, {"messages": TURNS})
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 1.*no chat template"):
+        list(read_texts(path, TOKENIZER))
+    with pytest.raises(FileNotFoundError, match=r"no training data at .*nowhere"):
+        list(read_texts(tmp_path / "nowhere", TOKENIZER))
+
+
+# ---------------------------------------------------------------- encoding
+
+
+@given(st.lists(st.text("ab \n\t(é中\U0001f600", max_size=20), max_size=7), st.integers(1, 4))
+def test_documents_are_the_texts_each_closed_by_the_end_token(texts, chunk_size):
+    documents = encode_texts(iter(texts), TOKENIZER, chunk_size=chunk_size)
+    ends = [ids[-1] for ids in documents]
+    assert ends == [TOKENIZER.eos_token_id] * len(texts)
+    assert [TOKENIZER.decode(ids[:-1].tolist()) for ids in documents] == texts
+    assert {ids.dtype for ids in documents} <= {np.dtype(np.uint16)}
+
+
+def test_a_document_longer_than_the_context_is_no_reason_to_warn(caplog):
+    with caplog.at_level(logging.WARNING, logger="transformers"):
+        (ids,) = encode_texts(["x = 1\n" * 2000], TOKENIZER)
+    assert len(ids) > TOKENIZER.model_max_length
+    assert not caplog.records
+
+
+# ---------------------------------------------------------------- packing
+
+shapes = st.tuples(st.integers(1, 3), st.integers(1, 7))
+
+
+def documents_of(*lengths):
+    """Documents whose tokens are all different."""
+    ends = np.cumsum(lengths)
+    return [np.arange(end - n, end) for end, n in zip(ends, lengths, strict=True)]
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(0, 99), shapes)
+def test_an_epoch_is_every_document_once_cut_end_to_end(lengths, seed, shape):
+    batch_size, length = shape
+    documents, total = documents_of(*lengths), sum(lengths)
+    if total < batch_size * length + 1:
+        return
+    stream = PackedStream(documents, seed=seed)
+    seen = []
+    while stream.position + batch_size * length + 1 <= total:
+        rows = stream.take(batch_size, length)
+        assert rows.shape == (batch_size, length + 1)
+        assert (rows[1:, 0] == rows[:-1, -1]).all()  # a row starts with the last one's last label
+        seen += rows[:, :-1].flatten().tolist()
+        assert stream.epoch == 0
+    assert stream.num_epochs == len(seen) / total
+    assert total - len(seen) <= batch_size * length
+    assert len(set(seen)) == len(seen)  # no token twice
+    starts = {ids[0]: ids.tolist() for ids in documents if len(ids)}
+    place = 0
+    while place < len(seen):  # whole documents, in some order
+        document = starts.pop(seen[place])
+        assert seen[place : place + len(document)] == document[: len(seen) - place]
+        place += len(document)
+    stream.take(batch_size, length)
+    assert stream.epoch == 1
+    assert stream.position == batch_size * length
+
+
+def test_epochs_come_in_other_orders_that_the_seed_alone_decides():
+    documents = documents_of(*[5] * 20)
+
+    def epochs(seed):
+        stream = PackedStream(documents, seed=seed)
+        return [tuple(stream.take(1, 98)[0].tolist()) for _ in range(4)]
+
+    first = epochs(0)
+    assert len(set(first)) == 4
+    assert epochs(0) == first
+    assert not set(epochs(1)) & set(first)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=4, max_size=8),
+    st.integers(0, 99),
+    st.lists(shapes, max_size=6),
+    st.lists(shapes, min_size=1, max_size=6),
+)
+def test_a_stream_goes_on_from_a_place_as_if_it_had_never_stopped(lengths, seed, before, after):
+    documents = documents_of(21, *lengths)
+    stream = PackedStream(documents, seed=seed)
+    for shape in before:
+        stream.take(*shape)
+    place = json.loads(json.dumps(stream.state_dict()))
+    expected = [stream.take(*shape) for shape in after]
+    other = PackedStream(documents, seed=seed + 1)
+    other.take(2, 3)
+    other.load_state_dict(place)
+    assert other.num_epochs == place["epoch"] + place["position"] / sum([21, *lengths])
+    for shape, rows in zip(after, expected, strict=True):
+        assert other.take(*shape).equal(rows)
+    assert other.state_dict() == stream.state_dict()
+
+
+def test_one_batch_of_twice_the_rows_is_two_batches():
+    streams = [PackedStream(documents_of(30, 31), seed=3) for _ in range(2)]
+    both = np.concatenate([streams[0].take(2, 5), streams[0].take(2, 5)])
+    assert (streams[1].take(4, 5).numpy() == both).all()
+
+
+def test_too_little_text_and_another_text_are_refused():
+    stream = PackedStream(documents_of(5, 6), seed=0)
+    assert stream.take(2, 5).shape == (2, 6)
+    with pytest.raises(ValueError, match=r"takes 13 tokens and the text has 11; give more text"):
+        stream.take(3, 4)
+    for nothing in ([], [np.array([], dtype=np.uint16)]):
+        with pytest.raises(ValueError, match="no text to train on"):
+            PackedStream(nothing, seed=0)
+    with pytest.raises(ValueError, match="in a text of 11 tokens, this one has 12"):
+        PackedStream(documents_of(5, 7), seed=0).load_state_dict(stream.state_dict())

@@ -1,0 +1,123 @@
+"""The zoo's recipe, on a corpus of three files and with a step or two per stage."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from architectures import VOCAB, build
+from training_runs import on_a_cpu
+from transformers import LlamaForCausalLM
+
+from specdec import zoo
+from specdec.drafters import EagleDrafter
+from specdec.zoo import corpus, models, packing, recipe
+from specdec.zoo.owntext import continue_windows
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu():
+    with on_a_cpu():
+        yield
+
+
+def documents():
+    generator = np.random.default_rng(0)
+    return [generator.integers(1, VOCAB, 40).astype(np.uint16) for _ in range(5)]
+
+
+def target():
+    model = build("llama")
+    model.config.eos_token_id = 3
+    model.generation_config.eos_token_id = 3
+    return model
+
+
+def windows_of(rows, length):
+    return [tuple(row[:length].tolist()) for row in rows]
+
+
+def test_the_targets_own_text_begins_in_the_corpus_and_goes_on_in_its_words():
+    model, stream = target(), np.concatenate(documents()).tolist()
+    options = {"num_rows": 12, "prompt_tokens": 6, "new_tokens": 8, "batch_size": 6}
+    rows = continue_windows(model, documents(), **options)
+    places = {tuple(stream[i : i + 6]) for i in range(len(stream) - 5)}
+    assert len(rows) == 12
+    assert set(windows_of(rows, 6)) <= places
+    for row in rows:
+        behind = row[6:].tolist()
+        assert row.dtype == np.uint16
+        assert 1 <= len(behind) <= 8
+        assert 3 not in behind[:-1]  # cut behind the end of the sequence
+        assert len(behind) == 8 or behind[-1] == 3
+
+    def is_greedy(row):
+        logits = model(input_ids=torch.tensor(row[:-1].astype(np.int64))[None]).logits[0]
+        return logits.argmax(-1)[5:].tolist() == row[6:].tolist()
+
+    assert all(map(is_greedy, rows[:6]))  # the first batch
+    assert not any(map(is_greedy, rows[6:]))  # the second
+
+
+def test_the_targets_own_text_depends_on_its_seed_alone():
+    options = {"num_rows": 4, "prompt_tokens": 6, "new_tokens": 8, "batch_size": 2}
+    model = target()
+    torch.manual_seed(5)
+    expected = torch.rand(2).tolist()
+    torch.manual_seed(5)
+    first = continue_windows(model, documents(), **options)
+    assert torch.rand(2).tolist() == expected
+    again, other = (continue_windows(model, documents(), **options, seed=s) for s in (0, 1))
+    assert [r.tolist() for r in first] == [r.tolist() for r in again]
+    assert windows_of(first, 6) != windows_of(other, 6)
+
+
+def test_a_new_eagle3_head_starts_with_the_targets_vocabulary_head_and_norm():
+    model = zoo.load_target()
+    first, again = (models.build_eagle3_head(model, mlp_width=16, seed=2) for _ in range(2))
+    assert first.config.feature_layers == (2, 8, 13)
+    assert first.lm_head.weight.equal(model.lm_head.weight)
+    assert first.norm.weight.equal(model.model.norm.weight)
+    assert first.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
+    assert first.fc.weight.equal(again.fc.weight)
+
+
+def test_encoded_files_are_their_text_and_the_end(tmp_path):
+    tokenizer, path = zoo.load_tokenizer(), tmp_path / "a.py"
+    path.write_text("def f(x):\n    return 'é'\n")
+    (ids,) = packing.encode_files(tokenizer, [path])
+    assert ids[-1] == tokenizer.eos_token_id
+    assert tokenizer.decode(ids[:-1].tolist()) == path.read_text()
+
+
+def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
+    sources = [corpus.stdlib_root() / name for name in ("copy.py", "ast.py", "dis.py")]
+    monkeypatch.setattr(corpus, "library_files", lambda: sources)
+    monkeypatch.setattr(corpus, "package_files", lambda: sources[:1])
+    monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
+    small = {"steps": 2, "tokens_per_step": 128, "lengths": ((1.0, 64),), "compiled": False}
+    for name in ("TARGET_PLAN", "DRAFTER_PLAN"):
+        monkeypatch.setattr(recipe, name, replace(getattr(recipe, name), **small))
+    monkeypatch.setattr(recipe, "TARGET_SHAPE", {"num_layers": 7, "mlp_width": 32})
+    monkeypatch.setattr(recipe, "DRAFT_SHAPE", {"num_layers": 1, "mlp_width": 32})
+    options = {"num_rows": 4, "prompt_tokens": 8, "new_tokens": 8, "batch_size": 2}
+    monkeypatch.setattr(
+        recipe, "continue_windows", lambda t, d, **_: continue_windows(t, d, **options)
+    )
+    out, work = tmp_path / "out", tmp_path / "work"
+    folders = ["--out-dir", str(out), "--work-dir", str(work), "--threads", "1"]
+    recipe.main(["tokenizer", "target", "text", "draft", "eagle3", *folders])
+    model = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
+    drafter = EagleDrafter.from_pretrained(out / "eagle3", model)
+    assert drafter.feature_layers == (2, 3, 4)
+    for name, shown in (("target", 7), ("draft", 1), ("eagle3", 1)):
+        card = json.loads((out / name / "card.json").read_text())
+        assert card["model"]["num_layers"] == shown
+        assert card["run"]["num_steps"] == card["recipe"]["steps"] == 2
+        assert card["recipe"]["command"] == f"python -m specdec.zoo.recipe {name}"
+        assert card["data"]["standard library"]["num_files"] == 3
+        assert card["acceptance"] is None
+    before = (out / "eagle3" / "model.safetensors").read_bytes()
+    recipe.main(["eagle3", *folders])  # a finished run is exported again at once
+    assert (out / "eagle3" / "model.safetensors").read_bytes() == before
