@@ -39,9 +39,6 @@ def _on_a_cpu():
         yield
 
 
-# ---------------------------------------------------------------- learning
-
-
 @pytest.fixture(scope="module")
 def parrot(tmp_path_factory):
     """A target that has learned one short period by heart."""
@@ -75,9 +72,6 @@ def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(kind, parr
     assert before["T = 0"] < 2
     assert progress.evaluations[-1]["T = 0"] > 4.8
     assert progress.evaluations[-1]["T = 1"] > 4
-
-
-# ---------------------------------------------------------------- the same run in other ways
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "bigrams"])
@@ -154,9 +148,6 @@ def test_the_precision_of_one_run_says_nothing_about_the_next(tmp_path):
         weights[name] = weights_of(run("eagle3", tmp_path / name, plan)[0])
     assert_same(weights["a"], weights["c"])
     assert (weights["a"]["drafter.head.fc.weight"] != weights["b"]["drafter.head.fc.weight"]).any()
-
-
-# ---------------------------------------------------------------- what goes wrong
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path):

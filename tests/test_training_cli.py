@@ -116,8 +116,6 @@ def test_the_zoos_text_can_train_for_another_target(target, tmp_path):
     assert json.loads((tmp_path / "head" / "config.json").read_text())["hidden_size"] == 32
 
 
-# ---------------------------------------------------------------- mistakes
-
 MISTAKES = {
     "no such data": (["--data", "nowhere.txt"], "no training data at nowhere.txt"),
     "no such target": (["--target", "./no/such"], "cannot load the target './no/such': expected"),
@@ -189,9 +187,6 @@ def test_a_checkpoint_of_another_head_is_told_in_one_line(target, text, tmp_path
     assert "is of another run, delete it" in capsys.readouterr().err.splitlines()[-1]
 
 
-# ---------------------------------------------------------------- prompts
-
-
 @given(st.lists(st.integers(0, 400), max_size=12), st.integers(0, 6))
 def test_prompts_are_held_out_from_the_end_and_nothing_is_lost(lengths, num_prompts):
     ends = np.cumsum([0, *lengths])
@@ -211,9 +206,6 @@ def test_prompts_are_held_out_from_the_end_and_nothing_is_lost(lengths, num_prom
         assert len(trained_on) == total
     elif max(lengths, default=0) == total >= 4 * num_prompts * PROMPT_TOKENS:
         assert len(prompts) == num_prompts  # also of a single text
-
-
-# ---------------------------------------------------------------- several processes
 
 
 @pytest.mark.slow

@@ -27,9 +27,6 @@ def lines(path, *entries):
     return path
 
 
-# ---------------------------------------------------------------- reading
-
-
 def test_a_text_file_is_one_document_without_its_byte_order_mark(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfone\n\ntwo \xc3\xa9 \xff\n")
@@ -101,9 +98,6 @@ def test_bytes_that_are_no_text_and_a_missing_template_are_named(tmp_path):
         list(read_texts(tmp_path / "nowhere", TOKENIZER))
 
 
-# ---------------------------------------------------------------- encoding
-
-
 @given(st.lists(st.text("ab \n\t(é中\U0001f600", max_size=20), max_size=7), st.integers(1, 4))
 def test_documents_are_the_texts_each_closed_by_the_end_token(texts, chunk_size):
     documents = encode_texts(iter(texts), TOKENIZER, chunk_size=chunk_size)
@@ -119,8 +113,6 @@ def test_a_document_longer_than_the_context_is_no_reason_to_warn(caplog):
     assert len(ids) > TOKENIZER.model_max_length
     assert not caplog.records
 
-
-# ---------------------------------------------------------------- packing
 
 shapes = st.tuples(st.integers(1, 3), st.integers(1, 7))
 

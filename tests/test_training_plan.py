@@ -13,8 +13,6 @@ from training_runs import objective_of, plan_of, random_text
 from specdec.training import Distillation, NextToken, TrainingPlan, TrainingProgress
 from specdec.training.loop import build_optimizers
 
-# ---------------------------------------------------------------- plans
-
 
 def test_steps_and_minutes_give_the_same_curve():
     by_steps, by_minutes = TrainingPlan(steps=100), TrainingPlan(minutes=5.0)
@@ -73,9 +71,6 @@ def test_muon_has_the_hidden_matrices_and_adamw_the_rest():
     (muon, _), (adamw, _) = build_optimizers(model, plan_of(1))
     assert tables <= {id(p) for p in adamw.param_groups[0]["params"]}
     assert all(p.ndim == 2 for p in muon.param_groups[0]["params"])
-
-
-# ---------------------------------------------------------------- other objectives
 
 
 def test_next_token_is_the_loss_of_hf():

@@ -171,13 +171,6 @@ def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
     assert objective(long).item() == pytest.approx(losses[1], rel=1e-5)
 
 
-# ---------------------------------------------------------------- EAGLE-1's loss
-
-
-def eagle1_objective(**options):
-    return FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, **options)
-
-
 def test_the_loss_of_a_head_that_predicts_features_exactly_is_that_of_its_tokens():
     target = oracle_target()
     drafter = oracle_drafter(target, "eagle1", 4)
@@ -190,7 +183,10 @@ def test_the_loss_of_a_head_that_predicts_features_exactly_is_that_of_its_tokens
 
 
 def test_feature_and_token_losses_are_those_of_one_draft_per_place():
-    objective, ids = eagle1_objective(token_weight=0.3).eval(), random_ids(7, 2, 8)
+    objective, ids = (
+        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval(),
+        random_ids(7, 2, 8),
+    )
     features, logits = features_and_logits(MODEL, ids, ("final",))
     nats, errors = [], []
     for row in range(2):
@@ -205,7 +201,11 @@ def test_feature_and_token_losses_are_those_of_one_draft_per_place():
 
 
 def test_noise_moves_features_a_little_and_only_in_training(monkeypatch):
-    objective, ids, seen = eagle1_objective(noise=0.25), random_ids(7, 2, 30), []
+    objective, ids, seen = (
+        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25),
+        random_ids(7, 2, 30),
+        [],
+    )
     fuse = objective.drafter.head.fuse
     monkeypatch.setattr(objective.drafter.head, "fuse", lambda x: seen.append(x) or fuse(x))
     features, _ = features_and_logits(MODEL, ids, ("final",))
@@ -222,9 +222,6 @@ def test_noise_moves_features_a_little_and_only_in_training(monkeypatch):
 def test_a_head_that_cannot_predict_its_features_is_sent_to_the_other_loss():
     with pytest.raises(ValueError, match=r"width 96 and gives back 32.*TrainingTimeTest"):
         FeatureAndToken(drafter_of("one layer, GQA"), MODEL)
-
-
-# ---------------------------------------------------------------- what is trained
 
 
 @pytest.mark.parametrize("name", ["one layer, GQA", "target's vocabulary head", "eagle1"])

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_rows import pick, point_to, read_logits, weigh
+from specdec.kernels.triton_rows import pick, point_to, read_gate, read_logits, weigh
 from specdec.types import Fault
 
 TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
@@ -49,16 +49,20 @@ class Chain(NamedTuple):
 class Residuals(NamedTuple):
     """What is left of the target where the draft is taken off; a kernel takes it as one argument.
 
+    Two tables are read for it at once, so that it is taken in halves of chunks.
+
     Args:
-        mass: `[B, R, C]` float64 of each chunk: R = K rows block by block, token by token the one
+        mass: `[B, R, 2C]` float64 of each half: R = K rows block by block, token by token the one
             row that is drawn from.
-        draft_mass: `[B, R, C]` float32 of each chunk of the draft laws.
+        draft_mass: `[B, R, 2C]` float32 of each half of the draft laws.
         places: R.
+        halves: 2C, or one less where the last chunk has one half.
     """
 
     mass: Tensor
     draft_mass: Tensor
     places: int
+    halves: int
 
 
 @triton.jit
@@ -82,12 +86,11 @@ def weigh_tokens(chain, laws, row, place, num_valid, target, width: tl.constexpr
     """Target and draft probabilities `[P]`, float64, of the draft tokens, and the fault if a law
     forbids its token.
     """
-    largest, scale, best = target
     is_valid = place < num_valid
     start = chain.tokens + tl.cast(row, tl.int64) * width
     token = tl.load(start + place, mask=is_valid, other=-1)
-    x = read_logits(laws, row, place, token, laws.vocab, "")
-    p = weigh(laws, row, place, token, x, largest, scale, best).to(tl.float64)
+    x = read_logits(laws, row, place, token)
+    p = weigh(laws, read_gate(laws, row, place), target, token, x).to(tl.float64)
     if chain.probs is None:
         return p, tl.full(place.shape, 1.0, tl.float64), tl.full((), 0, tl.int64)
     else:
@@ -125,19 +128,18 @@ def follow_path(place, p, q, width: tl.constexpr):
 
 
 @triton.jit
-def sum_chunks(table, chunks, row, place, is_read, places, padded_chunks: tl.constexpr):
-    """Sums over chunks `[P]` of the places that are read."""
-    chunk = tl.arange(0, padded_chunks)[None]
-    slots = (tl.cast(row, tl.int64) * places + place)[:, None] * chunks + chunk
-    is_chunk = (chunk < chunks) & is_read[:, None]
-    return tl.sum(tl.load(table + slots, mask=is_chunk, other=0.0), axis=1)
+def sum_halves(residuals, table, row, place, is_read, padded_chunks: tl.constexpr):
+    """Sums of residuals, or of draft laws, `[P]` at the places that are read."""
+    half = tl.arange(0, 2 * padded_chunks)[None]
+    slots = (tl.cast(row, tl.int64) * residuals.places + place)[:, None] * residuals.halves + half
+    is_half = (half < residuals.halves) & is_read[:, None]
+    return tl.sum(tl.load(table + slots, mask=is_half, other=0.0), axis=1)
 
 
 @triton.jit
 def choose_prefix(
     chain,
     residuals,
-    chunks,
     row,
     place,
     num_valid,
@@ -147,9 +149,7 @@ def choose_prefix(
 ):
     """The longest prefix that stands by the block rule."""
     is_partial = (place > 0) & (place < num_valid)
-    mass = sum_chunks(
-        residuals.mass, chunks, row, place, is_partial, residuals.places, padded_chunks
-    )
+    mass = sum_halves(residuals, residuals.mass, row, place, is_partial, padded_chunks)
     u = read_uniforms(chain, row, place - 1, width)
     is_accepted = is_partial & (u * (mass + 1 - kept) < mass)
     is_whole = (place > 0) & (place == num_valid) & (u < kept)
@@ -157,11 +157,9 @@ def choose_prefix(
 
 
 @triton.jit
-def judge_laws(residuals, chunks, row, place, is_read, padded_chunks: tl.constexpr):
+def judge_laws(residuals, row, place, is_read, padded_chunks: tl.constexpr):
     """The fault if one of the draft laws that were read does not sum to 1."""
-    mass = sum_chunks(
-        residuals.draft_mass, chunks, row, place, is_read, residuals.places, padded_chunks
-    )
+    mass = sum_halves(residuals, residuals.draft_mass, row, place, is_read, padded_chunks)
     is_off = (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
     return any_of(is_read & is_off).to(tl.int64) * DRAFT_LAW
 

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.kernels.triton_rows import INFINITY, LOG2_E, find_temperature, laws_of, point_to
+from specdec.kernels.triton_rows import INFINITY, LOG2_E, laws_of, point_to, read_gate
 
 BLOCK = 8192
 NUM_WARPS = 16
@@ -166,7 +166,7 @@ def _floor_kernel(laws, truncation, floor, block: tl.constexpr):
     spot = tl.program_id(0)
     row, place = spot // laws.places, spot % laws.places
     start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    temperature = find_temperature(laws.gate, row)
+    _, temperature, _, _ = read_gate(laws, row, place)
     dtype: tl.constexpr = laws.logits.dtype.element_ty
     rate = tl.full((), LOG2_E, tl.float32)
     if dtype != tl.float32:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_philox import token_uniforms
-from specdec.kernels.triton_rows import INFINITY, find_rate, laws_of, pass_gate, read_logits
+from specdec.kernels.triton_rows import INFINITY, laws_of, pass_gate, read_gate, read_logits
 
 BLOCK = 1024
 NUM_WARPS = 4
@@ -59,10 +59,10 @@ def _heat_kernel(laws, key, position, stream, largest, times, winners, chunks, b
     row, place = spot // laws.places, spot % laws.places
     uniforms = token_uniforms(key, row, tl.load(position + spot), stream, chunk, block)
     ids = chunk * block + tl.arange(0, block)
-    x = read_logits(laws, row, place, ids, laws.vocab, "")
-    x = pass_gate(laws, row, place, ids, x)
+    gate = read_gate(laws, row, place)
+    x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
     peak = tl.max(x, axis=0)
-    weights = tl.exp2((x - peak) * find_rate(laws.gate, row))
+    weights = tl.exp2((x - peak) * gate[0])
     # E = -log(1 - u); 1 - u is exact, since u has 52 bits. A weight that is NaN does not win.
     finish = (0.0 - tl.log(1.0 - uniforms)) / weights.to(tl.float64)
     finish = tl.where(weights > 0, finish, INFINITY)
@@ -85,7 +85,8 @@ def _final_kernel(laws, largest, times, winners, tokens, chunks, padded_chunks: 
     peaks = tl.load(largest + slots, mask=is_chunk, other=-INFINITY)
     finish = tl.load(times + slots, mask=is_chunk, other=INFINITY)
     peak = tl.max(peaks, axis=0)
-    slower = tl.exp2(((peak - peaks) * find_rate(laws.gate, row)).to(tl.float64))
+    rate, _, _, _ = read_gate(laws, row, spot % laws.places)
+    slower = tl.exp2(((peak - peaks) * rate).to(tl.float64))
     finish = tl.where(slower < INFINITY, finish * slower, INFINITY)
     if laws.gate.is_greedy is not None:
         behind = (peaks != peak).to(tl.float64)

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from specdec.kernels.gate import Floor, Gate
 
-MAX_SPAN, MIN_PROGRAMS = 8, 1024
+MAX_SPAN, MIN_PROGRAMS = 4, 1024
+STAGES = tl.constexpr(3)
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))
 
@@ -96,101 +97,103 @@ def point_to(table, row, place, row_stride, place_stride):
 
 
 @triton.jit
-def find_temperature(gate, row):
-    """A row's temperature in float32, as the definition casts it."""
-    value = tl.full((), 1.0, tl.float32)
-    if gate.temperature is not None:
-        value = tl.load(gate.temperature + row).to(tl.float32)
-    return value
+def read_gate(laws, row, place):
+    """What a row's gate says: the rate by which `exp2((logit - largest) * rate)` are its weights, the
+    temperature in float32, as the definition casts it, and the floor's logit and id.
 
-
-@triton.jit
-def find_rate(gate, row):
-    """A row's weights are `exp2((logit - largest) * rate)`."""
-    return tl.div_rn(tl.full((), LOG2_E, tl.float32), find_temperature(gate, row))
-
-
-@triton.jit
-def read_logits(laws, row, place, ids, limit, eviction: tl.constexpr):
-    """Logits of tokens `ids` as they are stored, -inf from token `limit` on; for places beyond the
-    last, those of the last.
+    Greedy rows have no floor. For places beyond the last, it is that of the last.
     """
-    place = tl.minimum(place, laws.places - 1)
-    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    is_token = (ids >= 0) & (ids < limit)
-    return tl.load(start + ids, mask=is_token, other=-INFINITY, eviction_policy=eviction)
-
-
-@triton.jit
-def pass_gate(laws, row, place, ids, x):
-    """float32 logits of tokens `ids`, not scaled, -inf below the floor.
-
-    The floor is met by the exactly rounded quotient, which is what the definition compares; it does
-    not bind greedy rows.
-    """
-    x = x.to(tl.float32)
     gate = laws.gate
+    temperature = tl.full((), 1.0, tl.float32)
+    if gate.temperature is not None:
+        temperature = tl.load(gate.temperature + row).to(tl.float32)
+    rate = tl.div_rn(tl.full((), LOG2_E, tl.float32), temperature)
+    at, tie = tl.full((), -INFINITY, tl.float32), tl.full((), 0, tl.int64)
     if gate.floor is not None:
         spot = row * laws.places + tl.minimum(place, laws.places - 1)
-        at = tl.load(gate.floor.logits + spot)
+        at, tie = tl.load(gate.floor.logits + spot), tl.load(gate.floor.ids + spot)
         if gate.is_greedy is not None:
             at = tl.where(tl.load(gate.is_greedy + row), -INFINITY, at)
+    return rate, temperature, at, tie
+
+
+@triton.jit
+def pass_gate(laws, gate, ids, x):
+    """float32 logits of tokens `ids`, not scaled, -inf below the floor; `gate` is of `read_gate`.
+
+    The floor is met by the exactly rounded quotient, which is what the definition compares.
+    """
+    _, temperature, at, tie = gate
+    x = x.to(tl.float32)
+    if laws.gate.floor is not None:
         scaled = x
-        if gate.temperature is not None:
-            scaled = tl.div_rn(x, find_temperature(gate, row))
-        is_below = (scaled < at) | ((scaled == at) & (ids < tl.load(gate.floor.ids + spot)))
-        x = tl.where(is_below, -INFINITY, x)
+        if laws.gate.temperature is not None:
+            scaled = tl.div_rn(x, temperature)
+        x = tl.where((scaled < at) | ((scaled == at) & (ids < tie)), -INFINITY, x)
     return x
 
 
 @triton.jit
-def weigh(laws, row, place, ids, x, largest, scale, best):
-    """Probabilities of tokens `ids` from their logits; below 2**-126 a GPU makes them 0."""
-    x = pass_gate(laws, row, place, ids, x)
-    probs = tl.exp2((x - largest) * find_rate(laws.gate, row)) * scale
+def weigh(laws, gate, law, ids, x):
+    """Probabilities of tokens `ids` from their logits; below 2**-126 a GPU makes them 0. `law` is of
+    `combine`.
+    """
+    largest, scale, best = law
+    probs = tl.exp2((pass_gate(laws, gate, ids, x) - largest) * gate[0]) * scale
     if laws.gate.is_greedy is not None:
         probs = tl.where(best < 0, probs, (ids == best).to(tl.float32))
     return probs
 
 
 @triton.jit
-def measure(x, rate):
-    """A chunk's largest logit, and its sum of `exp2((logit - largest) * rate)`: 0 where nothing is
-    kept, NaN where a logit is NaN or +inf.
+def measure(measures, laws, gate, slot, ids, x):
+    """Stores a chunk's largest logit, and its sum of `exp2((logit - largest) * rate)`: 0 where
+    nothing is kept, NaN where a logit is NaN or +inf; with greedy rows the id of the largest too.
     """
+    x = pass_gate(laws, gate, ids, x)
     largest = tl.max(x, axis=0)
     origin = tl.where(largest == -INFINITY, 0.0, largest)
-    return largest, tl.sum(tl.exp2((x - origin) * rate), axis=0)
+    tl.store(measures.largest + slot, largest)
+    tl.store(measures.weight + slot, tl.sum(tl.exp2((x - origin) * gate[0]), axis=0))
+    if laws.gate.is_greedy is not None:
+        best = tl.argmax((x == largest).to(tl.int32), axis=0)  # the first of equal maxima
+        tl.store(measures.best + slot, tl.min(ids, axis=0) + best)
 
 
 @triton.jit
 def measure_span(measures, laws, row, place, first, span, block: tl.constexpr):
-    """Measures `span` chunks from the first on; with greedy rows also the ids of their largest.
-
-    The next chunk is on its way while one is measured.
+    """Measures `span` chunks from the first on. Copies of the next ones are on their way meanwhile:
+    those of whole chunks, which need no mask.
     """
+    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
     slots = tl.cast(row * laws.places + place, tl.int64) * measures.chunks
-    last = tl.minimum(first + span, measures.chunks)
-    limit = tl.minimum(last * block, laws.vocab)
-    x = read_logits(laws, row, place, first * block + tl.arange(0, block), limit, "")
-    for chunk in range(first, last):
+    gate = read_gate(laws, row, place)
+    last, whole = tl.minimum(first + span, measures.chunks), laws.vocab // block
+    for chunk in tl.range(first, tl.minimum(last, whole), num_stages=STAGES):
         ids = chunk * block + tl.arange(0, block)
-        following = read_logits(laws, row, place, ids + block, limit, "")
-        x = pass_gate(laws, row, place, ids, x)
-        largest, weight = measure(x, find_rate(laws.gate, row))
-        tl.store(measures.largest + slots + chunk, largest)
-        tl.store(measures.weight + slots + chunk, weight)
-        if laws.gate.is_greedy is not None:
-            best = tl.argmax((x == largest).to(tl.int32), axis=0)  # the first of equal maxima
-            tl.store(measures.best + slots + chunk, chunk * block + best)
-        x = following
+        measure(measures, laws, gate, slots + chunk, ids, tl.load(start + ids))
+    if last > whole:
+        ids = whole * block + tl.arange(0, block)
+        x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY)
+        measure(measures, laws, gate, slots + whole, ids, x)
 
 
 @triton.jit
-def combine(measures, laws, row, place, block: tl.constexpr, padded_chunks: tl.constexpr):
-    """The laws of a row's places `[P]`: the largest logit, the scale (1 / sum of weights, NaN where
-    the logits are no law), the token of a one-hot law or -1; and the probability of each chunk,
-    `[P, C]` float64. Places beyond the last are no laws.
+def read_logits(laws, row, place, ids):
+    """Logits of tokens `ids` as they are stored, -inf for others; for places beyond the last, those
+    of the last.
+    """
+    place = tl.minimum(place, laws.places - 1)
+    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
+    return tl.load(start + ids, mask=(ids >= 0) & (ids < laws.vocab), other=-INFINITY)
+
+
+@triton.jit
+def combine(measures, laws, row, place, rate, block: tl.constexpr, padded_chunks: tl.constexpr):
+    """The laws of a row's places `[P]`, and the probabilities of their chunks, `[P, C]` float64.
+
+    A law is a tuple: the largest logit, the scale (1 / sum of weights, NaN where the logits are no
+    law, and beyond the last place), and the token of a one-hot law or -1.
     """
     chunk = tl.arange(0, padded_chunks)[None]
     slots = tl.cast(row * laws.places + place, tl.int64)[:, None] * measures.chunks + chunk
@@ -199,8 +202,7 @@ def combine(measures, laws, row, place, block: tl.constexpr, padded_chunks: tl.c
     maxima = tl.load(measures.largest + slots, is_chunk, -INFINITY, cache_modifier=".cg")
     weight = tl.load(measures.weight + slots, is_chunk, 0.0, cache_modifier=".cg")
     largest = tl.max(maxima, axis=1)
-    peaks = (maxima - largest[:, None]) * find_rate(laws.gate, row)
-    peaks = tl.exp2(peaks)  # NaN where nothing is finite
+    peaks = tl.exp2((maxima - largest[:, None]) * rate)  # NaN where nothing is finite
     total = tl.sum(weight * peaks, axis=1)
     scale = tl.where(total > 0, tl.div_rn(1.0, total), float("nan"))
     is_empty = peaks * scale[:, None] == 0  # no token of the chunk is above 0 in float32
@@ -212,7 +214,14 @@ def combine(measures, laws, row, place, block: tl.constexpr, padded_chunks: tl.c
         best = tl.where(tl.load(laws.gate.is_greedy + row), tl.min(firsts, axis=1), -1)
         is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
         shares = tl.where((best < 0)[:, None], shares, is_hot)
-    return largest, scale, best, shares
+    return (largest, scale, best), shares
+
+
+@triton.jit
+def pick_law(laws, index, place):
+    """The law of one place."""
+    largest, scale, best = laws
+    return pick(largest, index, place), pick(scale, index, place), pick(best, index, place)
 
 
 @triton.jit

@@ -18,6 +18,9 @@ from specdec.kernels.triton_rows import (
     laws_of,
     measure_span,
     new_measures,
+    pick,
+    pick_law,
+    read_gate,
     read_logits,
     weigh,
 )
@@ -95,22 +98,20 @@ def _sample_kernel(
     programs = measures.chunks + 1
     spot, chunk = tl.program_id(0) // programs, tl.program_id(0) % programs - 1
     row, place = spot // laws.places, spot % laws.places
-    place_alone = place + tl.arange(0, 1)
-    largest, scale, best, shares = combine(measures, laws, row, place_alone, block, padded_chunks)
-    largest, scale = tl.sum(largest, axis=0), tl.sum(scale, axis=0)
-    best, shares = tl.sum(best, axis=0), tl.sum(shares, axis=0)
+    gate = read_gate(laws, row, place)
+    alone = place + tl.arange(0, 1)
+    law_of, shares = combine(measures, laws, row, alone, gate[0], block, padded_chunks)
+    target, shares = pick_law(law_of, alone, place), pick(shares, alone, place)
     if chunk < 0:
         threshold = tl.load(uniforms + spot) * tl.sum(shares, axis=0)
         drawn, before = find_past(shares, threshold, padded_chunks)
         drawn = tl.minimum(drawn, measures.chunks - 1)  # past the end only where all is NaN
         ids = drawn * block + tl.arange(0, block)
-        x = read_logits(laws, row, place, ids, laws.vocab, "")
-        probs = weigh(laws, row, place, ids, x, largest, scale, best)
+        probs = weigh(laws, gate, target, ids, read_logits(laws, row, place, ids))
         index, _ = find_past(probs.to(tl.float64), threshold - before, block)
         tl.store(tokens + spot, tl.minimum(drawn * block + index, laws.vocab - 1).to(tl.int64))
     else:
         ids = chunk * block + tl.arange(0, block)
-        x = read_logits(laws, row, place, ids, laws.vocab, "")
-        probs = weigh(laws, row, place, ids, x, largest, scale, best)
+        probs = weigh(laws, gate, target, ids, read_logits(laws, row, place, ids))
         start = law + tl.cast(spot, tl.int64) * laws.vocab
         tl.store(start + ids, probs, mask=ids < laws.vocab)

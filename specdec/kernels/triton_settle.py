@@ -25,7 +25,9 @@ from specdec.kernels.triton_rows import (
     combine,
     find_past,
     pick,
+    pick_law,
     point_to,
+    read_gate,
     read_logits,
     weigh,
 )
@@ -80,13 +82,6 @@ def settle(
 
 
 @triton.jit
-def read_draft(chain, row, place, ids, limit):
-    """Draft probabilities of tokens `ids` as they are stored, 0 from token `limit` on."""
-    start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
-    return tl.load(start + ids, mask=ids < limit, other=0.0, eviction_policy="evict_first")
-
-
-@triton.jit
 def subtract(probs, draft, factor):
     """`max(0, factor * target - draft)`; NaN stays, so that the residual is refused."""
     left = probs * factor - draft
@@ -94,15 +89,22 @@ def subtract(probs, draft, factor):
 
 
 @triton.jit
-def _share_without(token, laws, row, place, law, block: tl.constexpr):
-    """The probability of a token's chunk without the token. It is read again: what is left may be
-    too small for a difference.
+def _shares_without(token, laws, gate, law, row, place, shares, block: tl.constexpr):
+    """Probabilities of the chunks without one token, whose chunk is read again: what is left of it
+    may be too small for a difference.
     """
-    largest, scale, best = law
     ids = token // block * block + tl.arange(0, block)
-    x = read_logits(laws, row, place, ids, laws.vocab, "")
-    probs = weigh(laws, row, place, ids, x, largest, scale, best)
-    return tl.sum(tl.where(ids == token, 0.0, probs).to(tl.float64), axis=0)
+    probs = weigh(laws, gate, law, ids, read_logits(laws, row, place, ids))
+    share = tl.sum(tl.where(ids == token, 0.0, probs).to(tl.float64), axis=0)
+    return tl.where(tl.arange(0, shares.shape[0]) == token // block, share, shares)
+
+
+@triton.jit
+def _masses_of_chunks(residuals, row, place, halves, padded_chunks: tl.constexpr):
+    """`[C]` of a residual, from its first `halves` halves."""
+    half = 2 * tl.arange(0, padded_chunks)[:, None] + tl.arange(0, 2)[None]
+    slots = (tl.cast(row, tl.int64) * residuals.places + place) * residuals.halves + half
+    return tl.sum(tl.load(residuals.mass + slots, mask=half < halves, other=0.0), axis=1)
 
 
 @triton.jit
@@ -121,60 +123,55 @@ def _settle_kernel(
     padded_chunks: tl.constexpr,
 ):
     row = tl.program_id(0)
-    chunks = measures.chunks
-    place, chunk = tl.arange(0, padded_places), tl.arange(0, padded_chunks)
+    place = tl.arange(0, padded_places)
     num_valid = count_valid(chain, row, width)
-    largest, scale, best, shares = combine(measures, laws, row, place, block, padded_chunks)
-    target = largest, scale, best
+    rate, _, _, _ = read_gate(laws, row, 0)
+    target, shares = combine(measures, laws, row, place, rate, block, padded_chunks)
     p, q, fault = weigh_tokens(chain, laws, row, place, num_valid, target, width)
     factor = 1.0
     if rule == "block":
         kept = follow_path(place, p, q, width)
-        count = choose_prefix(
-            chain, residuals, chunks, row, place, num_valid, kept, width, padded_chunks
-        )
+        count = choose_prefix(chain, residuals, row, place, num_valid, kept, width, padded_chunks)
         factor = pick(kept, place, count).to(tl.float32)
-        fault |= judge_laws(residuals, chunks, row, place, place < num_valid, padded_chunks)
+        fault |= judge_laws(residuals, row, place, place < num_valid, padded_chunks)
     else:
         count = accept_tokens(chain, row, place, num_valid, p, q, width)
-    fault |= judge_target(place, count, scale)
-    law = pick(largest, place, count), pick(scale, place, count), pick(best, place, count)
+    fault |= judge_target(place, count, target[1])
+    gate, law = read_gate(laws, row, count), pick_law(target, place, count)
     shares = pick(shares, place, count)
     is_short = count < num_valid
-    start = chain.tokens + tl.cast(row, tl.int64) * width
-    rejected = tl.load(start + count, mask=is_short, other=-1)
+    drafted = chain.tokens + tl.cast(row, tl.int64) * width
+    rejected = tl.load(drafted + count, mask=is_short, other=-1)
     left = shares
     if rule == "point":
         if is_short:
-            share = _share_without(rejected, laws, row, count, law, block)
-            left = tl.where(chunk == rejected // block, share, shares)
+            left = _shares_without(rejected, laws, gate, law, row, count, shares, block)
     else:
         drawn_place = count
         if rule == "chain":
-            drawn_place = count * 0
-            is_drawn = place < is_short.to(tl.int32)  # the only place there is
-            fault |= judge_laws(residuals, chunks, row, place, is_drawn, padded_chunks)
-        slots = (tl.cast(row, tl.int64) * residuals.places + drawn_place) * chunks + chunk
-        computed = tl.where(is_short, chunks, 0)
-        left = tl.load(residuals.mass + slots, mask=chunk < computed, other=0.0)
+            drawn_place = count * 0  # the only place there is
+            is_read = place < is_short.to(tl.int32)
+            fault |= judge_laws(residuals, row, place, is_read, padded_chunks)
+        halves = tl.where(is_short, residuals.halves, 0)
+        left = _masses_of_chunks(residuals, row, drawn_place, halves, padded_chunks)
     is_residual = is_short & (tl.sum(left, axis=0) > 0)
     shares = tl.where(is_residual, left, shares)
     threshold = tl.load(chain.resample + tl.cast(row, tl.int64) * chain.resample_stride)
     threshold = threshold * tl.sum(shares, axis=0)
-    drawn, before = find_past(shares, threshold, padded_chunks)
-    drawn = tl.minimum(drawn, chunks - 1)  # past the end only where all is NaN
-    ids = drawn * block + tl.arange(0, block)
-    x = read_logits(laws, row, count, ids, laws.vocab, "")
-    probs = weigh(laws, row, count, ids, x, law[0], law[1], law[2])
+    chunk, before = find_past(shares, threshold, padded_chunks)
+    chunk = tl.minimum(chunk, measures.chunks - 1)  # past the end only where all is NaN
+    ids = chunk * block + tl.arange(0, block)
+    probs = weigh(laws, gate, law, ids, read_logits(laws, row, count, ids))
     if rule == "point":
         probs = tl.where(ids == tl.where(is_residual, rejected, -1), 0.0, probs)
     elif is_residual:
-        draft = read_draft(chain, row, count, ids, laws.vocab).to(tl.float32)
+        draft = point_to(chain.probs, row, count, chain.row_stride, chain.place_stride)
+        draft = tl.load(draft + ids, mask=ids < laws.vocab, other=0.0).to(tl.float32)
         probs = subtract(probs, draft, factor)
     index, _ = find_past(probs.to(tl.float64), threshold - before, block)
-    extra = tl.minimum(drawn * block + index, laws.vocab - 1).to(tl.int64)
-    drafted = tl.load(start + place, mask=place < count, other=PAD)
-    written = tl.where(place == count, extra, drafted)
+    extra = tl.minimum(chunk * block + index, laws.vocab - 1).to(tl.int64)
+    written = tl.load(drafted + place, mask=place < count, other=PAD)
+    written = tl.where(place == count, extra, written)
     into = tokens + tl.cast(row, tl.int64) * (width + 1)
     tl.store(into + place, written, mask=place <= width)
     tl.store(num_accepted + row, count.to(tl.int64))

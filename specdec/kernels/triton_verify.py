@@ -23,6 +23,8 @@ from specdec.kernels.triton_decide import (
     weigh_tokens,
 )
 from specdec.kernels.triton_rows import (
+    INFINITY,
+    STAGES,
     Laws,
     Measures,
     combine,
@@ -31,12 +33,14 @@ from specdec.kernels.triton_rows import (
     measure_span,
     new_measures,
     pick,
-    read_logits,
+    pick_law,
+    point_to,
+    read_gate,
     weigh,
     with_dense_rows,
 )
 from specdec.kernels.triton_sample import measure_rows
-from specdec.kernels.triton_settle import read_draft, settle, subtract
+from specdec.kernels.triton_settle import settle, subtract
 
 BLOCK = 4096
 NUM_WARPS = 4
@@ -107,10 +111,9 @@ def _subtract_rows(
 ) -> Residuals:
     """Measures the target's rows and takes the draft off."""
     (rows, width), device = chain.tokens.shape, laws.logits.device
-    places = width if rule == "block" else 1
-    shape = rows, places, measures.chunks
-    mass = torch.empty(shape, dtype=torch.float64, device=device)
-    residuals = Residuals(mass, torch.empty(shape, dtype=torch.float32, device=device), places)
+    places, halves = width if rule == "block" else 1, triton.cdiv(laws.vocab, block // 2)
+    mass = torch.empty(rows, places, halves, dtype=torch.float64, device=device)
+    residuals = Residuals(mass, torch.empty_like(mass, dtype=torch.float32), places, halves)
     span = span or find_span(rows * laws.places, measures.chunks)
     spans = triton.cdiv(measures.chunks, span)
     counters = torch.zeros(1 + rows, dtype=torch.int32, device=device)
@@ -153,26 +156,32 @@ def _find_item(ticket, rows, lag, measured, subtracted):
 
 
 @triton.jit
+def _subtract(residuals, laws, gate, law, factor, slot, ids, x, draft):
+    """Stores the mass of a residual and of its draft law over tokens `ids`."""
+    draft = draft.to(tl.float32)
+    left = subtract(weigh(laws, gate, law, ids, x), draft, factor)
+    tl.store(residuals.mass + slot, tl.sum(left.to(tl.float64), axis=0))
+    tl.store(residuals.draft_mass + slot, tl.sum(draft, axis=0))
+
+
+@triton.jit
 def _subtract_span(
-    chain, laws, residuals, row, place, slots, first, last, law, factor, block: tl.constexpr
+    chain, laws, residuals, law, factor, row, place, slots, first, last, half: tl.constexpr
 ):
-    """Masses of the chunks first..last - 1 of a residual and of its draft law; the next chunk is on
-    its way while one is weighed.
-    """
-    limit = tl.minimum(last * block, laws.vocab)
-    ids = first * block + tl.arange(0, block)
-    x = read_logits(laws, row, place, ids, limit, "evict_first")
-    draft = read_draft(chain, row, place, ids, limit)
-    for chunk in range(first, last):
-        ids = chunk * block + tl.arange(0, block)
-        next_x = read_logits(laws, row, place, ids + block, limit, "evict_first")
-        next_draft = read_draft(chain, row, place, ids + block, limit)
-        probs = weigh(laws, row, place, ids, x, law[0], law[1], law[2])
-        draft = draft.to(tl.float32)
-        left = subtract(probs, draft, factor)
-        tl.store(residuals.mass + slots + chunk, tl.sum(left.to(tl.float64), axis=0))
-        tl.store(residuals.draft_mass + slots + chunk, tl.sum(draft, axis=0))
-        x, draft = next_x, next_draft
+    """Takes the draft off in the halves first..last - 1; for copies, see `measure_span`."""
+    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
+    of_draft = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
+    gate, whole = read_gate(laws, row, place), laws.vocab // half
+    for number in tl.range(first, tl.minimum(last, whole), num_stages=STAGES):
+        ids = number * half + tl.arange(0, half)
+        x = tl.load(start + ids, eviction_policy="evict_first")
+        draft = tl.load(of_draft + ids, eviction_policy="evict_first")
+        _subtract(residuals, laws, gate, law, factor, slots + number, ids, x, draft)
+    if last > whole:
+        ids = whole * half + tl.arange(0, half)
+        x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY)
+        draft = tl.load(of_draft + ids, mask=ids < laws.vocab, other=0.0)
+        _subtract(residuals, laws, gate, law, factor, slots + whole, ids, x, draft)
 
 
 @triton.jit
@@ -205,24 +214,19 @@ def _verify_kernel(
     else:
         while tl.atomic_add(counters + 1 + row, 0, sem="acquire") < measured:
             pass
-        slots = (tl.cast(row, tl.int64) * residuals.places + place) * measures.chunks
-        all_places = tl.arange(0, padded_places)
-        largest, scale, best, _ = combine(measures, laws, row, all_places, block, padded_chunks)
-        target = largest, scale, best
-        p, q, _ = weigh_tokens(chain, laws, row, all_places, num_valid, target, width)
+        slots = (tl.cast(row, tl.int64) * residuals.places + place) * residuals.halves
+        places = tl.arange(0, padded_places)
+        rate, _, _, _ = read_gate(laws, row, 0)
+        target, _ = combine(measures, laws, row, places, rate, block, padded_chunks)
+        p, q, _ = weigh_tokens(chain, laws, row, places, num_valid, target, width)
         factor = 1.0
         if rule == "chain":
-            place = accept_tokens(chain, row, all_places, num_valid, p, q, width)
+            place = accept_tokens(chain, row, places, num_valid, p, q, width)
         else:
-            factor = pick(follow_path(all_places, p, q, width), all_places, place)
-            factor = factor.to(tl.float32)
+            factor = pick(follow_path(places, p, q, width), places, place).to(tl.float32)
         if place < num_valid:
-            law = (
-                pick(largest, all_places, place),
-                pick(scale, all_places, place),
-                pick(best, all_places, place),
-            )
-            last = tl.minimum(first + span, measures.chunks)
+            law = pick_law(target, places, place)
+            last = tl.minimum(2 * (first + span), residuals.halves)
             _subtract_span(
-                chain, laws, residuals, row, place, slots, first, last, law, factor, block
+                chain, laws, residuals, law, factor, row, place, slots, 2 * first, last, block // 2
             )
