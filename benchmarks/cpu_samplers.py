@@ -6,9 +6,10 @@ The work is logits in, tokens and the law they were drawn from out. Hugging Face
 `generate` runs: its warpers, a softmax and `torch.multinomial`; for a verdict, the warpers on each
 of the K + 1 rows and then its function of speculative sampling. Our side includes its noise.
 
-Every round runs both sides once on the same fresh logits, the first in turn; figures are medians
-over rounds of the ratio within a round, with its quartiles. Other processes on the machine blur
-them, so the load is printed.
+Every round times both sides on the same logits, the first in turn; figures are medians over rounds
+of the ratio within a round, with its quartiles. Before it is timed a side runs once on other
+logits, so that neither pays for the memory that the other gave back to the system. Other processes
+on the machine blur the figures, with two threads most, so the load is printed.
 """
 
 import argparse
@@ -117,6 +118,7 @@ def compare(title: str, sides: tuple[Side, Side], inputs: list[Tensor], rounds: 
     for round_ in range(-2, rounds):  # the first two warm up
         logits = inputs[round_ % len(inputs)]
         for which in (0, 1) if round_ % 2 else (1, 0):
+            sides[which](inputs[(round_ + 1) % len(inputs)])
             begin = time.perf_counter()
             sides[which](logits)
             if round_ >= 0:

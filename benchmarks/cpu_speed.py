@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
+from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
 
 
 def seconds_of(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
@@ -38,9 +38,10 @@ def batch_of(prompts: list[str], tokenizer, size: int) -> list[dict]:
 
 
 def contenders(
-    target: PreTrainedModel, draft: PreTrainedModel, k: int, new_tokens: int, batch: int
+    target: PreTrainedModel, drafters: dict, k: int, new_tokens: int, batch: int
 ) -> dict[str, Callable[[dict], Tensor]]:
     """Ways to decode one batch greedily, by name."""
+    draft = drafters["draft LM"].model
     common = dict(max_new_tokens=new_tokens, do_sample=False)
 
     def ours(drafter):
@@ -61,9 +62,7 @@ def contenders(
     draft.generation_config.num_assistant_tokens_schedule = "constant"
     draft.generation_config.assistant_confidence_threshold = 0.0
     ways = {
-        "specdec, draft LM": ours(ModelDrafter(draft, k)),
-        "specdec, prompt lookup": ours(PromptLookupDrafter(k)),
-        "specdec, no drafter": ours(None),
+        **{f"specdec, {name}": ours(drafter) for name, drafter in drafters.items()},
         "HF generate": hugging_face(),
     }
     if batch == 1:
@@ -71,10 +70,10 @@ def contenders(
     return ways
 
 
-def compare(target, draft, tokenizer, prompts, *, batch, k, new_tokens, rounds) -> None:
+def compare(target, drafters, tokenizer, prompts, *, batch, k, new_tokens, rounds) -> None:
     """Prints tokens per second and median ratios for one batch size."""
     batches = batch_of(prompts, tokenizer, batch)
-    ways = contenders(target, draft, k, new_tokens, batch)
+    ways = contenders(target, drafters, k, new_tokens, batch)
     reference = [ways["HF generate"](inputs) for inputs in batches]
     tokens = sum(
         int((sequence[inputs["input_ids"].shape[1] :] != tokenizer.pad_token_id).sum())
@@ -93,11 +92,15 @@ def compare(target, draft, tokenizer, prompts, *, batch, k, new_tokens, rounds) 
             if round_:
                 times[name].append(total)
     print(f"\nB = {batch}, K = {k}, {tokens} tokens a round, {rounds} rounds; outputs identical")
-    best = "specdec, draft LM"
+    against = [name for name in ("HF generate", "HF assisted") if name in times]
+    print(f"  {'':<24}{'tokens/s':>10}" + "".join(f"{'x ' + name:>16}" for name in against))
     for name, seconds in times.items():
         rate = tokens / statistics.median(seconds)
-        ratio = statistics.median(o / b for o, b in zip(seconds, times[best], strict=True))
-        print(f"  {name:<24}{rate:>8.0f} tokens/s    draft LM is {ratio:.2f} x as fast")
+        ratios = [
+            statistics.median(o / b for o, b in zip(times[other], seconds, strict=True))
+            for other in against
+        ]
+        print(f"  {name:<24}{rate:>10.0f}" + "".join(f"{ratio:>16.2f}" for ratio in ratios))
 
 
 class CallClock:
@@ -124,14 +127,16 @@ class CallClock:
             object.__delattr__(owner, name)
 
 
-def overhead(target, draft, tokenizer, prompts, *, k, new_tokens, rounds) -> None:
+def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> None:
     """Prints what a step of the whole loop, reading included, takes beyond what it issues.
 
     B = 1, greedy. `generator` is the generator's own part: everything outside the drafter's
     `propose` and the target's `verify`. `total` is everything outside the forwards of the HF
     models, so it holds the drafter's and the target's own work too (slots, draws).
     """
-    for name, drafter in (("draft LM", ModelDrafter(draft, k)), ("no drafter", None)):
+    draft = drafters["draft LM"].model
+    for name in ("draft LM", "no drafter"):
+        drafter = drafters[name]
         generator = SpeculativeGenerator(target, drafter)
         measured = {"forwards": [], "total": [], "generator": []}
         for prompt in prompts * rounds:
@@ -171,15 +176,21 @@ def main() -> None:
     logging.set_verbosity_error()
 
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    draft = zoo.load_drafter("model", target).model
+    k = args.num_draft_tokens
+    drafters = {
+        "EAGLE-3 head": zoo.load_drafter("eagle3", target, num_draft_tokens=k),
+        "draft LM": zoo.load_drafter("model", target, num_draft_tokens=k),
+        "prompt lookup": PromptLookupDrafter(k),
+        "no drafter": None,
+    }
     prompts = zoo.heldout_prompts(args.prompts)
     print(f"zoo target {target.num_parameters() / 1e6:.1f} M parameters, float32, ", end="")
     print(f"torch {torch.__version__}, {args.threads} threads")
-    sizes = dict(k=args.num_draft_tokens, new_tokens=args.new_tokens, rounds=args.rounds)
-    compare(target, draft, tokenizer, prompts, batch=1, **sizes)
-    compare(target, draft, tokenizer, prompts, batch=8, **sizes)
+    sizes = dict(new_tokens=args.new_tokens, rounds=args.rounds)
+    compare(target, drafters, tokenizer, prompts, batch=1, k=k, **sizes)
+    compare(target, drafters, tokenizer, prompts, batch=8, k=k, **sizes)
     print("\nOverhead of the loop, B = 1, greedy")
-    overhead(target, draft, tokenizer, prompts[:4], **sizes)
+    overhead(target, drafters, tokenizer, prompts[:4], **sizes)
 
 
 if __name__ == "__main__":

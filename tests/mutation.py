@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import sys
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -84,14 +85,6 @@ def copy_project(folder: Path) -> Path:
     return folder
 
 
-def plant(project: Path, mutant: Mutant, folder: Path) -> Path:
-    """Copies a copied project to a folder, with a bug in it."""
-    shutil.copytree(project, folder, symlinks=True, dirs_exist_ok=True)
-    file = folder / "specdec" / mutant.file
-    file.write_text(mutant.apply(file.read_text()))
-    return folder
-
-
 def workers(count: int) -> ProcessPoolExecutor:
     """Runs each task in a process of its own, so many at a time, where nothing of ours is loaded
     yet.
@@ -105,13 +98,23 @@ def run_tests(project: Path, *tests: str) -> tuple[int, str]:
     """Pytest's exit status and output in a copied project, up to the first failure; for `workers`.
 
     Args:
-        project: from `copy_project` or `plant`.
+        project: from `copy_project`.
         tests: as pytest names them within the tests' folder.
     """
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         status = _pytest(project, "-x", *(f"tests/{test}" for test in tests))
     return status, output.getvalue()
+
+
+def run_planted(project: Path, mutant: Mutant) -> tuple[int, str]:
+    """As `run_tests`, of the test that is to catch a mutant, in a copy of a copied project."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "planted"
+        shutil.copytree(project, copy, symlinks=True)
+        file = copy / "specdec" / mutant.file
+        file.write_text(mutant.apply(file.read_text()))
+        return run_tests(copy, mutant.caught_by)
 
 
 def collect_tests(project: Path, *files: str) -> list[str]:

@@ -9,8 +9,10 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec.drafters import EagleHead
 from specdec.samplers import Noise, Stream
+from specdec.training.heads import eagle_config
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,6 +23,7 @@ DRAFTERS = {
     "none": lambda model: None,
     "model": lambda model: ModelDrafter(perturbed(model)),
     "lookup": lambda model: PromptLookupDrafter(4),
+    "eagle3": lambda model: EagleDrafter(EagleHead(eagle_config(model, "eagle3")).cuda(), model),
 }
 
 

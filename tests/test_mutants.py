@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 from mutants import MUTANTS
-from mutation import ROOT, collect_tests, copy_project, plant, run_tests, workers
+from mutation import ROOT, collect_tests, copy_project, run_planted, run_tests, workers
 
 TESTS = sorted({mutant.caught_by for mutant in MUTANTS})
 
@@ -46,9 +46,8 @@ def _runs(request, tmp_path_factory):
     selected = [p.params["mutant"] for p in parameters if p and "mutant" in p.params]
     with workers(2) as pool:
         runs = {"": pool.submit(run_tests, project, *TESTS)}
-        for number, mutant in enumerate(selected):
-            folder = plant(project, mutant, tmp_path_factory.mktemp(f"mutant{number}"))
-            runs[mutant.name] = pool.submit(run_tests, folder, mutant.caught_by)
+        for mutant in selected:
+            runs[mutant.name] = pool.submit(run_planted, project, mutant)
         yield runs
 
 

@@ -8,8 +8,20 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EagleDrafter,
+    EnsembleSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.drafters import EagleHead
 from specdec.graphs import HostSyncError, no_host_sync
+from specdec.training.heads import eagle_config
 
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = {
@@ -96,6 +108,7 @@ DRAFTERS = {
     "none": lambda target: None,
     "model": lambda target: ModelDrafter(perturbed(target), num_draft_tokens=3),
     "lookup": lambda target: PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
+    "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
 }
 GATES = {
     "greedy": {"do_sample": False},
@@ -105,12 +118,21 @@ GATES = {
 }
 
 
-def prepared(name, drafter, gate):
+SAMPLERS = [
+    BlockSampler(),
+    RejectionSampler(),
+    CouplingSampler(),
+    EnsembleSampler(0.8),
+    TypicalSampler(),
+]
+
+
+def prepared(name, drafter, gate, sampler="auto"):
     """A generation a few steps in, and its generator; experts of a mixture run without waiting."""
     model = LLAMA if name == "llama" else build(name)
     if name in MIXTURES:
         model.set_experts_implementation("batched_mm")
-    generator = SpeculativeGenerator(model, DRAFTERS[drafter](model))
+    generator = SpeculativeGenerator(model, DRAFTERS[drafter](model), sampler)
     ids, mask = ragged_prompts(VOCAB, 5, 2, 9)
     state = generator.start(ids, mask, max_new_tokens=40, eos_token_id=None, **GATES[gate])
     generator.step(state)
@@ -130,6 +152,12 @@ def check_steps(generator, state):
         steps.append(seen.shapes)
     assert len(steps[0]) > 50
     assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_no_sampler_waits(sampler, gate):
+    check_steps(*prepared("llama", "model", gate, sampler))
 
 
 @pytest.mark.parametrize("gate", GATES)

@@ -9,7 +9,7 @@ from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import draw, verify_block, verify_chain, verify_points
+from specdec.kernels import draw, verify_chain, verify_points
 from specdec.samplers import Noise, RejectionSampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -197,33 +197,3 @@ def test_point_masses_are_decided_as_the_general_rule_decides_them(
     general = verify_chain(tokens, probs, num_valid, law, u[:, :width], u[:, 0])
     for ours, theirs in zip(verify_points(tokens, num_valid, target), general, strict=True):
         assert torch.equal(ours, theirs)
-
-
-@pytest.mark.parametrize("rule", ["token by token", "as a block", "point masses"])
-@given(st.integers(1, 4), seeds)
-def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(rule, width, seed):
-    """What lies behind its valid tokens is of no account, be it sound, stale or none."""
-    rows, vocab, generator = 6, 3, torch.Generator().manual_seed(seed)
-
-    def uniform(*shape):
-        return torch.rand(shape, generator=generator, dtype=torch.float64)
-
-    target, laws = (uniform(rows, n, vocab).softmax(-1) for n in (width + 1, width))
-    tokens = torch.randint(-1, vocab, (rows, width), generator=generator)
-    num_valid = torch.randint(0, width + 1, (rows,), generator=generator)
-    is_valid = torch.arange(width) < num_valid[:, None]
-    tokens = torch.where(is_valid, tokens.clamp(min=0), tokens)
-    accept, resample = uniform(rows, width), uniform(rows)
-    verify = verify_block if rule == "as a block" else verify_chain
-    laws = None if rule == "point masses" else laws
-    found, counts = verify(tokens, laws, num_valid, target, accept, resample)
-    for b, n in enumerate(num_valid.tolist()):
-        row = slice(b, b + 1)
-        expected = draw(target[row, 0], resample[row])[None]
-        if n:
-            law = None if laws is None else laws[row, :n]
-            cut = tokens[row, :n], law, None, target[row, : n + 1], accept[row, :n], resample[row]
-            expected, count = verify(*cut)
-            assert counts[b] == count
-        assert found[b, : n + 1].tolist() == expected[0].tolist()
-        assert found[b, n + 1 :].eq(PAD_TOKEN).all()

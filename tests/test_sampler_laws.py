@@ -32,7 +32,9 @@ from specdec.samplers import (
     EnsembleSampler,
     RejectionSampler,
     TypicalSampler,
+    Warp,
 )
+from specdec.types import PAD_TOKEN, Draft
 
 LOSSLESS = [RejectionSampler(), BlockSampler(), CouplingSampler()]
 KINDS = ["soft", "point-mass", "mixed"]
@@ -237,3 +239,36 @@ def variation(law, other):
 def joint_variation(flips):
     """`[W]`: between the law of K + 1 tokens and the target's."""
     return variation(flips.completed_law(), joint_law(flips.paths.worlds.target))
+
+
+@pytest.mark.parametrize("is_told", [True, False], ids=["soft", "point-mass"])
+@pytest.mark.parametrize(
+    "sampler", [*LOSSLESS, TypicalSampler(), EnsembleSampler(0.5)], ids=lambda s: type(s).__name__
+)
+@given(st.integers(1, 4), seeds)
+@settings(max_examples=15)
+def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(sampler, is_told, width, seed):
+    """What a draft holds behind a row's valid tokens is of no account, also where it looks sound.
+    (Worlds hold NaN there, which some mistakes take for a rejection.)
+    """
+    rows, vocab, generator = 6, 3, torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, width + 1, vocab, generator=generator)
+    tokens = torch.randint(0, vocab, (rows, width), generator=generator)
+    laws = torch.randn(rows, width, vocab, generator=generator).softmax(-1) if is_told else None
+    num_valid = torch.randint(0, width + 1, (rows,), generator=generator)
+    stale = torch.randint(-1, vocab, (rows, width), generator=generator)
+    tokens = torch.where(torch.arange(width) < num_valid[:, None], tokens, stale)
+    start = torch.arange(rows)
+    noise = sampler.noise_type(list(range(seed, seed + rows)))
+    verdict = sampler(
+        Draft(tokens, laws, num_valid), logits, Warp(rows), noise.at(start, width + 1)
+    )
+    for b, n in enumerate(num_valid.tolist()):
+        row = slice(b, b + 1)
+        draft = Draft(tokens[row, :n], laws[row, :n] if is_told and n else None)
+        noise = sampler.noise_type([seed + b]).at(start[row], n + 1)
+        alone = sampler(draft, logits[row, : n + 1], Warp(1), noise)
+        assert verdict.num_accepted[b] == alone.num_accepted
+        assert verdict.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
+        assert verdict.tokens[b, n + 1 :].eq(PAD_TOKEN).all()
+        assert verdict.faults[b] == 0

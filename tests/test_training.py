@@ -70,7 +70,7 @@ def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(kind, parr
     assert progress.history[1][1] < 0.7 * progress.history[0][1]
     assert [e["step"] for e in progress.evaluations] == [50, 100]
     assert before["T = 0"] < 2
-    assert progress.evaluations[-1]["T = 0"] > 4.8
+    assert progress.evaluations[-1]["T = 0"] > 4.5
     assert progress.evaluations[-1]["T = 1"] > 4
 
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from architectures import VOCAB, build
+from eagle_heads import head_for
 
 from specdec.drafters import EagleDrafter
 from specdec.training import FeatureAndToken, TrainingTimeTest, eagle_config, new_head
@@ -66,3 +67,19 @@ def test_a_target_too_shallow_and_an_unknown_kind_are_refused():
     with pytest.raises(ValueError, match=r"the target has 2 layers; train 'eagle1'"):
         eagle_config(model, "eagle3")
     assert eagle_config(model, "eagle1").feature_layers == ("final",)
+
+
+@pytest.mark.parametrize("flags", [{}, {"num_layers": 3, "has_qk_norm": True}, {"kind": "input"}])
+def test_bfloat16_products_change_loss_and_gradients_a_little(flags):
+    model = build("llama")
+    drafter = EagleDrafter(head_for(model, **flags), model)
+    objective = (FeatureAndToken if flags.get("kind") else TrainingTimeTest)(drafter, model).eval()
+    losses, gradients = [], []
+    for is_rounded in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
+            losses.append(objective(IDS))
+        found = torch.autograd.grad(losses[-1], list(objective.parameters()))
+        gradients.append(torch.cat([g.flatten() for g in found]))
+    assert losses[1].dtype == torch.float32
+    assert 0 < abs(losses[1] - losses[0]) < 0.01 * losses[0]
+    assert torch.cosine_similarity(*gradients, dim=0) > 0.99

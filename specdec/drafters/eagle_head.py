@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.drafters.eagle_config import EagleConfig
-from specdec.drafters.layers import Attend, DecoderLayer, FusingLayer
+from specdec.drafters.layers import Attend, DecoderLayer, FusingLayer, RMSNorm
 
 
 class EagleHead(nn.Module):
@@ -47,9 +47,9 @@ class EagleHead(nn.Module):
         width, eps = config.hidden_size, config.rms_norm_eps
         is_fused_in_attention = config.fusion == "attention"
         if config.norm_before_fc:
-            self.input_norm = nn.RMSNorm(config.feature_width, eps)
+            self.input_norm = RMSNorm(config.feature_width, eps)
         if config.fc_norm:
-            norms = (nn.RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
+            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
             self.fc_norm = nn.ModuleList(norms)
         if config.has_fc:
             fc_width = config.feature_width + (0 if is_fused_in_attention else width)
@@ -60,7 +60,7 @@ class EagleHead(nn.Module):
         later = (DecoderLayer(config, i) for i in range(1, config.num_layers))
         self.layers = nn.ModuleList([first, *later])
         if config.output_norm or config.feedback_norm:
-            self.norm = nn.RMSNorm(width, eps)
+            self.norm = RMSNorm(width, eps)
         if config.has_lm_head:
             self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
         if config.has_embed_tokens:

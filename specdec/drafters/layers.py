@@ -25,6 +25,14 @@ and keys have been rotated.
 """
 
 
+class RMSNorm(nn.RMSNorm):
+    """Computes in the weight's data type, also where autocast hands in a narrower one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        return super().forward(x.to(self.weight.dtype))
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions.
 
@@ -46,8 +54,8 @@ class Attention(nn.Module):
         )
         self.has_qk_norm = config.has_qk_norm
         if self.has_qk_norm:
-            self.q_norm = nn.RMSNorm(width, config.rms_norm_eps)
-            self.k_norm = nn.RMSNorm(width, config.rms_norm_eps)
+            self.q_norm = RMSNorm(width, config.rms_norm_eps)
+            self.k_norm = RMSNorm(width, config.rms_norm_eps)
 
     def forward(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
         """`[B, N, H]`, given input `[B, N, H or 2 H]` and angles `[B, N, 1, 2 D]`."""
@@ -95,8 +103,8 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
         self.input_layernorm = nn.Identity()
         if has_input_norm:
-            self.input_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, config.rms_norm_eps)
+            self.input_layernorm = RMSNorm(width, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(width, config.rms_norm_eps)
 
     def forward(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
         """`[B, N, H]`, given the residual stream `[B, N, H]` and angles `[B, N, 1, 2 D]`."""
@@ -116,9 +124,9 @@ class FusingLayer(nn.Module):
         width, eps = config.hidden_size, config.rms_norm_eps
         self.self_attn = Attention(config, 0, 2 * width)
         self.mlp = GatedMLP(config)
-        self.input_layernorm = nn.RMSNorm(width, eps)
-        self.hidden_norm = nn.RMSNorm(width, eps)
-        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+        self.input_layernorm = RMSNorm(width, eps)
+        self.hidden_norm = RMSNorm(width, eps)
+        self.post_attention_layernorm = RMSNorm(width, eps)
         self.norm_before_residual = config.norm_before_residual
 
     def forward(self, embeds: Tensor, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:

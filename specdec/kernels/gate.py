@@ -41,7 +41,7 @@ class Gate(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """What to keep; each `None` where no row uses it.
+    """What to keep; each `None` where no row uses it, at least one given.
 
     Args:
         top_k: `[B]` int64, 0 for all.

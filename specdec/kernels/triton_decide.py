@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_rows import pick, point_to, read_gate, read_logits, weigh
+from specdec.kernels.triton_laws import point_to, read_gate, read_logits
+from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
 
 TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
@@ -46,25 +47,6 @@ class Chain(NamedTuple):
     resample_stride: int
 
 
-class Residuals(NamedTuple):
-    """What is left of the target where the draft is taken off; a kernel takes it as one argument.
-
-    Two tables are read for it at once, so that it is taken in halves of chunks.
-
-    Args:
-        mass: `[B, R, 2C]` float64 of each half: R = K rows block by block, token by token the one
-            row that is drawn from.
-        draft_mass: `[B, R, 2C]` float32 of each half of the draft laws.
-        places: R.
-        halves: 2C, or one less where the last chunk has one half.
-    """
-
-    mass: Tensor
-    draft_mass: Tensor
-    places: int
-    halves: int
-
-
 @triton.jit
 def count_valid(chain, row, width: tl.constexpr):
     """How many of a row's draft tokens are up for decision."""
@@ -82,11 +64,11 @@ def read_uniforms(chain, row, place, width: tl.constexpr):
 
 
 @triton.jit
-def weigh_tokens(chain, laws, row, place, num_valid, target, width: tl.constexpr):
+def weigh_tokens(chain, laws, target, row, place, width: tl.constexpr):
     """Target and draft probabilities `[P]`, float64, of the draft tokens, and the fault if a law
     forbids its token.
     """
-    is_valid = place < num_valid
+    is_valid = place < count_valid(chain, row, width)
     start = chain.tokens + tl.cast(row, tl.int64) * width
     token = tl.load(start + place, mask=is_valid, other=-1)
     x = read_logits(laws, row, place, token)
@@ -108,9 +90,10 @@ def any_of(conditions):
 
 
 @triton.jit
-def accept_tokens(chain, row, place, num_valid, p, q, width: tl.constexpr):
+def accept_tokens(chain, row, place, p, q, width: tl.constexpr):
     """How many tokens stand, token by token."""
-    is_accepted = (place < num_valid) & (read_uniforms(chain, row, place, width) * q < p)
+    is_valid = place < count_valid(chain, row, width)
+    is_accepted = is_valid & (read_uniforms(chain, row, place, width) * q < p)
     return tl.min(tl.where(is_accepted, width, place), axis=0)
 
 
@@ -128,38 +111,18 @@ def follow_path(place, p, q, width: tl.constexpr):
 
 
 @triton.jit
-def sum_halves(residuals, table, row, place, is_read, padded_chunks: tl.constexpr):
-    """Sums of residuals, or of draft laws, `[P]` at the places that are read."""
-    half = tl.arange(0, 2 * padded_chunks)[None]
-    slots = (tl.cast(row, tl.int64) * residuals.places + place)[:, None] * residuals.halves + half
-    is_half = (half < residuals.halves) & is_read[:, None]
-    return tl.sum(tl.load(table + slots, mask=is_half, other=0.0), axis=1)
-
-
-@triton.jit
-def choose_prefix(
-    chain,
-    residuals,
-    row,
-    place,
-    num_valid,
-    kept,
-    width: tl.constexpr,
-    padded_chunks: tl.constexpr,
-):
-    """The longest prefix that stands by the block rule."""
-    is_partial = (place > 0) & (place < num_valid)
-    mass = sum_halves(residuals, residuals.mass, row, place, is_partial, padded_chunks)
+def choose_prefix(chain, row, place, kept, mass, width: tl.constexpr):
+    """The longest prefix that stands by the block rule, given the residuals' masses `[P]`."""
+    num_valid = count_valid(chain, row, width)
     u = read_uniforms(chain, row, place - 1, width)
-    is_accepted = is_partial & (u * (mass + 1 - kept) < mass)
-    is_whole = (place > 0) & (place == num_valid) & (u < kept)
-    return tl.max(tl.where(is_accepted | is_whole, place, 0), axis=0)
+    is_accepted = (place < num_valid) & (u * (mass + 1 - kept) < mass)
+    is_whole = (place == num_valid) & (u < kept)
+    return tl.max(tl.where((place > 0) & (is_accepted | is_whole), place, 0), axis=0)
 
 
 @triton.jit
-def judge_laws(residuals, row, place, is_read, padded_chunks: tl.constexpr):
-    """The fault if one of the draft laws that were read does not sum to 1."""
-    mass = sum_halves(residuals, residuals.draft_mass, row, place, is_read, padded_chunks)
+def judge_laws(is_read, mass):
+    """The fault if one of the draft laws that were read, of masses `[P]`, does not sum to 1."""
     is_off = (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
     return any_of(is_read & is_off).to(tl.int64) * DRAFT_LAW
 
@@ -168,3 +131,28 @@ def judge_laws(residuals, row, place, is_read, padded_chunks: tl.constexpr):
 def judge_target(place, count, scale):
     """The fault if one of the target's rows that matter is no law."""
     return any_of((place <= count) & (scale != scale)).to(tl.int64) * TARGET_LOGITS
+
+
+@triton.jit
+def decide(
+    chain,
+    laws,
+    measures,
+    row,
+    by_block: tl.constexpr,
+    width: tl.constexpr,
+    padded_places: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    """What a row's measures decide: P_0..P_K by the block rule, else how many tokens stand; with
+    the target's laws, the probabilities of their chunks, and the fault of the draft's tokens.
+    """
+    place = tl.arange(0, padded_places)
+    rate, _, _, _ = read_gate(laws, row, 0)
+    target, shares = combine(measures, laws, row, place, rate, block, padded_chunks)
+    p, q, fault = weigh_tokens(chain, laws, target, row, place, width)
+    if by_block:
+        return follow_path(place, p, q, width), target, shares, fault
+    else:
+        return accept_tokens(chain, row, place, p, q, width), target, shares, fault

@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
+from specdec.kernels.triton_laws import INFINITY, laws_of, pass_gate, read_gate, read_logits
 from specdec.kernels.triton_philox import token_uniforms
-from specdec.kernels.triton_rows import INFINITY, laws_of, pass_gate, read_gate, read_logits
 
 BLOCK = 1024
 NUM_WARPS = 4

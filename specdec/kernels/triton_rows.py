@@ -1,13 +1,11 @@
-"""Device functions that the kernels share: rows of logits seen through their gate, in chunks.
+"""Device functions that the kernels share: the laws of rows, computed chunk by chunk.
 
 A row of V logits is cut into C chunks, and a program reads a span of them. `measure` reduces a
 chunk to its largest logit and the sum of its weights; `combine` reduces the chunks of a row to the
 row's largest logit and scale. `weigh` then gives a token's probability from its logit: the same
 float32 number wherever it is computed, so two equal laws subtract to exactly 0.
 
-No kernel waits for the host, and every address is computed in 64 bits.
-
-Legend: B rows, N places of a window, V vocabulary, C chunks; a spot is row * N + place.
+Legend: B rows, N places of a window, V vocabulary, C chunks, P places padded to a power of two.
 """
 
 from typing import NamedTuple
@@ -17,32 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.gate import Floor, Gate
+from specdec.kernels.gate import Gate
+from specdec.kernels.triton_laws import INFINITY, pass_gate, point_to, read_gate
 
 MAX_SPAN, MIN_PROGRAMS = 4, 1024
 STAGES = tl.constexpr(3)
-LOG2_E = tl.constexpr(1.4426950408889634)
-INFINITY = tl.constexpr(float("inf"))
-
-
-class Laws(NamedTuple):
-    """Logits and how they become laws; a kernel takes it as one argument.
-
-    Args:
-        logits: `[B, N, V]` of any strides whose last is 1.
-        row_stride: of logits.
-        place_stride: of logits.
-        places: N.
-        vocab: V.
-        gate: from logits to laws; what is `None` there compiles away.
-    """
-
-    logits: Tensor
-    row_stride: int
-    place_stride: int
-    places: int
-    vocab: int
-    gate: Gate
 
 
 class Measures(NamedTuple):
@@ -61,20 +38,6 @@ class Measures(NamedTuple):
     chunks: int
 
 
-def laws_of(logits: Tensor, gate: Gate) -> Laws:
-    """Arguments for kernels that read logits `[B, N, V]` through a gate."""
-    logits = with_dense_rows(logits)
-    columns = [None if t is None else t.contiguous() for t in gate[:2]]
-    floor = gate.floor and Floor(*(t.contiguous() for t in gate.floor))
-    _, places, vocab = logits.shape
-    return Laws(logits, *logits.stride()[:2], places, vocab, Gate(*columns, floor))
-
-
-def with_dense_rows(table: Tensor) -> Tensor:
-    """The table itself if its rows of V are contiguous, else a copy."""
-    return table if table.stride(-1) == 1 else table.contiguous()
-
-
 def find_span(rows: int, chunks: int) -> int:
     """Chunks per program: several where that leaves enough programs to fill a GPU."""
     return max(1, min(MAX_SPAN, rows * chunks // MIN_PROGRAMS))
@@ -91,61 +54,6 @@ def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
 
 
 @triton.jit
-def point_to(table, row, place, row_stride, place_stride):
-    """Where a row of a table starts."""
-    return table + (tl.cast(row, tl.int64) * row_stride + tl.cast(place, tl.int64) * place_stride)
-
-
-@triton.jit
-def read_gate(laws, row, place):
-    """What a row's gate says: the rate by which `exp2((logit - largest) * rate)` are its weights, the
-    temperature in float32, as the definition casts it, and the floor's logit and id.
-
-    Greedy rows have no floor. For places beyond the last, it is that of the last.
-    """
-    gate = laws.gate
-    temperature = tl.full((), 1.0, tl.float32)
-    if gate.temperature is not None:
-        temperature = tl.load(gate.temperature + row).to(tl.float32)
-    rate = tl.div_rn(tl.full((), LOG2_E, tl.float32), temperature)
-    at, tie = tl.full((), -INFINITY, tl.float32), tl.full((), 0, tl.int64)
-    if gate.floor is not None:
-        spot = row * laws.places + tl.minimum(place, laws.places - 1)
-        at, tie = tl.load(gate.floor.logits + spot), tl.load(gate.floor.ids + spot)
-        if gate.is_greedy is not None:
-            at = tl.where(tl.load(gate.is_greedy + row), -INFINITY, at)
-    return rate, temperature, at, tie
-
-
-@triton.jit
-def pass_gate(laws, gate, ids, x):
-    """float32 logits of tokens `ids`, not scaled, -inf below the floor; `gate` is of `read_gate`.
-
-    The floor is met by the exactly rounded quotient, which is what the definition compares.
-    """
-    _, temperature, at, tie = gate
-    x = x.to(tl.float32)
-    if laws.gate.floor is not None:
-        scaled = x
-        if laws.gate.temperature is not None:
-            scaled = tl.div_rn(x, temperature)
-        x = tl.where((scaled < at) | ((scaled == at) & (ids < tie)), -INFINITY, x)
-    return x
-
-
-@triton.jit
-def weigh(laws, gate, law, ids, x):
-    """Probabilities of tokens `ids` from their logits; below 2**-126 a GPU makes them 0. `law` is of
-    `combine`.
-    """
-    largest, scale, best = law
-    probs = tl.exp2((pass_gate(laws, gate, ids, x) - largest) * gate[0]) * scale
-    if laws.gate.is_greedy is not None:
-        probs = tl.where(best < 0, probs, (ids == best).to(tl.float32))
-    return probs
-
-
-@triton.jit
 def measure(measures, laws, gate, slot, ids, x):
     """Stores a chunk's largest logit, and its sum of `exp2((logit - largest) * rate)`: 0 where
     nothing is kept, NaN where a logit is NaN or +inf; with greedy rows the id of the largest too.
@@ -156,8 +64,8 @@ def measure(measures, laws, gate, slot, ids, x):
     tl.store(measures.largest + slot, largest)
     tl.store(measures.weight + slot, tl.sum(tl.exp2((x - origin) * gate[0]), axis=0))
     if laws.gate.is_greedy is not None:
-        best = tl.argmax((x == largest).to(tl.int32), axis=0)  # the first of equal maxima
-        tl.store(measures.best + slot, tl.min(ids, axis=0) + best)
+        first = tl.min(tl.where(x == largest, ids, laws.vocab - 1), axis=0)
+        tl.store(measures.best + slot, first)
 
 
 @triton.jit
@@ -179,13 +87,15 @@ def measure_span(measures, laws, row, place, first, span, block: tl.constexpr):
 
 
 @triton.jit
-def read_logits(laws, row, place, ids):
-    """Logits of tokens `ids` as they are stored, -inf for others; for places beyond the last, those
-    of the last.
+def weigh(laws, gate, law, ids, x):
+    """Probabilities of tokens `ids` from their logits, `law` of `combine`; a GPU makes 0 of those
+    below 2**-126.
     """
-    place = tl.minimum(place, laws.places - 1)
-    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    return tl.load(start + ids, mask=(ids >= 0) & (ids < laws.vocab), other=-INFINITY)
+    largest, scale, best = law
+    probs = tl.exp2((pass_gate(laws, gate, ids, x) - largest) * gate[0]) * scale
+    if laws.gate.is_greedy is not None:
+        probs = tl.where(best < 0, probs, (ids == best).to(tl.float32))
+    return probs
 
 
 @triton.jit

@@ -9,19 +9,16 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
+from specdec.kernels.triton_laws import Laws, laws_of, read_gate, read_logits
 from specdec.kernels.triton_rows import (
-    Laws,
     Measures,
     combine,
     find_past,
     find_span,
-    laws_of,
     measure_span,
     new_measures,
     pick,
     pick_law,
-    read_gate,
-    read_logits,
     weigh,
 )
 

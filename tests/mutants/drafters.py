@@ -63,7 +63,7 @@ pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
         source="vllm#46899, vllm#28558 (row 55)",
         file="drafters/lookup.py",
         old="follow = (length - 1 - ends)",
-        new="follow = (text.shape[1] - 1 - ends)",
+        new="follow = (text.shape[1] - 1 - ends).expand(text.shape)",
         caught_by="test_lookup_drafter.py::"
         "test_what_lies_behind_the_text_of_a_row_is_never_looked_at",
     ),

@@ -90,7 +90,7 @@ first = hidden if i == 1 else first
     Mutant(
         name="d2t is read as absolute ids",
         source="verl-SpeCo#67, SpecForge#534 (row 89)",
-        file="drafters/vocab_maps.py",
+        file="drafters/checkpoints/vocab_maps.py",
         old="ids = own + d2t.long()",
         new="ids = d2t.long()",
         caught_by="test_eagle_checkpoints.py::"

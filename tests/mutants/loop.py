@@ -8,7 +8,9 @@ LOOP = [
         source="Blaizzy/mlx-vlm#1155, paiml/aprender#2014 (rows 38, 50)",
         file="state.py",
         old="self.cache.lengths += self.num_new",
-        new="self.cache.lengths += width * (self.num_new > 0)",
+        new="""\
+self.cache.lengths += width * (self.num_new > 0)
+        self.cache.lengths.clamp_(max=self.tokens.shape[1] - width - 1)""",
         caught_by="test_greedy_equality.py::"
         "test_greedy_text_of_a_padded_batch_is_that_of_hf[llama-perturbed]",
     ),

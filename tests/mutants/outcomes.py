@@ -12,7 +12,7 @@ OUTCOMES = [
                 records.append(None)
                 self.steps[number].append(RowStep(row.draft_tokens, row.num_accepted, []))
 """,
-        caught_by="test_results.py::test_a_stream_shows_the_steps_of_generate[perturbed]",
+        caught_by="test_results.py::test_the_trace_tells_how_every_token_came_about[perturbed]",
     ),
     Mutant(
         name="tokens behind a row's end are counted as emitted",
@@ -124,7 +124,7 @@ OUTCOMES = [
         source="sglang#33643 (row 69)",
         file="state.py",
         old="self.tokens[:, 1:].scatter_(1, places, verdict.tokens)",
-        new="self.tokens[:, 1:].scatter_(1, places[:, :1], verdict.tokens[:, :1])",
+        new="self.tokens[:, 1:].scatter_(1, places, verdict.tokens[:, :1].expand(places.shape))",
         caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),

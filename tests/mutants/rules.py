@@ -91,8 +91,8 @@ RULES = [
         file="kernels/reference.py",
         old="is_short = num_accepted < (width if num_valid is None else num_valid)",
         new="is_short = num_accepted < width",
-        caught_by="test_rejection_zero.py::"
-        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[token by token]",
+        caught_by="test_sampler_laws.py::"
+        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[RejectionSampler-soft]",
     ),
     Mutant(
         name="tokens behind the valid ones of a short row are accepted",
@@ -104,8 +104,8 @@ RULES = [
         new="""\
         pass
     num_accepted""",
-        caught_by="test_rejection_zero.py::"
-        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[token by token]",
+        caught_by="test_sampler_laws.py::"
+        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[RejectionSampler-soft]",
     ),
     Mutant(
         name="a short draft of point masses loses a token that was never drafted",
@@ -113,8 +113,8 @@ RULES = [
         file="kernels/reference.py",
         old="is_left = is_short & (residual.sum(dim=-1) > 0)",
         new="is_left = (is_short | (num_valid is not None)) & (residual.sum(dim=-1) > 0)",
-        caught_by="test_rejection_zero.py::"
-        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[point masses]",
+        caught_by="test_sampler_laws.py::"
+        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[RejectionSampler-point-mass]",
     ),
     Mutant(
         name="a rejected point mass may be drawn again",
@@ -170,8 +170,8 @@ RULES = [
         file="kernels/reference.py",
         old="torch.where(lengths == num_valid[:, None], is_whole, is_accepted)",
         new="is_accepted",
-        caught_by="test_rejection_zero.py::"
-        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[as a block]",
+        caught_by="test_sampler_laws.py::"
+        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[BlockSampler-soft]",
     ),
     Mutant(
         name="the first draft token is committed unverified",
@@ -198,6 +198,7 @@ RULES = [
         file="samplers/ensemble.py",
         old="mixed = torch.where(is_drafted, mixed, laws)",
         new="mixed = torch.where(mixed.isnan(), laws, mixed)",
-        caught_by="test_sampler_laws.py::test_the_ensemble_samples_exactly_from_its_mixture[0.25]",
+        caught_by="test_sampler_laws.py::"
+        "test_a_short_row_is_decided_as_a_draft_of_so_many_tokens[EnsembleSampler-soft]",
     ),
 ]
