@@ -188,7 +188,7 @@ def measure(name: str, rows: int, dtype_name: str, rounds: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
     args = parser.parse_args()

@@ -56,14 +56,15 @@ few = settings(max_examples=6)
     st.booleans(),
     st.booleans(),
     st.integers(1, 3),
+    st.integers(1, 3),
     seeds,
 )
 def test_over_exact_tables_a_verdict_is_the_definitions(
-    rule, rows, width, vocab, is_ragged, is_mixed, lag, seed
+    rule, rows, width, vocab, is_ragged, is_mixed, lag, span, seed
 ):
     width = max(width, rule == "block")
     case = exact_case(rows, width, vocab, seed, is_ragged=is_ragged, is_mixed=is_mixed)
-    assert_equal(case.decided(rule, **SMALL, lag=lag), case.defined(rule))
+    assert_equal(case.decided(rule, **SMALL, lag=lag, span=span), case.defined(rule))
 
 
 @pytest.mark.parametrize("rule", RULES)

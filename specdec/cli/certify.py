@@ -25,8 +25,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--target", help="folder or Hugging Face id (default: the zoo's target)")
     parser.add_argument(
         "--drafter",
-        help="folder or id of a draft model, 'lookup' or 'none' (default: the zoo's draft model "
-        "for the zoo's target, 'lookup' for others)",
+        help="folder or id of a draft model, 'eagle:' and that of an EAGLE head, 'lookup' or "
+        "'none' (default: the zoo's draft model for the zoo's target, 'lookup' for others)",
     )
     parser.add_argument("--sampler", choices=SAMPLERS, default="auto")
     parser.add_argument(
@@ -92,7 +92,7 @@ def _load(arguments: argparse.Namespace):
     if arguments.drafter is None and arguments.target is None:
         drafter = zoo.load_drafter("model", target, num_draft_tokens=k)
     else:
-        drafter = make_drafter(arguments.drafter or "lookup", k, **place)
+        drafter = make_drafter(arguments.drafter or "lookup", target, k, **place)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 

@@ -16,7 +16,8 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--drafter",
         default="lookup",
-        help="folder or id of a draft model, 'lookup' (prompt lookup, default) or 'none'",
+        help="folder or id of a draft model, 'eagle:' and that of an EAGLE head, 'lookup' (prompt "
+        "lookup, default) or 'none'",
     )
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -39,8 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     place = {"dtype": arguments.dtype, "device": arguments.device}
     tokenizer = load_pretrained(AutoTokenizer, arguments.target)
-    drafter = make_drafter(arguments.drafter, arguments.num_draft_tokens, **place)
-    generator = SpeculativeGenerator(load_model(arguments.target, **place), drafter)
+    target = load_model(arguments.target, **place)
+    drafter = make_drafter(arguments.drafter, target, arguments.num_draft_tokens, **place)
+    generator = SpeculativeGenerator(target, drafter)
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     sampling = {name: getattr(arguments, name) for name in names}
     sampling = {name: value for name, value in sampling.items() if value is not None}

@@ -29,14 +29,20 @@ def load_model(path: str, *, dtype: str, device: str):
     return load_pretrained(AutoModelForCausalLM, path, dtype=dtype).to(device).eval()
 
 
-def make_drafter(name: str, num_draft_tokens: int, *, dtype: str, device: str):
-    """`"none"`, `"lookup"`, or a draft model from its path."""
-    from specdec import ModelDrafter, PromptLookupDrafter
+def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device: str):
+    """`"none"`, `"lookup"`, `"eagle:"` and the path or id of a head for `target`, or the path or id
+    of a draft model.
+    """
+    from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter
 
     if name == "none":
         return None
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
+    if name.startswith("eagle:"):
+        path = name.removeprefix("eagle:")
+        drafter = EagleDrafter.from_pretrained(path, target, num_draft_tokens)
+        return drafter.to(device)
     return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
 
 

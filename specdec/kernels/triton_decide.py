@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_laws import point_to, read_gate, read_logits
+from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
 
@@ -57,44 +57,33 @@ def count_valid(chain, row, width: tl.constexpr):
 
 
 @triton.jit
-def read_uniforms(chain, row, place, width: tl.constexpr):
-    """The draws `[P]` that decide on tokens `place`, or on the prefixes that they end."""
-    start = point_to(chain.accept, row, place, chain.accept_row_stride, chain.accept_place_stride)
-    return tl.load(start, mask=(place >= 0) & (place < width), other=0.0)
-
-
-@triton.jit
-def weigh_tokens(chain, laws, target, row, place, width: tl.constexpr):
-    """Target and draft probabilities `[P]`, float64, of the draft tokens, and the fault if a law
-    forbids its token.
+def read_draft_tokens(
+    chain, laws, row, rule: tl.constexpr, width: tl.constexpr, padded_places: tl.constexpr
+):
+    """All that a decision needs but the target's measures, to be read while these are made: how
+    many tokens are up for decision; and `[P]` the tokens, their logits behind the gate, their draft
+    probabilities, and the draws, by the block rule in the place behind.
     """
-    is_valid = place < count_valid(chain, row, width)
-    start = chain.tokens + tl.cast(row, tl.int64) * width
-    token = tl.load(start + place, mask=is_valid, other=-1)
-    x = read_logits(laws, row, place, token)
-    p = weigh(laws, read_gate(laws, row, place), target, token, x).to(tl.float64)
-    if chain.probs is None:
-        return p, tl.full(place.shape, 1.0, tl.float64), tl.full((), 0, tl.int64)
-    else:
+    place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
+    token = tl.load(
+        chain.tokens + tl.cast(row, tl.int64) * width + place, mask=place < num_valid, other=-1
+    )
+    x = pass_gate(laws, read_gate(laws, row, place), token, read_logits(laws, row, place, token))
+    q = tl.full((padded_places,), 1.0, tl.float64)
+    if rule != "point":
         start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
         is_token = (token >= 0) & (token < laws.vocab)
         q = tl.load(start + token, mask=is_token, other=0.0).to(tl.float64)
-        is_forbidden = is_valid & ((q > 0) == 0)  # a q that is NaN is not above 0
-        return p, q, any_of(is_forbidden).to(tl.int64) * DRAFT_TOKEN
+    draw = place - 1 if rule == "block" else place
+    start = point_to(chain.accept, row, draw, chain.accept_row_stride, chain.accept_place_stride)
+    u = tl.load(start, mask=(draw >= 0) & (draw < width), other=0.0)
+    return num_valid, token, x, q, u
 
 
 @triton.jit
 def any_of(conditions):
     """1 if one of `[P]` holds, else 0."""
     return tl.max(conditions.to(tl.int32), axis=0)
-
-
-@triton.jit
-def accept_tokens(chain, row, place, p, q, width: tl.constexpr):
-    """How many tokens stand, token by token."""
-    is_valid = place < count_valid(chain, row, width)
-    is_accepted = is_valid & (read_uniforms(chain, row, place, width) * q < p)
-    return tl.min(tl.where(is_accepted, width, place), axis=0)
 
 
 @triton.jit
@@ -111,13 +100,17 @@ def follow_path(place, p, q, width: tl.constexpr):
 
 
 @triton.jit
-def choose_prefix(chain, row, place, kept, mass, width: tl.constexpr):
+def choose_prefix(place, num_valid, kept, mass, u):
     """The longest prefix that stands by the block rule, given the residuals' masses `[P]`."""
-    num_valid = count_valid(chain, row, width)
-    u = read_uniforms(chain, row, place - 1, width)
     is_accepted = (place < num_valid) & (u * (mass + 1 - kept) < mass)
     is_whole = (place == num_valid) & (u < kept)
     return tl.max(tl.where((place > 0) & (is_accepted | is_whole), place, 0), axis=0)
+
+
+@triton.jit
+def judge_tokens(place, num_valid, q):
+    """The fault if a draft law forbids its token; a q that is NaN is not above 0."""
+    return any_of((place < num_valid) & ((q > 0) == 0)).to(tl.int64) * DRAFT_TOKEN
 
 
 @triton.jit
@@ -135,24 +128,26 @@ def judge_target(place, count, scale):
 
 @triton.jit
 def decide(
-    chain,
     laws,
     measures,
     row,
-    by_block: tl.constexpr,
+    draft,
+    rule: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
     """What a row's measures decide: P_0..P_K by the block rule, else how many tokens stand; with
-    the target's laws, the probabilities of their chunks, and the fault of the draft's tokens.
+    the target's laws and the probabilities of their chunks. `draft` is of `read_draft_tokens`.
     """
+    num_valid, token, x, q, u = draft
     place = tl.arange(0, padded_places)
-    rate, _, _, _ = read_gate(laws, row, 0)
-    target, shares = combine(measures, laws, row, place, rate, block, padded_chunks)
-    p, q, fault = weigh_tokens(chain, laws, target, row, place, width)
-    if by_block:
-        return follow_path(place, p, q, width), target, shares, fault
+    gate = read_gate(laws, row, 0)
+    target, shares = combine(measures, laws, row, place, gate[0], block, padded_chunks)
+    p = weigh(laws, gate[0], target, token, x).to(tl.float64)
+    if rule == "block":
+        return follow_path(place, p, q, width), target, shares
     else:
-        return accept_tokens(chain, row, place, p, q, width), target, shares, fault
+        is_accepted = (place < num_valid) & (u * q < p)
+        return tl.min(tl.where(is_accepted, width, place), axis=0), target, shares

@@ -25,6 +25,7 @@ from specdec.kernels.triton_laws import (
 
 BLOCK = 4096
 NUM_WARPS = 16
+REGISTERS = 64  # of a thread
 STAGES = tl.constexpr(3)
 LEAST_KEY = tl.constexpr(-(2**31))
 LARGEST_KEY = tl.constexpr(2**31 - 1)
@@ -61,6 +62,7 @@ def find_floor(
             floor,
             block=block,
             num_warps=num_warps,
+            maxnreg=REGISTERS,
         )
     return floor
 
@@ -79,27 +81,34 @@ def _find_range(start, vocab, block: tl.constexpr):
 
 
 @triton.jit
-def _search(start, vocab, least, largest, budget, peak, rate, by_mass: tl.constexpr, block):
+def _bound(key, dtype: tl.constexpr):
+    return from_key(key.to(tl.int32), dtype)
+
+
+@triton.jit
+def _search(start, vocab, least, largest, budget, peak, rate, by_mass: tl.constexpr, dtype, block):
     """The largest key T, from `least` to `largest`, such that the tokens of keys least..T - 1 weigh
     at most the budget; each weighs 1, or its probability relative to the peak's.
     """
     low, high = least.to(tl.int64), largest.to(tl.int64) + 1  # low satisfies this, high does not
+    bottom = from_key(least, dtype)
     while high - low > 1:
         step = tl.maximum((high - low) // 4, 1)
         one, two = low + step, tl.minimum(low + 2 * step, high - 1)
         three = tl.minimum(low + 3 * step, high - 1)
+        first_bound, second_bound = _bound(one, dtype), _bound(two, dtype)
+        third_bound = _bound(three, dtype)
         below_one = tl.zeros((block,), tl.float32)
         below_two, below_three = below_one, below_one
         for first in tl.range(0, vocab, block, num_stages=STAGES):
             ids = first + tl.arange(0, block)
-            x = tl.load(start + ids, mask=ids < vocab, other=INFINITY)
-            key, weight = to_key(x), tl.full((block,), 1.0, tl.float32)
+            x = tl.load(start + ids, mask=ids < vocab, other=INFINITY).to(tl.float32)
+            weight = tl.full((block,), 1.0, tl.float32)
             if by_mass:
-                weight = tl.exp2((x.to(tl.float32) - peak) * rate)
-            weight = tl.where((key >= least) & (key < three.to(tl.int32)), weight, 0.0)
-            below_one += tl.where(key < one.to(tl.int32), weight, 0.0)
-            below_two += tl.where(key < two.to(tl.int32), weight, 0.0)
-            below_three += weight
+                weight = tl.where(x >= bottom, tl.exp2((x - peak) * rate), 0.0)
+            below_one += tl.where(x < first_bound, weight, 0.0)
+            below_two += tl.where(x < second_bound, weight, 0.0)
+            below_three += tl.where(x < third_bound, weight, 0.0)
         fits_one = tl.sum(below_one.to(tl.float64), axis=0) <= budget
         fits_two = tl.sum(below_two.to(tl.float64), axis=0) <= budget
         fits_three = tl.sum(below_three.to(tl.float64), axis=0) <= budget
@@ -150,7 +159,7 @@ def _cut_tail(start, vocab, tail, least, largest, peak, rate, temperature, dtype
     total, _, _ = _weigh_above(start, vocab, least, least, least, peak, rate, block)
     budget = tail * total
     bottom = to_key(least.to(dtype))
-    at = _search(start, vocab, bottom, largest, budget, peak, rate, True, block)
+    at = _search(start, vocab, bottom, largest, budget, peak, rate, True, dtype, block)
     at = tl.div_rn(from_key(at, dtype), temperature)
     first, last = find_ties(at, temperature)
     _, below, ties = _weigh_above(start, vocab, least, first, last, peak, rate, block)
@@ -179,7 +188,7 @@ def _floor_kernel(laws, truncation, floor, block: tl.constexpr):
         top_k = tl.load(truncation.top_k + row)
         if top_k > 0:
             budget = (vocab - tl.minimum(top_k, vocab)).to(tl.float64)
-            key = _search(start, vocab, bottom, largest, budget, peak, rate, False, block)
+            key = _search(start, vocab, bottom, largest, budget, peak, rate, False, dtype, block)
             at = tl.div_rn(from_key(key, dtype), temperature)
             least, _ = find_ties(at, temperature)
     if truncation.tail is not None:

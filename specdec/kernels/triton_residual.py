@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_laws import point_to, read_gate, read_logits
+from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import weigh
 
 
@@ -38,7 +38,8 @@ class Residuals(NamedTuple):
 @triton.jit
 def take_off(laws, gate, law, factor, ids, x, draft):
     """`max(0, factor * target - draft)` of tokens `ids`; NaN stays, so that it is refused."""
-    left = weigh(laws, gate, law, ids, x) * factor - draft.to(tl.float32)
+    x = pass_gate(laws, gate, ids, x)
+    left = weigh(laws, gate[0], law, ids, x) * factor - draft.to(tl.float32)
     return tl.maximum(left, 0.0, propagate_nan=tl.PropagateNan.ALL)
 
 

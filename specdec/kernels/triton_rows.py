@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_laws import INFINITY, pass_gate, point_to, read_gate
 
-MAX_SPAN, MIN_PROGRAMS = 4, 1024
+MIN_PROGRAMS = 1024
 STAGES = tl.constexpr(3)
 
 
@@ -38,9 +38,9 @@ class Measures(NamedTuple):
     chunks: int
 
 
-def find_span(rows: int, chunks: int) -> int:
-    """Chunks per program: several where that leaves enough programs to fill a GPU."""
-    return max(1, min(MAX_SPAN, rows * chunks // MIN_PROGRAMS))
+def find_span(rows: int, chunks: int, largest: int) -> int:
+    """Chunks per program: up to `largest` where that leaves enough programs to fill a GPU."""
+    return max(1, min(largest, rows * chunks // MIN_PROGRAMS))
 
 
 def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
@@ -87,12 +87,12 @@ def measure_span(measures, laws, row, place, first, span, block: tl.constexpr):
 
 
 @triton.jit
-def weigh(laws, gate, law, ids, x):
-    """Probabilities of tokens `ids` from their logits, `law` of `combine`; a GPU makes 0 of those
-    below 2**-126.
+def weigh(laws, rate, law, ids, x):
+    """Probabilities of tokens `ids` from their logits behind the gate, `law` of `combine`; a GPU
+    makes 0 of those below 2**-126.
     """
     largest, scale, best = law
-    probs = tl.exp2((pass_gate(laws, gate, ids, x) - largest) * gate[0]) * scale
+    probs = tl.exp2((x - largest) * rate) * scale
     if laws.gate.is_greedy is not None:
         probs = tl.where(best < 0, probs, (ids == best).to(tl.float32))
     return probs

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_laws import Laws, laws_of, read_gate, read_logits
+from specdec.kernels.triton_laws import Laws, laws_of, pass_gate, read_gate, read_logits
 from specdec.kernels.triton_rows import (
     Measures,
     combine,
@@ -24,6 +24,7 @@ from specdec.kernels.triton_rows import (
 
 BLOCK = 4096
 NUM_WARPS = 8
+SPAN = 4
 
 
 def sample(
@@ -41,7 +42,7 @@ def sample(
     law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
     with torch.cuda.device_of(logits):
-        measures = measure_rows(window, laws, None, span, block=block, num_warps=num_warps)
+        measures = measure_rows(window, laws, span, block=block, num_warps=num_warps)
         _sample_kernel[(window.shape[0] * laws.places * (measures.chunks + 1),)](
             laws,
             measures,
@@ -58,33 +59,32 @@ def sample(
 def measure_rows(
     logits: Tensor,
     laws: Laws,
-    num_valid: Tensor | None,
     span: int | None,
     *,
     block: int,
     num_warps: int,
 ) -> Measures:
-    """Measures the chunks of logits `[B, N, V]` in one launch, of each row up to place `num_valid`
-    `[B]`.
-    """
+    """Measures the chunks of logits `[B, N, V]` in one launch."""
     measures = new_measures(logits, laws.gate, block)
     rows = logits.shape[0] * laws.places
-    span = span or find_span(rows, measures.chunks)
+    span = span or find_span(rows, measures.chunks, SPAN)
     grid = (rows * triton.cdiv(measures.chunks, span),)
-    _measure_kernel[grid](laws, measures, num_valid, span, block=block, num_warps=num_warps)
+    _measure_kernel[grid](laws, measures, span, block=block, num_warps=num_warps)
     return measures
 
 
 @triton.jit
-def _measure_kernel(laws, measures, num_valid, span, block: tl.constexpr):
+def _measure_kernel(laws, measures, span, block: tl.constexpr):
     spans = tl.cdiv(measures.chunks, span)
     spot, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
     row, place = spot // laws.places, spot % laws.places
-    last = tl.cast(laws.places, tl.int64)
-    if num_valid is not None:
-        last = tl.load(num_valid + row)
-    if place <= last:
-        measure_span(measures, laws, row, place, first, span, block)
+    measure_span(measures, laws, row, place, first, span, block)
+
+
+@triton.jit
+def _weigh(laws, gate, law, row, place, ids):
+    x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
+    return weigh(laws, gate[0], law, ids, x)
 
 
 @triton.jit
@@ -104,11 +104,11 @@ def _sample_kernel(
         drawn, before = find_past(shares, threshold, padded_chunks)
         drawn = tl.minimum(drawn, measures.chunks - 1)  # past the end only where all is NaN
         ids = drawn * block + tl.arange(0, block)
-        probs = weigh(laws, gate, target, ids, read_logits(laws, row, place, ids))
+        probs = _weigh(laws, gate, target, row, place, ids)
         index, _ = find_past(probs.to(tl.float64), threshold - before, block)
         tl.store(tokens + spot, tl.minimum(drawn * block + index, laws.vocab - 1).to(tl.int64))
     else:
         ids = chunk * block + tl.arange(0, block)
-        probs = weigh(laws, gate, target, ids, read_logits(laws, row, place, ids))
+        probs = _weigh(laws, gate, target, row, place, ids)
         start = law + tl.cast(spot, tl.int64) * laws.vocab
         tl.store(start + ids, probs, mask=ids < laws.vocab)

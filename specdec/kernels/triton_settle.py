@@ -11,12 +11,12 @@ from torch import Tensor
 
 from specdec.kernels.triton_decide import (
     choose_prefix,
-    count_valid,
     decide,
     judge_laws,
     judge_target,
+    judge_tokens,
 )
-from specdec.kernels.triton_laws import read_gate, read_logits
+from specdec.kernels.triton_laws import pass_gate, read_gate, read_logits
 from specdec.kernels.triton_residual import read_draft, read_masses, take_off
 from specdec.kernels.triton_rows import find_past, pick, pick_law, weigh
 from specdec.types import PAD_TOKEN
@@ -40,15 +40,15 @@ def weigh_left(chain, laws, law, row, place, rule: tl.constexpr, removed, is_res
     """
     gate = read_gate(laws, row, place)
     if rule == "point":
-        probs = weigh(laws, gate, law, ids, read_logits(laws, row, place, ids))
-        return tl.where(ids == removed, 0.0, probs)
+        x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
+        return tl.where(ids == removed, 0.0, weigh(laws, gate[0], law, ids, x))
     else:
         x = read_logits(laws, row, place, ids)
         if is_residual:
             draft = read_draft(chain, laws, row, place, ids)
             probs = take_off(laws, gate, law, factor, ids, x, draft)
         else:
-            probs = weigh(laws, gate, law, ids, x)
+            probs = weigh(laws, gate[0], law, ids, pass_gate(laws, gate, ids, x))
         return probs
 
 
@@ -60,6 +60,7 @@ def settle(
     residuals,
     outcome,
     row,
+    draft,
     rule: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
@@ -69,16 +70,16 @@ def settle(
     """Draws a row's extra token from the chunk, the part of it and the place in it on which the
     cumulative weight passes the threshold, and writes the row.
     """
+    num_valid, _, _, q, u = draft
     place = tl.arange(0, padded_places)
-    num_valid = count_valid(chain, row, width)
-    decided, target, shares, fault = decide(
-        chain, laws, measures, row, rule == "block", width, padded_places, block, padded_chunks
+    decided, target, shares = decide(
+        laws, measures, row, draft, rule, width, padded_places, block, padded_chunks
     )
-    factor = 1.0
+    factor, fault = 1.0, judge_tokens(place, num_valid, q)
     if rule == "block":
         is_read = place < num_valid
         masses, draft_masses = read_masses(residuals, row, place, is_read, padded_chunks)
-        count = choose_prefix(chain, row, place, decided, tl.sum(masses, axis=1), width)
+        count = choose_prefix(place, num_valid, decided, tl.sum(masses, axis=1), u)
         factor = pick(decided, place, count).to(tl.float32)
         left = pick(masses, place, count)  # 0 where count is not below num_valid
         fault |= judge_laws(is_read, tl.sum(draft_masses, axis=1))

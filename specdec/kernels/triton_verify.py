@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_decide import Chain, count_valid, decide
+from specdec.kernels.triton_decide import Chain, count_valid, decide, read_draft_tokens
 from specdec.kernels.triton_laws import Laws, laws_of, with_dense_rows
 from specdec.kernels.triton_residual import Residuals, order_residuals, subtract_span
 from specdec.kernels.triton_rows import find_span, measure_span, new_measures
@@ -24,6 +24,7 @@ from specdec.kernels.triton_settle import Outcome, settle
 BLOCK = 4096
 NUM_WARPS = 4
 LAG = 8
+SPAN = 2
 REGISTERS = 64, 96  # of a thread, without a floor and with one: programs must fill the GPU
 
 
@@ -68,7 +69,7 @@ def verify(
     outcome = Outcome(tokens, *(torch.empty_like(tokens[:, 0]) for _ in range(2)))
     measures = new_measures(logits, gate, block)
     residuals = _new_residuals({"point": 0, "chain": 1, "block": width}[rule], laws, measures)
-    span = span or find_span(rows * laws.places, measures.chunks)
+    span = span or find_span(rows * laws.places, measures.chunks, SPAN)
     spans, lag = triton.cdiv(measures.chunks, span), min(lag, rows)
     items = (laws.places + residuals.count) * spans + 2
     with torch.cuda.device_of(logits):
@@ -132,11 +133,11 @@ def _wait(counter, count):
 
 @triton.jit
 def _order(
-    chain,
     laws,
     measures,
     residuals,
     row,
+    draft,
     rule: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
@@ -144,10 +145,10 @@ def _order(
     padded_chunks: tl.constexpr,
 ):
     """Decides what residuals of a row are needed."""
-    decided, target, _, _ = decide(
-        chain, laws, measures, row, rule == "block", width, padded_places, block, padded_chunks
+    decided, target, _ = decide(
+        laws, measures, row, draft, rule, width, padded_places, block, padded_chunks
     )
-    place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
+    place, num_valid = tl.arange(0, padded_places), draft[0]
     if rule == "block":
         order_residuals(residuals, row, place, place, place < num_valid, target, decided)
     else:
@@ -190,6 +191,7 @@ def _verify_kernel(
                 measure_span(measures, laws, row, place, first, span, block)
             _announce(arrived)
         elif is_last:
+            draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
             _wait(arrived, measured)
             _wait(arrived + 2, subtracted)
             settle(
@@ -199,6 +201,7 @@ def _verify_kernel(
                 residuals,
                 outcome,
                 row,
+                draft,
                 rule,
                 width,
                 padded_places,
@@ -213,13 +216,14 @@ def _verify_kernel(
                 subtract_span(residuals, chain, laws, row, index, first, last, block)
                 _announce(arrived + 2)
             else:
+                draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
                 _wait(arrived, measured)
                 _order(
-                    chain,
                     laws,
                     measures,
                     residuals,
                     row,
+                    draft,
                     rule,
                     width,
                     padded_places,
