@@ -56,7 +56,7 @@ def test_lossy_samplers_fail_and_their_deviation_is_told(sampler):
 def test_progress_wraps_the_batches():
     seen = []
     certify(RejectionSampler(), sizes=FEW, progress=lambda batches: seen.append(batches) or batches)
-    assert sum(len(worlds) for worlds in seen[0]) == 7 * 12
+    assert sum(len(worlds) for worlds in seen[0]) == 9 * 12
 
 
 class Mistaken(Sampler):

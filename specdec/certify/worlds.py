@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-DraftKind = Literal["soft", "point-mass", "mixed"]
+DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
 GATES = (
     {},
@@ -85,9 +85,9 @@ def standard_worlds(
 ) -> Iterator[Worlds]:
     """The worlds that `certify` tries, always the same.
 
-    Soft, point-mass and mixed drafts; without a filter, with `GATES` mixed in one batch, and all
-    greedy. Tables are small integers, so zeros, ties, one-hot laws, and equal and disjoint supports
-    are common.
+    Soft, point-mass (also short) and mixed drafts; without a filter, with `GATES` mixed in one
+    batch, and all greedy. Tables are small integers, so zeros, ties, one-hot laws, and equal and
+    disjoint supports are common.
 
     Args:
         sizes: (V, K, W) of each batch.
@@ -95,7 +95,7 @@ def standard_worlds(
     """
     for number, (vocab, width, count) in enumerate(sizes):
         generator = torch.Generator().manual_seed(number)
-        for kind in ("soft", "point-mass", "mixed"):
+        for kind in ("soft", "point-mass", "short point-mass", "mixed"):
             greedy = [[{"temperature": 0.0}]] if kind == "mixed" else []
             for gates in ([{}], list(GATES), *greedy):
                 worlds = random_worlds(vocab, width, count, generator, kind=kind, gates=gates)
@@ -121,18 +121,19 @@ def random_worlds(
         count: W.
         generator: decides.
         kind: `"soft"` tells the sampler what law each token was drawn from; `"point-mass"` drafts
-            are deterministic; `"mixed"` has one-hot and soft laws, and worlds that draft fewer
-            than K tokens.
+            are deterministic, `"short point-mass"` ones may have fewer than K tokens, as those
+            of n-gram drafters; `"mixed"` has one-hot and soft laws, and may be short.
         gates: arguments of `Warp`, used by turns; `None` is no gate.
     """
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
     if kind == "mixed":
         draft = [_sharpened(level, generator) for level in draft]
-    if kind == "point-mass":
+    is_point_mass = kind in ("point-mass", "short point-mass")
+    if is_point_mass:
         draft = [_one_hot(level) for level in draft]
     num_valid = None
-    if kind == "mixed":
+    if kind in ("mixed", "short point-mass"):
         num_valid = torch.randint(0, width + 1, (count,), generator=generator).tolist()
     gates = [(gates or [{}])[world % len(gates or [{}])] for world in range(count)]
     names = {name for gate in gates for name in gate}
@@ -141,7 +142,7 @@ def random_worlds(
         draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
         target=[_truncated(level, gates) for level in weights],
         num_valid=num_valid,
-        is_point_mass=kind == "point-mass",
+        is_point_mass=is_point_mass,
         warp={n: [g.get(n, NEUTRAL[n]) for g in gates] for n in NEUTRAL if n in names},
         name=f"{kind} drafts",
     )

@@ -1,8 +1,9 @@
 """A small trained family of models, so that the library does something real with no download.
 
-A deep and narrow Llama-architecture target (16 layers, 128 wide), trained on the Python standard
-library's own sources, and drafters for it. `specdec.zoo.recipe` reproduces the weights; the
-`card.json` beside each says how it was made and how good it is.
+A deep and narrow Llama-architecture target (16 layers, 128 wide), trained on the sources of the
+Python standard library and of the packages that specdec needs, and drafters for it.
+`specdec.zoo.recipe` reproduces the weights; the `card.json` beside each says how it was made and
+how good it is.
 """
 
 from __future__ import annotations
