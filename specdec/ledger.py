@@ -92,7 +92,7 @@ class Ledger:
         rows = outcome.read()
         for number, row in enumerate(rows):
             if row.faults and self.finish_reasons[number] is None:
-                what = next(text for fault, text in _FAULTS.items() if fault in row.faults)
+                what = next(text for fault, text in _FAULTS.items() if fault & row.faults)
                 raise ValueError(
                     f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
                     f"{self._num_read}) {what}"

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from specdec.cache import SlotCache
 from specdec.inputs import Prompts
+from specdec.kernels import Books, open_books
 from specdec.options import Options
 from specdec.samplers.noise import Noise, ZeroNoise
 from specdec.samplers.warp import Warp
-from specdec.types import PAD_TOKEN, Context, Draft, Fault, Verdict
+from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,20 +87,20 @@ class PendingOutcome:
                 draft_tokens=drafted[row][: widths[row]],
                 num_accepted=accepted,
                 is_eos=is_eos[row],
-                faults=Fault(faults[row]),
+                faults=faults[row],
             )
             for row, accepted in enumerate(num_accepted)
         ]
 
 
 class RowOutcome(NamedTuple):
-    """One row of an outcome, as plain Python values."""
+    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values."""
 
     new_tokens: list[int]
     draft_tokens: list[int]
     num_accepted: int
     is_eos: bool
-    faults: Fault
+    faults: int
 
 
 @dataclass(eq=False)
@@ -112,19 +113,13 @@ class GenerationState:
         options: what was asked for.
         warp: the gate from logits to laws.
         noise: the rows' randomness.
-        cache: the target's keys, values and lengths. `cache.lengths` is the position of each row's
-            last committed token, the anchor, which has not been through the target.
+        cache: the target's keys and values.
         drafter_state: the drafter's own.
-        tokens: `[B, S]` committed tokens; what lies behind a row's anchor is garbage.
-        remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
-        recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
-        start: `[B]` position of that anchor.
-        num_new: `[B]` tokens that the last step committed.
-        features: `[B, K + 1, F]` of the tokens before these, or `None`.
-        ends: `[V + 1]` 0 for token ids that end a row and K + 1 for all others, `PAD_TOKEN` (the
-            last entry) included.
-        steps: `[K + 1]` 0, 1, ..., K.
-        longest: the host's upper bound of `lengths`.
+        books: what each row has committed. `books.lengths` is `cache.lengths`: the position of the
+            anchor, which has not been through the target.
+        features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
+        width: K + 1, tokens that a step may emit.
+        longest: the host's upper bound of `cache.lengths`.
     """
 
     prompts: Prompts
@@ -133,15 +128,15 @@ class GenerationState:
     noise: Noise | ZeroNoise
     cache: SlotCache
     drafter_state: Any
-    tokens: Tensor
-    remaining: Tensor
-    recent: Tensor
-    start: Tensor
-    num_new: Tensor
+    books: Books
     features: Tensor | None
-    ends: Tensor
-    steps: Tensor
+    width: int
     longest: int
+
+    @property
+    def tokens(self) -> Tensor:
+        """`[B, S]` committed tokens; what lies behind a row's anchor is garbage."""
+        return self.books.text
 
     @property
     def lengths(self) -> Tensor:
@@ -151,28 +146,29 @@ class GenerationState:
     @property
     def has_ended(self) -> Tensor:
         """`[B]` bool: rows that commit nothing any more."""
-        return self.remaining == 0
+        return self.books.remaining == 0
 
     @property
     def anchor(self) -> Tensor:
         """`[B]` the last committed token of each row."""
-        return self.recent.gather(1, self.num_new[:, None])[:, 0]
+        return self.books.text.gather(1, self.books.lengths[:, None])[:, 0]
 
     @property
     def context(self) -> Context:
         """What the drafter may know at the start of a step."""
-        return Context(self.recent, self.features, self.start, self.num_new, self.longest)
+        books = self.books
+        return Context(books.recent, self.features, books.start, books.num_new, self.longest)
 
     def end_rows(self, rows: list[int]) -> None:
         """Ends rows from outside a step, as a stopping criterion does."""
         with torch.inference_mode():
-            self.remaining[rows] = 0
+            self.books.remaining[rows] = 0
 
     def bound(self, longest: int) -> None:
         """Tells the state what the host knows of the longest row, so that steps attend over no more
         slots than they need; between calls the bound grows with every step.
         """
-        self.longest = min(longest, self.tokens.shape[1] - len(self.steps))
+        self.longest = min(longest, self.tokens.shape[1] - self.width)
 
     def commit(
         self, draft: Draft, verdict: Verdict, logits: Tensor, features: Tensor | None
@@ -185,23 +181,11 @@ class GenerationState:
             logits: `[B, K + 1, V]` that the verdict was drawn from.
             features: `[B, K + 1, F]` of the window, or `None`.
         """
-        width = verdict.tokens.shape[1]
-        first_end = (self.ends.take(verdict.tokens) + self.steps).amin(dim=1)  # [B]
-        num_kept = torch.minimum(verdict.num_emitted, self.remaining)
-        is_eos = first_end < num_kept
-        torch.cat([self.anchor[:, None], verdict.tokens], dim=1, out=self.recent)
-        torch.minimum(num_kept, first_end + 1, out=self.num_new)
-        self.start.copy_(self.cache.lengths)
-
-        places = self.cache.lengths[:, None] + self.steps  # of the tokens before the new ones
-        self.tokens[:, 1:].scatter_(1, places, verdict.tokens)
+        is_eos = self.books.commit(verdict.tokens, verdict.num_accepted)
         if features is not None:
             self.features.copy_(features)
-        self.cache.lengths += self.num_new
-        self.remaining -= self.num_new
-        self.remaining.masked_fill_(is_eos, 0)
-        self.bound(self.longest + width)
-        return Outcome(draft, verdict, self.num_new.clone(), is_eos, logits)
+        self.bound(self.longest + self.width)
+        return Outcome(draft, verdict, self.books.num_new.clone(), is_eos, logits)
 
     @classmethod
     def begin(
@@ -232,22 +216,27 @@ class GenerationState:
             feature_width: F, 0 for none.
             feature_dtype: of the target's features.
         """
-        device, rows, width = prompts.tokens.device, len(prompts.lengths), num_draft_tokens + 1
-        warp = Warp(rows, device=device, **options.warp)
-        noise = ZeroNoise(rows, width, device=device)
+        device, count, width = prompts.tokens.device, len(prompts.lengths), num_draft_tokens + 1
+        warp = Warp(count, device=device, **options.warp)
+        noise = ZeroNoise(count, width, device=device)
         if seeds:
             noise = noise_type(seeds, device=device)
         room = options.max_length - prompts.padded.shape[1]
         longest = max(prompts.lengths)
-        tokens = torch.full((rows, longest + room + width), PAD_TOKEN, device=device)
+        tokens = torch.full((count, longest + room + width), PAD_TOKEN, device=device)
         tokens[:, : prompts.tokens.shape[1]] = prompts.tokens
-        ends = torch.full((vocab_size + 1,), width, device=device)
-        ends[[token for token in options.eos if 0 <= token < vocab_size]] = 0
-        num_new = torch.tensor([min(n - 1, 1) for n in prompts.lengths], device=device)
-        start = torch.tensor(prompts.lengths, device=device) - 1 - num_new
+        books = open_books(
+            tokens,
+            cache.lengths,
+            torch.tensor(prompts.lengths, device=device) - 1,
+            room=room,
+            ends=options.eos,
+            width=width,
+            vocab_size=vocab_size,
+        )
         features = None
         if feature_width:
-            features = torch.zeros(rows, width, feature_width, dtype=feature_dtype, device=device)
+            features = torch.zeros(count, width, feature_width, dtype=feature_dtype, device=device)
         return cls(
             prompts=prompts,
             options=options,
@@ -255,13 +244,8 @@ class GenerationState:
             noise=noise,
             cache=cache,
             drafter_state=drafter_state,
-            tokens=tokens,
-            remaining=torch.full((rows,), room, device=device),
-            recent=tokens.gather(1, start[:, None] + torch.arange(width + 1, device=device)),
-            start=start,
-            num_new=num_new,
+            books=books,
             features=features,
-            ends=ends,
-            steps=torch.arange(width, device=device),
+            width=width,
             longest=longest,
         )

@@ -221,6 +221,6 @@ def test_storage_does_not_grow_and_does_not_move():
     size = cache.size_bytes
     for _ in range(60):  # rows end on the way
         generator.step(state)
-    assert bool((state.remaining == 0).all())
+    assert bool((state.books.remaining == 0).all())
     assert [b.data_ptr() for b in (*cache.keys.values(), *cache.values.values())] == before
     assert cache.size_bytes == size

@@ -195,3 +195,19 @@ def test_the_bound_of_the_host_stops_growing_at_the_room_of_the_state():
         generator.step(state)
         assert int(state.lengths.max()) <= state.longest <= cap
     assert state.longest == cap
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_steps_under_the_guard_write_the_text_of_steps_without(drafter, gate):
+    """Without it, few rows on a CPU are kept in plain Python (`kernels.host`)."""
+    generator = SpeculativeGenerator(LLAMA, DRAFTERS[drafter](LLAMA))
+    ids, mask = ragged_prompts(VOCAB, 5, 2, 9)
+    options = dict(max_new_tokens=20, eos_token_id=list(range(0, VOCAB, 3)), **GATES[gate])
+    state, other = (generator.start(ids, mask, **options) for _ in range(2))
+    for _ in range(8):
+        with no_host_sync():
+            outcome = generator.step(state)
+        assert outcome.fetch().read() == generator.step(other).fetch().read()
+    assert torch.equal(state.lengths, other.lengths)
+    assert bool(state.has_ended.any())

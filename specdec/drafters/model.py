@@ -28,7 +28,7 @@ class ModelDrafterState:
     cache: SlotCache
     vocab_size: int
     offsets: Tensor
-    """`[K + 1]`: -1, 0, ..., K - 1, relative to the last committed token."""
+    """`[2]`: -1 and 0, relative to the last committed token."""
 
     def select(self, rows: Tensor) -> "ModelDrafterState":
         """A copy holding the given rows."""
@@ -103,7 +103,7 @@ class ModelDrafter(Drafter):
     ) -> ModelDrafterState:
         """Key/value storage for `max_length` tokens per row."""
         cache = SlotCache(batch_size, max_length, device=device)
-        offsets = torch.arange(-1, max(self.num_draft_tokens, 1), device=device)
+        offsets = torch.arange(-1, 1, device=device)
         return ModelDrafterState(cache, vocab_size, offsets)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
@@ -124,16 +124,14 @@ class ModelDrafter(Drafter):
             return Draft(context.tokens[:, :0])
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its anchor twice at the same place.
-        pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
+        pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
         last = positions[:, 1:]  # [B, 1], of the last committed token
-        slots = self._slots(state.cache, positions)
-        later_slots = self._slots(state.cache, last + state.offsets[2:])  # [B, K - 1]
-        slots_of_pass = slots, *later_slots.split(1, dim=1)[: self.num_draft_tokens - 1]
         gate = self.proposal.gate(warp)
         drafted, laws = [], []
-        for i, slots in enumerate(slots_of_pass):
+        for i in range(self.num_draft_tokens):
+            slots = self._slots(state.cache, last + i if i else positions)
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )

@@ -1,7 +1,16 @@
 """Operations, each with its definition in plain PyTorch (`reference`, `gate`, `philox`)."""
 
+from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.kernels.ops import find_floor, race, sample, verify_blocks, verify_tokens
+from specdec.kernels.ops import (
+    find_floor,
+    open_books,
+    race,
+    sample,
+    verify_blocks,
+    verify_draws,
+    verify_tokens,
+)
 from specdec.kernels.philox import philox
 from specdec.kernels.reference import (
     append_token,
@@ -14,6 +23,7 @@ from specdec.kernels.reference import (
 )
 
 __all__ = [
+    "Books",
     "Floor",
     "Gate",
     "Truncation",
@@ -22,12 +32,14 @@ __all__ = [
     "find_faults",
     "find_floor",
     "first_arrival",
+    "open_books",
     "philox",
     "race",
     "sample",
     "verify_block",
     "verify_blocks",
     "verify_chain",
+    "verify_draws",
     "verify_points",
     "verify_tokens",
 ]

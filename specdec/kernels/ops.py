@@ -7,9 +7,11 @@ Legend: B rows, K draft tokens, N places of a window, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import cpu, reference
+from specdec.kernels import cpu, host, reference
 from specdec.kernels import gate as gates
+from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
+from specdec.types import Fault
 
 Decision = tuple[Tensor, Tensor, Tensor]
 """tokens `[B, K + 1]`, num_accepted `[B]`, faults `[B]`."""
@@ -99,6 +101,26 @@ def verify_blocks(
         return triton_verify.verify(*draft, logits, gate, *uniforms, by_block=True)
     tokens, count = reference.verify_block(*draft, _law(logits, gate), *uniforms)
     return tokens, count, reference.find_faults(*draft, logits.amax(dim=-1), count)
+
+
+def verify_draws(
+    draft_tokens: Tensor, num_valid: Tensor | None, target_tokens: Tensor, largest_logits: Tensor
+) -> Decision:
+    """`reference.verify_points` on the target's tokens `[B, K + 1]`, and what is wrong with the
+    largest of the logits, `[B, K + 1]`, that they come from.
+    """
+    if host.is_at_hand(target_tokens):
+        return host.verify_draws(draft_tokens, num_valid, target_tokens, largest_logits)
+    tokens, count = reference.verify_points(draft_tokens, num_valid, target_tokens)
+    # 0 for finite numbers, else NaN; what lies behind the emitted tokens does not matter.
+    is_off = (largest_logits * 0).masked_fill(tokens < 0, 0).sum(dim=1) != 0
+    return tokens, count, is_off * int(Fault.TARGET_LOGITS)
+
+
+def open_books(text: Tensor, *args, **kwargs) -> Books:
+    """The books of a batch; see `books.Books`."""
+    chosen = host.HostBooks if host.is_at_hand(text) else Books
+    return chosen(text, *args, **kwargs)
 
 
 def _has_kernel(logits: Tensor) -> bool:

@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from specdec.kernels import verify_points
+from specdec.kernels import verify_draws
 from specdec.samplers.noise import Noise, StepNoise, Stream
 from specdec.samplers.warp import Warp
-from specdec.types import Draft, Fault, Verdict
+from specdec.types import Draft, Verdict
 
 
 class Sampler(nn.Module, ABC):
@@ -50,8 +50,8 @@ class Sampler(nn.Module, ABC):
 
     def decide_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """As `forward`, where the target's every law is one-hot."""
-        tokens = target_logits.argmax(dim=-1)  # the first of equal maxima
-        return verdict_of_points(draft, tokens, target_logits.amax(dim=-1))
+        largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
+        return verdict_of_points(draft, tokens, largest)
 
 
 def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
@@ -62,10 +62,10 @@ def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tenso
         target_tokens: `[B, K + 1]`.
         largest_logits: `[B, K + 1]` of the target.
     """
-    tokens, num_accepted = verify_points(draft.tokens, draft.num_valid, target_tokens)
-    # 0 for finite numbers, else NaN; what lies behind the emitted tokens does not matter.
-    is_off = (largest_logits * 0).masked_fill(tokens < 0, 0).sum(dim=1) != 0
-    return Verdict(tokens, num_accepted, draft.num_valid, is_off * int(Fault.TARGET_LOGITS))
+    tokens, num_accepted, faults = verify_draws(
+        draft.tokens, draft.num_valid, target_tokens, largest_logits
+    )
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:

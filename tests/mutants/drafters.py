@@ -16,8 +16,8 @@ DRAFTERS = [
         name="the draft model never reads the token before a bonus token",
         source="vllm#4212, vllm#5765 (row 30)",
         file="drafters/model.py",
-        old="pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)",
-        new="pair = (context.num_new[:, None] + state.offsets[1:2].expand(2)).clamp(min=0)",
+        old="pair = (context.num_new[:, None] + state.offsets).clamp(min=0)",
+        new="pair = (context.num_new[:, None] + state.offsets[1:].expand(2)).clamp(min=0)",
         caught_by="test_model_drafter.py::"
         "test_a_block_that_was_accepted_whole_is_read_to_its_end[1]",
     ),
@@ -25,9 +25,9 @@ DRAFTERS = [
         name="the draft model re-reads the right two tokens for K = 1 only",
         source="vllm#9730 (row 31)",
         file="drafters/model.py",
-        old="pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)",
+        old="pair = (context.num_new[:, None] + state.offsets).clamp(min=0)",
         new="""\
-pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
+pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         pair[:, 0].clamp_(max=1)""",
         caught_by="test_model_drafter.py::"
         "test_a_block_that_was_accepted_whole_is_read_to_its_end[3]",
@@ -36,8 +36,8 @@ pair = (context.num_new[:, None] + state.offsets[:2]).clamp(min=0)
         name="the draft model writes each draft token over the one before",
         source="lablup/mlxcel#994 (row 37)",
         file="drafters/model.py",
-        old="self._slots(state.cache, last + state.offsets[2:])",
-        new="self._slots(state.cache, last + state.offsets[1:-1])",
+        old="last + i if i else positions",
+        new="last + i - 1 if i else positions",
         caught_by="test_greedy_equality.py::"
         "test_a_target_that_drafts_for_itself_is_never_rejected[llama-greedy]",
     ),

@@ -70,9 +70,9 @@ OUTCOMES = [
     Mutant(
         name="NaN logits of a greedy batch are emitted",
         source="sglang#27883 (row 76)",
-        file="samplers/base.py",
-        old="masked_fill(tokens < 0, 0).sum(dim=1) != 0",
-        new="masked_fill(tokens < 0, 0).sum(dim=1) > 0",
+        file="kernels/host.py",
+        old="0 if is_sound else int(Fault.TARGET_LOGITS)",
+        new="0",
         caught_by="test_bad_models.py::"
         "test_logits_that_are_not_finite_stop_the_generation[none-greedy-nan]",
     ),
@@ -88,9 +88,9 @@ OUTCOMES = [
     Mutant(
         name="NaN behind a rejected token of a greedy batch stops it",
         source="sglang#27883 (row 76)",
-        file="samplers/base.py",
-        old="masked_fill(tokens < 0, 0).sum(dim=1) != 0",
-        new="sum(dim=1) != 0",
+        file="kernels/host.py",
+        old="largest[: count + 1]",
+        new="largest",
         caught_by="test_bad_models.py::test_logits_behind_a_rejected_token_may_be_anything",
     ),
     Mutant(
@@ -122,9 +122,11 @@ OUTCOMES = [
     Mutant(
         name="only the first of the committed tokens enters the penalties' history",
         source="sglang#33643 (row 69)",
-        file="state.py",
-        old="self.tokens[:, 1:].scatter_(1, places, verdict.tokens)",
-        new="self.tokens[:, 1:].scatter_(1, places, verdict.tokens[:, :1].expand(places.shape))",
+        file="kernels/host.py",
+        old="self._recent[window + i] = self._text[place + i] = token",
+        new="""\
+self._text[place + i] = tokens[0]
+            self._recent[window + i] = token""",
         caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),

@@ -187,8 +187,10 @@ RULES = [
         name="a greedy batch takes the last of equal logits",
         source="ohdearquant/lattice#280, vllm#7627 (rows 79, 80)",
         file="samplers/base.py",
-        old="tokens = target_logits.argmax(dim=-1)",
-        new="tokens = target_logits.shape[-1] - 1 - target_logits.flip(-1).argmax(dim=-1)",
+        old="largest, tokens = target_logits.max(dim=-1)",
+        new="""\
+largest, tokens = target_logits.flip(-1).max(dim=-1)
+        tokens = target_logits.shape[-1] - 1 - tokens""",
         caught_by="test_rejection_zero.py::"
         "test_a_greedy_batch_decides_as_the_rule_does_with_one_hot_laws",
     ),

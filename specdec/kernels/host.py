@@ -1,0 +1,89 @@
+"""The bookkeeping of a step in plain Python, for few rows in the host's own memory.
+
+A dozen tiny operations behind a forward find their code fallen out of the processor's caches and
+take 3 to 5 us each there; a loop over Python numbers, which the interpreter has at hand anyway,
+does their work in the time of two of them.
+
+Legend: B rows, K draft tokens.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.overrides import has_torch_function
+
+from specdec.kernels.books import Books
+from specdec.types import PAD_TOKEN, Fault
+
+MAX_ROWS = 16
+"""Rows from which on tensor operations are the faster."""
+
+
+def is_at_hand(tensor: Tensor) -> bool:
+    """Whether values of a tensor `[B, ...]` may be looked at here.
+
+    Not on another device, nor under a torch function mode: whoever watches operations (such as
+    `no_host_sync`) is to see those that a GPU would run.
+    """
+    return tensor.is_cpu and tensor.shape[0] <= MAX_ROWS and not has_torch_function((tensor,))
+
+
+def verify_draws(
+    draft_tokens: Tensor, num_valid: Tensor | None, target_tokens: Tensor, largest_logits: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `ops.verify_draws`."""
+    rows, width = draft_tokens.shape
+    limits = [width] * rows if num_valid is None else num_valid.tolist()
+    tokens, counts, faults = [], [], []
+    for drafted, drawn, largest, limit in zip(
+        draft_tokens.tolist(), target_tokens.tolist(), largest_logits.tolist(), limits, strict=True
+    ):
+        count = 0
+        while count < limit and drafted[count] == drawn[count]:
+            count += 1
+        is_sound = all(map(math.isfinite, largest[: count + 1]))
+        tokens.append(drawn[: count + 1] + [PAD_TOKEN] * (width - count))
+        counts.append(count)
+        faults.append(0 if is_sound else int(Fault.TARGET_LOGITS))
+    return torch.tensor(tokens), torch.tensor(counts), torch.tensor(faults)
+
+
+class HostBooks(Books):
+    """`Books` in the host's own memory."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        # Memory that numbers can be written to without an operation.
+        self._text, self._recent, self._lengths, self._remaining, self._start, self._num_new = (
+            memoryview(tensor.view(-1).numpy())
+            for tensor in (
+                self.text,
+                self.recent,
+                self.lengths,
+                self.remaining,
+                self.start,
+                self.num_new,
+            )
+        )
+
+    def commit(self, tokens: Tensor, num_accepted: Tensor) -> Tensor:
+        """As `Books.commit`."""
+        if not is_at_hand(tokens):
+            return super().commit(tokens, num_accepted)
+        blocks = zip(tokens.tolist(), num_accepted.tolist(), strict=True)
+        return torch.tensor([self._commit(row, *block) for row, block in enumerate(blocks)])
+
+    def _commit(self, row: int, tokens: list[int], num_accepted: int) -> bool:
+        """Commits a row's tokens, and says whether it ended with an end-of-sequence token."""
+        num_kept = min(num_accepted + 1, self._remaining[row])
+        first_end = next((i for i, token in enumerate(tokens) if token in self._end_ids), num_kept)
+        num_new, length = min(num_kept, first_end + 1), self._lengths[row]
+        window, place = row * self.recent.shape[1], row * self.text.shape[1] + length
+        self._recent[window] = self._text[place]
+        for i, token in enumerate(tokens, start=1):
+            self._recent[window + i] = self._text[place + i] = token
+        self._start[row], self._num_new[row], self._lengths[row] = length, num_new, length + num_new
+        is_eos = first_end < num_kept
+        self._remaining[row] = 0 if is_eos else self._remaining[row] - num_new
+        return is_eos
