@@ -85,7 +85,8 @@ class SlotCache(Cache):
             The window to hand to the model call.
         """
         self._window = Window(slots, min(reach, self.num_slots))
-        self._flat_slots = (slots if self.num_rows == 1 else slots + self._row_offsets).flatten()
+        one_row = self.num_rows == 1
+        self._flat_slots = slots.squeeze(0) if one_row else (slots + self._row_offsets).flatten()
         return self._window
 
     def reset(self) -> None:

@@ -17,7 +17,7 @@ from specdec.kernels.books import Books
 from specdec.types import PAD_TOKEN, Fault
 
 MAX_ROWS = 16
-"""Rows from which on tensor operations are the faster."""
+"""For more rows tensor operations are the faster."""
 
 
 def is_at_hand(tensor: Tensor) -> bool:
