@@ -218,7 +218,7 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
     clean, poisoned = (generator.start(IDS, MASK, **options) for _ in range(2))
     for _ in range(5):
         cache = poisoned.drafter_state.cache
-        is_unknown = torch.arange(poisoned.features.shape[1]) >= poisoned.num_new[:, None]
+        is_unknown = torch.arange(poisoned.features.shape[1]) >= poisoned.books.num_new[:, None]
         poisoned.features[is_unknown] = torch.nan
         is_behind = torch.arange(poisoned.tokens.shape[1]) >= poisoned.lengths[:, None]
         poisoned.tokens[is_behind] = 10**9
