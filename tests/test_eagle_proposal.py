@@ -223,7 +223,7 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
         is_behind = torch.arange(poisoned.tokens.shape[1]) >= poisoned.lengths[:, None]
         poisoned.tokens[is_behind] = 10**9
         reach = poisoned.longest + generator.drafter.num_draft_tokens - 2
-        num_read = poisoned.cache.lengths - poisoned.books.num_new  # rows that are not written again
+        num_read = poisoned.cache.lengths - poisoned.books.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
         for buffer in buffers:
