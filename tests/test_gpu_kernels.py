@@ -116,6 +116,31 @@ def test_a_floor_keeps_what_the_definitions_keeps(dtype, vocab):
         assert_floor_near(logits, None, Truncation(*kept, 60))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_floor_among_more_tokens_than_are_listed_is_the_definitions(dtype):
+    """Masses of equal logits, and their sums, are exact."""
+    logits = torch.zeros(4, 2**16, dtype=dtype, device="cuda")
+    logits[1, ::2], logits[2, 1::4] = -torch.inf, -torch.inf
+    logits[3] = torch.randn(2**16, device="cuda") / 100
+    tail = torch.tensor([0.25, 0.5, -1.0, 0.3], dtype=torch.float64, device="cuda")
+    assert_floor_near(logits[3:], None, Truncation(None, tail[3:]))
+    for top_k in (0, 20000):
+        truncation = Truncation(torch.full((4,), top_k, device="cuda"), tail, None, top_k or 1)
+        floors = find_floor(logits, None, truncation), gates.find_floor(logits, None, truncation)
+        kept = [gates.is_kept(logits, f)[:3] & (logits[:3] > -torch.inf) for f in floors]
+        assert torch.equal(*kept)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_repetitions_give_one_floor(dtype):
+    logits = (3 * torch.randn(16, 6, VOCAB, device="cuda")).to(dtype)
+    tail = torch.full((16,), 0.1, dtype=torch.float64, device="cuda")
+    top_k = torch.arange(16, device="cuda") % 2 * 50
+    expected = find_floor(logits, None, Truncation(top_k, tail, None, 50))
+    for _ in range(100):
+        assert_equal(find_floor(logits, None, Truncation(top_k, tail, None, 50)), expected)
+
+
 def all_ops(rows: int, width: int, vocab: int, dtype: torch.dtype) -> dict:
     """Every operation on one case, as functions without arguments."""
     case = random_case(rows, width, vocab, 1, dtype=dtype, is_gated=True).cuda()

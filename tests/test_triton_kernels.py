@@ -17,7 +17,6 @@ from kernel_cases import (  # noqa: E402
     RULES,
     Case,
     assert_equal,
-    assert_floor_near,
     assert_near,
     assert_race_near,
     assert_sample_near,
@@ -25,12 +24,11 @@ from kernel_cases import (  # noqa: E402
     random_case,
     random_gate,
     random_logits,
-    random_truncation,
 )
 
 from specdec.kernels import gate as gates  # noqa: E402
-from specdec.kernels import triton_floor, triton_race, triton_sample  # noqa: E402
-from specdec.kernels.gate import Gate, Truncation  # noqa: E402
+from specdec.kernels import triton_race, triton_sample  # noqa: E402
+from specdec.kernels.gate import Gate  # noqa: E402
 from specdec.kernels.philox import philox, to_uniforms  # noqa: E402
 from specdec.kernels.triton_philox import token_uniforms  # noqa: E402
 from specdec.types import Fault  # noqa: E402
@@ -232,39 +230,6 @@ def test_a_race_with_another_stream_key_or_position_has_other_winners():
         assert (triton_race.race(logits, Gate(), *other, **SMALL) != ours).sum() > 2
 
 
-@few
-@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 70), st.sampled_from(DTYPES), seeds)
-def test_a_floor_keeps_what_the_definitions_keeps(rows, places, vocab, dtype, seed):
-    logits = random_logits(rows, places, vocab, seed=seed, dtype=dtype)
-    generator = torch.Generator().manual_seed(seed)
-    temperature = torch.rand(rows, generator=generator).double() + 0.3 if seed % 2 else None
-    truncation = random_truncation(rows, seed)
-    assert_floor_near(logits, temperature, truncation, **SMALL)
-    for alone in (0, 1, 2):
-        kept = [value if i == alone else None for i, value in enumerate(truncation[:3])]
-        truncation_of_one = Truncation(*kept, truncation.largest_k)
-        assert_floor_near(logits[:, 0], temperature, truncation_of_one, **SMALL)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@few
-@given(st.integers(0, 6), st.integers(0, 64), st.integers(0, 40), seeds)
-def test_of_equal_logits_at_the_edge_of_top_p_the_lowest_ids_go(
-    dtype, log_count, gone, top_k, seed
-):
-    """Masses and their sums are exact, so the floors must be equal."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.full((1, 70), -torch.inf)
-    logits[0, torch.randperm(70, generator=generator)[: 2**log_count]] = float(seed % 3 - 1)
-    tail = torch.tensor([gone / 64.0], dtype=torch.float64)
-    truncation = Truncation(torch.tensor([top_k]), tail, None, top_k or 1)
-    floor = triton_floor.find_floor(logits.to(dtype), None, truncation, **SMALL)
-    expected = gates.find_floor(logits, None, truncation)
-    is_possible = logits > -torch.inf
-    kept, expected = (gates.is_kept(logits, f) & is_possible for f in (floor, expected))
-    assert torch.equal(kept, expected)
-
-
 def test_logits_that_are_nan_give_faults_and_tokens_of_the_vocabulary():
     logits = torch.full((2, 3, 40), torch.nan)
     gate = Gate(None, torch.tensor([True, False]))
@@ -278,6 +243,3 @@ def test_logits_that_are_nan_give_faults_and_tokens_of_the_vocabulary():
     key, position = torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
     tokens = triton_race.race(logits, gate, key, position, 3, **SMALL)
     assert bool(((tokens >= 0) & (tokens < 40)).all())
-    truncation = Truncation(torch.tensor([3, 0]), torch.tensor([0.5, 0.2]).double(), None, 3)
-    floor = triton_floor.find_floor(logits, None, truncation, **SMALL)
-    assert floor.ids.shape == (2, 3)

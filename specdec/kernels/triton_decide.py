@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
+from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits, with_dense_rows
 from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
 
@@ -47,6 +47,21 @@ class Chain(NamedTuple):
     resample_stride: int
 
 
+def chain_of(
+    tokens: Tensor,
+    probs: Tensor | None,
+    num_valid: Tensor | None,
+    accept: Tensor,
+    resample: Tensor,
+) -> Chain:
+    """Arguments for kernels; Args as `Chain`."""
+    probs = None if probs is None else with_dense_rows(probs)
+    strides = (0, 0) if probs is None else probs.stride()[:2]
+    num_valid = None if num_valid is None else num_valid.contiguous()
+    draws = accept, *accept.stride(), resample, *resample.stride()
+    return Chain(tokens.contiguous(), probs, *strides, num_valid, *draws)
+
+
 @triton.jit
 def count_valid(chain, row, width: tl.constexpr):
     """How many of a row's draft tokens are up for decision."""
@@ -61,8 +76,8 @@ def read_draft_tokens(
     chain, laws, row, rule: tl.constexpr, width: tl.constexpr, padded_places: tl.constexpr
 ):
     """All that a decision needs but the target's measures, to be read while these are made: how
-    many tokens are up for decision; and `[P]` the tokens, their logits behind the gate, their draft
-    probabilities, and the draws, by the block rule in the place behind.
+    many tokens are up for decision; `[P]` the tokens, their logits behind the gate, their draft
+    probabilities, and the draws, by the block rule in the place behind; and the extra token's draw.
     """
     place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
     token = tl.load(
@@ -77,7 +92,8 @@ def read_draft_tokens(
     draw = place - 1 if rule == "block" else place
     start = point_to(chain.accept, row, draw, chain.accept_row_stride, chain.accept_place_stride)
     u = tl.load(start, mask=(draw >= 0) & (draw < width), other=0.0)
-    return num_valid, token, x, q, u
+    extra = tl.load(chain.resample + tl.cast(row, tl.int64) * chain.resample_stride)
+    return num_valid, token, x, q, u, extra
 
 
 @triton.jit
@@ -141,11 +157,13 @@ def decide(
     """What a row's measures decide: P_0..P_K by the block rule, else how many tokens stand; with
     the target's laws and the probabilities of their chunks. `draft` is of `read_draft_tokens`.
     """
-    num_valid, token, x, q, u = draft
+    num_valid, token, x, q, u, _ = draft
     place = tl.arange(0, padded_places)
     gate = read_gate(laws, row, 0)
-    target, shares = combine(measures, laws, row, place, gate[0], block, padded_chunks)
-    p = weigh(laws, gate[0], target, token, x).to(tl.float64)
+    target, shares = combine(
+        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, rule == "block"
+    )
+    p = weigh(laws, gate[0], target, 1.0, token, x).to(tl.float64)
     if rule == "block":
         return follow_path(place, p, q, width), target, shares
     else:

@@ -1,10 +1,12 @@
-"""`find_floor` on a GPU, in one launch and without sorting: one program per row searches for the
-threshold among the integers that are ordered as the row's floats are.
+"""`find_floor` on a GPU, without sorting rows: one launch, behind one that clears its counters.
 
-Each pass over a row weighs what lies below three thresholds and keeps a quarter of the range, so
-logits of half precision take at most 8 passes, and float32 ones 16.
+A row is visited twice. Where top-p is sought, the first visit measures the law, and the program
+that ends it chooses, by a sample, between which logits to look. The second visit lists the tokens
+there, and the program that ends it finds the floor among them. Rows with top-k are not measured:
+their largest tokens are listed, and what follows is found among those. Where the sample misled, or
+too many tokens would be listed, the floor is found among all of a row's tokens, more slowly.
 
-Legend: B rows, N places of a window, V vocabulary.
+Legend: B rows, N places of a window, V vocabulary; a spot is row * N + place.
 """
 
 import torch
@@ -13,22 +15,27 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.kernels.triton_laws import (
-    INFINITY,
-    LOG2_E,
-    find_ties,
-    from_key,
-    laws_of,
-    point_to,
-    to_key,
+from specdec.kernels.triton_launch import announce, wait
+from specdec.kernels.triton_laws import INFINITY, from_key, laws_of, point_to
+from specdec.kernels.triton_rows import find_span, measure_span, new_measures
+from specdec.kernels.triton_select import (
+    COUNT,
+    LEAST_KEY,
+    search,
+    search_pair,
+    weigh,
+    weigh_list,
 )
+from specdec.kernels.triton_shortlist import bracket, list_span, new_shortlist
 
 BLOCK = 4096
-NUM_WARPS = 16
+NUM_WARPS = 8
 REGISTERS = 64  # of a thread
-STAGES = tl.constexpr(3)
-LEAST_KEY = tl.constexpr(-(2**31))
-LARGEST_KEY = tl.constexpr(2**31 - 1)
+SPAN = 4
+LAG = 64
+SAMPLES = 4096
+MOST_LISTED = 16384
+PART = 512
 
 
 def find_floor(
@@ -38,6 +45,11 @@ def find_floor(
     *,
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
+    span: int | None = None,
+    lag: int = LAG,
+    samples: int = SAMPLES,
+    most: int = MOST_LISTED,
+    part: int = PART,
 ) -> Floor:
     """As `gate.find_floor`, of a floor that keeps the same tokens.
 
@@ -45,22 +57,38 @@ def find_floor(
         logits: `[B, V]` or `[B, N, V]`.
         temperature: `[B]` or `None`.
         truncation: what to keep.
-        block: tokens that are read at a time.
-        num_warps: of each row's program.
+        block: tokens of a chunk.
+        num_warps: of a program.
+        span: chunks of a program; `None` goes by how many there are.
+        lag: rows that are measured ahead.
+        samples: tokens of a sample, a power of two.
+        most: tokens that can be listed of a row.
+        part: tokens that are read at a time in the search.
     """
-    shape = logits.shape[:-1]
+    shape, device = logits.shape[:-1], logits.device
     window = logits[:, None] if logits.dim() == 2 else logits
+    gate = Gate(temperature)
     floor = Floor(
-        torch.empty(shape, dtype=torch.float32, device=logits.device),
-        torch.empty(shape, dtype=torch.long, device=logits.device),
+        torch.empty(shape, dtype=torch.float32, device=device),
+        torch.empty(shape, dtype=torch.long, device=device),
     )
+    measures, spots = new_measures(window, gate, block), floor.ids.numel()
+    span, lag = span or find_span(spots, measures.chunks, SPAN), min(lag, spots)
     columns = [None if t is None else t.contiguous() for t in truncation[:3]]
     with torch.cuda.device_of(logits):
-        _floor_kernel[(floor.ids.numel(),)](
-            laws_of(window, Gate(temperature)),
+        _floor_kernel[((spots + lag) * 2 * triton.cdiv(measures.chunks, span),)](
+            laws_of(window, gate),
             Truncation(*columns),
+            measures,
+            new_shortlist(measures, min(most, logits.shape[-1]), logits.shape[-1]),
             floor,
+            spots,
+            lag,
+            span,
             block=block,
+            samples=samples,
+            part=part,
+            padded_chunks=triton.next_power_of_2(measures.chunks),
             num_warps=num_warps,
             maxnreg=REGISTERS,
         )
@@ -68,139 +96,113 @@ def find_floor(
 
 
 @triton.jit
-def _find_range(start, vocab, block: tl.constexpr):
-    """The least and the largest key of a row."""
-    least = tl.full((block,), LARGEST_KEY, tl.int32)
-    largest = tl.full((block,), LEAST_KEY, tl.int32)
-    for first in tl.range(0, vocab, block, num_stages=STAGES):
-        ids = first + tl.arange(0, block)
-        key = to_key(tl.load(start + ids, mask=ids < vocab, other=0.0))
-        least = tl.minimum(least, tl.where(ids < vocab, key, LARGEST_KEY))
-        largest = tl.maximum(largest, tl.where(ids < vocab, key, LEAST_KEY))
-    return tl.min(least, axis=0), tl.max(largest, axis=0)
-
-
-@triton.jit
-def _bound(key, dtype: tl.constexpr):
-    return from_key(key.to(tl.int32), dtype)
-
-
-@triton.jit
-def _search(start, vocab, least, largest, budget, peak, rate, by_mass: tl.constexpr, dtype, block):
-    """The largest key T, from `least` to `largest`, such that the tokens of keys least..T - 1 weigh
-    at most the budget; each weighs 1, or its probability relative to the peak's.
+def _read_demand(laws, truncation, row):
+    """What a row asks for: top_k, at most the vocabulary, 0 for all; tail, -1 for all; min_p, 0 for
+    all; the temperature; and whether its tokens are to be measured before they are listed.
     """
-    low, high = least.to(tl.int64), largest.to(tl.int64) + 1  # low satisfies this, high does not
-    bottom = from_key(least, dtype)
-    while high - low > 1:
-        step = tl.maximum((high - low) // 4, 1)
-        one, two = low + step, tl.minimum(low + 2 * step, high - 1)
-        three = tl.minimum(low + 3 * step, high - 1)
-        first_bound, second_bound = _bound(one, dtype), _bound(two, dtype)
-        third_bound = _bound(three, dtype)
-        below_one = tl.zeros((block,), tl.float32)
-        below_two, below_three = below_one, below_one
-        for first in tl.range(0, vocab, block, num_stages=STAGES):
-            ids = first + tl.arange(0, block)
-            x = tl.load(start + ids, mask=ids < vocab, other=INFINITY).to(tl.float32)
-            weight = tl.full((block,), 1.0, tl.float32)
-            if by_mass:
-                weight = tl.where(x >= bottom, tl.exp2((x - peak) * rate), 0.0)
-            below_one += tl.where(x < first_bound, weight, 0.0)
-            below_two += tl.where(x < second_bound, weight, 0.0)
-            below_three += tl.where(x < third_bound, weight, 0.0)
-        fits_one = tl.sum(below_one.to(tl.float64), axis=0) <= budget
-        fits_two = tl.sum(below_two.to(tl.float64), axis=0) <= budget
-        fits_three = tl.sum(below_three.to(tl.float64), axis=0) <= budget
-        high = tl.where(fits_three, high, three)
-        high = tl.where(fits_two, high, two)
-        high = tl.where(fits_one, high, one)
-        low = tl.where(fits_one, one, low)
-        low = tl.where(fits_one & fits_two, two, low)
-        low = tl.where(fits_one & fits_two & fits_three, three, low)
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _weigh_above(start, vocab, least, at, last, peak, rate, block):
-    """What the tokens from `least` on weigh, what those of them below `at` weigh, and how many lie
-    from `at` to `last`.
-    """
-    total = tl.zeros((block,), tl.float32)
-    below, ties = total, total
-    for first in tl.range(0, vocab, block, num_stages=STAGES):
-        ids = first + tl.arange(0, block)
-        x = tl.load(start + ids, mask=ids < vocab, other=-INFINITY).to(tl.float32)
-        weight = tl.where(x >= least, tl.exp2((x - peak) * rate), 0.0)
-        total += weight
-        below += tl.where(x < at, weight, 0.0)
-        ties += tl.where((x >= at) & (x <= last), 1.0, 0.0)
-    total, below = total.to(tl.float64), below.to(tl.float64)
-    return tl.sum(total, axis=0), tl.sum(below, axis=0), tl.sum(ties, axis=0)
-
-
-@triton.jit
-def _find_tie(start, vocab, at, last, rank, block):
-    """The id of the token from `at` to `last` that has `rank` others before it."""
-    seen, found = tl.full((), 0, tl.int32), tl.full((), 0, tl.int32)
-    for first in range(0, vocab, block):
-        ids = first + tl.arange(0, block)
-        x = tl.load(start + ids, mask=ids < vocab, other=float("nan")).to(tl.float32)
-        is_tie = ((x >= at) & (x <= last)).to(tl.int32)
-        is_it = (is_tie > 0) & (seen + tl.cumsum(is_tie, axis=0) == rank + 1)
-        found += tl.sum(tl.where(is_it, ids, 0), axis=0)
-        seen += tl.sum(is_tie, axis=0)
-    return found
-
-
-@triton.jit
-def _cut_tail(start, vocab, tail, least, largest, peak, rate, temperature, dtype, block):
-    """The floor of top-p over the tokens from logit `least` on: its logit, scaled, and its id."""
-    total, _, _ = _weigh_above(start, vocab, least, least, least, peak, rate, block)
-    budget = tail * total
-    bottom = to_key(least.to(dtype))
-    at = _search(start, vocab, bottom, largest, budget, peak, rate, True, dtype, block)
-    at = tl.div_rn(from_key(at, dtype), temperature)
-    first, last = find_ties(at, temperature)
-    _, below, ties = _weigh_above(start, vocab, least, first, last, peak, rate, block)
-    weight = tl.exp2((last - peak) * rate).to(tl.float64)
-    gone = tl.minimum(tl.floor((budget - below) / weight), ties.to(tl.float64) - 1)
-    tie = tl.full((), 0, tl.int64)
-    if gone > 0:  # of ties the lowest ids go; and the most likely token stays
-        tie = _find_tie(start, vocab, first, last, gone.to(tl.int32), block).to(tl.int64)
-    return at, tie
-
-
-@triton.jit
-def _floor_kernel(laws, truncation, floor, block: tl.constexpr):
-    spot = tl.program_id(0)
-    row, place, vocab = spot // laws.places, spot % laws.places, laws.vocab
-    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    dtype: tl.constexpr = laws.logits.dtype.element_ty
-    temperature = tl.full((), 1.0, tl.float32)
-    if laws.gate.temperature is not None:
-        temperature = tl.load(laws.gate.temperature + row).to(tl.float32)
-    rate = tl.div_rn(tl.full((), LOG2_E, tl.float32), temperature)
-    bottom, largest = _find_range(start, vocab, block)
-    peak, least = from_key(largest, dtype), from_key(bottom, dtype)
-    at, tie = tl.full((), -INFINITY, tl.float32), tl.full((), 0, tl.int64)
+    top_k, tail = tl.full((), 0, tl.int64), tl.full((), -1.0, tl.float64)
+    min_p, temperature = tl.full((), 0.0, tl.float32), tl.full((), 1.0, tl.float32)
     if truncation.top_k is not None:
-        top_k = tl.load(truncation.top_k + row)
-        if top_k > 0:
-            budget = (vocab - tl.minimum(top_k, vocab)).to(tl.float64)
-            key = _search(start, vocab, bottom, largest, budget, peak, rate, False, dtype, block)
-            at = tl.div_rn(from_key(key, dtype), temperature)
-            least, _ = find_ties(at, temperature)
+        top_k = tl.minimum(tl.load(truncation.top_k + row), laws.vocab)
     if truncation.tail is not None:
         tail = tl.load(truncation.tail + row).to(tl.float32).to(tl.float64)
-        if tail >= 0:
-            at, tie = _cut_tail(
-                start, vocab, tail, least, largest, peak, rate, temperature, dtype, block
-            )
     if truncation.min_p is not None:
         min_p = tl.load(truncation.min_p + row).to(tl.float32)
-        bound = tl.div_rn(peak, temperature) + tl.log(min_p)
-        tie = tl.where(bound > at, 0, tie)
-        at = tl.where(bound > at, bound, at)
+    if laws.gate.temperature is not None:
+        temperature = tl.load(laws.gate.temperature + row).to(tl.float32)
+    return top_k, tail, min_p, temperature, (top_k == 0) & (tail >= 0)
+
+
+@triton.jit
+def _find(laws, measures, shortlist, floor, start, spot, demand, spans, part, padded_chunks):
+    """Writes the floor of a row that is listed."""
+    top_k, tail, min_p, temperature, is_measured = demand
+    index, slot = tl.arange(0, padded_chunks), tl.cast(spot, tl.int64) * shortlist.most
+    found = shortlist.found + tl.cast(spot, tl.int64) * measures.chunks + index
+    found = tl.load(found, index < spans, tl.where(is_measured, 0.0, -INFINITY))
+    peak, unit = tl.max(found, axis=0), shortlist.unit
+    if is_measured:
+        peak = tl.load(shortlist.peak + spot)
+    peak = tl.div_rn(peak, temperature)
+    tokens, keys, masses = shortlist.tokens + slot, shortlist.keys + slot, shortlist.masses + slot
+    count = tl.load(shortlist.counters + 4 * spot + 3)
+    is_listed = (count >= top_k) & (count > 0) & (count <= shortlist.most)
+    least, before = tl.full((), LEAST_KEY, tl.int32), tl.full((), 0, tl.int64)
+    at, tie = tl.full((), -INFINITY, tl.float32), tl.full((), 0, tl.int64)
+    budget = before
+    if is_listed:
+        mass = weigh_list(tokens, keys, masses, count, start, temperature, peak, unit, part)
+        if is_measured:
+            left = tail * tl.load(shortlist.total + spot) - tl.sum(found.to(tl.float64), axis=0)
+            budget = tl.floor(left * unit).to(tl.int64)
+            is_open = tl.load(shortlist.bracket + 2 * spot + 1) == INFINITY
+            is_listed = (budget >= 0) & ((mass > budget) | is_open)
+    among = tl.where(is_listed, count, laws.vocab)
+    row = is_listed, tokens, keys, masses, among, start, temperature, peak, unit
+    if top_k > 0:
+        least, _ = search(row, least, among - top_k, 0, COUNT, part)
+        at = from_key(least, tl.float32)
+    if tail >= 0:
+        if (top_k > 0) | (is_listed == 0):
+            before, mass = weigh(row, least, part)
+            budget = before + tl.floor(tail * mass.to(tl.float64)).to(tl.int64)
+        at, tie = search_pair(row, least, before, budget, part)
+    bound = peak + tl.log(min_p)
+    tie = tl.where(bound > at, 0, tie)
+    at = tl.where(bound > at, bound, at)
     tl.store(floor.logits + spot, at)
     tl.store(floor.ids + spot, tie)
+
+
+@triton.jit
+def _floor_kernel(
+    laws,
+    truncation,
+    measures,
+    shortlist,
+    floor,
+    spots,
+    lag,
+    span,
+    block: tl.constexpr,
+    samples: tl.constexpr,
+    part: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    spans = tl.cdiv(measures.chunks, span)
+    turn, item = tl.program_id(0) // (2 * spans), tl.program_id(0) % (2 * spans)
+    is_first = item < spans
+    spot = tl.where(is_first, turn, turn - lag)
+    if (spot >= 0) & (spot < spots):
+        row, place = spot // laws.places, spot % laws.places
+        start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
+        demand = _read_demand(laws, truncation, row)
+        top_k, tail, min_p, _, is_measured = demand
+        visits = shortlist.counters + 4 * spot
+        if (top_k == 0) & (tail < 0) & (min_p <= 0):
+            tl.store(floor.logits + spot, -INFINITY)
+            tl.store(floor.ids + spot, 0)
+        elif is_first:
+            is_last = item == 0
+            if is_measured:
+                measure_span(measures, laws, row, place, item * span, span, block)
+                is_last = announce(visits) == spans - 1
+            if is_last:
+                bracket(laws, measures, shortlist, start, spot, demand, samples, padded_chunks)
+                announce(visits + 2)
+        else:
+            wait(visits + 2, 1)
+            list_span(laws, measures, shortlist, start, spot, demand, item - spans, span, block)
+            if announce(visits + 1) == spans - 1:
+                _find(
+                    laws,
+                    measures,
+                    shortlist,
+                    floor,
+                    start,
+                    spot,
+                    demand,
+                    spans,
+                    part,
+                    padded_chunks,
+                )

@@ -5,6 +5,9 @@ chunk to its largest logit and the sum of its weights; `combine` reduces the chu
 row's largest logit and scale. `weigh` then gives a token's probability from its logit: the same
 float32 number wherever it is computed, so two equal laws subtract to exactly 0.
 
+What programs of one launch tell each other are words of 32 bits, each of which says by itself
+whether it is written: nobody counts, and no write has to come before another.
+
 Legend: B rows, N places of a window, V vocabulary, C chunks, P places padded to a power of two.
 """
 
@@ -16,19 +19,22 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_laws import INFINITY, pass_gate, point_to, read_gate
+from specdec.kernels.triton_launch import let_next_start, overlap
+from specdec.kernels.triton_laws import INFINITY, Laws, pass_gate, point_to, read_gate
 
 MIN_PROGRAMS = 1024
+SPAN = 4
 STAGES = tl.constexpr(3)
+UNWRITTEN = tl.constexpr(-2)  # no token, no place, and of floats a NaN that arithmetic never makes
 
 
 class Measures(NamedTuple):
     """What is known of each chunk of each row; a kernel takes it as one argument.
 
     Args:
-        largest: `[B, N, C]` float32 largest logits.
-        weight: `[B, N, C]` float32 sums of weights relative to the chunk's largest.
-        best: `[B, N, C]` int32 ids of the largest; `None` without greedy rows.
+        largest: float32 largest logits of `[B, N, C]` chunks.
+        weight: float32 sums of their weights relative to the chunk's largest.
+        best: int32 ids of the largest; `None` without greedy rows.
         chunks: C.
     """
 
@@ -53,6 +59,61 @@ def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
     return Measures(largest, torch.empty_like(largest), best, shape[2])
 
 
+def measure_rows(
+    laws: Laws, num_valid: Tensor | None, *, block: int, num_warps: int, span: int | None
+) -> Measures:
+    """Measures all rows in one launch, in each batch row up to place `num_valid` `[B]`."""
+    measures = new_measures(laws.logits, laws.gate, block)
+    rows = laws.logits.shape[0] * laws.places
+    span = span or find_span(rows, measures.chunks, SPAN)
+    grid = (rows * triton.cdiv(measures.chunks, span),)
+    is_early = overlap(laws.logits)["is_early"]
+    _measure_kernel[grid](
+        laws, measures, num_valid, span, is_early=is_early, block=block, num_warps=num_warps
+    )
+    return measures
+
+
+@triton.jit
+def _measure_kernel(laws, measures, num_valid, span, is_early: tl.constexpr, block: tl.constexpr):
+    let_next_start(is_early)
+    spans = tl.cdiv(measures.chunks, span)
+    spot, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
+    row, place = spot // laws.places, spot % laws.places
+    last = tl.cast(laws.places, tl.int64)
+    if num_valid is not None:
+        last = tl.load(num_valid + row)
+    if place <= last:
+        measure_span(measures, laws, row, place, first, span, block)
+
+
+@triton.jit
+def write(pointers, words, mask=None):
+    """Writes words of 32 bits whole, which other programs may be waiting for."""
+    pointers = pointers.to(tl.pointer_type(tl.int32), bitcast=True)
+    tl.atomic_xchg(pointers, words.to(tl.int32, bitcast=True), mask=mask, sem="relaxed")
+
+
+@triton.jit
+def peek(pointers, mask=True):
+    """Words that others may be writing, 0 beyond the mask."""
+    return tl.load(pointers, mask, 0, volatile=True)
+
+
+@triton.jit
+def is_missing(words):
+    """1 where a word is not written yet, else 0."""
+    return (words.to(tl.int32, bitcast=True) == UNWRITTEN).to(tl.int32)
+
+
+@triton.jit
+def read_pairs(pointers, others, mask):
+    """Two tables of words `[P, C]`, when all of both are written; 0 beyond the mask."""
+    while tl.max(is_missing(peek(pointers, mask)) | is_missing(peek(others, mask))) > 0:
+        pass
+    return peek(pointers, mask), peek(others, mask)  # a word may be in several threads: all reread
+
+
 @triton.jit
 def measure(measures, laws, gate, slot, ids, x):
     """Stores a chunk's largest logit, and its sum of `exp2((logit - largest) * rate)`: 0 where
@@ -61,11 +122,10 @@ def measure(measures, laws, gate, slot, ids, x):
     x = pass_gate(laws, gate, ids, x)
     largest = tl.max(x, axis=0)
     origin = tl.where(largest == -INFINITY, 0.0, largest)
-    tl.store(measures.largest + slot, largest)
-    tl.store(measures.weight + slot, tl.sum(tl.exp2((x - origin) * gate[0]), axis=0))
+    write(measures.largest + slot, largest)
+    write(measures.weight + slot, tl.sum(tl.exp2((x - origin) * gate[0]), axis=0))
     if laws.gate.is_greedy is not None:
-        first = tl.min(tl.where(x == largest, ids, laws.vocab - 1), axis=0)
-        tl.store(measures.best + slot, first)
+        write(measures.best + slot, tl.min(tl.where(x == largest, ids, laws.vocab - 1), axis=0))
 
 
 @triton.jit
@@ -87,30 +147,44 @@ def measure_span(measures, laws, row, place, first, span, block: tl.constexpr):
 
 
 @triton.jit
-def weigh(laws, rate, law, ids, x):
-    """Probabilities of tokens `ids` from their logits behind the gate, `law` of `combine`; a GPU
-    makes 0 of those below 2**-126.
+def weigh(laws, rate, law, factor, ids, x):
+    """Probabilities times a factor of tokens `ids` from their logits behind the gate, `law` of
+    `combine`; a GPU makes 0 of those below 2**-126.
     """
     largest, scale, best = law
-    probs = tl.exp2((x - largest) * rate) * scale
+    probs = tl.exp2((x - largest) * rate) * (scale * factor)
     if laws.gate.is_greedy is not None:
-        probs = tl.where(best < 0, probs, (ids == best).to(tl.float32))
+        probs = tl.where(best < 0, probs, tl.where(ids == best, factor, 0.0))
     return probs
 
 
 @triton.jit
-def combine(measures, laws, row, place, rate, block: tl.constexpr, padded_chunks: tl.constexpr):
+def combine(
+    measures,
+    laws,
+    row,
+    place,
+    last,
+    rate,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+    is_awaited: tl.constexpr,
+):
     """The laws of a row's places `[P]`, and the probabilities of their chunks, `[P, C]` float64.
+    Measures that this launch makes must be awaited.
 
     A law is a tuple: the largest logit, the scale (1 / sum of weights, NaN where the logits are no
-    law, and beyond the last place), and the token of a one-hot law or -1.
+    law, and beyond place `last`), and the token of a one-hot law or -1.
     """
     chunk = tl.arange(0, padded_chunks)[None]
     slots = tl.cast(row * laws.places + place, tl.int64)[:, None] * measures.chunks + chunk
-    is_chunk = (chunk < measures.chunks) & (place < laws.places)[:, None]
-    # Written by other programs of the launch, maybe: .cg reads where their writes meet.
-    maxima = tl.load(measures.largest + slots, is_chunk, -INFINITY, cache_modifier=".cg")
-    weight = tl.load(measures.weight + slots, is_chunk, 0.0, cache_modifier=".cg")
+    is_chunk = (chunk < measures.chunks) & (place <= last)[:, None]
+    if is_awaited:
+        maxima, weight = read_pairs(measures.largest + slots, measures.weight + slots, is_chunk)
+    else:
+        maxima = tl.load(measures.largest + slots, is_chunk, 0.0)
+        weight = tl.load(measures.weight + slots, is_chunk, 0.0)
+    maxima = tl.where(is_chunk, maxima, -INFINITY)
     largest = tl.max(maxima, axis=1)
     peaks = tl.exp2((maxima - largest[:, None]) * rate)  # NaN where nothing is finite
     total = tl.sum(weight * peaks, axis=1)
@@ -119,7 +193,10 @@ def combine(measures, laws, row, place, rate, block: tl.constexpr, padded_chunks
     shares = tl.where(is_empty, 0.0, weight * peaks * scale[:, None]).to(tl.float64)
     best = tl.full(place.shape, -1, tl.int32)
     if laws.gate.is_greedy is not None:
-        firsts = tl.load(measures.best + slots, is_chunk, 0, cache_modifier=".cg")
+        if is_awaited:
+            firsts, _ = read_pairs(measures.best + slots, measures.best + slots, is_chunk)
+        else:
+            firsts = tl.load(measures.best + slots, is_chunk, 0)
         firsts = tl.where(maxima == largest[:, None], firsts, laws.vocab - 1)
         best = tl.where(tl.load(laws.gate.is_greedy + row), tl.min(firsts, axis=1), -1)
         is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
@@ -152,8 +229,8 @@ def find_past(weights, threshold, length: tl.constexpr):
     index = tl.arange(0, length)
     is_positive = weights > 0  # asked for, since a parallel prefix sum is not flat over zeros
     is_past = (tl.cumsum(weights, axis=0) > threshold) & is_positive
-    first = tl.min(tl.where(is_past, index, length), axis=0)
-    last = tl.max(tl.where(is_positive, index, -1), axis=0)
-    last = tl.where(last < 0, length, last)
-    found = tl.where(first < length, first, last)
+    rank = tl.where(is_past, index, tl.where(is_positive, 2 * length - index, 3 * length))
+    best = tl.min(rank, axis=0)
+    found = tl.where(best < length, best, tl.maximum(2 * length - best, -1))
+    found = tl.where(found < 0, length, found)
     return found, tl.sum(tl.where(index < found, weights, 0.0), axis=0)

@@ -9,22 +9,12 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_laws import Laws, laws_of, pass_gate, read_gate, read_logits
-from specdec.kernels.triton_rows import (
-    Measures,
-    combine,
-    find_past,
-    find_span,
-    measure_span,
-    new_measures,
-    pick,
-    pick_law,
-    weigh,
-)
+from specdec.kernels.triton_launch import overlap, wait_for_last
+from specdec.kernels.triton_laws import laws_of, pass_gate, read_gate, read_logits
+from specdec.kernels.triton_rows import combine, find_past, measure_rows, pick, pick_law, weigh
 
 BLOCK = 4096
 NUM_WARPS = 8
-SPAN = 4
 
 
 def sample(
@@ -42,7 +32,7 @@ def sample(
     law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
     with torch.cuda.device_of(logits):
-        measures = measure_rows(window, laws, span, block=block, num_warps=num_warps)
+        measures = measure_rows(laws, None, block=block, num_warps=num_warps, span=span)
         _sample_kernel[(window.shape[0] * laws.places * (measures.chunks + 1),)](
             laws,
             measures,
@@ -52,44 +42,27 @@ def sample(
             block=block,
             padded_chunks=triton.next_power_of_2(measures.chunks),
             num_warps=num_warps,
+            **overlap(logits),
         )
     return tokens, law
-
-
-def measure_rows(
-    logits: Tensor,
-    laws: Laws,
-    span: int | None,
-    *,
-    block: int,
-    num_warps: int,
-) -> Measures:
-    """Measures the chunks of logits `[B, N, V]` in one launch."""
-    measures = new_measures(logits, laws.gate, block)
-    rows = logits.shape[0] * laws.places
-    span = span or find_span(rows, measures.chunks, SPAN)
-    grid = (rows * triton.cdiv(measures.chunks, span),)
-    _measure_kernel[grid](laws, measures, span, block=block, num_warps=num_warps)
-    return measures
-
-
-@triton.jit
-def _measure_kernel(laws, measures, span, block: tl.constexpr):
-    spans = tl.cdiv(measures.chunks, span)
-    spot, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
-    row, place = spot // laws.places, spot % laws.places
-    measure_span(measures, laws, row, place, first, span, block)
 
 
 @triton.jit
 def _weigh(laws, gate, law, row, place, ids):
     x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
-    return weigh(laws, gate[0], law, ids, x)
+    return weigh(laws, gate[0], law, 1.0, ids, x)
 
 
 @triton.jit
 def _sample_kernel(
-    laws, measures, uniforms, law, tokens, block: tl.constexpr, padded_chunks: tl.constexpr
+    laws,
+    measures,
+    uniforms,
+    law,
+    tokens,
+    is_early: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
 ):
     """A program for each chunk of a row writes its law; before them one draws the row's token."""
     programs = measures.chunks + 1
@@ -97,7 +70,10 @@ def _sample_kernel(
     row, place = spot // laws.places, spot % laws.places
     gate = read_gate(laws, row, place)
     alone = place + tl.arange(0, 1)
-    law_of, shares = combine(measures, laws, row, alone, gate[0], block, padded_chunks)
+    wait_for_last(is_early)
+    law_of, shares = combine(
+        measures, laws, row, alone, place, gate[0], block, padded_chunks, False
+    )
     target, shares = pick_law(law_of, alone, place), pick(shares, alone, place)
     if chunk < 0:
         threshold = tl.load(uniforms + spot) * tl.sum(shares, axis=0)

@@ -1,10 +1,14 @@
-"""`verify_tokens` and `verify_blocks` on a GPU: one launch, behind one that clears its counters.
+"""`verify_tokens` and `verify_blocks` on a GPU.
 
-Programs take numbered items in order: to measure a chunk of the target's rows, to decide a row that
-is measured, to take the draft off a chunk, to settle a row. The measures of later rows lie before
-what else is to be done of a row, so that it finds its row measured and the logits still in the
-cache, and memory is passed once. An item waits for items of lower numbers only; these are done or
-running, so no wait is for ever.
+Token by token: one launch measures the target's rows, one takes the draft law off at each row's
+first rejected token (not with point masses), and one settles the rows.
+
+Block by block the draft is taken off at every place, for which all logits are needed again: one
+launch clears tables, and one does all else. Its programs each do one thing, in this order: measure
+a span of chunks of the target's rows, decide a row that is measured, take the draft off a span,
+settle a row. The measures of later rows lie before what else is to be done of a row, so that it
+finds its row measured and the logits still in the cache, and memory is passed once. A program waits
+for programs of lower ids only; see `triton_launch`.
 
 Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row.
 """
@@ -15,17 +19,26 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_decide import Chain, count_valid, decide, read_draft_tokens
-from specdec.kernels.triton_laws import Laws, laws_of, with_dense_rows
-from specdec.kernels.triton_residual import Residuals, order_residuals, subtract_span
-from specdec.kernels.triton_rows import find_span, measure_span, new_measures
-from specdec.kernels.triton_settle import Outcome, settle
+from specdec.kernels.triton_decide import Chain, chain_of, count_valid, decide, read_draft_tokens
+from specdec.kernels.triton_launch import let_next_start, overlap, wait_for_last
+from specdec.kernels.triton_laws import Laws, laws_of
+from specdec.kernels.triton_residual import Residuals, order_residuals, read_order, subtract_span
+from specdec.kernels.triton_rows import (
+    UNWRITTEN,
+    Measures,
+    find_span,
+    measure_rows,
+    measure_span,
+    pick_law,
+)
+from specdec.kernels.triton_settle import Outcome, settle, settle_rows
 
 BLOCK = 4096
 NUM_WARPS = 4
-LAG = 8
-SPAN = 2
-REGISTERS = 64, 96  # of a thread, without a floor and with one: programs must fill the GPU
+SPANS = 2, 2  # chunks that a program measures, and that it takes the draft off
+SPAN = 4  # the latter token by token
+LAG_BYTES = 24_000_000  # of logits; beside the draft's laws they must stay in the cache
+REGISTERS = 72, 96  # of a thread, for half precision without a floor, and else
 
 
 def verify(
@@ -40,7 +53,7 @@ def verify(
     by_block: bool,
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
-    lag: int = LAG,
+    lag: int | None = None,
     span: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `ops.verify_blocks` if `by_block`, else as `ops.verify_tokens`.
@@ -52,109 +65,128 @@ def verify(
         by_block: the rule.
         block: tokens of a chunk.
         num_warps: of a program.
-        lag: rows that are measured ahead.
-        span: chunks of an item; `None` goes by how many there are.
+        lag: rows that are measured ahead; `None` goes by their bytes.
+        span: chunks that a program reads; `None` goes by how many there are.
     """
-    (rows, width), device = draft_tokens.shape, logits.device
-    rule = "point" if draft_probs is None or width == 0 else "block" if by_block else "chain"
+    rows, width = draft_tokens.shape
     laws = laws_of(logits, gate)
-    chain = _chain_of(
-        draft_tokens,
-        None if rule == "point" else draft_probs,
-        num_valid,
-        accept_uniforms,
-        resample_uniforms,
-    )
-    tokens = torch.empty(rows, width + 1, dtype=torch.long, device=device)
+    is_point = draft_probs is None or width == 0
+    probs = None if is_point else draft_probs
+    chain = chain_of(draft_tokens, probs, num_valid, accept_uniforms, resample_uniforms)
+    tokens = torch.empty(rows, width + 1, dtype=torch.long, device=logits.device)
     outcome = Outcome(tokens, *(torch.empty_like(tokens[:, 0]) for _ in range(2)))
-    measures = new_measures(logits, gate, block)
-    residuals = _new_residuals({"point": 0, "chain": 1, "block": width}[rule], laws, measures)
-    span = span or find_span(rows * laws.places, measures.chunks, SPAN)
-    spans, lag = triton.cdiv(measures.chunks, span), min(lag, rows)
-    items = (laws.places + residuals.count) * spans + 2
+    sizes = {"block": block, "num_warps": num_warps}
     with torch.cuda.device_of(logits):
-        _verify_kernel[((rows + lag + 1) * items,)](
-            chain,
-            laws,
-            measures,
-            residuals,
-            outcome,
-            torch.zeros(1 + 3 * rows, dtype=torch.int32, device=device),
-            rows,
-            lag,
-            span,
-            rule=rule,
-            width=width,
-            padded_places=triton.next_power_of_2(width + 1),
-            block=block,
-            padded_chunks=triton.next_power_of_2(measures.chunks),
-            num_warps=num_warps,
-            maxnreg=REGISTERS[gate.floor is not None],
-            enable_fp_fusion=False,  # equal laws must subtract to 0
-        )
+        if is_point:
+            measures = measure_rows(laws, chain.num_valid, span=span, **sizes)
+            settle_rows("point", chain, laws, measures, None, outcome, **sizes)
+        elif by_block:
+            lag = lag or max(1, LAG_BYTES // (laws.places * laws.vocab * logits.element_size()))
+            _verify_by_block(chain, laws, outcome, min(lag, rows), span, **sizes)
+        else:
+            measures = measure_rows(laws, chain.num_valid, span=span, **sizes)
+            residuals = _subtract_rejected(chain, laws, measures, span, **sizes)
+            settle_rows("chain", chain, laws, measures, residuals, outcome, **sizes)
     return tuple(outcome)
 
 
-def _chain_of(
-    tokens: Tensor,
-    probs: Tensor | None,
-    num_valid: Tensor | None,
-    accept: Tensor,
-    resample: Tensor,
-) -> Chain:
-    probs = None if probs is None else with_dense_rows(probs)
-    strides = (0, 0) if probs is None else probs.stride()[:2]
-    num_valid = None if num_valid is None else num_valid.contiguous()
-    draws = accept, *accept.stride(), resample, *resample.stride()
-    return Chain(tokens.contiguous(), probs, *strides, num_valid, *draws)
-
-
-def _new_residuals(count: int, laws: Laws, measures) -> Residuals:
-    """Tables for `count` residuals of a row, not filled."""
-    shape = laws.logits.shape[0], count
-    masses = torch.empty(*shape, measures.chunks, 2, dtype=torch.float64, device=laws.logits.device)
-    orders = torch.empty(*shape, 3, dtype=torch.float32, device=masses.device)
-    places = torch.empty(*shape, 2, dtype=torch.int32, device=masses.device)
-    return Residuals(masses, orders, places, count, measures.chunks)
-
-
-@triton.jit
-def _announce(counter):
-    """What the program wrote comes before what others read when they have waited for it."""
-    tl.debug_barrier()  # every thread wrote
-    tl.atomic_add(counter, 1, sem="release")
+def _subtract_rejected(
+    chain: Chain, laws: Laws, measures: Measures, span: int | None, *, block: int, num_warps: int
+) -> Residuals:
+    """Takes the draft off at the first rejected token of each row, in one launch."""
+    rows, width = chain.tokens.shape
+    masses = measures.largest.new_empty(rows, measures.chunks, 2)
+    residuals = Residuals(masses, None, None, 1, measures.chunks)
+    span = span or find_span(rows, measures.chunks, SPAN)
+    _subtract_kernel[(rows * triton.cdiv(measures.chunks, span),)](
+        chain,
+        laws,
+        measures,
+        residuals,
+        span,
+        width=width,
+        padded_places=triton.next_power_of_2(width + 1),
+        block=block,
+        padded_chunks=triton.next_power_of_2(measures.chunks),
+        num_warps=num_warps,
+        enable_fp_fusion=False,  # equal laws must subtract to 0
+        **overlap(laws.logits),
+    )
+    return residuals
 
 
 @triton.jit
-def _wait(counter, count):
-    while tl.atomic_add(counter, 0, sem="acquire") < count:
-        pass
-
-
-@triton.jit
-def _order(
+def _subtract_kernel(
+    chain,
     laws,
     measures,
     residuals,
-    row,
-    draft,
-    rule: tl.constexpr,
+    span,
+    is_early: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """Decides what residuals of a row are needed."""
-    decided, target, _ = decide(
-        laws, measures, row, draft, rule, width, padded_places, block, padded_chunks
+    let_next_start(is_early)
+    spans = tl.cdiv(measures.chunks, span)
+    row, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
+    draft = read_draft_tokens(chain, laws, row, "chain", width, padded_places)
+    wait_for_last(is_early)
+    place, target, _ = decide(
+        laws, measures, row, draft, "chain", width, padded_places, block, padded_chunks
     )
-    place, num_valid = tl.arange(0, padded_places), draft[0]
-    if rule == "block":
-        order_residuals(residuals, row, place, place, place < num_valid, target, decided)
-    else:
-        index = tl.where(place == decided, 0, -1)  # of the first rejected token only
-        one = tl.full(place.shape, 1.0, tl.float32)
-        order_residuals(residuals, row, place, index, place < num_valid, target, one)
+    if place < draft[0]:
+        law = pick_law(target, tl.arange(0, padded_places), place)
+        order = law, tl.full((), 1.0, tl.float32)
+        subtract_span(residuals, chain, laws, row, 0, place, order, first, span, block)
+
+
+def _verify_by_block(
+    chain: Chain,
+    laws: Laws,
+    outcome: Outcome,
+    lag: int,
+    span: int | None,
+    *,
+    block: int,
+    num_warps: int,
+) -> None:
+    rows, width = chain.tokens.shape
+    measures, residuals = _new_tables(laws, width, block)
+    spans = [span or find_span(rows * laws.places, measures.chunks, s) for s in SPANS]
+    items = laws.places * triton.cdiv(measures.chunks, spans[0]) + 2
+    items += residuals.count * triton.cdiv(measures.chunks, spans[1])
+    _verify_kernel[((rows + lag + 1) * items,)](
+        chain,
+        laws,
+        measures,
+        residuals,
+        outcome,
+        rows,
+        lag,
+        *spans,
+        width=width,
+        padded_places=triton.next_power_of_2(width + 1),
+        block=block,
+        padded_chunks=triton.next_power_of_2(measures.chunks),
+        num_warps=num_warps,
+        maxnreg=REGISTERS[laws.logits.element_size() > 2 or laws.gate.floor is not None],
+        enable_fp_fusion=False,  # equal laws must subtract to 0
+        **overlap(laws.logits),
+    )
+
+
+def _new_tables(laws: Laws, count: int, block: int) -> tuple[Measures, Residuals]:
+    """Tables of which nothing is written, with `count` residuals a row."""
+    rows, chunks = laws.logits.shape[0], triton.cdiv(laws.vocab, block)
+    spots, slots = rows * laws.places * chunks, rows * count
+    sizes = [slots, spots, spots, spots, 2 * slots * chunks, 3 * slots]
+    words = torch.full((sum(sizes),), UNWRITTEN.value, dtype=torch.int32, device=laws.logits.device)
+    hot, best, *tables = words.split(sizes)
+    largest, weight, masses, orders = (table.view(torch.float32) for table in tables)
+    measures = Measures(largest, weight, None if laws.gate.is_greedy is None else best, chunks)
+    return measures, Residuals(masses, orders, hot, count, chunks)
 
 
 @triton.jit
@@ -164,70 +196,59 @@ def _verify_kernel(
     measures,
     residuals,
     outcome,
-    counters,
     rows,
     lag,
-    span,
-    rule: tl.constexpr,
+    measure_chunks,
+    subtract_chunks,
+    is_early: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    ticket = tl.atomic_add(counters, 1, sem="relaxed")
-    spans = tl.cdiv(measures.chunks, span)
-    measured, subtracted = (width + 1) * spans, residuals.count * spans
+    wait_for_last(is_early)
+    measure_spans = tl.cdiv(measures.chunks, measure_chunks)
+    subtract_spans = tl.cdiv(measures.chunks, subtract_chunks)
+    measured, subtracted = (width + 1) * measure_spans, residuals.count * subtract_spans
     # A turn: measure row `turn`, subtract in row `turn - lag`, decide the former, settle the row
     # before the latter.
-    turn, item = ticket // (measured + subtracted + 2), ticket % (measured + subtracted + 2)
+    turn = tl.program_id(0) // (measured + subtracted + 2)
+    item = tl.program_id(0) % (measured + subtracted + 2)
     is_measure, is_last = item < measured, item == measured + subtracted + 1
     is_subtraction = (item >= measured) & (item < measured + subtracted)
     row = tl.where(is_subtraction, turn - lag, tl.where(is_last, turn - lag - 1, turn))
     if (row >= 0) & (row < rows):
-        arrived = counters + 1 + 3 * row
         if is_measure:
-            place, first = item // spans, item % spans * span
+            place, first = item // measure_spans, item % measure_spans * measure_chunks
             if place <= count_valid(chain, row, width):
-                measure_span(measures, laws, row, place, first, span, block)
-            _announce(arrived)
-        elif is_last:
-            draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
-            _wait(arrived, measured)
-            _wait(arrived + 2, subtracted)
-            settle(
-                chain,
-                laws,
-                measures,
-                residuals,
-                outcome,
-                row,
-                draft,
-                rule,
-                width,
-                padded_places,
-                block,
-                padded_chunks,
-            )
-        elif rule != "point":
-            if is_subtraction:
-                index, first = (item - measured) // spans, (item - measured) % spans * span
-                last = tl.minimum(first + span, measures.chunks)
-                _wait(arrived + 1, 1)
-                subtract_span(residuals, chain, laws, row, index, first, last, block)
-                _announce(arrived + 2)
-            else:
-                draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
-                _wait(arrived, measured)
-                _order(
+                measure_span(measures, laws, row, place, first, measure_chunks, block)
+        elif is_subtraction:
+            item -= measured
+            place, first = item // subtract_spans, item % subtract_spans * subtract_chunks
+            if place < count_valid(chain, row, width):
+                order = read_order(residuals, row, place)
+                subtract_span(
+                    residuals, chain, laws, row, place, place, order, first, subtract_chunks, block
+                )
+        else:
+            draft = read_draft_tokens(chain, laws, row, "block", width, padded_places)
+            if is_last:
+                settle(
+                    chain,
                     laws,
                     measures,
                     residuals,
+                    outcome,
                     row,
                     draft,
-                    rule,
+                    "block",
                     width,
                     padded_places,
                     block,
                     padded_chunks,
                 )
-                _announce(arrived + 1)
+            else:
+                kept, target, _ = decide(
+                    laws, measures, row, draft, "block", width, padded_places, block, padded_chunks
+                )
+                order_residuals(residuals, row, tl.arange(0, padded_places), target, kept)
