@@ -119,7 +119,7 @@ class SpeculativeGenerator:
             )
         if not state.options.draft_laws:
             draft = replace(draft, probs=None)
-        output = self.target.verify(state.cache, state.anchor, draft, longest=state.longest)
+        output = self.target.verify(state.cache, state.books.anchor, draft, longest=state.longest)
         logits = process_step(state, draft, output.logits)
         verdict = self.sampler(draft, logits, state.warp, noise)
         return state.commit(draft, verdict, logits, output.features)

@@ -149,11 +149,6 @@ class GenerationState:
         return self.books.remaining == 0
 
     @property
-    def anchor(self) -> Tensor:
-        """`[B]` the last committed token of each row."""
-        return self.books.text.gather(1, self.books.lengths[:, None])[:, 0]
-
-    @property
     def context(self) -> Context:
         """What the drafter may know at the start of a step."""
         books = self.books

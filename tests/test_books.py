@@ -56,6 +56,7 @@ def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
     assert books.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
     assert books.num_new.tolist() == [3, 3, 1]
     assert books.lengths.tolist() == [4, 4, 2]
+    assert books.anchor.tolist() == [5, 1, 4]
     assert books.start.tolist() == [1, 1, 1]
     assert books.remaining.tolist() == [0, 0, 2]
     assert books.recent[:, 0].tolist() == [3, 3, 3]

@@ -22,6 +22,7 @@ class Books:
     Attributes:
         text: `[B, S]` committed tokens; what lies behind a row's anchor is garbage.
         lengths: `[B]` position of the anchor.
+        anchor: `[B]` the last committed token.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
         recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
         start: `[B]` position of that anchor.
@@ -42,6 +43,7 @@ class Books:
         device = text.device
         self.text = text
         self.lengths = lengths
+        self.anchor = text.gather(1, positions[:, None])[:, 0]
         self.remaining = torch.full_like(lengths, room)
         self.num_new = positions.clamp(max=1)  # the last token of a prompt is new to the drafter
         self.start = positions - self.num_new
@@ -72,6 +74,7 @@ class Books:
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
         self.start.copy_(self.lengths)
         self.lengths += self.num_new
+        torch.gather(self.text, 1, self.lengths[:, None], out=self.anchor[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
         return is_eos

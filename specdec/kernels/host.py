@@ -54,18 +54,10 @@ class HostBooks(Books):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
-        # Memory that numbers can be written to without an operation.
-        self._text, self._recent, self._lengths, self._remaining, self._start, self._num_new = (
-            memoryview(tensor.view(-1).numpy())
-            for tensor in (
-                self.text,
-                self.recent,
-                self.lengths,
-                self.remaining,
-                self.start,
-                self.num_new,
-            )
-        )
+        self._text, self._recent = _memory_of(self.text), _memory_of(self.recent)
+        self._lengths, self._anchor = _memory_of(self.lengths), _memory_of(self.anchor)
+        self._start, self._num_new = _memory_of(self.start), _memory_of(self.num_new)
+        self._remaining = _memory_of(self.remaining)
 
     def commit(self, tokens: Tensor, num_accepted: Tensor) -> Tensor:
         """As `Books.commit`."""
@@ -84,6 +76,12 @@ class HostBooks(Books):
         for i, token in enumerate(tokens, start=1):
             self._recent[window + i] = self._text[place + i] = token
         self._start[row], self._num_new[row], self._lengths[row] = length, num_new, length + num_new
+        self._anchor[row] = self._text[place + num_new]
         is_eos = first_end < num_kept
         self._remaining[row] = 0 if is_eos else self._remaining[row] - num_new
         return is_eos
+
+
+def _memory_of(tensor: Tensor) -> memoryview:
+    """A contiguous tensor's numbers, which can be read and written without an operation."""
+    return memoryview(tensor.view(-1).numpy())
