@@ -107,7 +107,8 @@ class Noise:
                 )
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
         self._key = torch.tensor(words, device=device)  # [B, 2]
-        self._streams = torch.arange(len(Stream), device=device)
+        self._position = torch.tensor([1, 0, 0, 0], device=device)
+        self._counters: dict[int, Tensor] = {}  # of position 0, by width
 
     def at(self, start: Tensor, width: int) -> StepNoise:
         """The draws of the step whose anchor is at position `start`.
@@ -119,15 +120,21 @@ class Noise:
         Returns:
             Uniforms for every stream, made in one pass.
         """
-        rows, streams = len(start), len(Stream)
-        index = torch.arange(width, device=start.device)
-        counter = torch.zeros(rows, streams, width, 4, dtype=torch.long, device=start.device)
-        counter[..., 0] = start[:, None, None]
-        counter[..., 1] = index
-        counter[..., 2] = self._streams[:, None]
-        words = philox(counter.flatten(1, 2), self._key[:, None])  # [B, streams * width, 4]
+        if width not in self._counters:
+            self._counters[width] = _counters_at_0(width, start.device)
+        counter = self._counters[width] + start[:, None, None] * self._position
+        words = philox(counter, self._key[:, None])  # [B, streams * width, 4]
         uniforms = to_uniforms(words[..., 0], words[..., 1])
-        return StepNoise(uniforms.view(rows, streams, width))
+        return StepNoise(uniforms.view(len(start), len(Stream), width))
+
+
+def _counters_at_0(width: int, device: torch.device) -> Tensor:
+    """`[streams * width, 4]`: (position, index, stream, 0) at position 0, stream by stream."""
+    with torch.inference_mode(False):  # these outlive the mode that they were first needed in
+        stream = torch.arange(len(Stream), device=device)[:, None].expand(-1, width)
+        index = torch.arange(width, device=device).expand_as(stream)
+        words = torch.zeros_like(index), index, stream, torch.zeros_like(index)
+        return torch.stack(words, dim=-1).flatten(0, 1)
 
 
 class ZeroNoise:
