@@ -1,4 +1,4 @@
-"""Operations, each with its definition in plain PyTorch (`reference`, `gate`, `philox`)."""
+"""Operations and their definitions in plain PyTorch (`reference`, `gate`, `philox`, `books`)."""
 
 from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
