@@ -1,5 +1,6 @@
-"""The operations as the rest of the library calls them: on a GPU a Triton kernel, elsewhere the
-definition. Triton is imported when a GPU first asks for it, so no other machine needs it.
+"""The operations as the rest of the library calls them: on a GPU a Triton kernel, on a CPU what is
+fast there, elsewhere the definition. Triton is imported when a GPU first asks for it, so no other
+machine needs it.
 
 Legend: B rows, K draft tokens, N places of a window, V vocabulary.
 """
