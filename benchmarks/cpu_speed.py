@@ -85,7 +85,7 @@ def compare(target, drafters, tokenizer, prompts, *, batch, k, new_tokens, round
         for name, run in ways.items():
             total = 0.0
             for inputs, expected in zip(batches, reference, strict=True):
-                seconds, sequences = seconds_of(lambda: run(inputs))  # noqa: B023 - called at once
+                seconds, sequences = seconds_of(functools.partial(run, inputs))
                 total += seconds
                 if not torch.equal(sequences, expected):
                     raise SystemExit(f"{name}: output differs from HF generate")
@@ -150,7 +150,7 @@ def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> Non
                     clock = CallClock(*parts)
                 while True:
                     before = clock.seconds
-                    seconds, record = seconds_of(lambda: next(records, None))  # noqa: B023
+                    seconds, record = seconds_of(functools.partial(next, records, None))
                     if record is None:
                         break
                     measured[kind].append(seconds - (clock.seconds - before))

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-triton = pytest.importorskip("triton", reason="Triton is there on Linux only")
+pytest.importorskip("triton", reason="Triton is there on Linux only")
 
-import triton.language as tl  # noqa: E402
-from kernel_cases import (  # noqa: E402
+import triton
+import triton.language as tl
+from kernel_cases import (
     LARGEST_UNIFORM,
     RULES,
     Case,
@@ -26,12 +27,12 @@ from kernel_cases import (  # noqa: E402
     random_logits,
 )
 
-from specdec.kernels import gate as gates  # noqa: E402
-from specdec.kernels import triton_race, triton_sample  # noqa: E402
-from specdec.kernels.gate import Gate  # noqa: E402
-from specdec.kernels.philox import philox, to_uniforms  # noqa: E402
-from specdec.kernels.triton_philox import token_uniforms  # noqa: E402
-from specdec.types import Fault  # noqa: E402
+from specdec.kernels import gate as gates
+from specdec.kernels import triton_race, triton_sample
+from specdec.kernels.gate import Gate
+from specdec.kernels.philox import philox, to_uniforms
+from specdec.kernels.triton_philox import token_uniforms
+from specdec.types import Fault
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 
 from specdec.cli.loading import timed
@@ -61,8 +62,9 @@ def run(arguments: argparse.Namespace) -> int:
         texts = []
         for name, generator in generators.items():
             result, taken_s = timed(
-                lambda: generator.generate(  # noqa: B023 - called at once
-                    ids,  # noqa: B023
+                functools.partial(
+                    generator.generate,
+                    ids,
                     max_new_tokens=arguments.new_tokens,
                     do_sample=False,
                     trace=True,

@@ -12,7 +12,6 @@ from specdec.kernels import cpu, host, reference
 from specdec.kernels import gate as gates
 from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.types import Fault
 
 Decision = tuple[Tensor, Tensor, Tensor]
 """tokens `[B, K + 1]`, num_accepted `[B]`, faults `[B]`."""
@@ -113,9 +112,8 @@ def verify_draws(
     if host.is_at_hand(target_tokens):
         return host.verify_draws(draft_tokens, num_valid, target_tokens, largest_logits)
     tokens, count = reference.verify_points(draft_tokens, num_valid, target_tokens)
-    # 0 for finite numbers, else NaN; what lies behind the emitted tokens does not matter.
-    is_off = (largest_logits * 0).masked_fill(tokens < 0, 0).sum(dim=1) != 0
-    return tokens, count, is_off * int(Fault.TARGET_LOGITS)
+    faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)
+    return tokens, count, faults
 
 
 def open_books(text: Tensor, *args, **kwargs) -> Books:
