@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.kernels.gate import Floor, Gate, Truncation
 from specdec.kernels.triton_launch import announce, wait
 from specdec.kernels.triton_laws import INFINITY, from_key, laws_of, point_to
-from specdec.kernels.triton_rows import find_span, measure_span, new_measures
+from specdec.kernels.triton_rows import find_span, measure, new_measures
 from specdec.kernels.triton_select import (
     COUNT,
     LEAST_KEY,
@@ -86,6 +86,7 @@ def find_floor(
             lag,
             span,
             block=block,
+            threads=32 * num_warps,
             samples=samples,
             part=part,
             padded_chunks=triton.next_power_of_2(measures.chunks),
@@ -165,6 +166,7 @@ def _floor_kernel(
     lag,
     span,
     block: tl.constexpr,
+    threads: tl.constexpr,
     samples: tl.constexpr,
     part: tl.constexpr,
     padded_chunks: tl.constexpr,
@@ -185,7 +187,9 @@ def _floor_kernel(
         elif is_first:
             is_last = item == 0
             if is_measured:
-                measure_span(measures, laws, row, place, item * span, span, block)
+                last = tl.minimum((item + 1) * span, measures.chunks)
+                for chunk in range(item * span, last):
+                    measure(measures, laws, row, place, chunk, False, block, threads)
                 is_last = announce(visits) == spans - 1
             if is_last:
                 bracket(laws, measures, shortlist, start, spot, demand, samples, padded_chunks)

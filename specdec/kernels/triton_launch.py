@@ -3,6 +3,10 @@
 The launches of one operation overlap: the second starts while the first ends, and reads what does
 not depend on it meanwhile.
 
+What programs of one launch tell each other are words of 32 bits, each of which says by itself
+whether it is written: nobody counts, and no write has to come before another. `new_words` clears
+them in a launch of its own.
+
 Within a launch a program waits only for programs of lower ids. GPUs start programs in the order of
 their ids (CUDA does not promise it; NVIDIA's own scan, CUB's DeviceScan, relies on it too), so
 those are done or running, and no wait is for ever, however few run at a time. Triton's interpreter
@@ -13,6 +17,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+UNWRITTEN = tl.constexpr(-2)  # no token, no place, and of floats a NaN that arithmetic never makes
+_CLEARED = 1024  # words by one program
 
 
 def overlap(tensor: Tensor) -> dict[str, bool]:
@@ -36,6 +43,51 @@ def wait_for_last(is_early: tl.constexpr):
     """Behind this the launch before has ended."""
     if is_early:
         tl.extra.cuda.gdc_wait()
+
+
+def new_words(sizes: list[int], device: torch.device) -> list[Tensor]:
+    """int32 tables of the given sizes of which nothing is written; to be used by a launch that may
+    `overlap` this one, behind `wait_for_last`.
+    """
+    aligned = [triton.cdiv(size, 4) * 4 for size in sizes]  # so that all are compiled for alike
+    words = torch.empty(sum(aligned), dtype=torch.int32, device=device)
+    programs = triton.cdiv(len(words), _CLEARED)
+    is_early = overlap(words)["is_early"]
+    _clear_kernel[(programs,)](words, len(words), is_early=is_early, block=_CLEARED)
+    return [table[:size] for table, size in zip(words.split(aligned), sizes, strict=True)]
+
+
+@triton.jit
+def _clear_kernel(words, count, is_early: tl.constexpr, block: tl.constexpr):
+    let_next_start(is_early)
+    place = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(words + place, tl.full((block,), UNWRITTEN, tl.int32), mask=place < count)
+
+
+@triton.jit
+def write(pointers, words, mask=None):
+    """Writes words of 32 bits, each whole as GPUs write them, which others may be waiting for."""
+    tl.store(pointers, words, mask=mask)
+
+
+@triton.jit
+def peek(pointers, mask=True):
+    """Words that others may be writing, 0 beyond the mask."""
+    return tl.load(pointers, mask, 0, volatile=True)
+
+
+@triton.jit
+def is_missing(words):
+    """1 where a word is not written yet, else 0."""
+    return (words.to(tl.int32, bitcast=True) == UNWRITTEN).to(tl.int32)
+
+
+@triton.jit
+def read_pairs(pointers, others, mask):
+    """Two tables of words `[P, C]`, when all of both are written; 0 beyond the mask."""
+    while tl.max(is_missing(peek(pointers, mask)) | is_missing(peek(others, mask))) > 0:
+        pass
+    return peek(pointers, mask), peek(others, mask)  # a word may be in several threads: all reread
 
 
 @triton.jit

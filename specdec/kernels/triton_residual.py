@@ -9,8 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.triton_launch import is_missing, peek, read_pairs, write
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
-from specdec.kernels.triton_rows import is_missing, peek, read_pairs, weigh, write
+from specdec.kernels.triton_rows import weigh
 
 
 class Residuals(NamedTuple):

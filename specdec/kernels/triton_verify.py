@@ -5,7 +5,7 @@ first rejected token (not with point masses), and one settles the rows.
 
 Block by block the draft is taken off at every place, for which all logits are needed again: one
 launch clears tables, and one does all else. Its programs each do one thing, in this order: measure
-a span of chunks of the target's rows, decide a row that is measured, take the draft off a span,
+a chunk of the target's rows, decide a row that is measured, take the draft off a span,
 settle a row. The measures of later rows lie before what else is to be done of a row, so that it
 finds its row measured and the logits still in the cache, and memory is passed once. A program waits
 for programs of lower ids only; see `triton_launch`.
@@ -20,23 +20,21 @@ from torch import Tensor
 
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_decide import Chain, chain_of, count_valid, decide, read_draft_tokens
-from specdec.kernels.triton_launch import let_next_start, overlap, wait_for_last
+from specdec.kernels.triton_launch import let_next_start, new_words, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws, laws_of
 from specdec.kernels.triton_residual import Residuals, order_residuals, read_order, subtract_span
 from specdec.kernels.triton_rows import (
-    UNWRITTEN,
     Measures,
     find_span,
+    measure,
     measure_rows,
-    measure_span,
     pick_law,
 )
 from specdec.kernels.triton_settle import Outcome, settle, settle_rows
 
 BLOCK = 4096
 NUM_WARPS = 4
-SPANS = 2, 2  # chunks that a program measures, and that it takes the draft off
-SPAN = 4  # the latter token by token
+SPAN = 2  # chunks that a program takes the draft off
 LAG_BYTES = 24_000_000  # of logits; beside the draft's laws they must stay in the cache
 REGISTERS = 72, 96  # of a thread, for half precision without a floor, and else
 
@@ -66,7 +64,7 @@ def verify(
         block: tokens of a chunk.
         num_warps: of a program.
         lag: rows that are measured ahead; `None` goes by their bytes.
-        span: chunks that a program reads; `None` goes by how many there are.
+        span: chunks that a program takes the draft off; `None` goes by how many there are.
     """
     rows, width = draft_tokens.shape
     laws = laws_of(logits, gate)
@@ -78,13 +76,13 @@ def verify(
     sizes = {"block": block, "num_warps": num_warps}
     with torch.cuda.device_of(logits):
         if is_point:
-            measures = measure_rows(laws, chain.num_valid, span=span, **sizes)
+            measures = measure_rows(laws, chain.num_valid, **sizes)
             settle_rows("point", chain, laws, measures, None, outcome, **sizes)
         elif by_block:
             lag = lag or max(1, LAG_BYTES // (laws.places * laws.vocab * logits.element_size()))
             _verify_by_block(chain, laws, outcome, min(lag, rows), span, **sizes)
         else:
-            measures = measure_rows(laws, chain.num_valid, span=span, **sizes)
+            measures = measure_rows(laws, chain.num_valid, **sizes)
             residuals = _subtract_rejected(chain, laws, measures, span, **sizes)
             settle_rows("chain", chain, laws, measures, residuals, outcome, **sizes)
     return tuple(outcome)
@@ -98,7 +96,7 @@ def _subtract_rejected(
     masses = measures.largest.new_empty(rows, measures.chunks, 2)
     residuals = Residuals(masses, None, None, 1, measures.chunks)
     span = span or find_span(rows, measures.chunks, SPAN)
-    _subtract_kernel[(rows * triton.cdiv(measures.chunks, span),)](
+    _subtract_kernel[(triton.cdiv(measures.chunks, span), rows)](
         chain,
         laws,
         measures,
@@ -129,8 +127,7 @@ def _subtract_kernel(
     padded_chunks: tl.constexpr,
 ):
     let_next_start(is_early)
-    spans = tl.cdiv(measures.chunks, span)
-    row, first = tl.program_id(0) // spans, tl.program_id(0) % spans * span
+    row, first = tl.program_id(1), tl.program_id(0) * span
     draft = read_draft_tokens(chain, laws, row, "chain", width, padded_places)
     wait_for_last(is_early)
     place, target, _ = decide(
@@ -154,9 +151,9 @@ def _verify_by_block(
 ) -> None:
     rows, width = chain.tokens.shape
     measures, residuals = _new_tables(laws, width, block)
-    spans = [span or find_span(rows * laws.places, measures.chunks, s) for s in SPANS]
-    items = laws.places * triton.cdiv(measures.chunks, spans[0]) + 2
-    items += residuals.count * triton.cdiv(measures.chunks, spans[1])
+    span = span or find_span(rows * laws.places, measures.chunks, SPAN)
+    spans = triton.cdiv(measures.chunks, span)
+    items = laws.places * measures.chunks + residuals.count * spans + 2
     _verify_kernel[((rows + lag + 1) * items,)](
         chain,
         laws,
@@ -165,10 +162,13 @@ def _verify_by_block(
         outcome,
         rows,
         lag,
-        *spans,
+        span,
+        chunks=measures.chunks,
+        spans=spans,
         width=width,
         padded_places=triton.next_power_of_2(width + 1),
         block=block,
+        threads=32 * num_warps,
         padded_chunks=triton.next_power_of_2(measures.chunks),
         num_warps=num_warps,
         maxnreg=REGISTERS[laws.logits.element_size() > 2 or laws.gate.floor is not None],
@@ -182,8 +182,7 @@ def _new_tables(laws: Laws, count: int, block: int) -> tuple[Measures, Residuals
     rows, chunks = laws.logits.shape[0], triton.cdiv(laws.vocab, block)
     spots, slots = rows * laws.places * chunks, rows * count
     sizes = [slots, spots, spots, spots, 2 * slots * chunks, 3 * slots]
-    words = torch.full((sum(sizes),), UNWRITTEN.value, dtype=torch.int32, device=laws.logits.device)
-    hot, best, *tables = words.split(sizes)
+    hot, best, *tables = new_words(sizes, laws.logits.device)
     largest, weight, masses, orders = (table.view(torch.float32) for table in tables)
     measures = Measures(largest, weight, None if laws.gate.is_greedy is None else best, chunks)
     return measures, Residuals(masses, orders, hot, count, chunks)
@@ -198,20 +197,20 @@ def _verify_kernel(
     outcome,
     rows,
     lag,
-    measure_chunks,
-    subtract_chunks,
+    span,
+    chunks: tl.constexpr,
+    spans: tl.constexpr,
     is_early: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
+    threads: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    wait_for_last(is_early)
-    measure_spans = tl.cdiv(measures.chunks, measure_chunks)
-    subtract_spans = tl.cdiv(measures.chunks, subtract_chunks)
-    measured, subtracted = (width + 1) * measure_spans, residuals.count * subtract_spans
+    measured: tl.constexpr = (width + 1) * chunks
+    subtracted: tl.constexpr = width * spans
     # A turn: measure row `turn`, subtract in row `turn - lag`, decide the former, settle the row
-    # before the latter.
+    # before the latter. Divisors are constants, since a division proper costs as much as a load.
     turn = tl.program_id(0) // (measured + subtracted + 2)
     item = tl.program_id(0) % (measured + subtracted + 2)
     is_measure, is_last = item < measured, item == measured + subtracted + 1
@@ -219,19 +218,19 @@ def _verify_kernel(
     row = tl.where(is_subtraction, turn - lag, tl.where(is_last, turn - lag - 1, turn))
     if (row >= 0) & (row < rows):
         if is_measure:
-            place, first = item // measure_spans, item % measure_spans * measure_chunks
+            place, chunk = item // chunks, item % chunks
             if place <= count_valid(chain, row, width):
-                measure_span(measures, laws, row, place, first, measure_chunks, block)
+                measure(measures, laws, row, place, chunk, is_early, block, threads)
         elif is_subtraction:
             item -= measured
-            place, first = item // subtract_spans, item % subtract_spans * subtract_chunks
+            place, first = item // spans, item % spans * span
             if place < count_valid(chain, row, width):
+                wait_for_last(is_early)
                 order = read_order(residuals, row, place)
-                subtract_span(
-                    residuals, chain, laws, row, place, place, order, first, subtract_chunks, block
-                )
+                subtract_span(residuals, chain, laws, row, place, place, order, first, span, block)
         else:
             draft = read_draft_tokens(chain, laws, row, "block", width, padded_places)
+            wait_for_last(is_early)
             if is_last:
                 settle(
                     chain,
