@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits, with_dense_rows
-from specdec.kernels.triton_rows import combine, pick, weigh
+from specdec.kernels.triton_rows import combine, pick, pick_law, weigh
 from specdec.types import Fault
 
 TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
@@ -143,29 +143,50 @@ def judge_target(place, count, scale):
 
 
 @triton.jit
-def decide(
+def decide_block(
     laws,
     measures,
     row,
     draft,
-    rule: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """What a row's measures decide: P_0..P_K by the block rule, else how many tokens stand; with
-    the target's laws and the probabilities of their chunks. `draft` is of `read_draft_tokens`.
+    """P_0..P_K of a row when it is measured, with the target's laws and the probabilities of their
+    chunks. `draft` is of `read_draft_tokens`.
+    """
+    num_valid, token, x, q, _, _ = draft
+    place = tl.arange(0, padded_places)
+    gate = read_gate(laws, row, 0)
+    target, shares = combine(
+        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, True
+    )
+    p = weigh(laws, gate[0], target, 1.0, token, x).to(tl.float64)
+    return follow_path(place, p, q, width), target, shares
+
+
+@triton.jit
+def decide_tokens(
+    laws,
+    measures,
+    row,
+    draft,
+    width: tl.constexpr,
+    padded_places: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    """How many tokens of a row stand that an earlier launch measured; and the target's law at the
+    place behind them, with the probabilities of its chunks. `draft` is of `read_draft_tokens`.
     """
     num_valid, token, x, q, u, _ = draft
     place = tl.arange(0, padded_places)
     gate = read_gate(laws, row, 0)
     target, shares = combine(
-        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, rule == "block"
+        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, False
     )
     p = weigh(laws, gate[0], target, 1.0, token, x).to(tl.float64)
-    if rule == "block":
-        return follow_path(place, p, q, width), target, shares
-    else:
-        is_accepted = (place < num_valid) & (u * q < p)
-        return tl.min(tl.where(is_accepted, width, place), axis=0), target, shares
+    is_accepted = (place < num_valid) & (u * q < p)
+    count = tl.min(tl.where(is_accepted, width, place), axis=0)
+    return count, pick_law(target, place, count), pick(shares, place, count)

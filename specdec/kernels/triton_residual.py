@@ -13,6 +13,9 @@ from specdec.kernels.triton_launch import is_missing, peek, read_pairs, write
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import weigh
 
+PIECE = tl.constexpr(1024)  # tokens of a chunk that are read at a time
+PARTS = tl.constexpr(128)  # as many as there are threads
+
 
 class Residuals(NamedTuple):
     """What is left of the target where the draft is taken off; a kernel takes it as one argument.
@@ -51,11 +54,6 @@ def read_draft(chain, laws, row, place, ids):
 
 
 @triton.jit
-def _write_masses(into, left, draft):
-    write(into + tl.arange(0, 2), tl.sum(tl.join(left, draft.to(tl.float32)), axis=0))
-
-
-@triton.jit
 def order_residuals(residuals, row, place, target, factor):
     """Says how to compute the residuals of places `[P]`."""
     largest, scale, best = target
@@ -89,6 +87,16 @@ def read_order(residuals, row, index):
 
 
 @triton.jit
+def _add(left, mass, laws, gate, law, factor, ids, x, draft):
+    """Adds a piece of a residual and of its draft law to what each thread has of them."""
+    shape: tl.constexpr = (left.shape[0], ids.shape[0] // left.shape[0])
+    rest = take_off(laws, gate, law, factor, ids, x, draft)
+    left += tl.sum(tl.reshape(rest, shape), axis=1)
+    mass += tl.sum(tl.reshape(draft.to(tl.float32), shape), axis=1)
+    return left, mass
+
+
+@triton.jit
 def subtract_span(
     residuals, chain, laws, row, index, place, order, first, span, block: tl.constexpr
 ):
@@ -101,19 +109,23 @@ def subtract_span(
     masses = residuals.masses + 2 * slot * residuals.chunks
     start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
     of_draft = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
-    last, whole = tl.minimum(first + span, residuals.chunks), laws.vocab // block
-    for chunk in range(first, tl.minimum(last, whole)):  # without masks
-        ids = chunk * block + tl.arange(0, block)
-        x = tl.load(start + ids, eviction_policy="evict_first")  # neither is read again
-        draft = tl.load(of_draft + ids, eviction_policy="evict_first")
-        left = take_off(laws, gate, law, factor, ids, x, draft)
-        _write_masses(masses + 2 * chunk, left, draft)
-    if last > whole:
-        ids = whole * block + tl.arange(0, block)
-        x = read_logits(laws, row, place, ids)
-        draft = read_draft(chain, laws, row, place, ids)
-        left = take_off(laws, gate, law, factor, ids, x, draft)
-        _write_masses(masses + 2 * whole, left, draft)
+    piece: tl.constexpr = block if block < PIECE else PIECE
+    parts: tl.constexpr = PARTS if piece > PARTS else piece
+    for chunk in range(first, tl.minimum(first + span, residuals.chunks)):
+        left, mass = tl.full((parts,), 0.0, tl.float32), tl.full((parts,), 0.0, tl.float32)
+        if (chunk + 1) * block <= laws.vocab:  # without masks
+            for i in tl.static_range(block // piece):
+                ids = chunk * block + i * piece + tl.arange(0, piece)
+                x = tl.load(start + ids, eviction_policy="evict_first")  # neither is read again
+                draft = tl.load(of_draft + ids, eviction_policy="evict_first")
+                left, mass = _add(left, mass, laws, gate, law, factor, ids, x, draft)
+        else:
+            for i in tl.static_range(block // piece):
+                ids = chunk * block + i * piece + tl.arange(0, piece)
+                x = read_logits(laws, row, place, ids)
+                draft = read_draft(chain, laws, row, place, ids)
+                left, mass = _add(left, mass, laws, gate, law, factor, ids, x, draft)
+        write(masses + 2 * chunk + tl.arange(0, 2), tl.sum(tl.join(left, mass), axis=0))
 
 
 @triton.jit

@@ -20,7 +20,6 @@ from specdec.kernels.triton_launch import let_next_start, overlap, read_pairs, w
 from specdec.kernels.triton_laws import INFINITY, Laws, pass_gate, point_to, read_gate
 
 MIN_PROGRAMS = 1024
-STAGES = tl.constexpr(3)
 
 
 class Measures(NamedTuple):
@@ -54,13 +53,12 @@ def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
     return Measures(largest, torch.empty_like(largest), best, shape[2])
 
 
-def measure_rows(laws: Laws, num_valid: Tensor | None, *, block: int, num_warps: int) -> Measures:
-    """Measures all rows in one launch, in each batch row up to place `num_valid` `[B]`."""
+def measure_rows(laws: Laws, *, block: int, num_warps: int) -> Measures:
+    """Measures all rows in one launch."""
     measures = new_measures(laws.logits, laws.gate, block)
     _measure_kernel[(measures.chunks, laws.places, laws.logits.shape[0])](
         laws,
         measures,
-        num_valid,
         is_early=overlap(laws.logits)["is_early"],
         block=block,
         threads=32 * num_warps,
@@ -71,16 +69,11 @@ def measure_rows(laws: Laws, num_valid: Tensor | None, *, block: int, num_warps:
 
 @triton.jit
 def _measure_kernel(
-    laws, measures, num_valid, is_early: tl.constexpr, block: tl.constexpr, threads: tl.constexpr
+    laws, measures, is_early: tl.constexpr, block: tl.constexpr, threads: tl.constexpr
 ):
-    # No program divides to find its place: that alone took a tenth of the time.
     let_next_start(is_early)
     chunk, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    last = tl.cast(laws.places, tl.int64)
-    if num_valid is not None:
-        last = tl.load(num_valid + row)
-    if place <= last:
-        measure(measures, laws, row, place, chunk, False, block, threads)
+    measure(measures, laws, row, place, chunk, False, block, threads)
 
 
 @triton.jit

@@ -31,7 +31,7 @@ def sample(
     law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
     with torch.cuda.device_of(logits):
-        measures = measure_rows(laws, None, block=block, num_warps=num_warps)
+        measures = measure_rows(laws, block=block, num_warps=num_warps)
         _sample_kernel[(window.shape[0] * laws.places * (measures.chunks + 1),)](
             laws,
             measures,

@@ -10,21 +10,20 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_decide import (
-    Chain,
+    TARGET_LOGITS,
     choose_prefix,
-    decide,
+    decide_block,
     judge_laws,
     judge_target,
     judge_tokens,
-    read_draft_tokens,
 )
-from specdec.kernels.triton_launch import overlap, wait_for_last
-from specdec.kernels.triton_laws import Laws, pass_gate, read_gate, read_logits
-from specdec.kernels.triton_residual import Residuals, read_draft, read_masses, take_off
-from specdec.kernels.triton_rows import Measures, find_past, pick, pick_law, weigh
+from specdec.kernels.triton_laws import pass_gate, read_gate, read_logits
+from specdec.kernels.triton_residual import read_draft, read_masses, take_off
+from specdec.kernels.triton_rows import find_past, pick, pick_law, weigh
 from specdec.types import PAD_TOKEN
 
 PAD = tl.constexpr(PAD_TOKEN)
+GROUP = tl.constexpr(16)  # tokens that are drawn from in the end
 
 
 class Outcome(NamedTuple):
@@ -33,36 +32,6 @@ class Outcome(NamedTuple):
     tokens: Tensor
     num_accepted: Tensor
     faults: Tensor
-
-
-def settle_rows(
-    rule: str,
-    chain: Chain,
-    laws: Laws,
-    measures: Measures,
-    residuals: Residuals | None,
-    outcome: Outcome,
-    *,
-    block: int,
-    num_warps: int,
-) -> None:
-    """Settles all rows in one launch, behind those that measured them and took the draft off."""
-    rows, width = chain.tokens.shape
-    _settle_kernel[(rows,)](
-        chain,
-        laws,
-        measures,
-        residuals,
-        outcome,
-        rule=rule,
-        width=width,
-        padded_places=triton.next_power_of_2(width + 1),
-        block=block,
-        padded_chunks=triton.next_power_of_2(measures.chunks),
-        num_warps=num_warps,
-        enable_fp_fusion=False,  # as where the draft is taken off
-        **overlap(laws.logits),
-    )
 
 
 @triton.jit
@@ -85,7 +54,7 @@ def weigh_left(chain, laws, law, row, place, rule: tl.constexpr, removed, is_res
 
 
 @triton.jit
-def settle(
+def settle_block(
     chain,
     laws,
     measures,
@@ -93,38 +62,122 @@ def settle(
     outcome,
     row,
     draft,
+    width: tl.constexpr,
+    padded_places: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    """Settles a row by the block rule, when all of its residuals are there."""
+    num_valid, _, _, _, u, _ = draft
+    place = tl.arange(0, padded_places)
+    kept, target, shares = decide_block(
+        laws, measures, row, draft, width, padded_places, block, padded_chunks
+    )
+    is_read = place < num_valid
+    masses, draft_masses = read_masses(residuals, row, place, is_read, padded_chunks)
+    count = choose_prefix(place, num_valid, kept, tl.sum(masses, axis=1), u)
+    fault = judge_laws(is_read, tl.sum(draft_masses, axis=1))
+    fault |= judge_target(place, count, target[1])
+    law, shares = pick_law(target, place, count), pick(shares, place, count)
+    left = pick(masses, place, count)  # 0 where count is not below num_valid
+    factor = pick(kept, place, count).to(tl.float32)
+    _emit(
+        chain,
+        laws,
+        measures,
+        outcome,
+        row,
+        draft,
+        count,
+        law,
+        shares,
+        left,
+        factor,
+        fault,
+        "block",
+        width,
+        padded_places,
+        block,
+        padded_chunks,
+    )
+
+
+@triton.jit
+def settle_tokens(
+    chain,
+    laws,
+    measures,
+    residuals,
+    outcome,
+    row,
+    draft,
+    decision,
     rule: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """Draws a row's extra token from the chunk and the place in it on which the cumulative weight
-    passes the threshold, and writes the row.
+    """Settles a row by the decision of `decide_tokens`, with draft laws when its residual is
+    there.
     """
-    num_valid, token, _, q, u, threshold = draft
-    place = tl.arange(0, padded_places)
-    decided, target, shares = decide(
-        laws, measures, row, draft, rule, width, padded_places, block, padded_chunks
-    )
-    factor, fault = 1.0, judge_tokens(place, num_valid, q)
-    if rule == "block":
-        is_read = place < num_valid
-        masses, draft_masses = read_masses(residuals, row, place, is_read, padded_chunks)
-        count = choose_prefix(place, num_valid, decided, tl.sum(masses, axis=1), u)
-        factor = pick(decided, place, count).to(tl.float32)
-        left = pick(masses, place, count)  # 0 where count is not below num_valid
+    count, law, shares = decision
+    # A place at which the target is no law accepts nothing, so none before this one is.
+    fault = (law[1] != law[1]).to(tl.int64) * TARGET_LOGITS
+    left = shares
+    if rule == "chain":
+        index = tl.arange(0, 1)  # of the only residual
+        is_read = index < (count < draft[0]).to(tl.int32)
+        masses, draft_masses = read_masses(residuals, row, index, is_read, padded_chunks)
+        left = pick(masses, index, 0)
         fault |= judge_laws(is_read, tl.sum(draft_masses, axis=1))
-    else:
-        count = decided
-        left = pick(shares, place, count)
-        if rule == "chain":
-            is_read = place < (count < num_valid).to(tl.int32)  # the only slot there is
-            masses, draft_masses = read_masses(residuals, row, place, is_read, padded_chunks)
-            left = pick(masses, place, 0)
-            fault |= judge_laws(is_read, tl.sum(draft_masses, axis=1))
-    fault |= judge_target(place, count, target[1])
-    law, shares = pick_law(target, place, count), pick(shares, place, count)
+    _emit(
+        chain,
+        laws,
+        measures,
+        outcome,
+        row,
+        draft,
+        count,
+        law,
+        shares,
+        left,
+        1.0,
+        fault,
+        rule,
+        width,
+        padded_places,
+        block,
+        padded_chunks,
+    )
+
+
+@triton.jit
+def _emit(
+    chain,
+    laws,
+    measures,
+    outcome,
+    row,
+    draft,
+    count,
+    law,
+    shares,
+    left,
+    factor,
+    fault,
+    rule: tl.constexpr,
+    width: tl.constexpr,
+    padded_places: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
+    """Draws a row's extra token, from the chunk, the group in it and the place in that on which the
+    cumulative weight passes the threshold, and writes the row. Of its place are known the law, and
+    the probabilities of chunks `[C]` and what is left of them where the draft is taken off.
+    """
+    num_valid, token, _, q, _, threshold = draft
+    place = tl.arange(0, padded_places)
     is_short = count < num_valid
     removed = tl.full((), -1, tl.int64)
     if rule == "point":
@@ -140,45 +193,19 @@ def settle(
     threshold *= tl.sum(shares, axis=0)
     chunk, before = find_past(shares, threshold, padded_chunks)
     first = tl.minimum(chunk, measures.chunks - 1) * block  # past the end only where all is NaN
+    group: tl.constexpr = GROUP if block > GROUP else block
     ids = first + tl.arange(0, block)
     weights = weigh_left(chain, laws, law, row, count, rule, removed, is_residual, factor, ids)
-    index, _ = find_past(weights, (threshold - before).to(tl.float32), block)
+    weights = tl.sum(tl.reshape(weights, (block // group, group)), axis=1)
+    threshold = (threshold - before).to(tl.float32)
+    index, before = find_past(weights, threshold, block // group)
+    first += tl.minimum(index, block // group - 1) * group
+    ids = first + tl.arange(0, group)
+    weights = weigh_left(chain, laws, law, row, count, rule, removed, is_residual, factor, ids)
+    index, _ = find_past(weights, threshold - before, group)
     extra = tl.minimum(first + index, laws.vocab - 1).to(tl.int64)
     written = tl.where(place == count, extra, tl.where(place < count, token, PAD))
     into = outcome.tokens + tl.cast(row, tl.int64) * (width + 1)
     tl.store(into + place, written, mask=place <= width)
     tl.store(outcome.num_accepted + row, count.to(tl.int64))
-    tl.store(outcome.faults + row, fault)
-
-
-@triton.jit
-def _settle_kernel(
-    chain,
-    laws,
-    measures,
-    residuals,
-    outcome,
-    is_early: tl.constexpr,
-    rule: tl.constexpr,
-    width: tl.constexpr,
-    padded_places: tl.constexpr,
-    block: tl.constexpr,
-    padded_chunks: tl.constexpr,
-):
-    row = tl.program_id(0)
-    draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
-    wait_for_last(is_early)
-    settle(
-        chain,
-        laws,
-        measures,
-        residuals,
-        outcome,
-        row,
-        draft,
-        rule,
-        width,
-        padded_places,
-        block,
-        padded_chunks,
-    )
+    tl.store(outcome.faults + row, fault | judge_tokens(place, num_valid, q))

@@ -15,12 +15,13 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_laws import INFINITY, LOG2_E, find_ties, from_key, to_key
-from specdec.kernels.triton_rows import STAGES, Measures
+from specdec.kernels.triton_rows import Measures
 
 RUN = tl.constexpr(4)  # neighbours that are sampled together, since memory is read in sectors
 GROUP = tl.constexpr(8)  # neighbours that are told by one number of as many bits
 WIDTH = tl.constexpr(5.0)  # standard errors that a sample may be off
 LEAST_KEY = tl.constexpr(-0x7F80)  # of -inf, in 16 bits
+STAGES = tl.constexpr(3)  # chunks on their way
 
 
 class Shortlist(NamedTuple):

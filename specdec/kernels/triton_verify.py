@@ -1,11 +1,8 @@
-"""`verify_tokens` and `verify_blocks` on a GPU.
-
-Token by token: one launch measures the target's rows, one takes the draft law off at each row's
-first rejected token (not with point masses), and one settles the rows.
+"""`verify_blocks` on a GPU, and the way to `verify_tokens`.
 
 Block by block the draft is taken off at every place, for which all logits are needed again: one
 launch clears tables, and one does all else. Its programs each do one thing, in this order: measure
-a chunk of the target's rows, decide a row that is measured, take the draft off a span,
+a chunk of the target's rows, decide a row that is measured, take the draft off a span of chunks,
 settle a row. The measures of later rows lie before what else is to be done of a row, so that it
 finds its row measured and the logits still in the cache, and memory is passed once. A program waits
 for programs of lower ids only; see `triton_launch`.
@@ -19,18 +16,24 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_decide import Chain, chain_of, count_valid, decide, read_draft_tokens
-from specdec.kernels.triton_launch import let_next_start, new_words, overlap, wait_for_last
-from specdec.kernels.triton_laws import Laws, laws_of
-from specdec.kernels.triton_residual import Residuals, order_residuals, read_order, subtract_span
-from specdec.kernels.triton_rows import (
-    Measures,
-    find_span,
-    measure,
-    measure_rows,
-    pick_law,
+from specdec.kernels.triton_decide import (
+    Chain,
+    chain_of,
+    count_valid,
+    decide_block,
+    read_draft_tokens,
 )
-from specdec.kernels.triton_settle import Outcome, settle, settle_rows
+from specdec.kernels.triton_launch import new_words, overlap, wait_for_last
+from specdec.kernels.triton_laws import Laws, laws_of
+from specdec.kernels.triton_residual import (
+    Residuals,
+    order_residuals,
+    read_order,
+    subtract_span,
+)
+from specdec.kernels.triton_rows import Measures, find_span, measure
+from specdec.kernels.triton_settle import Outcome, settle_block
+from specdec.kernels.triton_tokens import verify_by_token
 
 BLOCK = 4096
 NUM_WARPS = 4
@@ -73,79 +76,23 @@ def verify(
     chain = chain_of(draft_tokens, probs, num_valid, accept_uniforms, resample_uniforms)
     tokens = torch.empty(rows, width + 1, dtype=torch.long, device=logits.device)
     outcome = Outcome(tokens, *(torch.empty_like(tokens[:, 0]) for _ in range(2)))
-    sizes = {"block": block, "num_warps": num_warps}
+    sizes = {"block": block, "num_warps": num_warps, "span": span}
     with torch.cuda.device_of(logits):
-        if is_point:
-            measures = measure_rows(laws, chain.num_valid, **sizes)
-            settle_rows("point", chain, laws, measures, None, outcome, **sizes)
-        elif by_block:
+        if by_block and probs is not None:
             lag = lag or max(1, LAG_BYTES // (laws.places * laws.vocab * logits.element_size()))
-            _verify_by_block(chain, laws, outcome, min(lag, rows), span, **sizes)
+            _verify_by_block(chain, laws, outcome, lag=min(lag, rows), **sizes)
         else:
-            measures = measure_rows(laws, chain.num_valid, **sizes)
-            residuals = _subtract_rejected(chain, laws, measures, span, **sizes)
-            settle_rows("chain", chain, laws, measures, residuals, outcome, **sizes)
+            verify_by_token(chain, laws, outcome, **sizes)
     return tuple(outcome)
-
-
-def _subtract_rejected(
-    chain: Chain, laws: Laws, measures: Measures, span: int | None, *, block: int, num_warps: int
-) -> Residuals:
-    """Takes the draft off at the first rejected token of each row, in one launch."""
-    rows, width = chain.tokens.shape
-    masses = measures.largest.new_empty(rows, measures.chunks, 2)
-    residuals = Residuals(masses, None, None, 1, measures.chunks)
-    span = span or find_span(rows, measures.chunks, SPAN)
-    _subtract_kernel[(triton.cdiv(measures.chunks, span), rows)](
-        chain,
-        laws,
-        measures,
-        residuals,
-        span,
-        width=width,
-        padded_places=triton.next_power_of_2(width + 1),
-        block=block,
-        padded_chunks=triton.next_power_of_2(measures.chunks),
-        num_warps=num_warps,
-        enable_fp_fusion=False,  # equal laws must subtract to 0
-        **overlap(laws.logits),
-    )
-    return residuals
-
-
-@triton.jit
-def _subtract_kernel(
-    chain,
-    laws,
-    measures,
-    residuals,
-    span,
-    is_early: tl.constexpr,
-    width: tl.constexpr,
-    padded_places: tl.constexpr,
-    block: tl.constexpr,
-    padded_chunks: tl.constexpr,
-):
-    let_next_start(is_early)
-    row, first = tl.program_id(1), tl.program_id(0) * span
-    draft = read_draft_tokens(chain, laws, row, "chain", width, padded_places)
-    wait_for_last(is_early)
-    place, target, _ = decide(
-        laws, measures, row, draft, "chain", width, padded_places, block, padded_chunks
-    )
-    if place < draft[0]:
-        law = pick_law(target, tl.arange(0, padded_places), place)
-        order = law, tl.full((), 1.0, tl.float32)
-        subtract_span(residuals, chain, laws, row, 0, place, order, first, span, block)
 
 
 def _verify_by_block(
     chain: Chain,
     laws: Laws,
     outcome: Outcome,
+    *,
     lag: int,
     span: int | None,
-    *,
     block: int,
     num_warps: int,
 ) -> None:
@@ -232,7 +179,7 @@ def _verify_kernel(
             draft = read_draft_tokens(chain, laws, row, "block", width, padded_places)
             wait_for_last(is_early)
             if is_last:
-                settle(
+                settle_block(
                     chain,
                     laws,
                     measures,
@@ -240,14 +187,13 @@ def _verify_kernel(
                     outcome,
                     row,
                     draft,
-                    "block",
                     width,
                     padded_places,
                     block,
                     padded_chunks,
                 )
             else:
-                kept, target, _ = decide(
-                    laws, measures, row, draft, "block", width, padded_places, block, padded_chunks
+                kept, target, _ = decide_block(
+                    laws, measures, row, draft, width, padded_places, block, padded_chunks
                 )
                 order_residuals(residuals, row, tl.arange(0, padded_places), target, kept)
