@@ -3,12 +3,16 @@
 A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the
 padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
-is overwritten; nothing is ever moved or zeroed.
+is overwritten; within a row nothing is ever moved or zeroed.
 """
+
+import copy
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
+
+from specdec.types import keep_rows
 
 
 class Window:
@@ -97,15 +101,20 @@ class SlotCache(Cache):
             buffer.zero_()  # dead slots are masked with weight 0, and 0 * NaN would still be NaN
         self.lengths.zero_()
 
-    def select(self, rows: Tensor) -> "SlotCache":
-        """A new cache holding copies of the given rows (`[R]` int64), in that order."""
-        picked = SlotCache(len(rows), self.num_slots, device=self.lengths.device)
-        picked.lengths = self.lengths[rows]
-        picked.keys = {i: keys[rows.to(keys.device)] for i, keys in self.keys.items()}
-        picked.values = {i: values[rows.to(values.device)] for i, values in self.values.items()}
-        for layer_idx in picked.keys:
-            picked._make_views(layer_idx)
-        return picked
+    def keep(self, rows: list[int]) -> "SlotCache":
+        """A cache of the given rows in this one's storage, of which only `reset` may be used from
+        then on; see `keep_rows`.
+        """
+        kept = copy.copy(self)
+        kept.num_rows = len(rows)
+        kept.lengths = keep_rows(self.lengths, rows)
+        kept.keys = {i: keep_rows(keys, rows) for i, keys in self.keys.items()}
+        kept.values = {i: keep_rows(values, rows) for i, values in self.values.items()}
+        kept._row_offsets = self._row_offsets[: len(rows)]
+        kept._views = {}
+        for layer_idx in kept.keys:
+            kept._make_views(layer_idx)
+        return kept
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, H, N, D]` states at the window's slots, returns `[B, H,

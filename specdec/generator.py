@@ -282,13 +282,15 @@ class SpeculativeGenerator:
 
     def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
         """Steps until the ledger is complete; on a GPU the host reads one step late."""
-        width = self.drafter.num_draft_tokens + 1
+        width, storage = self.drafter.num_draft_tokens + 1, (state.cache, state.drafter_state)
         unread: deque[PendingOutcome] = deque()
         while not ledger.is_done:
             unread.append(self.step(state).fetch())
             if len(unread) > self._steps_ahead:
                 record = ledger.read(unread.popleft())
+                if not unread:  # on a GPU there always is a step under way
+                    state.drop_ended()
                 state.bound(ledger.longest + width * len(unread))
                 yield record
         if self.keep_storage:
-            self._kept = state.cache, state.drafter_state
+            self._kept = storage

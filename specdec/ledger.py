@@ -79,9 +79,9 @@ class Ledger:
     @property
     def longest(self) -> int:
         """Length of the longest row on the device, as far as outcomes have been read; rows that a
-        stopping criterion cut count in full there.
+        stopping criterion cut count in full there, and rows that were dropped do not count.
         """
-        return max(self._lengths)
+        return max(self._lengths[row] for row in self._state.rows)
 
     def read(self, outcome: PendingOutcome) -> StepRecord:
         """Books one step.
@@ -89,19 +89,18 @@ class Ledger:
         Raises:
             ValueError: the sampler found its inputs unsound; nothing of the step is booked.
         """
-        rows = outcome.read()
-        for number, row in enumerate(rows):
+        rows = sorted(zip(self._state.rows, outcome.read(), strict=True))  # by row of the batch
+        for number, row in rows:
             if row.faults and self.finish_reasons[number] is None:
                 what = next(text for fault, text in _FAULTS.items() if fault & row.faults)
                 raise ValueError(
                     f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
                     f"{self._num_read}) {what}"
                 )
-        records: list[RowStep | None] = []
-        for number, row in enumerate(rows):
+        records: list[RowStep | None] = [None] * len(self._prompts)
+        for number, row in rows:
             self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None:
-                records.append(None)
                 continue
             kept = self._cut_where_criteria_stop(number, row.new_tokens)
             self.new_tokens[number] += kept
@@ -111,8 +110,8 @@ class Ledger:
                 len(self.new_tokens[number]) >= self._room
             ):
                 self.finish_reasons[number] = "length"
-            records.append(RowStep(row.draft_tokens, row.num_accepted, kept))
-            self.steps[number].append(records[-1])
+            records[number] = RowStep(row.draft_tokens, row.num_accepted, kept)
+            self.steps[number].append(records[number])
         self._num_read += 1
         self._stream()
         return StepRecord(self._num_read - 1, records)

@@ -14,7 +14,7 @@ from specdec.kernels import Books, open_books
 from specdec.options import Options
 from specdec.samplers.noise import Noise, ZeroNoise
 from specdec.samplers.warp import Warp
-from specdec.types import PAD_TOKEN, Context, Draft, Verdict
+from specdec.types import PAD_TOKEN, Context, Draft, Verdict, keep_rows, rows_to_keep
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,7 @@ class GenerationState:
     place.
 
     Args:
-        prompts: the batch as read.
+        prompts: the whole batch as read.
         options: what was asked for.
         warp: the gate from logits to laws.
         noise: the rows' randomness.
@@ -120,6 +120,7 @@ class GenerationState:
         features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
         width: K + 1, tokens that a step may emit.
         longest: the host's upper bound of `cache.lengths`.
+        rows: which row of the batch each row is; B of them, until some are dropped.
     """
 
     prompts: Prompts
@@ -132,6 +133,7 @@ class GenerationState:
     features: Tensor | None
     width: int
     longest: int
+    rows: list[int]
 
     @property
     def tokens(self) -> Tensor:
@@ -155,9 +157,30 @@ class GenerationState:
         return Context(books.recent, self.features, books.start, books.num_new, self.longest)
 
     def end_rows(self, rows: list[int]) -> None:
-        """Ends rows from outside a step, as a stopping criterion does."""
+        """Ends rows of the batch from outside a step, as a stopping criterion does."""
         with torch.inference_mode():
-            self.books.remaining[rows] = 0
+            self.books.remaining[[self.rows.index(row) for row in rows]] = 0
+
+    def drop_ended(self) -> None:
+        """Goes on with the rows that have not ended, in the same storage, so that steps cost less.
+
+        Every outcome of the rows so far must have been read, and asking which have ended waits for
+        the device. With logits processors all rows stay: those may go by row numbers of the batch.
+        """
+        if self.options.processors:
+            return
+        rows = rows_to_keep([remaining > 0 for remaining in self.books.remaining.tolist()])
+        if 0 < len(rows) < len(self.rows):
+            self._keep(rows)
+
+    @torch.inference_mode()
+    def _keep(self, rows: list[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+        self.warp, self.noise = self.warp.keep(rows), self.noise.keep(rows)
+        self.cache, self.drafter_state = self.cache.keep(rows), self.drafter_state.keep(rows)
+        self.books = self.books.keep(rows)
+        if self.features is not None:
+            self.features = keep_rows(self.features, rows)
 
     def bound(self, longest: int) -> None:
         """Tells the state what the host knows of the longest row, so that steps attend over no more
@@ -243,4 +266,5 @@ class GenerationState:
             features=features,
             width=width,
             longest=longest,
+            rows=list(range(count)),
         )

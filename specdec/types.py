@@ -1,4 +1,4 @@
-"""The records that flow between the parts.
+"""The records that flow between the parts, and how rows leave the tables of a batch.
 
 Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature
 width. Shapes are checked when a record is built; checking reads shapes only, so it never waits for
@@ -158,3 +158,39 @@ class Verdict:
         if self.num_drafted is None:
             return self.num_accepted == self.tokens.shape[1] - 1
         return self.num_accepted == self.num_drafted
+
+
+def rows_to_keep(is_live: list[bool]) -> list[int]:
+    """The live rows of a batch, in the order in which they fill its first places: the last of them
+    move into the gaps and all others stay where they are, so that few rows move.
+
+    Example:
+        >>> rows_to_keep([True, False, True, False, True, True])
+        [0, 5, 2, 4]
+    """
+    live = [row for row, lives in enumerate(is_live) if lives]
+    return [row if is_live[row] else live.pop() for row in range(len(live))]
+
+
+def keep_rows(table: Tensor, rows: list[int]) -> Tensor:
+    """Some rows of a table, moved to its front: nothing is allocated, and doing it twice does no
+    harm.
+
+    Args:
+        table: `[B, ...]`, overwritten.
+        rows: from `rows_to_keep`. Each is at its place already or comes from behind all places that
+            are kept (`rows[i] == i` or `rows[i] >= len(rows)`), so none is overwritten before it
+            has been read.
+
+    Returns:
+        `[len(rows), ...]`, the front of the table: its row i is what row `rows[i]` was.
+
+    Example:
+        >>> import torch
+        >>> keep_rows(torch.tensor([10, 20, 30, 40]), [0, 3])
+        tensor([10, 40])
+    """
+    for here, there in enumerate(rows):
+        if here != there:
+            table[here].copy_(table[there])
+    return table[: len(rows)]

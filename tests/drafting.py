@@ -1,6 +1,8 @@
 """Drafters of known quality and batches of unequal prompts, shared by tests of the whole loop."""
 
 import copy
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +22,22 @@ def perturbed(model: PreTrainedModel, *, seed: int = 9, scale: float = 0.1) -> P
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_(scale * parameter.std() * noise.to(parameter))
     return other
+
+
+@dataclass(frozen=True, eq=False)
+class NumberedState:
+    """A drafter's own state, and which row of the batch each of its rows is."""
+
+    own: Any
+    rows: list[int]
+
+    def keep(self, rows: list[int]) -> "NumberedState":
+        """The given rows."""
+        return NumberedState(self.own.keep(rows), [self.rows[row] for row in rows])
+
+    def reset(self) -> None:
+        """Forgets what the drafter knows."""
+        self.own.reset()
 
 
 class WrongDrafter(Drafter):

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from specdec.graphs import no_host_sync
 from specdec.kernels import Books, open_books, verify_draws, verify_points
 from specdec.kernels.host import MAX_ROWS, HostBooks
-from specdec.types import PAD_TOKEN, Fault
+from specdec.types import PAD_TOKEN, Fault, rows_to_keep
 
 VOCAB, ENDS = 7, (5, 2, 900)
+BY_ROW = "text", "lengths", "anchor", "remaining", "recent", "start", "num_new"
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None)
 
@@ -45,6 +46,25 @@ def test_the_host_keeps_the_books_that_operations_keep(rows, width, room, seed):
         assert torch.equal(ours.commit(*block), theirs.commit(*block))
         for one, other in zip(contents(ours), contents(theirs), strict=True):
             assert torch.equal(one, other)
+
+
+@few
+@given(st.data(), st.sampled_from([HostBooks, Books]), st.integers(1, 6), st.integers(1, 5), seeds)
+def test_kept_rows_of_books_go_on_as_they_were_in_the_same_memory(data, kind, count, width, seed):
+    whole, kept = (books_of(either, count, width, 9, seed) for either in (Books, kind))
+    places = {name: getattr(kept, name).data_ptr() for name in BY_ROW}
+    numbers = list(range(count))
+    for step in range(4):
+        tokens, accepted = emitted(count, width, seed + step)
+        is_eos = whole.commit(tokens, accepted)[numbers]
+        assert torch.equal(kept.commit(tokens[numbers], accepted[numbers]), is_eos)
+        for name in BY_ROW:
+            assert torch.equal(getattr(kept, name), getattr(whole, name)[numbers])
+            assert getattr(kept, name).data_ptr() == places[name]
+        is_live = st.lists(st.booleans(), min_size=len(numbers), max_size=len(numbers))
+        rows = rows_to_keep(data.draw(is_live.filter(any)))
+        numbers = [numbers[row] for row in rows]
+        kept = kept.keep(rows)
 
 
 def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():

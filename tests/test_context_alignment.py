@@ -6,7 +6,7 @@ and with GPT-2's learned positions at which position, by looking it up in the mo
 
 import pytest
 from architectures import VOCAB, build
-from drafting import perturbed, ragged_prompts
+from drafting import NumberedState, perturbed, ragged_prompts
 
 from specdec import Drafter, ModelDrafter, SpeculativeGenerator
 
@@ -27,23 +27,23 @@ class FeatureReader(Drafter):
 
     def init_state(self, *sizes, **target):
         self.read = [{} for _ in range(sizes[0])]
-        return self._drafts.init_state(*sizes, **target)
+        return NumberedState(self._drafts.init_state(*sizes, **target), list(range(sizes[0])))
 
     def prefill(self, context, state) -> None:
-        self._decode(context)
-        self._drafts.prefill(context, state)
+        self._decode(context, state.rows)
+        self._drafts.prefill(context, state.own)
 
     def propose(self, context, state, warp, noise):
-        self._decode(context)
-        return self._drafts.propose(context, state, warp, noise)
+        self._decode(context, state.rows)
+        return self._drafts.propose(context, state.own, warp, noise)
 
-    def _decode(self, context) -> None:
+    def _decode(self, context, rows: list[int]) -> None:
         for row, num_new in enumerate(context.num_new.tolist()):
             for j in range(num_new):
                 position, token = self._nearest(context.features[row, j])
                 assert position == int(context.start[row]) + j
                 assert token == int(context.tokens[row, j])
-                self.read[row][position + 1] = int(context.tokens[row, j + 1])
+                self.read[rows[row]][position + 1] = int(context.tokens[row, j + 1])
 
     def _nearest(self, feature) -> tuple[int, int]:
         """The position and token whose embeddings add up to a feature."""

@@ -10,7 +10,7 @@ import itertools
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import ConstantDrafter, perturbed, ragged_prompts
+from drafting import ConstantDrafter, NumberedState, perturbed, ragged_prompts
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -246,23 +246,28 @@ class Watcher(NoDrafter):
 
     def init_state(self, batch_size, *args, **target):
         self.committed = -torch.ones(batch_size, dtype=torch.long)  # the first is of the prompt
-        return super().init_state(batch_size, *args, **target)
+        own = super().init_state(batch_size, *args, **target)
+        return NumberedState(own, list(range(batch_size)))
 
-    def propose(self, context, *args):
-        self.committed += context.num_new
-        return super().propose(context, *args)
+    def propose(self, context, state, *args):
+        self.committed[state.rows] += context.num_new
+        return super().propose(context, state.own, *args)
 
 
+@pytest.mark.parametrize("rows_stay", [False, True])
 @pytest.mark.parametrize("ends_by", ["eos_token_id", "stopping_criteria"])
-def test_a_row_that_has_ended_commits_nothing_more(ends_by):
+def test_a_row_that_has_ended_commits_nothing_more(ends_by, rows_stay):
     row, token = first_token_at(4)
     criteria = StoppingCriteriaList([StopAtToken(token)])
-    ends = {"eos_token_id": token, "stopping_criteria": criteria}[ends_by]
+    options = {ends_by: {"eos_token_id": token, "stopping_criteria": criteria}[ends_by]}
+    if rows_stay:  # as they do beside any logits processor; this one leaves the text alone
+        options["logits_processor"] = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.0)])
     generator = SpeculativeGenerator(MODEL, Watcher())
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **{ends_by: ends})
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
     assert result.lengths[row] == 5 < max(result.lengths) == NUM_NEW
-    committed = generator.drafter.committed.tolist()  # without what the last step did
-    assert committed == [min(length, NUM_NEW - 1) for length in result.lengths]
+    # The watcher is not told what the last step of a row did, unless the row stays.
+    seen = [min(n, NUM_NEW - 1) if rows_stay else n - 1 for n in result.lengths]
+    assert generator.drafter.committed.tolist() == seen
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plain_loop import PlainLoop
 
 from specdec import PromptLookupDrafter
-from specdec.types import PAD_TOKEN
+from specdec.types import PAD_TOKEN, rows_to_keep
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 40
@@ -83,14 +83,16 @@ def test_what_lies_behind_the_text_of_a_row_is_never_looked_at(data, texts, ngra
 
 
 @given(st.data(), batches, ngrams)
-def test_rows_selected_from_a_state_go_on_as_they_were(data, texts, ngram):
+def test_rows_kept_of_a_state_go_on_as_they_were(data, texts, ngram):
     drafter, state = make(3, ngram, len(texts))
     loop = PlainLoop(texts, 3)
     loop.prefill(drafter, state, 4)
-    rows = data.draw(st.lists(st.integers(0, len(texts) - 1), min_size=1, max_size=4))
-    picked, few = state.select(torch.tensor(rows)), PlainLoop([texts[row] for row in rows], 3)
+    is_live = st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))
+    rows = rows_to_keep(data.draw(is_live.filter(any)))
+    kept, few = state.keep(rows), PlainLoop([texts[row] for row in rows], 3)
+    assert kept.tokens.data_ptr() == state.tokens.data_ptr()
     expected = [oracle(text, 3, *ngram) for text in few.rows]
-    assert proposals(drafter.propose(few.context(), picked, None, None)) == expected
+    assert proposals(drafter.propose(few.context(), kept, None, None)) == expected
 
 
 @given(batches, texts, ngrams)

@@ -163,15 +163,16 @@ def test_laws_are_over_the_vocabulary_of_the_target(vocab_size, gate):
 
 
 @torch.no_grad()
-def test_rows_selected_from_a_state_go_on_as_they_were():
+@pytest.mark.parametrize("rows", [[2], [2, 1], [0, 2], [0, 1], [0, 1, 2]])
+def test_rows_kept_of_a_state_go_on_as_they_were(rows):
     drafter = ModelDrafter(MODELS["llama"], num_draft_tokens=3)
     state = drafter.init_state(3, 30, vocab_size=VOCAB, device=CPU)
     loop = PlainLoop([[1, 2, 3, 4], [5], [6, 7]], 3)
     loop.prefill(drafter, state, 8)
-    rows = torch.tensor([2, 0, 2, 1])
-    few = PlainLoop([loop.rows[row] for row in rows.tolist()], 3)
-    step = Noise([4, 5, 6, 7]).at(torch.tensor([1, 3, 1, 0]), 4)
-    draft = drafter.propose(few.context(), state.select(rows), Warp(4), step)
+    few = PlainLoop([loop.rows[row] for row in rows], 3)
+    starts = torch.tensor([len(row) - 1 for row in few.rows])
+    step = Noise([4, 5, 6][: len(rows)]).at(starts, 4)
+    draft = drafter.propose(few.context(), state.keep(rows), Warp(len(rows)), step)
     check(draft, few, MODELS["llama"], GATES["plain"], step.uniform(Stream.PROPOSE))
 
 

@@ -190,6 +190,16 @@ def test_zero_noise_is_zero_in_every_stream():
         assert step.uniform(stream).tolist() == [[0.0] * 3] * 2
 
 
+@pytest.mark.parametrize("kind", ["drawn", "zero"])
+def test_kept_rows_keep_their_draws(kind):
+    starts, rows = torch.tensor([5, 9, 2, 7]), [3, 1]
+    noise = Noise([11, 2**64 - 1, 0, 8]) if kind == "drawn" else ZeroNoise(4, 3)
+    whole = [noise.at(starts, 3).uniform(stream)[rows] for stream in Stream]
+    step = noise.keep(rows).at(starts[rows], 3)
+    for stream, expected in zip(Stream, whole, strict=True):
+        assert torch.equal(step.uniform(stream), expected)
+
+
 def test_the_global_generator_of_torch_is_neither_read_nor_moved():
     torch.manual_seed(0)
     before = torch.get_rng_state()

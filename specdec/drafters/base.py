@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.features import FeatureLayer
 from specdec.samplers.noise import StepNoise
@@ -15,8 +15,10 @@ from specdec.types import Context, Draft
 class DrafterState(Protocol):
     """All that changes while a drafter works: tensors, rows first, owned by the loop."""
 
-    def select(self, rows: Tensor) -> "DrafterState":
-        """A copy holding the given rows (`[R]` int64), in that order."""
+    def keep(self, rows: list[int]) -> "DrafterState":
+        """A state of the given rows in this one's storage, of which only `reset` will be used from
+        then on; see `specdec.types.keep_rows`.
+        """
 
     def reset(self) -> None:
         """Forgets everything and keeps the storage."""
@@ -87,8 +89,8 @@ def check_num_draft_tokens(num_draft_tokens: int) -> int:
 class NoState:
     """The state of a drafter that remembers nothing."""
 
-    def select(self, rows: Tensor) -> "NoState":
-        """Nothing to copy."""
+    def keep(self, rows: list[int]) -> "NoState":
+        """Nothing to move."""
         return self
 
     def reset(self) -> None:

@@ -40,9 +40,9 @@ class EagleState:
     cache: SlotCache
     angles: Tensor
 
-    def select(self, rows: Tensor) -> EagleState:
-        """A copy holding the given rows."""
-        return replace(self, cache=self.cache.select(rows))
+    def keep(self, rows: list[int]) -> EagleState:
+        """The given rows, in the storage of all."""
+        return replace(self, cache=self.cache.keep(rows))
 
     def reset(self) -> None:
         """Forgets everything and keeps the storage."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
-from specdec.types import PAD_TOKEN, Context, Draft
+from specdec.types import PAD_TOKEN, Context, Draft, keep_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,9 +17,9 @@ class PromptLookupState:
 
     tokens: Tensor
 
-    def select(self, rows: Tensor) -> "PromptLookupState":
-        """A copy holding the given rows."""
-        return PromptLookupState(self.tokens[rows])
+    def keep(self, rows: list[int]) -> "PromptLookupState":
+        """The given rows, in the storage of all."""
+        return PromptLookupState(keep_rows(self.tokens, rows))
 
     def reset(self) -> None:
         """Forgets everything and keeps the storage."""

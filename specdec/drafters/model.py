@@ -30,9 +30,9 @@ class ModelDrafterState:
     offsets: Tensor
     """`[2]`: -1 and 0, relative to the last committed token."""
 
-    def select(self, rows: Tensor) -> "ModelDrafterState":
-        """A copy holding the given rows."""
-        return replace(self, cache=self.cache.select(rows))
+    def keep(self, rows: list[int]) -> "ModelDrafterState":
+        """The given rows, in the storage of all."""
+        return replace(self, cache=self.cache.keep(rows))
 
     def reset(self) -> None:
         """Forgets everything and keeps the storage."""

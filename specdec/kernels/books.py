@@ -3,8 +3,15 @@
 Legend: B rows, K draft tokens, V vocabulary, S tokens that a row has room for.
 """
 
+import copy
+from typing import Self
+
 import torch
 from torch import Tensor
+
+from specdec.types import keep_rows
+
+_BY_ROW = ("text", "lengths", "anchor", "remaining", "recent", "start", "num_new")
 
 
 class Books:
@@ -53,6 +60,15 @@ class Books:
         # 0 for tokens that end a row and K + 1 for all others, PAD_TOKEN (the last entry) included.
         self._end_table = torch.full((vocab_size + 1,), width, device=device)
         self._end_table[list(self._end_ids)] = 0
+
+    def keep(self, rows: list[int]) -> Self:
+        """The books of the given rows, in the storage of these, which must not be used any more;
+        see `keep_rows`.
+        """
+        kept = copy.copy(self)
+        for name in _BY_ROW:
+            setattr(kept, name, keep_rows(getattr(self, name), rows))
+        return kept
 
     def commit(self, tokens: Tensor, num_accepted: Tensor) -> Tensor:
         """Appends what a sampler emitted, cut where the row ends.

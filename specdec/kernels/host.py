@@ -54,6 +54,7 @@ class HostBooks(Books):
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
+        # Numbers from row 0 on, which are still those of the tables when `keep` leaves fewer rows.
         self._text, self._recent = _memory_of(self.text), _memory_of(self.recent)
         self._lengths, self._anchor = _memory_of(self.lengths), _memory_of(self.anchor)
         self._start, self._num_new = _memory_of(self.start), _memory_of(self.num_new)

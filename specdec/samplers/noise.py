@@ -15,14 +15,16 @@ Consequences:
 
 from __future__ import annotations
 
+import copy
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from specdec.kernels import philox, race
 from specdec.kernels.philox import to_uniforms
+from specdec.types import keep_rows
 
 if TYPE_CHECKING:
     from specdec.samplers.warp import Warp
@@ -110,6 +112,14 @@ class Noise:
         self._position = torch.tensor([1, 0, 0, 0], device=device)
         self._counters: dict[int, Tensor] = {}  # of position 0, by width
 
+    def keep(self, rows: list[int]) -> Self:
+        """The noise of the given rows, in the storage of this one, which must not be used any more;
+        see `keep_rows`.
+        """
+        kept = copy.copy(self)
+        kept._key = keep_rows(self._key, rows)
+        return kept
+
     def at(self, start: Tensor, width: int) -> StepNoise:
         """The draws of the step whose anchor is at position `start`.
 
@@ -148,7 +158,14 @@ class ZeroNoise:
 
     def __init__(self, batch_size: int, width: int, *, device: torch.device | str = "cpu"):
         shape = batch_size, len(Stream), width
-        self._step = StepNoise(torch.zeros(shape, dtype=torch.float64, device=device))
+        self._zeros = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._step = StepNoise(self._zeros)
+
+    def keep(self, rows: list[int]) -> ZeroNoise:
+        """As many zeros as there are rows."""
+        kept = copy.copy(self)
+        kept._step = StepNoise(self._zeros[: len(rows)])
+        return kept
 
     def at(self, start: Tensor, width: int) -> StepNoise:
         """The same zeros at every position."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.kernels import Gate, Truncation, find_floor, sample
 from specdec.kernels.gate import law
+from specdec.types import keep_rows
 
 Values = float | int | None | Sequence
 
@@ -99,6 +100,21 @@ class Warp:
     def greedy_rows(self) -> Tensor | None:
         """`[B]` bool, the rows at temperature 0; `None` when no row is."""
         return self._greedy
+
+    def keep(self, rows: list[int]) -> Warp:
+        """The gate of the given rows, in the storage of this one, which must not be used any more;
+        see `keep_rows`.
+        """
+
+        def kept(column: Tensor | None) -> Tensor | None:
+            return None if column is None else keep_rows(column, rows)
+
+        other = copy.copy(self)
+        other.batch_size = len(rows)
+        other._temperature, other._greedy = kept(self._temperature), kept(self._greedy)
+        *columns, largest_k = self._truncation
+        other._truncation = Truncation(*map(kept, columns), largest_k)
+        return other
 
     def gate(self, logits: Tensor) -> Gate:
         """How these logits `[B, V]` or `[B, N, V]` become a law."""

@@ -143,7 +143,7 @@ length, num_new, min(
         file="kernels/host.py",
         old="0 if is_eos else self._remaining[row] - num_new",
         new="self._remaining[row] - num_new",
-        caught_by="test_generate_contract.py::test_a_row_that_has_ended_commits_nothing_more[eos_token_id]",
+        caught_by="test_generate_contract.py::test_a_row_that_has_ended_commits_nothing_more[eos_token_id-False]",
     ),
     Mutant(
         name="a row cut by a stopping criterion goes on on the device",
@@ -152,7 +152,7 @@ length, num_new, min(
         old="self._state.end_rows([row])",
         new="pass",
         caught_by="test_generate_contract.py::"
-        "test_a_row_that_has_ended_commits_nothing_more[stopping_criteria]",
+        "test_a_row_that_has_ended_commits_nothing_more[stopping_criteria-False]",
     ),
     Mutant(
         name="stopping criteria are asked at the end of a block only",
@@ -167,9 +167,26 @@ length, num_new, min(
         name="a row that a criterion has cut is thought shorter than it is on the device",
         source="onnxruntime-genai#2528, vllm#48245 (rows 56, 65)",
         file="ledger.py",
-        old="return max(self._lengths)",
+        old="return max(self._lengths[row] for row in self._state.rows)",
         new="return max(map(sum, zip(self._state.prompts.lengths, map(len, self.new_tokens))))",
         caught_by="test_loop_edges.py::"
         "test_a_row_cut_inside_an_accepted_block_may_be_the_longest_on_the_device",
+    ),
+    Mutant(
+        name="a row that moves leaves its features behind",
+        source="vllm#14645, sglang#8726 (rows 40, 48)",
+        file="state.py",
+        old="keep_rows(self.features, rows)",
+        new="self.features[: len(rows)]",
+        caught_by="test_dropped_rows.py::"
+        "test_a_row_of_a_batch_that_shrinks_is_the_row_alone[eagle-6-block]",
+    ),
+    Mutant(
+        name="rows leave beside logits processors, which are told the rows of the batch",
+        source="vllm#14645, vllm-ascend#16396 (rows 48, 49)",
+        file="state.py",
+        old="if self.options.processors:",
+        new="if False:",
+        caught_by="test_dropped_rows.py::test_beside_logits_processors_no_row_leaves[none]",
     ),
 ]

@@ -114,4 +114,13 @@ import torch
         new="return self.race(logits, warp, index + 1), None",
         caught_by="test_coupling.py::test_the_text_is_that_of_plain_decoding[itself-3]",
     ),
+    Mutant(
+        name="a row that moves takes the randomness of the one that it replaces",
+        source="vllm#14645, vllm-ascend#16396 (rows 48, 49)",
+        file="samplers/noise.py",
+        old="keep_rows(self._key, rows)",
+        new="self._key[: len(rows)]",
+        caught_by="test_dropped_rows.py::"
+        "test_a_row_of_a_batch_that_shrinks_is_the_row_alone[none-6-block]",
+    ),
 ]

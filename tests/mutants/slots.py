@@ -56,11 +56,11 @@ SLOTS = [
         caught_by="test_slot_cache.py::TestCacheAgainstLists::runTest",
     ),
     Mutant(
-        name="selected rows get the values of other rows beside their keys",
+        name="rows that are kept get the values of other rows beside their keys",
         source="vllm-ascend#16396, sglang#8726 (rows 40, 49)",
         file="cache.py",
-        old="values[rows.to(values.device)]",
-        new="values[rows.sort().values.to(values.device)]",
+        old="keep_rows(values, rows)",
+        new="keep_rows(values, sorted(rows))",
         caught_by="test_slot_cache.py::TestCacheAgainstLists::runTest",
     ),
     Mutant(
