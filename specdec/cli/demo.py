@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
+from statistics import median
 
 from specdec.cli.loading import timed
 from specdec.display import colour_key, coloured_text
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     warm_up = tokenizer("import", return_tensors="pt").input_ids
     for generator in generators.values():
         generator.generate(warm_up, max_new_tokens=8, do_sample=False)
-    seconds = dict.fromkeys(generators, 0.0)
+    seconds: dict[str, list[float]] = {name: [] for name in generators}
     steps: dict[str, list] = {name: [] for name in generators}
     is_equal = True
     for prompt in zoo.heldout_prompts(arguments.prompts):
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
                     trace=True,
                 )
             )
-            seconds[name] += taken_s
+            seconds[name].append(taken_s)
             steps[name].append(result.trace[0])
             texts.append(result.sequences)
         is_equal &= all(torch.equal(texts[0], text) for text in texts[1:])
@@ -83,14 +84,18 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if is_equal else 1
 
 
-def _print_comparison(steps: dict, seconds: dict[str, float], k: int, shown: str) -> None:
+def _print_comparison(
+    steps: dict[str, list], seconds: dict[str, list[float]], k: int, shown: str
+) -> None:
+    """Medians over the prompts, so that one moment in which the machine was busy does not count."""
     from specdec.results import SpeculationStats
 
     stats = {name: SpeculationStats(rows, k) for name, rows in steps.items()}
-    plain_s = seconds["plain decoding"]
     print(f"\n{'':<16}{'tokens/s':>10}{'speed-up':>10}{'acceptance length':>19}")
     for name, taken_s in seconds.items():
-        rate, length = sum(stats[name].emitted) / taken_s, stats[name].acceptance_length
-        print(f"{name:<16}{rate:>10.0f}{plain_s / taken_s:>8.2f} x{length:>19.2f}")
+        rate = median(n / s for n, s in zip(stats[name].emitted, taken_s, strict=True))
+        ratio = median(p / s for p, s in zip(seconds["plain decoding"], taken_s, strict=True))
+        length = stats[name].acceptance_length
+        print(f"{name:<16}{rate:>10.0f}{ratio:>8.2f} x{length:>19.2f}")
     print(f"\n{shown}:")
     print(stats[shown])
