@@ -22,7 +22,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.cache import SlotCache
-from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.base import Drafter, NoDrafter, check_state
 from specdec.ledger import Ledger, StepRecord
 from specdec.options import Options
 from specdec.prefill import prefill
@@ -276,9 +276,10 @@ class SpeculativeGenerator:
             drafter_state.reset()
             return kept, drafter_state
         target = self.target
-        return target.init_cache(rows, num_slots), self.drafter.init_state(
+        drafter_state = self.drafter.init_state(
             rows, num_slots, vocab_size=target.vocab_size, device=target.device
         )
+        return target.init_cache(rows, num_slots), check_state(self.drafter, drafter_state)
 
     def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
         """Steps until the ledger is complete; on a GPU the host reads one step late."""

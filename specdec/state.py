@@ -159,7 +159,7 @@ class GenerationState:
     def end_rows(self, rows: list[int]) -> None:
         """Ends rows of the batch from outside a step, as a stopping criterion does."""
         with torch.inference_mode():
-            self.books.remaining[[self.rows.index(row) for row in rows]] = 0
+            self.books.remaining[[self.rows.index(row) for row in rows if row in self.rows]] = 0
 
     def drop_ended(self) -> None:
         """Goes on with the rows that have not ended, in the same storage, so that steps cost less.

@@ -146,6 +146,17 @@ def test_a_warper_of_the_users_own_takes_the_place_of_a_value_as_in_hf():
         generator.generate(IDS, MASK, logits_processor=own, temperature=[1.0] * 3, **options)
 
 
+class Forgetful(NoDrafter):
+    def init_state(self, batch_size, max_length, *, vocab_size, device):
+        return {"rows": batch_size}
+
+
+def test_a_drafter_whose_state_is_none_is_refused_before_anything_is_read():
+    generator = SpeculativeGenerator(MODEL, Forgetful())
+    with pytest.raises(TypeError, match="returned a dict without keep and reset; see DrafterState"):
+        generator.start(torch.tensor([[3, 1, 4]]), max_new_tokens=3)
+
+
 class TooShort(NoDrafter):
     num_draft_tokens = 3
 

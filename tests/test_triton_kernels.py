@@ -181,6 +181,24 @@ def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
     assert decided_on(broken)[1] == [Fault.DRAFT_TOKEN] * 3
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_greedy_row_that_is_no_law_is_found_behind_an_accepted_token_too(rule, value):
+    logits = torch.zeros(2, 3, 8)
+    logits[:, 0, 0], logits[:, 0, 3] = 5.0, value
+    probs = torch.zeros(2, 2, 8).scatter_(2, torch.tensor([[[3], [7]], [[1], [2]]]), 1.0)
+    gate = Gate(None, torch.tensor([True, False]))
+    draws = torch.full((2, 2), 0.5, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    case = Case(probs.argmax(-1), probs, None, logits, gate, *draws)
+    _, _, faults = case.decided(rule, block=4, num_warps=1)
+    assert faults.tolist() == [Fault.TARGET_LOGITS] * 2
+
+
+def test_more_rows_than_a_launch_can_count_are_refused():
+    with pytest.raises(ValueError, match="at most 65535 rows at a time, got 65536; split"):
+        triton_sample.sample(torch.zeros(2**16, 1), Gate(), torch.zeros(2**16).double())
+
+
 @few
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 70), st.sampled_from(DTYPES), seeds)
 def test_a_sample_and_its_law_are_the_definitions(rows, places, vocab, dtype, seed):

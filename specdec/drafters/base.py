@@ -17,7 +17,7 @@ class DrafterState(Protocol):
 
     def keep(self, rows: list[int]) -> "DrafterState":
         """A state of the given rows in this one's storage, of which only `reset` will be used from
-        then on; see `specdec.types.keep_rows`.
+        then on; see `specdec.types.keep_rows`. The loop asks for it when rows have ended.
         """
 
     def reset(self) -> None:
@@ -52,7 +52,7 @@ class Drafter(nn.Module, ABC):
         *,
         vocab_size: int,
         device: torch.device,
-    ) -> Any:
+    ) -> DrafterState:
         """Fresh state for rows of at most `max_length` tokens, the last proposal included."""
 
     @abstractmethod
@@ -72,6 +72,17 @@ class Drafter(nn.Module, ABC):
         Returns:
             Tokens and the laws they were drawn from, over the target's vocabulary.
         """
+
+
+def check_state(drafter: Drafter, state: Any) -> DrafterState:
+    """Returns the state, or raises `TypeError` if it is none."""
+    missing = [name for name in ("keep", "reset") if not callable(getattr(state, name, None))]
+    if missing:
+        raise TypeError(
+            f"{type(drafter).__name__}.init_state returned a {type(state).__name__} without "
+            f"{' and '.join(missing)}; see DrafterState (NoState, if there is nothing to remember)"
+        )
+    return state
 
 
 def check_num_draft_tokens(num_draft_tokens: int) -> int:

@@ -143,6 +143,27 @@ def judge_target(place, count, scale):
 
 
 @triton.jit
+def _weigh_drafted(
+    laws,
+    measures,
+    row,
+    draft,
+    padded_places: tl.constexpr,
+    block: tl.constexpr,
+    padded_chunks: tl.constexpr,
+    is_awaited: tl.constexpr,
+):
+    """The target's probabilities `[P]` of a row's draft tokens, and what `combine` gives."""
+    num_valid, token, x, _, _, _ = draft
+    place = tl.arange(0, padded_places)
+    rate = read_gate(laws, row, 0)[0]
+    target, shares = combine(
+        measures, laws, row, place, num_valid, rate, block, padded_chunks, is_awaited
+    )
+    return weigh(laws, rate, target, 1.0, token, x).to(tl.float64), target, shares
+
+
+@triton.jit
 def decide_block(
     laws,
     measures,
@@ -156,14 +177,10 @@ def decide_block(
     """P_0..P_K of a row when it is measured, with the target's laws and the probabilities of their
     chunks. `draft` is of `read_draft_tokens`.
     """
-    num_valid, token, x, q, _, _ = draft
-    place = tl.arange(0, padded_places)
-    gate = read_gate(laws, row, 0)
-    target, shares = combine(
-        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, True
+    p, target, shares = _weigh_drafted(
+        laws, measures, row, draft, padded_places, block, padded_chunks, True
     )
-    p = weigh(laws, gate[0], target, 1.0, token, x).to(tl.float64)
-    return follow_path(place, p, q, width), target, shares
+    return follow_path(tl.arange(0, padded_places), p, draft[3], width), target, shares
 
 
 @triton.jit
@@ -177,16 +194,16 @@ def decide_tokens(
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """How many tokens of a row stand that an earlier launch measured; and the target's law at the
-    place behind them, with the probabilities of its chunks. `draft` is of `read_draft_tokens`.
+    """How many tokens of a row stand that an earlier launch measured; the target's law at the place
+    behind them, with the probabilities of its chunks; and the fault if the target is no law there
+    or before. `draft` is of `read_draft_tokens`.
     """
-    num_valid, token, x, q, u, _ = draft
-    place = tl.arange(0, padded_places)
-    gate = read_gate(laws, row, 0)
-    target, shares = combine(
-        measures, laws, row, place, num_valid, gate[0], block, padded_chunks, False
+    p, target, shares = _weigh_drafted(
+        laws, measures, row, draft, padded_places, block, padded_chunks, False
     )
-    p = weigh(laws, gate[0], target, 1.0, token, x).to(tl.float64)
+    num_valid, _, _, q, u, _ = draft
+    place = tl.arange(0, padded_places)
     is_accepted = (place < num_valid) & (u * q < p)
     count = tl.min(tl.where(is_accepted, width, place), axis=0)
-    return count, pick_law(target, place, count), pick(shares, place, count)
+    fault = judge_target(place, count, target[1])
+    return count, pick_law(target, place, count), pick(shares, place, count), fault

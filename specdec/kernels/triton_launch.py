@@ -3,9 +3,9 @@
 The launches of one operation overlap: the second starts while the first ends, and reads what does
 not depend on it meanwhile.
 
-What programs of one launch tell each other are words of 32 bits, each of which says by itself
-whether it is written: nobody counts, and no write has to come before another. `new_words` clears
-them in a launch of its own.
+Programs that verify tell each other words of 32 bits, which an earlier launch has cleared, and each
+of which says by itself whether it is written: nobody counts, and no write has to come before
+another. Programs that look for a floor tell more than a word, and count (`announce`, `wait`).
 
 Within a launch a program waits only for programs of lower ids. GPUs start programs in the order of
 their ids (CUDA does not promise it; NVIDIA's own scan, CUB's DeviceScan, relies on it too), so
@@ -66,7 +66,9 @@ def _clear_kernel(words, count, is_early: tl.constexpr, block: tl.constexpr):
 
 @triton.jit
 def write(pointers, words, mask=None):
-    """Writes words of 32 bits, each whole as GPUs write them, which others may be waiting for."""
+    """Writes words of 32 bits that others may be waiting for: a plain store, which GPUs make of
+    each word whole, in the cache that all programs share.
+    """
     tl.store(pointers, words, mask=mask)
 
 

@@ -15,6 +15,7 @@ from specdec.kernels.gate import Floor, Gate
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))
+MAX_ROWS = 2**16 - 1
 
 
 class Laws(NamedTuple):
@@ -38,7 +39,15 @@ class Laws(NamedTuple):
 
 
 def laws_of(logits: Tensor, gate: Gate) -> Laws:
-    """Arguments for kernels that read logits `[B, N, V]` through a gate."""
+    """Arguments for kernels that read logits `[B, N, V]` through a gate.
+
+    Raises:
+        ValueError: more rows than a launch can count.
+    """
+    if len(logits) > MAX_ROWS:
+        raise ValueError(
+            f"kernels take at most {MAX_ROWS} rows at a time, got {len(logits)}; split the batch"
+        )
     logits = with_dense_rows(logits)
     columns = [None if t is None else t.contiguous() for t in gate[:2]]
     floor = gate.floor and Floor(*(t.contiguous() for t in gate.floor))

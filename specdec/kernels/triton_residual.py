@@ -14,7 +14,7 @@ from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_log
 from specdec.kernels.triton_rows import weigh
 
 PIECE = tl.constexpr(1024)  # tokens of a chunk that are read at a time
-PARTS = tl.constexpr(128)  # as many as there are threads
+PARTS = tl.constexpr(128)  # as many as 4 warps have threads
 
 
 class Residuals(NamedTuple):

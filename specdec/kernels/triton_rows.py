@@ -1,9 +1,9 @@
 """Device functions that the kernels share: the laws of rows, computed chunk by chunk.
 
-A row of V logits is cut into C chunks, and a program reads a span of them. `measure` reduces a
-chunk to its largest logit and the sum of its weights; `combine` reduces the chunks of a row to the
-row's largest logit and scale. `weigh` then gives a token's probability from its logit: the same
-float32 number wherever it is computed, so two equal laws subtract to exactly 0.
+A row of V logits is cut into C chunks. `measure` reduces a chunk to its largest logit and the sum
+of its weights; `combine` reduces the chunks of a row to the row's largest logit and scale. `weigh`
+then gives a token's probability from its logit: the same float32 number wherever it is computed, so
+two equal laws subtract to exactly 0.
 
 Legend: B rows, N places of a window, V vocabulary, C chunks, P places padded to a power of two.
 """

@@ -10,7 +10,6 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_decide import (
-    TARGET_LOGITS,
     choose_prefix,
     decide_block,
     judge_laws,
@@ -121,9 +120,7 @@ def settle_tokens(
     """Settles a row by the decision of `decide_tokens`, with draft laws when its residual is
     there.
     """
-    count, law, shares = decision
-    # A place at which the target is no law accepts nothing, so none before this one is.
-    fault = (law[1] != law[1]).to(tl.int64) * TARGET_LOGITS
+    count, law, shares, fault = decision
     left = shares
     if rule == "chain":
         index = tl.arange(0, 1)  # of the only residual

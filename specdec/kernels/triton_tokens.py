@@ -122,7 +122,7 @@ def _settle_kernel(
 @triton.jit
 def _subtract(residuals, chain, laws, row, decision, num_valid, first, span, block: tl.constexpr):
     """Takes the draft off a span of chunks at the place of the rejected token, if there is one."""
-    place, law, _ = decision
+    place, law, _, _ = decision
     if place < num_valid:
         order = law, tl.full((), 1.0, tl.float32)
         subtract_span(residuals, chain, laws, row, 0, place, order, first, span, block)

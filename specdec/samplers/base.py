@@ -14,7 +14,8 @@ from specdec.types import Draft, Verdict
 
 
 class Sampler(nn.Module, ABC):
-    """Turns a draft and the target's logits into a verdict. It never sees a model.
+    """Turns a draft and the target's logits into a verdict. It never sees a model, and remembers
+    nothing of a row: rows that have ended leave the batch, and others take their numbers.
 
     Attributes:
         lossless: the output has exactly the target's law, whatever is drafted.

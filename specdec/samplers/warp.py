@@ -66,8 +66,8 @@ class Warp:
         self.batch_size = batch_size
         self._device = device
         self.is_greedy = all(t == 0 for t in temperatures)
-        """Every row is greedy. Known to the host, so work that no row needs is left out when the
-        warp is built.
+        """Every row was greedy when the warp was built. Known to the host, so work that no row
+        needs is left out.
         """
 
         def column(values: list, dtype: torch.dtype, is_used: bool) -> Tensor | None:
@@ -98,7 +98,7 @@ class Warp:
 
     @property
     def greedy_rows(self) -> Tensor | None:
-        """`[B]` bool, the rows at temperature 0; `None` when no row is."""
+        """`[B]` bool, the rows at temperature 0; `None` when none was when the warp was built."""
         return self._greedy
 
     def keep(self, rows: list[int]) -> Warp:
