@@ -8,6 +8,9 @@ launch never overtake each other.
 
 import pytest
 import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
+
 from kernel_cases import (
     LARGEST_UNIFORM,
     RULES,
