@@ -11,6 +11,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specdec.kernels import (
+    triton_blocks,
     triton_floor,
     triton_launch,
     triton_race,
@@ -22,7 +23,7 @@ from specdec.kernels import (
 from specdec.kernels.gate import Floor, Gate, Truncation
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
-LAUNCHING = triton_launch, triton_rows, triton_sample, triton_tokens, triton_verify
+LAUNCHING = triton_blocks, triton_launch, triton_rows, triton_sample, triton_tokens
 
 
 class NoDevice:

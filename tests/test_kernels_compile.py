@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 PROGRAM = Path(__file__).with_name("compile_kernels.py")
 KERNELS = [
     *(["_measure_kernel", "_settle_kernel"] * 2),  # points, tokens
-    *("_clear_kernel", "_verify_kernel"),
+    *("_clear_kernel", "_block_kernel"),
     *("_measure_kernel", "_sample_kernel"),
     *("_heat_kernel", "_final_kernel"),
     "_floor_kernel",

@@ -1,45 +1,19 @@
-"""`verify_blocks` on a GPU, and the way to `verify_tokens`.
-
-Block by block the draft is taken off at every place, for which all logits are needed again: one
-launch clears tables, and one does all else. Its programs each do one thing, in this order: measure
-a chunk of the target's rows, decide a row that is measured, take the draft off a span of chunks,
-settle a row. The measures of later rows lie before what else is to be done of a row, so that it
-finds its row measured and the logits still in the cache, and memory is passed once. A program waits
-for programs of lower ids only; see `triton_launch`.
-
-Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row.
+"""`verify_tokens` and `verify_blocks` on a GPU: what their kernels, in `triton_tokens` and
+`triton_blocks`, are given and fill.
 """
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_decide import (
-    Chain,
-    chain_of,
-    count_valid,
-    decide_block,
-    read_draft_tokens,
-)
-from specdec.kernels.triton_launch import new_words, overlap, wait_for_last
-from specdec.kernels.triton_laws import Laws, laws_of
-from specdec.kernels.triton_residual import (
-    Residuals,
-    order_residuals,
-    read_order,
-    subtract_span,
-)
-from specdec.kernels.triton_rows import Measures, find_span, measure
-from specdec.kernels.triton_settle import Outcome, settle_block
+from specdec.kernels.triton_blocks import verify_by_block
+from specdec.kernels.triton_decide import chain_of
+from specdec.kernels.triton_laws import laws_of
+from specdec.kernels.triton_settle import Outcome
 from specdec.kernels.triton_tokens import verify_by_token
 
 BLOCK = 4096
 NUM_WARPS = 4
-SPAN = 2  # chunks that a program takes the draft off
-LAG_BYTES = 24_000_000  # of logits; beside the draft's laws they must stay in the cache
-REGISTERS = 72, 96  # of a thread, for half precision without a floor, and else
 
 
 def verify(
@@ -66,7 +40,7 @@ def verify(
         by_block: the rule.
         block: tokens of a chunk.
         num_warps: of a program.
-        lag: rows that are measured ahead; `None` goes by their bytes.
+        lag: by the block rule, rows that are measured ahead; `None` goes by their bytes.
         span: chunks that a program takes the draft off; `None` goes by how many there are.
     """
     rows, width = draft_tokens.shape
@@ -76,124 +50,10 @@ def verify(
     chain = chain_of(draft_tokens, probs, num_valid, accept_uniforms, resample_uniforms)
     tokens = torch.empty(rows, width + 1, dtype=torch.long, device=logits.device)
     outcome = Outcome(tokens, *(torch.empty_like(tokens[:, 0]) for _ in range(2)))
-    sizes = {"block": block, "num_warps": num_warps, "span": span}
+    options = {"block": block, "num_warps": num_warps, "span": span}
     with torch.cuda.device_of(logits):
         if by_block and probs is not None:
-            lag = lag or max(1, LAG_BYTES // (laws.places * laws.vocab * logits.element_size()))
-            _verify_by_block(chain, laws, outcome, lag=min(lag, rows), **sizes)
+            verify_by_block(chain, laws, outcome, lag=lag, **options)
         else:
-            verify_by_token(chain, laws, outcome, **sizes)
+            verify_by_token(chain, laws, outcome, **options)
     return tuple(outcome)
-
-
-def _verify_by_block(
-    chain: Chain,
-    laws: Laws,
-    outcome: Outcome,
-    *,
-    lag: int,
-    span: int | None,
-    block: int,
-    num_warps: int,
-) -> None:
-    rows, width = chain.tokens.shape
-    measures, residuals = _new_tables(laws, width, block)
-    span = span or find_span(rows * laws.places, measures.chunks, SPAN)
-    spans = triton.cdiv(measures.chunks, span)
-    items = laws.places * measures.chunks + residuals.count * spans + 2
-    _verify_kernel[((rows + lag + 1) * items,)](
-        chain,
-        laws,
-        measures,
-        residuals,
-        outcome,
-        rows,
-        lag,
-        span,
-        chunks=measures.chunks,
-        spans=spans,
-        width=width,
-        padded_places=triton.next_power_of_2(width + 1),
-        block=block,
-        threads=32 * num_warps,
-        padded_chunks=triton.next_power_of_2(measures.chunks),
-        num_warps=num_warps,
-        maxnreg=REGISTERS[laws.logits.element_size() > 2 or laws.gate.floor is not None],
-        enable_fp_fusion=False,  # equal laws must subtract to 0
-        **overlap(laws.logits),
-    )
-
-
-def _new_tables(laws: Laws, count: int, block: int) -> tuple[Measures, Residuals]:
-    """Tables of which nothing is written, with `count` residuals a row."""
-    rows, chunks = laws.logits.shape[0], triton.cdiv(laws.vocab, block)
-    spots, slots = rows * laws.places * chunks, rows * count
-    sizes = [slots, spots, spots, spots, 2 * slots * chunks, 3 * slots]
-    hot, best, *tables = new_words(sizes, laws.logits.device)
-    largest, weight, masses, orders = (table.view(torch.float32) for table in tables)
-    measures = Measures(largest, weight, None if laws.gate.is_greedy is None else best, chunks)
-    return measures, Residuals(masses, orders, hot, count, chunks)
-
-
-@triton.jit
-def _verify_kernel(
-    chain,
-    laws,
-    measures,
-    residuals,
-    outcome,
-    rows,
-    lag,
-    span,
-    chunks: tl.constexpr,
-    spans: tl.constexpr,
-    is_early: tl.constexpr,
-    width: tl.constexpr,
-    padded_places: tl.constexpr,
-    block: tl.constexpr,
-    threads: tl.constexpr,
-    padded_chunks: tl.constexpr,
-):
-    measured: tl.constexpr = (width + 1) * chunks
-    subtracted: tl.constexpr = width * spans
-    # A turn: measure row `turn`, subtract in row `turn - lag`, decide the former, settle the row
-    # before the latter. Divisors are constants, since a division proper costs as much as a load.
-    turn = tl.program_id(0) // (measured + subtracted + 2)
-    item = tl.program_id(0) % (measured + subtracted + 2)
-    is_measure, is_last = item < measured, item == measured + subtracted + 1
-    is_subtraction = (item >= measured) & (item < measured + subtracted)
-    row = tl.where(is_subtraction, turn - lag, tl.where(is_last, turn - lag - 1, turn))
-    if (row >= 0) & (row < rows):
-        if is_measure:
-            place, chunk = item // chunks, item % chunks
-            if place <= count_valid(chain, row, width):
-                measure(measures, laws, row, place, chunk, is_early, block, threads)
-        elif is_subtraction:
-            item -= measured
-            place, first = item // spans, item % spans * span
-            if place < count_valid(chain, row, width):
-                wait_for_last(is_early)
-                order = read_order(residuals, row, place)
-                subtract_span(residuals, chain, laws, row, place, place, order, first, span, block)
-        else:
-            draft = read_draft_tokens(chain, laws, row, "block", width, padded_places)
-            wait_for_last(is_early)
-            if is_last:
-                settle_block(
-                    chain,
-                    laws,
-                    measures,
-                    residuals,
-                    outcome,
-                    row,
-                    draft,
-                    width,
-                    padded_places,
-                    block,
-                    padded_chunks,
-                )
-            else:
-                kept, target, _ = decide_block(
-                    laws, measures, row, draft, width, padded_places, block, padded_chunks
-                )
-                order_residuals(residuals, row, tl.arange(0, padded_places), target, kept)
