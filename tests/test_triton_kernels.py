@@ -40,7 +40,7 @@ pytestmark = [
         torch.cuda.is_available(), reason="here kernels are compiled; see test_gpu_kernels"
     ),
 ]
-SMALL = {"block": 16, "num_warps": 1}
+SMALL = {"block": 16, "num_warps": 2}
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=6)
@@ -55,7 +55,7 @@ few = settings(max_examples=6)
     st.booleans(),
     st.booleans(),
     st.integers(1, 3),
-    st.integers(1, 3),
+    st.sampled_from([1, 2, 4]),
     seeds,
 )
 def test_over_exact_tables_a_verdict_is_the_definitions(

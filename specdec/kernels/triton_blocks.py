@@ -23,7 +23,7 @@ from specdec.kernels.triton_settle import Outcome, settle_block
 
 SPAN = 2  # chunks that a program takes the draft off
 LAG_BYTES = 24_000_000  # of logits; beside the draft's laws they must stay in the cache
-REGISTERS = 72, 96  # of a thread, for half precision without a floor, and else
+REGISTERS = 72, 112  # of a thread, for half precision without a floor, and else
 
 
 def verify_by_block(
@@ -40,7 +40,7 @@ def verify_by_block(
     rows, width = chain.tokens.shape
     row_bytes = laws.places * laws.vocab * laws.logits.element_size()
     lag = min(lag or max(1, LAG_BYTES // row_bytes), rows)
-    measures, residuals = _new_tables(laws, width, block)
+    measures, residuals = _new_tables(laws, width, block, num_warps)
     span = span or find_span(rows * laws.places, measures.chunks, SPAN)
     spans = triton.cdiv(measures.chunks, span)
     items = laws.places * measures.chunks + residuals.count * spans + 2
@@ -58,7 +58,7 @@ def verify_by_block(
         width=width,
         padded_places=triton.next_power_of_2(width + 1),
         block=block,
-        threads=32 * num_warps,
+        warps=num_warps,
         padded_chunks=triton.next_power_of_2(measures.chunks),
         num_warps=num_warps,
         maxnreg=REGISTERS[laws.logits.element_size() > 2 or laws.gate.floor is not None],
@@ -67,15 +67,16 @@ def verify_by_block(
     )
 
 
-def _new_tables(laws: Laws, count: int, block: int) -> tuple[Measures, Residuals]:
+def _new_tables(laws: Laws, count: int, block: int, num_warps: int) -> tuple[Measures, Residuals]:
     """Tables of which nothing is written, with `count` residuals a row."""
     rows, chunks = laws.logits.shape[0], triton.cdiv(laws.vocab, block)
     spots, slots = rows * laws.places * chunks, rows * count
-    sizes = [slots, spots, spots, spots, 2 * slots * chunks, 3 * slots]
+    parts = chunks * num_warps
+    sizes = [slots, spots, spots, spots, 2 * slots * parts, 3 * slots]
     hot, best, *tables = new_words(sizes, laws.logits.device)
     largest, weight, masses, orders = (table.view(torch.float32) for table in tables)
     measures = Measures(largest, weight, None if laws.gate.is_greedy is None else best, chunks)
-    return measures, Residuals(masses, orders, hot, count, chunks)
+    return measures, Residuals(masses, orders, hot, count, parts)
 
 
 @triton.jit
@@ -87,14 +88,14 @@ def _block_kernel(
     outcome,
     rows,
     lag,
-    span,
+    span: tl.constexpr,
     chunks: tl.constexpr,
     spans: tl.constexpr,
     is_early: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
-    threads: tl.constexpr,
+    warps: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
     measured: tl.constexpr = (width + 1) * chunks
@@ -110,14 +111,16 @@ def _block_kernel(
         if is_measure:
             place, chunk = item // chunks, item % chunks
             if place <= count_valid(chain, row, width):
-                measure(measures, laws, row, place, chunk, is_early, block, threads)
+                measure(measures, laws, row, place, chunk, is_early, block, 32 * warps)
         elif is_subtraction:
             item -= measured
             place, first = item // spans, item % spans * span
             if place < count_valid(chain, row, width):
                 wait_for_last(is_early)
                 order = read_order(residuals, row, place)
-                subtract_span(residuals, chain, laws, row, place, place, order, first, span, block)
+                subtract_span(
+                    residuals, chain, laws, row, place, place, order, first, span, block, warps
+                )
         else:
             draft = read_draft_tokens(chain, laws, row, "block", width, padded_places)
             wait_for_last(is_early)
@@ -133,6 +136,7 @@ def _block_kernel(
                     width,
                     padded_places,
                     block,
+                    warps,
                     padded_chunks,
                 )
             else:

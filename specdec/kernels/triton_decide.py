@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits, with_dense_rows
-from specdec.kernels.triton_rows import combine, pick, pick_law, weigh
+from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
 
 TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
@@ -130,10 +130,9 @@ def judge_tokens(place, num_valid, q):
 
 
 @triton.jit
-def judge_laws(is_read, mass):
-    """The fault if one of the draft laws that were read, of masses `[P]`, does not sum to 1."""
-    is_off = (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
-    return any_of(is_read & is_off).to(tl.int64) * DRAFT_LAW
+def is_off(mass):
+    """Whether draft laws of these masses do not sum to 1."""
+    return (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
 
 
 @triton.jit
@@ -184,6 +183,17 @@ def decide_block(
 
 
 @triton.jit
+def _first_place(rank, largest, scale, best, other, other_largest, other_scale, other_best):
+    is_first = rank < other
+    return (
+        tl.where(is_first, rank, other),
+        tl.where(is_first, largest, other_largest),
+        tl.where(is_first, scale, other_scale),
+        tl.where(is_first, best, other_best),
+    )
+
+
+@triton.jit
 def decide_tokens(
     laws,
     measures,
@@ -194,9 +204,9 @@ def decide_tokens(
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """How many tokens of a row stand that an earlier launch measured; the target's law at the place
-    behind them, with the probabilities of its chunks; and the fault if the target is no law there
-    or before. `draft` is of `read_draft_tokens`.
+    """How many tokens of a row stand that an earlier launch measured, and the target's law at the
+    place behind them; with all scales `[P]`, and the probabilities of the places' chunks. `draft`
+    is of `read_draft_tokens`.
     """
     p, target, shares = _weigh_drafted(
         laws, measures, row, draft, padded_places, block, padded_chunks, False
@@ -204,6 +214,7 @@ def decide_tokens(
     num_valid, _, _, q, u, _ = draft
     place = tl.arange(0, padded_places)
     is_accepted = (place < num_valid) & (u * q < p)
-    count = tl.min(tl.where(is_accepted, width, place), axis=0)
-    fault = judge_target(place, count, target[1])
-    return count, pick_law(target, place, count), pick(shares, place, count), fault
+    largest, scale, best = target
+    rank = tl.where(is_accepted, padded_places, place)
+    law = tl.reduce((rank, largest, scale, best), 0, _first_place)
+    return law[0], (law[1], law[2], law[3]), scale, shares

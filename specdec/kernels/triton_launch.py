@@ -3,9 +3,11 @@
 The launches of one operation overlap: the second starts while the first ends, and reads what does
 not depend on it meanwhile.
 
-Programs that verify tell each other words of 32 bits, which an earlier launch has cleared, and each
-of which says by itself whether it is written: nobody counts, and no write has to come before
-another. Programs that look for a floor tell more than a word, and count (`announce`, `wait`).
+Within a launch there are two ways. Who comes last at a counter goes on, and nobody waits
+(`announce`; only for a floor, whose programs need each other's results, they `wait`). By the block
+rule, where programs of many kinds follow each other closely, they tell each other words of 32 bits,
+which an earlier launch has cleared, and each of which says by itself whether it is written: nobody
+counts, and no write has to come before another.
 
 Within a launch a program waits only for programs of lower ids. GPUs start programs in the order of
 their ids (CUDA does not promise it; NVIDIA's own scan, CUB's DeviceScan, relies on it too), so

@@ -13,9 +13,6 @@ from specdec.kernels.triton_launch import is_missing, peek, read_pairs, write
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import weigh
 
-PIECE = tl.constexpr(1024)  # tokens of a chunk that are read at a time
-PARTS = tl.constexpr(128)  # as many as 4 warps have threads
-
 
 class Residuals(NamedTuple):
     """What is left of the target where the draft is taken off; a kernel takes it as one argument.
@@ -23,19 +20,19 @@ class Residuals(NamedTuple):
     There are R places of a row: K block by block; and token by token one, which is drawn from.
 
     Args:
-        masses: `[B, R, C, 2]` float32 of each chunk: of the residual, and of the draft law.
+        masses: `[B, R, 2, parts]` float32 of the residual, and of the draft law.
         orders: `[B, R, 3]` float32, how to compute each: the law's largest logit and scale, and
             the factor P_i; `None` token by token.
         hot: `[B, R]` int32, the token of a one-hot law, or -1; `None` as orders.
         count: R.
-        chunks: C.
+        parts: of a row; a chunk has one for each warp of a program.
     """
 
     masses: Tensor
     orders: Tensor | None
     hot: Tensor | None
     count: int
-    chunks: int
+    parts: int
 
 
 @triton.jit
@@ -87,55 +84,109 @@ def read_order(residuals, row, index):
 
 
 @triton.jit
-def _add(left, mass, laws, gate, law, factor, ids, x, draft):
-    """Adds a piece of a residual and of its draft law to what each thread has of them."""
-    shape: tl.constexpr = (left.shape[0], ids.shape[0] // left.shape[0])
-    rest = take_off(laws, gate, law, factor, ids, x, draft)
-    left += tl.sum(tl.reshape(rest, shape), axis=1)
-    mass += tl.sum(tl.reshape(draft.to(tl.float32), shape), axis=1)
-    return left, mass
+def _subtract(
+    chain,
+    laws,
+    row,
+    place,
+    gate,
+    order,
+    chunk,
+    stride: tl.constexpr,
+    span: tl.constexpr,
+    is_whole: tl.constexpr,
+    block: tl.constexpr,
+    warps: tl.constexpr,
+):
+    """What each thread has of its warp's part of every `stride`-th chunk, `span` of them: `[warps,
+    32, 2, span]`, of what is left and of the draft law; the last axis is several, of two each.
+    Chunks that are all whole need no masks.
+    """
+    if span == 1:
+        law, factor = order
+        part: tl.constexpr = block // warps
+        side: tl.constexpr = 128 // laws.logits.dtype.element_ty.primitive_bitwidth
+        piece: tl.constexpr = 32 * side if part > 32 * side else part
+        lanes: tl.constexpr = 32 if piece > 32 else piece
+        shape: tl.constexpr = (warps, lanes, piece // lanes)
+        left = tl.full((warps, lanes), 0.0, tl.float32)
+        mass = tl.full((warps, lanes), 0.0, tl.float32)
+        for i in tl.static_range(part // piece):
+            ids = chunk * block + i * piece + tl.arange(0, piece)
+            ids = ids[None] + part * tl.arange(0, warps)[:, None]
+            if is_whole:
+                start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
+                x = tl.load(start + ids, eviction_policy="evict_first")  # neither is read again
+                start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
+                draft = tl.load(start + ids, eviction_policy="evict_first").to(tl.float32)
+            else:
+                x = read_logits(laws, row, place, ids)
+                draft = read_draft(chain, laws, row, place, ids).to(tl.float32)
+            rest = take_off(laws, gate, law, factor, ids, x, draft)
+            left += tl.sum(tl.reshape(rest, shape), axis=2)
+            mass += tl.sum(tl.reshape(draft, shape), axis=2)
+        both = tl.join(left, mass)
+    else:
+        half: tl.constexpr = span // 2
+        twice: tl.constexpr = 2 * stride
+        even = _subtract(
+            chain, laws, row, place, gate, order, chunk, twice, half, is_whole, block, warps
+        )
+        chunk += stride
+        odd = _subtract(
+            chain, laws, row, place, gate, order, chunk, twice, half, is_whole, block, warps
+        )
+        both = tl.join(even, odd)
+    return both
 
 
 @triton.jit
 def subtract_span(
-    residuals, chain, laws, row, index, place, order, first, span, block: tl.constexpr
+    residuals,
+    chain,
+    laws,
+    row,
+    index,
+    place,
+    order,
+    first,
+    span: tl.constexpr,
+    block: tl.constexpr,
+    warps: tl.constexpr,
 ):
-    """Tells the masses of `span` chunks of the residual in slot `index`, from the first on; `order`
-    is the law at the place, and the factor.
+    """Tells the masses of the parts of `span` chunks, a power of two, of the residual in slot
+    `index`, from the first on; `order` is the law at the place, and the factor.
+
+    A warp has parts of its own, so that warps do not meet, and threads at the end only.
     """
-    law, factor = order
     gate = read_gate(laws, row, place)
+    if (first + span) * block <= laws.vocab:
+        both = _subtract(chain, laws, row, place, gate, order, first, 1, span, True, block, warps)
+    else:
+        both = _subtract(chain, laws, row, place, gate, order, first, 1, span, False, block, warps)
+    both = tl.reshape(tl.sum(both, axis=1), (warps, 2, span))
+    kind, chunk = tl.arange(0, 2)[None, :, None], first + tl.arange(0, span)[None, None, :]
+    part = chunk * warps + tl.arange(0, warps)[:, None, None]
     slot = tl.cast(row, tl.int64) * residuals.count + index
-    masses = residuals.masses + 2 * slot * residuals.chunks
-    start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    of_draft = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
-    piece: tl.constexpr = block if block < PIECE else PIECE
-    parts: tl.constexpr = PARTS if piece > PARTS else piece
-    for chunk in range(first, tl.minimum(first + span, residuals.chunks)):
-        left, mass = tl.full((parts,), 0.0, tl.float32), tl.full((parts,), 0.0, tl.float32)
-        if (chunk + 1) * block <= laws.vocab:  # without masks
-            for i in tl.static_range(block // piece):
-                ids = chunk * block + i * piece + tl.arange(0, piece)
-                x = tl.load(start + ids, eviction_policy="evict_first")  # neither is read again
-                draft = tl.load(of_draft + ids, eviction_policy="evict_first")
-                left, mass = _add(left, mass, laws, gate, law, factor, ids, x, draft)
-        else:
-            for i in tl.static_range(block // piece):
-                ids = chunk * block + i * piece + tl.arange(0, piece)
-                x = read_logits(laws, row, place, ids)
-                draft = read_draft(chain, laws, row, place, ids)
-                left, mass = _add(left, mass, laws, gate, law, factor, ids, x, draft)
-        write(masses + 2 * chunk + tl.arange(0, 2), tl.sum(tl.join(left, mass), axis=0))
+    into = residuals.masses + (2 * slot + kind) * residuals.parts + part
+    write(into, both, mask=part < residuals.parts)
 
 
 @triton.jit
-def read_masses(residuals, row, index, is_read, padded_chunks: tl.constexpr):
-    """Masses of the residuals and of the draft laws in slots `[P]`, `[P, C]` float64 each, 0 where
-    nothing is read.
+def read_masses(
+    residuals, row, index, is_read, padded_parts: tl.constexpr, is_awaited: tl.constexpr
+):
+    """Masses of the parts of the residual and of the draft law in slot `index`, `[parts]` float32
+    each, 0 if nothing is read; and of slots `[P, 1]`, `[P, parts]`. Those that others are writing
+    must be awaited.
     """
-    chunk = tl.arange(0, padded_chunks)[None]
-    slots = (tl.cast(row, tl.int64) * residuals.count + index)[:, None] * residuals.chunks + chunk
-    is_chunk = (chunk < residuals.chunks) & is_read[:, None]
-    into = residuals.masses + 2 * slots
-    left, draft = read_pairs(into, into + 1, is_chunk)
-    return left.to(tl.float64), draft.to(tl.float64)
+    part = tl.arange(0, padded_parts)
+    slot = tl.cast(row, tl.int64) * residuals.count + index
+    is_part = part < tl.where(is_read, residuals.parts, 0)
+    into = residuals.masses + (2 * slot * residuals.parts + part)
+    others = into + residuals.parts
+    if is_awaited:
+        left, draft = read_pairs(into, others, is_part)
+    else:
+        left, draft = tl.load(into, is_part, 0.0), tl.load(others, is_part, 0.0)
+    return left, draft

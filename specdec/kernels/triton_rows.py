@@ -19,7 +19,7 @@ from specdec.kernels.gate import Gate
 from specdec.kernels.triton_launch import let_next_start, overlap, read_pairs, wait_for_last, write
 from specdec.kernels.triton_laws import INFINITY, Laws, pass_gate, point_to, read_gate
 
-MIN_PROGRAMS = 1024
+MIN_PROGRAMS = 512
 
 
 class Measures(NamedTuple):
@@ -39,8 +39,13 @@ class Measures(NamedTuple):
 
 
 def find_span(rows: int, chunks: int, largest: int) -> int:
-    """Chunks per program: up to `largest` where that leaves enough programs to fill a GPU."""
-    return max(1, min(largest, rows * chunks // MIN_PROGRAMS))
+    """Chunks per program, a power of two: up to `largest` where that leaves enough programs to fill
+    a GPU.
+    """
+    span = 1
+    while 2 * span <= min(largest, rows * chunks // MIN_PROGRAMS):
+        span *= 2
+    return span
 
 
 def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
@@ -215,6 +220,12 @@ def pick(values, index, place):
 
 
 @triton.jit
+def _first_of(rank, value, other_rank, other_value):
+    is_first = rank <= other_rank
+    return tl.where(is_first, rank, other_rank), tl.where(is_first, value, other_value)
+
+
+@triton.jit
 def find_past(weights, threshold, length: tl.constexpr):
     """The first index whose cumulative weight exceeds the threshold, never one of weight 0, and the
     weight before it. Rounding may leave none: then the last index of positive weight; length where
@@ -222,9 +233,9 @@ def find_past(weights, threshold, length: tl.constexpr):
     """
     index = tl.arange(0, length)
     is_positive = weights > 0  # asked for, since a parallel prefix sum is not flat over zeros
-    is_past = (tl.cumsum(weights, axis=0) > threshold) & is_positive
+    sums = tl.cumsum(weights, axis=0)
+    is_past = (sums > threshold) & is_positive
     rank = tl.where(is_past, index, tl.where(is_positive, 2 * length - index, 3 * length))
-    best = tl.min(rank, axis=0)
+    best, before = tl.reduce((rank, sums - weights), 0, _first_of)
     found = tl.where(best < length, best, tl.maximum(2 * length - best, -1))
-    found = tl.where(found < 0, length, found)
-    return found, tl.sum(tl.where(index < found, weights, 0.0), axis=0)
+    return tl.where(found < 0, length, found), before

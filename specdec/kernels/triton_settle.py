@@ -10,9 +10,11 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_decide import (
+    DRAFT_LAW,
+    any_of,
     choose_prefix,
     decide_block,
-    judge_laws,
+    is_off,
     judge_target,
     judge_tokens,
 )
@@ -22,7 +24,7 @@ from specdec.kernels.triton_rows import find_past, pick, pick_law, weigh
 from specdec.types import PAD_TOKEN
 
 PAD = tl.constexpr(PAD_TOKEN)
-GROUP = tl.constexpr(16)  # tokens that are drawn from in the end
+GROUP = tl.constexpr(8)  # tokens that are drawn from in the end: those side by side in a thread
 
 
 class Outcome(NamedTuple):
@@ -34,22 +36,92 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
-def weigh_left(chain, laws, law, row, place, rule: tl.constexpr, removed, is_residual, factor, ids):
-    """Weights that the extra token is drawn by: of the residual, if it `is_residual`, else of the
-    target's row without the token `removed`.
+def _weigh(chain, laws, spot, order, removed, ids, is_residual: tl.constexpr):
+    """Weights of tokens `ids` in the residual, or in the target's law without the token `removed`;
+    `order` is the gate and the law at the spot, a row and a place, and the residual's factor.
     """
-    gate = read_gate(laws, row, place)
-    if rule == "point":
-        x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
-        return tl.where(ids == removed, 0.0, weigh(laws, gate[0], law, 1.0, ids, x))
+    row, place = spot
+    gate, law, factor = order
+    x = read_logits(laws, row, place, ids)
+    if is_residual:
+        draft = read_draft(chain, laws, row, place, ids)
+        weights = take_off(laws, gate, law, factor, ids, x, draft)
     else:
-        x = read_logits(laws, row, place, ids)
-        if is_residual:
-            draft = read_draft(chain, laws, row, place, ids)
-            probs = take_off(laws, gate, law, factor, ids, x, draft)
-        else:
-            probs = weigh(laws, gate[0], law, 1.0, ids, pass_gate(laws, gate, ids, x))
-        return probs
+        weights = weigh(laws, gate[0], law, 1.0, ids, pass_gate(laws, gate, ids, x))
+        weights = tl.where(ids == removed, 0.0, weights)
+    return weights
+
+
+@triton.jit
+def _draw(
+    chain,
+    laws,
+    spot,
+    order,
+    removed,
+    weights,
+    total,
+    u,
+    is_residual: tl.constexpr,
+    length: tl.constexpr,
+    size: tl.constexpr,
+):
+    """A token, by `_weigh`, of `length` stretches of `size` tokens with the given weights: from the
+    stretch, the group in it and the place in that on which the cumulative weight passes the
+    threshold, which is `u` of the total.
+    """
+    group: tl.constexpr = GROUP if size > GROUP else size
+    index, before = find_past(weights, u * total, length)
+    threshold = (u * total - before).to(tl.float32)
+    first = tl.minimum(index, (laws.vocab - 1) // size) * size  # past the end where all is NaN
+    ids = first + tl.arange(0, size)
+    weights = _weigh(chain, laws, spot, order, removed, ids, is_residual)
+    weights = tl.sum(tl.reshape(weights, (size // group, group)), axis=1)
+    index, before = find_past(weights, threshold, size // group)
+    first += tl.minimum(index, size // group - 1) * group
+    ids = first + tl.arange(0, group)  # read again, from the cache
+    weights = _weigh(chain, laws, spot, order, removed, ids, is_residual)
+    index, _ = find_past(weights, threshold - before, group)
+    return tl.minimum(first + index, laws.vocab - 1).to(tl.int64)
+
+
+@triton.jit
+def _draw_left(
+    chain,
+    laws,
+    spot,
+    order,
+    left,
+    shares,
+    u,
+    padded_chunks: tl.constexpr,
+    block: tl.constexpr,
+    warps: tl.constexpr,
+):
+    """The extra token where the draft is taken off: of what is `left` of the parts of its place, if
+    anything is, else of the target's law; `shares` are the probabilities of all places' chunks.
+    """
+    total = tl.sum(left, axis=0)
+    if total > 0:
+        parts: tl.constexpr = padded_chunks * warps
+        part: tl.constexpr = block // warps
+        token = _draw(chain, laws, spot, order, -1, left, total, u, True, parts, part)
+    else:
+        own = pick(shares, tl.arange(0, shares.shape[0]), spot[1])
+        total = tl.sum(own, axis=0)
+        token = _draw(chain, laws, spot, order, -1, own, total, u, False, padded_chunks, block)
+    return token
+
+
+@triton.jit
+def _write(outcome, row, draft, count, extra, fault, width: tl.constexpr):
+    num_valid, token, _, q, _, _ = draft
+    place = tl.arange(0, token.shape[0])
+    written = tl.where(place == count, extra, tl.where(place < count, token, PAD))
+    into = outcome.tokens + tl.cast(row, tl.int64) * (width + 1)
+    tl.store(into + place, written, mask=place <= width)
+    tl.store(outcome.num_accepted + row, count.to(tl.int64))
+    tl.store(outcome.faults + row, fault | judge_tokens(place, num_valid, q))
 
 
 @triton.jit
@@ -64,41 +136,29 @@ def settle_block(
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
+    warps: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
     """Settles a row by the block rule, when all of its residuals are there."""
-    num_valid, _, _, _, u, _ = draft
+    num_valid, _, _, _, u, extra_u = draft
     place = tl.arange(0, padded_places)
     kept, target, shares = decide_block(
         laws, measures, row, draft, width, padded_places, block, padded_chunks
     )
     is_read = place < num_valid
-    masses, draft_masses = read_masses(residuals, row, place, is_read, padded_chunks)
-    count = choose_prefix(place, num_valid, kept, tl.sum(masses, axis=1), u)
-    fault = judge_laws(is_read, tl.sum(draft_masses, axis=1))
-    fault |= judge_target(place, count, target[1])
-    law, shares = pick_law(target, place, count), pick(shares, place, count)
-    left = pick(masses, place, count)  # 0 where count is not below num_valid
-    factor = pick(kept, place, count).to(tl.float32)
-    _emit(
-        chain,
-        laws,
-        measures,
-        outcome,
-        row,
-        draft,
-        count,
-        law,
-        shares,
-        left,
-        factor,
-        fault,
-        "block",
-        width,
-        padded_places,
-        block,
-        padded_chunks,
+    masses, draft_masses = read_masses(
+        residuals, row, place[:, None], is_read[:, None], padded_chunks * warps, True
     )
+    masses = masses.to(tl.float64)
+    count = choose_prefix(place, num_valid, kept, tl.sum(masses, axis=1), u)
+    law, factor = pick_law(target, place, count), pick(kept, place, count).to(tl.float32)
+    order = read_gate(laws, row, count), law, factor
+    left = pick(masses, place, count)  # 0 where count is not below num_valid
+    extra = _draw_left(
+        chain, laws, (row, count), order, left, shares, extra_u, padded_chunks, block, warps
+    )
+    fault = any_of(is_read & is_off(tl.sum(draft_masses, axis=1))).to(tl.int64) * DRAFT_LAW
+    _write(outcome, row, draft, count, extra, fault | judge_target(place, count, target[1]), width)
 
 
 @triton.jit
@@ -115,94 +175,35 @@ def settle_tokens(
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
+    warps: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
     """Settles a row by the decision of `decide_tokens`, with draft laws when its residual is
     there.
     """
-    count, law, shares, fault = decision
-    left = shares
+    num_valid, token, _, _, _, u = draft
+    count, law, scale, shares = decision
+    place, spot = tl.arange(0, padded_places), (row, count)
+    order = read_gate(laws, row, count), law, tl.full((), 1.0, tl.float32)
+    fault = judge_target(place, count, scale)
     if rule == "chain":
-        index = tl.arange(0, 1)  # of the only residual
-        is_read = index < (count < draft[0]).to(tl.int32)
-        masses, draft_masses = read_masses(residuals, row, index, is_read, padded_chunks)
-        left = pick(masses, index, 0)
-        fault |= judge_laws(is_read, tl.sum(draft_masses, axis=1))
-    _emit(
-        chain,
-        laws,
-        measures,
-        outcome,
-        row,
-        draft,
-        count,
-        law,
-        shares,
-        left,
-        1.0,
-        fault,
-        rule,
-        width,
-        padded_places,
-        block,
-        padded_chunks,
-    )
-
-
-@triton.jit
-def _emit(
-    chain,
-    laws,
-    measures,
-    outcome,
-    row,
-    draft,
-    count,
-    law,
-    shares,
-    left,
-    factor,
-    fault,
-    rule: tl.constexpr,
-    width: tl.constexpr,
-    padded_places: tl.constexpr,
-    block: tl.constexpr,
-    padded_chunks: tl.constexpr,
-):
-    """Draws a row's extra token, from the chunk, the group in it and the place in that on which the
-    cumulative weight passes the threshold, and writes the row. Of its place are known the law, and
-    the probabilities of chunks `[C]` and what is left of them where the draft is taken off.
-    """
-    num_valid, token, _, q, _, threshold = draft
-    place = tl.arange(0, padded_places)
-    is_short = count < num_valid
-    removed = tl.full((), -1, tl.int64)
-    if rule == "point":
-        removed = tl.where(is_short, pick(token, place, count), -1)
+        is_read = count < num_valid
+        left, draft_masses = read_masses(residuals, row, 0, is_read, padded_chunks * warps, False)
+        left = left.to(tl.float64)
+        extra = _draw_left(chain, laws, spot, order, left, shares, u, padded_chunks, block, warps)
+        fault |= (is_read & is_off(tl.sum(draft_masses, axis=0))).to(tl.int64) * DRAFT_LAW
+    else:
+        shares = pick(shares, place, count)
+        removed = tl.where(count < num_valid, pick(token, place, count), -1)
         # What is left of the token's chunk may be too small for a difference: it is read again.
         ids = removed // block * block + tl.arange(0, block)
-        without = weigh_left(chain, laws, law, row, count, rule, removed, False, factor, ids)
-        without = tl.sum(without, axis=0).to(tl.float64)
-        left = tl.where(tl.arange(0, padded_chunks) == removed // block, without, left)
-    is_residual = is_short & (tl.sum(left, axis=0) > 0)
-    removed = tl.where(is_residual, removed, -1)
-    shares = tl.where(is_residual, left, shares)
-    threshold *= tl.sum(shares, axis=0)
-    chunk, before = find_past(shares, threshold, padded_chunks)
-    first = tl.minimum(chunk, measures.chunks - 1) * block  # past the end only where all is NaN
-    group: tl.constexpr = GROUP if block > GROUP else block
-    ids = first + tl.arange(0, block)
-    weights = weigh_left(chain, laws, law, row, count, rule, removed, is_residual, factor, ids)
-    weights = tl.sum(tl.reshape(weights, (block // group, group)), axis=1)
-    threshold = (threshold - before).to(tl.float32)
-    index, before = find_past(weights, threshold, block // group)
-    first += tl.minimum(index, block // group - 1) * group
-    ids = first + tl.arange(0, group)
-    weights = weigh_left(chain, laws, law, row, count, rule, removed, is_residual, factor, ids)
-    index, _ = find_past(weights, threshold - before, group)
-    extra = tl.minimum(first + index, laws.vocab - 1).to(tl.int64)
-    written = tl.where(place == count, extra, tl.where(place < count, token, PAD))
-    into = outcome.tokens + tl.cast(row, tl.int64) * (width + 1)
-    tl.store(into + place, written, mask=place <= width)
-    tl.store(outcome.num_accepted + row, count.to(tl.int64))
-    tl.store(outcome.faults + row, fault | judge_tokens(place, num_valid, q))
+        without = tl.sum(_weigh(chain, laws, spot, order, removed, ids, False), axis=0)
+        is_chunk = tl.arange(0, padded_chunks) == removed // block
+        left = tl.where(is_chunk, without.to(tl.float64), shares)
+        is_left = (removed >= 0) & (tl.sum(left, axis=0) > 0)
+        removed, shares = tl.where(is_left, removed, -1), tl.where(is_left, left, shares)
+        total = tl.sum(shares, axis=0)
+        extra = _draw(
+            chain, laws, spot, order, removed, shares, total, u, False, padded_chunks, block
+        )
+    _write(outcome, row, draft, count, extra, fault, width)

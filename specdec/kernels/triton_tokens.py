@@ -1,21 +1,27 @@
 """`verify_tokens` on a GPU, in two launches that overlap: one measures the target's rows; one takes
-the draft law off at each row's first rejected token (not with point masses) and settles the rows.
+the draft law off at each row's first rejected token (not with point masses), and the last of a
+row's programs settles it.
+
+All programs of the second launch run at once: each takes as much as that needs, and reads its parts
+one after the other without a pause. What comes behind has the memory idle, and its instructions too
+are read from there, so it is short: the draw reads one warp's part again.
 
 Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row.
 """
 
+import torch
 import triton
 import triton.language as tl
 
 from specdec.kernels.triton_decide import Chain, count_valid, decide_tokens, read_draft_tokens
-from specdec.kernels.triton_launch import UNWRITTEN, let_next_start, overlap, wait_for_last, write
+from specdec.kernels.triton_launch import announce, let_next_start, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws
 from specdec.kernels.triton_residual import Residuals, subtract_span
 from specdec.kernels.triton_rows import find_span, measure, new_measures
 from specdec.kernels.triton_settle import Outcome, settle_tokens
 
-SPAN = 2  # chunks that a program takes the draft off
-REGISTERS = 96  # of a thread
+SPAN = 4  # chunks that a program takes the draft off, at most
+REGISTERS = 128  # of a thread
 
 
 def verify_by_token(
@@ -25,30 +31,33 @@ def verify_by_token(
     rows, width = chain.tokens.shape
     measures = new_measures(laws.logits, laws.gate, block)
     chunks = measures.chunks
-    masses = measures.largest.new_empty(rows, 1, chunks, 2)
+    masses = measures.largest.new_empty(rows, 1, 2, chunks * num_warps)
+    arrivals = torch.empty(rows, dtype=torch.int32, device=masses.device)
     span = span or find_span(rows, chunks, SPAN)
-    spans = 0 if chain.probs is None else triton.cdiv(chunks, span)
+    spans = 1 if chain.probs is None else triton.cdiv(chunks, span)
     sizes = {"width": width, "block": block, "num_warps": num_warps}
     overlapped = overlap(laws.logits)
     _measure_kernel[(chunks, rows, laws.places)](
         chain,
         laws,
         measures,
-        masses,
+        arrivals,
         is_early=overlapped["is_early"],
         threads=32 * num_warps,
         **sizes,
     )
-    _settle_kernel[(spans + 1, rows)](
+    _settle_kernel[(spans, rows)](
         chain,
         laws,
         measures,
-        Residuals(masses, None, None, 1, chunks),
+        Residuals(masses, None, None, 1, chunks * num_warps),
+        arrivals,
         outcome,
-        span,
-        rule="chain" if spans else "point",
+        rule="point" if chain.probs is None else "chain",
+        span=span,
         padded_places=triton.next_power_of_2(width + 1),
         padded_chunks=triton.next_power_of_2(chunks),
+        warps=num_warps,
         maxnreg=REGISTERS,
         enable_fp_fusion=False,  # equal laws must subtract to 0
         **sizes,
@@ -61,7 +70,7 @@ def _measure_kernel(
     chain,
     laws,
     measures,
-    masses,
+    arrivals,
     is_early: tl.constexpr,
     width: tl.constexpr,
     block: tl.constexpr,
@@ -72,10 +81,8 @@ def _measure_kernel(
     let_next_start(is_early)
     chunk, row = tl.program_id(0), tl.program_id(1)
     place = width - tl.program_id(2)
-    if place == 0:
-        words = tl.full((2,), UNWRITTEN, tl.int32).to(tl.float32, bitcast=True)
-        slot = tl.cast(row, tl.int64) * measures.chunks + chunk
-        write(masses + 2 * slot + tl.arange(0, 2), words)
+    if (place == 0) & (chunk == 0):
+        tl.store(arrivals + row, 0)
     if place <= count_valid(chain, row, width):
         measure(measures, laws, row, place, chunk, False, block, threads)
 
@@ -86,20 +93,27 @@ def _settle_kernel(
     laws,
     measures,
     residuals,
+    arrivals,
     outcome,
-    span,
     is_early: tl.constexpr,
     rule: tl.constexpr,
+    span: tl.constexpr,
     width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
+    warps: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
     item, row = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the last measured
     draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
     wait_for_last(is_early)
     decision = decide_tokens(laws, measures, row, draft, width, padded_places, block, padded_chunks)
-    if item == tl.num_programs(0) - 1:
+    is_last = item == 0
+    if rule == "chain":
+        is_last = _subtract(
+            residuals, arrivals, chain, laws, row, decision, draft[0], item, span, block, warps
+        )
+    if is_last:
         settle_tokens(
             chain,
             laws,
@@ -113,16 +127,32 @@ def _settle_kernel(
             width,
             padded_places,
             block,
+            warps,
             padded_chunks,
         )
-    elif rule == "chain":
-        _subtract(residuals, chain, laws, row, decision, draft[0], item * span, span, block)
 
 
 @triton.jit
-def _subtract(residuals, chain, laws, row, decision, num_valid, first, span, block: tl.constexpr):
-    """Takes the draft off a span of chunks at the place of the rejected token, if there is one."""
+def _subtract(
+    residuals,
+    arrivals,
+    chain,
+    laws,
+    row,
+    decision,
+    num_valid,
+    item,
+    span: tl.constexpr,
+    block: tl.constexpr,
+    warps: tl.constexpr,
+):
+    """Takes the draft off a span of chunks at the place of the rejected token, if there is one. One
+    of a row's programs is told that the row can be settled.
+    """
     place, law, _, _ = decision
+    is_last = item == 0
     if place < num_valid:
-        order = law, tl.full((), 1.0, tl.float32)
-        subtract_span(residuals, chain, laws, row, 0, place, order, first, span, block)
+        order, first = (law, tl.full((), 1.0, tl.float32)), item * span
+        subtract_span(residuals, chain, laws, row, 0, place, order, first, span, block, warps)
+        is_last = announce(arrivals + row) == tl.num_programs(0) - 1
+    return is_last

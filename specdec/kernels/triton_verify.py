@@ -41,7 +41,8 @@ def verify(
         block: tokens of a chunk.
         num_warps: of a program.
         lag: by the block rule, rows that are measured ahead; `None` goes by their bytes.
-        span: chunks that a program takes the draft off; `None` goes by how many there are.
+        span: chunks that a program takes the draft off, a power of two; `None` goes by how many
+            there are.
     """
     rows, width = draft_tokens.shape
     laws = laws_of(logits, gate)
