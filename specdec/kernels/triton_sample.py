@@ -1,4 +1,5 @@
-"""`sample` on a GPU: two launches, one that measures the rows, and one that draws and writes laws.
+"""`sample` on a GPU: two launches that overlap, one that measures the rows, and one whose programs
+write the laws and, one for each row, draw.
 
 Legend: B rows, N places of a window, V vocabulary, C chunks of a row.
 """
@@ -9,12 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
+from specdec.kernels.triton_draw import draw
 from specdec.kernels.triton_launch import overlap, wait_for_last
-from specdec.kernels.triton_laws import laws_of, pass_gate, read_gate, read_logits
-from specdec.kernels.triton_rows import combine, find_past, measure_rows, pick, pick_law, weigh
+from specdec.kernels.triton_laws import laws_of, pass_gate, point_to, read_gate, read_logits
+from specdec.kernels.triton_rows import combine, measure_rows, pick, pick_law, weigh
 
 BLOCK = 4096
-NUM_WARPS = 8
+NUM_WARPS = 4
+SPAN = 2  # chunks that a program writes
 
 
 def sample(
@@ -30,26 +33,22 @@ def sample(
     laws = laws_of(window, gate)
     law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
+    rows, chunks = len(window), triton.cdiv(laws.vocab, block)
     with torch.cuda.device_of(logits):
         measures = measure_rows(laws, block=block, num_warps=num_warps)
-        _sample_kernel[(window.shape[0] * laws.places * (measures.chunks + 1),)](
+        _sample_kernel[(1 + triton.cdiv(chunks, SPAN), laws.places, rows)](
             laws,
             measures,
             uniforms.contiguous(),
             law,
             tokens,
+            span=SPAN,
             block=block,
-            padded_chunks=triton.next_power_of_2(measures.chunks),
+            padded_chunks=triton.next_power_of_2(chunks),
             num_warps=num_warps,
             **overlap(logits),
         )
     return tokens, law
-
-
-@triton.jit
-def _weigh(laws, gate, law, row, place, ids):
-    x = pass_gate(laws, gate, ids, read_logits(laws, row, place, ids))
-    return weigh(laws, gate[0], law, 1.0, ids, x)
 
 
 @triton.jit
@@ -60,30 +59,52 @@ def _sample_kernel(
     law,
     tokens,
     is_early: tl.constexpr,
+    span: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
-    """A program for each chunk of a row writes its law; before them one draws the row's token."""
-    programs = measures.chunks + 1
-    spot, chunk = tl.program_id(0) // programs, tl.program_id(0) % programs - 1
-    row, place = spot // laws.places, spot % laws.places
-    gate = read_gate(laws, row, place)
-    alone = place + tl.arange(0, 1)
-    wait_for_last(is_early)
-    law_of, shares = combine(
-        measures, laws, row, alone, place, gate[0], block, padded_chunks, False
-    )
-    target, shares = pick_law(law_of, alone, place), pick(shares, alone, place)
-    if chunk < 0:
-        threshold = tl.load(uniforms + spot) * tl.sum(shares, axis=0)
-        drawn, before = find_past(shares, threshold, padded_chunks)
-        drawn = tl.minimum(drawn, measures.chunks - 1)  # past the end only where all is NaN
-        ids = drawn * block + tl.arange(0, block)
-        probs = _weigh(laws, gate, target, row, place, ids)
-        index, _ = find_past(probs.to(tl.float64), threshold - before, block)
-        tl.store(tokens + spot, tl.minimum(drawn * block + index, laws.vocab - 1).to(tl.int64))
+    item, place = tl.program_id(0), tl.program_id(1)
+    row = tl.num_programs(2) - 1 - tl.program_id(2)  # the last measured, which are in the cache
+    spot = row * laws.places + place
+    if item == 0:
+        wait_for_last(is_early)
+        order, shares = _combine(laws, measures, row, place, block, padded_chunks)
+        total, u = tl.sum(shares, axis=0), tl.load(uniforms + spot)
+        token = draw(
+            None, laws, (row, place), order, -1, shares, total, u, False, padded_chunks, block
+        )
+        tl.store(tokens + spot, token)
     else:
-        ids = chunk * block + tl.arange(0, block)
-        probs = _weigh(laws, gate, target, row, place, ids)
-        start = law + tl.cast(spot, tl.int64) * laws.vocab
-        tl.store(start + ids, probs, mask=ids < laws.vocab)
+        # The logits are read while the last rows are measured, in one piece: behind a store no more
+        # would be read in advance, since for all the compiler knows it may change them.
+        size: tl.constexpr = span * block
+        ids = (item - 1) * size + tl.arange(0, size)
+        is_whole = item * size <= laws.vocab
+        x = _read(laws, row, place, ids, is_whole)
+        wait_for_last(is_early)
+        order, _ = _combine(laws, measures, row, place, block, padded_chunks)
+        gate, own, _ = order
+        probs = weigh(laws, gate[0], own, 1.0, ids, pass_gate(laws, gate, ids, x))
+        into = law + tl.cast(spot, tl.int64) * laws.vocab + ids
+        if is_whole:
+            tl.store(into, probs)
+        else:
+            tl.store(into, probs, mask=ids < laws.vocab)
+
+
+@triton.jit
+def _read(laws, row, place, ids, is_whole):
+    if is_whole:
+        start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
+        x = tl.load(start + ids)
+    else:
+        x = read_logits(laws, row, place, ids)
+    return x
+
+
+@triton.jit
+def _combine(laws, measures, row, place, block: tl.constexpr, padded_chunks: tl.constexpr):
+    """The gate and the law of a spot, with a factor of 1, and the probabilities of its chunks."""
+    gate, alone = read_gate(laws, row, place), place + tl.arange(0, 1)
+    law, shares = combine(measures, laws, row, alone, place, gate[0], block, padded_chunks, False)
+    return (gate, pick_law(law, alone, place), 1.0), pick(shares, alone, place)

@@ -18,13 +18,13 @@ from specdec.kernels.triton_decide import (
     judge_target,
     judge_tokens,
 )
-from specdec.kernels.triton_laws import pass_gate, read_gate, read_logits
-from specdec.kernels.triton_residual import read_draft, read_masses, take_off
-from specdec.kernels.triton_rows import find_past, pick, pick_law, weigh
+from specdec.kernels.triton_draw import draw, weigh_tokens
+from specdec.kernels.triton_laws import read_gate
+from specdec.kernels.triton_residual import read_masses
+from specdec.kernels.triton_rows import pick, pick_law
 from specdec.types import PAD_TOKEN
 
 PAD = tl.constexpr(PAD_TOKEN)
-GROUP = tl.constexpr(8)  # tokens that are drawn from in the end: those side by side in a thread
 
 
 class Outcome(NamedTuple):
@@ -33,56 +33,6 @@ class Outcome(NamedTuple):
     tokens: Tensor
     num_accepted: Tensor
     faults: Tensor
-
-
-@triton.jit
-def _weigh(chain, laws, spot, order, removed, ids, is_residual: tl.constexpr):
-    """Weights of tokens `ids` in the residual, or in the target's law without the token `removed`;
-    `order` is the gate and the law at the spot, a row and a place, and the residual's factor.
-    """
-    row, place = spot
-    gate, law, factor = order
-    x = read_logits(laws, row, place, ids)
-    if is_residual:
-        draft = read_draft(chain, laws, row, place, ids)
-        weights = take_off(laws, gate, law, factor, ids, x, draft)
-    else:
-        weights = weigh(laws, gate[0], law, 1.0, ids, pass_gate(laws, gate, ids, x))
-        weights = tl.where(ids == removed, 0.0, weights)
-    return weights
-
-
-@triton.jit
-def _draw(
-    chain,
-    laws,
-    spot,
-    order,
-    removed,
-    weights,
-    total,
-    u,
-    is_residual: tl.constexpr,
-    length: tl.constexpr,
-    size: tl.constexpr,
-):
-    """A token, by `_weigh`, of `length` stretches of `size` tokens with the given weights: from the
-    stretch, the group in it and the place in that on which the cumulative weight passes the
-    threshold, which is `u` of the total.
-    """
-    group: tl.constexpr = GROUP if size > GROUP else size
-    index, before = find_past(weights, u * total, length)
-    threshold = (u * total - before).to(tl.float32)
-    first = tl.minimum(index, (laws.vocab - 1) // size) * size  # past the end where all is NaN
-    ids = first + tl.arange(0, size)
-    weights = _weigh(chain, laws, spot, order, removed, ids, is_residual)
-    weights = tl.sum(tl.reshape(weights, (size // group, group)), axis=1)
-    index, before = find_past(weights, threshold, size // group)
-    first += tl.minimum(index, size // group - 1) * group
-    ids = first + tl.arange(0, group)  # read again, from the cache
-    weights = _weigh(chain, laws, spot, order, removed, ids, is_residual)
-    index, _ = find_past(weights, threshold - before, group)
-    return tl.minimum(first + index, laws.vocab - 1).to(tl.int64)
 
 
 @triton.jit
@@ -105,11 +55,11 @@ def _draw_left(
     if total > 0:
         parts: tl.constexpr = padded_chunks * warps
         part: tl.constexpr = block // warps
-        token = _draw(chain, laws, spot, order, -1, left, total, u, True, parts, part)
+        token = draw(chain, laws, spot, order, -1, left, total, u, True, parts, part)
     else:
         own = pick(shares, tl.arange(0, shares.shape[0]), spot[1])
         total = tl.sum(own, axis=0)
-        token = _draw(chain, laws, spot, order, -1, own, total, u, False, padded_chunks, block)
+        token = draw(chain, laws, spot, order, -1, own, total, u, False, padded_chunks, block)
     return token
 
 
@@ -197,13 +147,13 @@ def settle_tokens(
         removed = tl.where(count < num_valid, pick(token, place, count), -1)
         # What is left of the token's chunk may be too small for a difference: it is read again.
         ids = removed // block * block + tl.arange(0, block)
-        without = tl.sum(_weigh(chain, laws, spot, order, removed, ids, False), axis=0)
+        without = tl.sum(weigh_tokens(chain, laws, spot, order, removed, ids, False), axis=0)
         is_chunk = tl.arange(0, padded_chunks) == removed // block
         left = tl.where(is_chunk, without.to(tl.float64), shares)
         is_left = (removed >= 0) & (tl.sum(left, axis=0) > 0)
         removed, shares = tl.where(is_left, removed, -1), tl.where(is_left, left, shares)
         total = tl.sum(shares, axis=0)
-        extra = _draw(
+        extra = draw(
             chain, laws, spot, order, removed, shares, total, u, False, padded_chunks, block
         )
     _write(outcome, row, draft, count, extra, fault, width)
