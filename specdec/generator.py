@@ -111,7 +111,8 @@ class SpeculativeGenerator:
             ValueError: the drafter proposed another number of tokens than its K.
         """
         noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
-        draft = self.drafter.propose(state.context, state.drafter_state, state.warp, noise)
+        told = noise if state.options.draft_laws else noise.without_laws()
+        draft = self.drafter.propose(state.context, state.drafter_state, state.warp, told)
         if draft.tokens.shape[1] != self.drafter.num_draft_tokens:
             raise ValueError(
                 f"{type(self.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row, "

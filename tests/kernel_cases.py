@@ -113,6 +113,13 @@ def assert_sample_near(logits: Tensor, gate: Gate, uniforms: Tensor, **options) 
     ends = [(uniforms + by).clamp(0, LARGEST_UNIFORM) for by in (-MARGIN, MARGIN)]
     low, high = (reference.draw(expected, u) for u in ends)
     assert bool(((low <= tokens) & (tokens <= high)).all())
+    assert torch.equal(triton_sample.choose(logits, gate, uniforms, **options), tokens)
+    table = law.new_full((len(law), 3, *law.shape[1:]), 7.0)
+    again, filled = triton_sample.sample(logits, gate, uniforms, table[:, 1], **options)
+    assert torch.equal(again, tokens)
+    assert torch.equal(table[:, 1], law)
+    assert filled.data_ptr() == table[:, 1].data_ptr()
+    assert bool((table[:, ::2] == 7).all())  # its neighbours are untouched
 
 
 def assert_race_near(

@@ -75,7 +75,10 @@ def test_a_wrong_draft_law_stops_the_generation_before_its_step_is_emitted(chang
 
 
 def test_a_law_that_is_not_told_cannot_be_wrong():
-    generator = SpeculativeGenerator(build("llama"), Tampered(lambda d: told(d, d.probs * 0.9)))
+    def with_a_law(draft):  # which nobody asked for
+        return told(draft, torch.full((*draft.tokens.shape, VOCAB), 0.9))
+
+    generator = SpeculativeGenerator(build("llama"), Tampered(with_a_law))
     result = generator.generate(IDS, MASK, max_new_tokens=16, draft_laws=False, **SAMPLED)
     assert result.lengths == [16] * len(IDS)
 

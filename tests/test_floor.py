@@ -272,6 +272,10 @@ def test_the_law_of_wide_rows_is_the_law_of_the_gate_to_the_last_bit(
         assert torch.equal(cpu.law(logits, gate), gates.law(logits, gate))
         flat = Gate(gate.temperature, is_greedy, gate.floor and gates.Floor(*at_first(floor)))
         assert torch.equal(cpu.law(logits[:, 0], flat), gates.law(logits[:, 0], flat))
+        table = torch.full((len(rows), 3, 2, vocab), 7.0)
+        cpu.law(logits, gate, table[:, 1])
+        assert torch.equal(table[:, 1], gates.law(logits, gate))
+        assert bool((table[:, ::2] == 7).all())
 
 
 def at_first(floor):

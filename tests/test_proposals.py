@@ -1,9 +1,9 @@
 """Law 8, drafter honesty: draft tokens are draws from the law that the sampler is told.
 
-Tokens and law come out of one call (`Proposal.draw`), and that they agree is tested from outside:
-many rows with one context and different seeds, every place of the draft, a chi-square against
-`Draft.probs`. alpha = 1e-9 for each of about 50 tests; 6000 draws detect a total variation of 0.08
-over 8 tokens with power 0.99. The negative controls are the field's classical mismatches.
+Tokens and law come out of one call (`StepNoise.propose`), and that they agree is tested from
+outside: many rows with one context and different seeds, every place of the draft, a chi-square
+against `Draft.probs`. alpha = 1e-9 for each of about 50 tests; 6000 draws detect a total variation
+of 0.08 over 8 tokens with power 0.99. The negative controls are the field's classical mismatches.
 """
 
 import pytest
@@ -36,13 +36,14 @@ GATES = {
 
 
 @torch.inference_mode()
-def propose(drafter, gate, noise_type=Noise, rows=ROWS):
+def propose(drafter, gate, noise_type=Noise, rows=ROWS, tells_laws=True):
     text = torch.tensor([[7, 3, 11, 5]]).expand(rows, -1)
     state = drafter.init_state(rows, 16, vocab_size=61, device=torch.device("cpu"))
     start, num_new = torch.zeros(rows, dtype=torch.long), torch.full((rows,), 3)
     drafter.prefill(Context(text[:, :3], None, start, num_new - 1, longest=3), state)
     context = Context(text, None, start, num_new, longest=4)
     noise = noise_type(list(range(rows))).at(start + 3, drafter.num_draft_tokens + 1)
+    noise = noise if tells_laws else noise.without_laws()
     return drafter.propose(context, state, Warp(rows, **gate), noise)
 
 
@@ -118,6 +119,51 @@ def test_coupled_draws_are_told_to_nobody_as_draws_from_a_law():
     assert draft.probs is None
     law = propose(ModelDrafter(MODEL, 1), {}, rows=1).probs[0, 0]
     assert chi_square(draft.tokens[:, 0], law) > ALPHA
+
+
+@pytest.mark.parametrize("gate", [{}, {"temperature": 0}, {"top_p": 0.6}], ids=str)
+@pytest.mark.parametrize("kind", ["sample", "argmax"])
+def test_laws_that_nobody_asks_for_are_not_made_and_the_tokens_stay(kind, gate):
+    drafter = ModelDrafter(MODEL, K, proposal=kind)
+    asked, unasked = (propose(drafter, gate, rows=9, tells_laws=told) for told in (True, False))
+    assert unasked.probs is None
+    assert torch.equal(asked.tokens, unasked.tokens)
+
+
+def counted(method, calls):
+    def call(*args):
+        calls.append(method.__name__)
+        return method(*args)
+
+    return call
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_run_makes_laws_where_they_are_told_only(is_told, monkeypatch):
+    calls = []
+    for name in ("draw", "choose"):
+        monkeypatch.setattr(Warp, name, counted(getattr(Warp, name), calls))
+    target = build("llama")
+    generator = SpeculativeGenerator(target, ModelDrafter(target, 3))
+    ids = torch.tensor([[5, 9, 2]])
+    generator.generate(ids, max_new_tokens=8, do_sample=True, seed=1, draft_laws=is_told)
+    assert set(calls) == {"draw" if is_told else "choose"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_each_law_is_written_where_the_draft_keeps_it(dtype):
+    logits = torch.randn(3, K, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
+    warp = Warp(3, temperature=[0.5, 0.0, 1.2], top_k=9)
+    noise = Noise([1, 2, 3]).at(torch.zeros(3, dtype=torch.long), K + 1)
+    drafting = Proposal().begin(K, warp, noise)
+    places = [logits[:, i : i + 1] for i in range(K)]
+    for i, place in enumerate(places):
+        assert torch.equal(drafting.draw(place), noise.propose(place, warp, i)[0])
+    draft = drafting.end()
+    laws = torch.cat([noise.propose(place, warp, i)[1] for i, place in enumerate(places)], dim=1)
+    assert torch.equal(draft.probs, laws)
+    assert draft.probs.dtype == laws.dtype
+    assert draft.probs.is_contiguous()
 
 
 def test_lookup_proposals_are_point_masses():

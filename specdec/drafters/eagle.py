@@ -189,20 +189,14 @@ class EagleDrafter(Drafter):
         num_read = out.shape[1]
         last = (context.num_new - 1).clamp(min=0)[:, None, None]
         out = out.gather(1, last.expand(-1, 1, out.shape[2]))  # [B, 1, H]
-        gate = self.proposal.gate(warp)
-        drafted, laws = [], []
+        drafting = self.proposal.begin(num_draft_tokens, warp, noise)
         for i in range(num_draft_tokens):
             if i > 0:
                 angles, attend = passes.open(num_read + i - 1, 1)
                 hidden = self.head.feedback(out)
-                out = self.head(self.embed(drafted[-1]), hidden, angles, attend)
-            logits = self.head.over_target_ids(self.logits(out))
-            token, law = self.proposal.draw(logits, gate, noise, i)  # [B, 1]
-            drafted.append(token)
-            laws.append(law)
-        probs = None if laws[0] is None else torch.cat(laws, dim=1)
-        num_valid = context.num_new.clamp(max=1) * num_draft_tokens
-        return Draft(torch.cat(drafted, dim=1), probs, num_valid)
+                out = self.head(self.embed(drafting.tokens[-1]), hidden, angles, attend)
+            drafting.draw(self.head.over_target_ids(self.logits(out)))
+        return drafting.end(context.num_new.clamp(max=1) * num_draft_tokens)
 
     def _extend(
         self, context: Context, state: EagleState, *, num_later: int

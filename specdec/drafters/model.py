@@ -128,20 +128,15 @@ class ModelDrafter(Drafter):
         tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
         last = positions[:, 1:]  # [B, 1], of the last committed token
-        gate = self.proposal.gate(warp)
-        drafted, laws = [], []
+        drafting = self.proposal.begin(self.num_draft_tokens, warp, noise)
         for i in range(self.num_draft_tokens):
             slots = self._slots(state.cache, last + i if i else positions)
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
             )
             logits = _fit(logits, state.vocab_size)
-            tokens, law = self.proposal.draw(logits, gate, noise, i)  # [B, 1]
-            drafted.append(tokens)
-            laws.append(law)
-            tokens = self._readable(tokens, state)
-        probs = None if laws[0] is None else torch.cat(laws, dim=1)
-        return Draft(torch.cat(drafted, dim=1), probs, self._num_valid(state.cache, last))
+            tokens = self._readable(drafting.draw(logits), state)  # [B, 1]
+        return drafting.end(self._num_valid(state.cache, last))
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
         """Ids that the draft model has an embedding for; padding ids may lie beyond."""

@@ -1,6 +1,7 @@
 """`Proposal`: how a drafter's logits become draft tokens, and the law that the sampler is told.
 
-Both come out of one call, so that tokens and law cannot disagree.
+Both come out of one call, so that tokens and law cannot disagree, and each law is written where the
+draft keeps it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
+from specdec.types import Draft
 
 Kind = Literal["sample", "argmax"]
 
@@ -58,21 +61,61 @@ class Proposal:
             return warp
         return warp.at_temperature(self.temperature)
 
-    def draw(
-        self, logits: Tensor, gate: Warp, noise: StepNoise, index: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Proposes the token of one place.
+    def begin(self, num_draft_tokens: int, warp: Warp, noise: StepNoise) -> Drafting:
+        """A draft of K tokens, none of which is drawn yet.
+
+        Args:
+            num_draft_tokens: K.
+            warp: the target's gate.
+            noise: the step's draws.
+        """
+        return Drafting(self, num_draft_tokens, warp, noise)
+
+
+class Drafting:
+    """A draft in the making: tokens are drawn place after place, their laws written into one table.
+
+    Args:
+        proposal: how.
+        num_draft_tokens: K.
+        warp: the target's gate.
+        noise: the step's draws.
+
+    Attributes:
+        tokens: of the places that are drawn, `[B, 1]` each.
+    """
+
+    def __init__(self, proposal: Proposal, num_draft_tokens: int, warp: Warp, noise: StepNoise):
+        self._draws = proposal.kind == "sample"
+        self._gate, self._noise = proposal.gate(warp), noise
+        self._has_laws = self._draws and noise.tells_laws and not self._gate.is_greedy
+        self._count, self._laws = num_draft_tokens, None
+        self.tokens: list[Tensor] = []
+
+    def draw(self, logits: Tensor) -> Tensor:
+        """Tokens `[B, 1]` of the next place.
 
         Args:
             logits: `[B, 1, V]` over the target's vocabulary.
-            gate: from `gate`, once per step.
-            noise: the step's draws.
-            index: the place, 0..K - 1.
-
-        Returns:
-            Tokens `[B, 1]`, and the law `[B, 1, V]` that they were drawn from; `None` for a point
-            mass.
         """
-        if self.kind == "argmax":
-            return logits.argmax(dim=-1), None
-        return noise.propose(logits, gate, index)
+        place, into = len(self.tokens), None
+        if self._has_laws:
+            if self._laws is None:
+                dtype = torch.promote_types(logits.dtype, torch.float32)
+                shape = len(logits), self._count, logits.shape[-1]
+                self._laws = logits.new_empty(shape, dtype=dtype)
+            into = self._laws[:, place : place + 1]
+        if self._draws:
+            tokens, _ = self._noise.propose(logits, self._gate, place, into)
+        else:
+            tokens = logits.argmax(dim=-1)
+        self.tokens.append(tokens)
+        return tokens
+
+    def end(self, num_valid: Tensor | None = None) -> Draft:
+        """The draft, when all of its K tokens are drawn.
+
+        Args:
+            num_valid: `[B]`, how many of them each row proposes; `None` for all.
+        """
+        return Draft(torch.cat(self.tokens, dim=1), self._laws, num_valid)

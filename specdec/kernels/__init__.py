@@ -3,6 +3,7 @@
 from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
 from specdec.kernels.ops import (
+    choose,
     find_floor,
     open_books,
     race,
@@ -28,6 +29,7 @@ __all__ = [
     "Gate",
     "Truncation",
     "append_token",
+    "choose",
     "draw",
     "find_faults",
     "find_floor",

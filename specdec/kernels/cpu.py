@@ -33,15 +33,18 @@ def is_wide(logits: Tensor) -> bool:
     return fits and logits.dtype != torch.float64 and not logits.requires_grad
 
 
-def law(logits: Tensor, gate: Gate) -> Tensor:
-    """`gate.law`, to the last bit."""
-    probs = torch.empty(logits.shape, dtype=torch.float32)
+def law(logits: Tensor, gate: Gate, into: Tensor | None = None) -> Tensor:
+    """`gate.law`, to the last bit; `into` a table for it, float32, if there is one."""
+    probs = torch.empty(logits.shape, dtype=torch.float32) if into is None else into
+    table = probs[:, None] if logits.dim() == 2 else probs
     for place, row, b in _rows(logits):
         row = gates.scale(row, _part(gate.temperature, b))
         if gate.floor is not None:
             row = lowered(row, *(column.view(-1)[place] for column in gate.floor))
-        torch.softmax(row, dim=-1, out=probs.view(-1, row.shape[-1])[place])
-    return gates.with_greedy_rows(probs, logits, gate.is_greedy)
+        torch.softmax(row, dim=-1, out=table[b, place.start % table.shape[1]])
+    if gate.is_greedy is None:
+        return probs
+    return probs.copy_(gates.with_greedy_rows(probs, logits, gate.is_greedy))
 
 
 def find_floor(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Floor:

@@ -27,13 +27,17 @@ def find_floor(logits: Tensor, temperature: Tensor | None, truncation: Truncatio
     return chosen.find_floor(logits, temperature, truncation)
 
 
-def sample(logits: Tensor, gate: Gate, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, gate: Gate, uniforms: Tensor, into: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draws from logits through the gate.
 
     Args:
         logits: `[B, V]` or `[B, N, V]`.
         gate: from logits to laws.
         uniforms: `[B]` or `[B, N]` float64 in [0, 1).
+        into: a table of the shape of `logits`, float32 (float64 for float64 logits), that is filled
+            with the laws, of any strides whose last is 1; `None` makes one.
 
     Returns:
         Tokens of the shape of `uniforms` and the laws that they were drawn from, of the shape of
@@ -42,9 +46,18 @@ def sample(logits: Tensor, gate: Gate, uniforms: Tensor) -> tuple[Tensor, Tensor
     if _has_kernel(logits):
         from specdec.kernels import triton_sample
 
-        return triton_sample.sample(logits, gate, uniforms)
-    law = _law(logits, gate)
+        return triton_sample.sample(logits, gate, uniforms, into)
+    law = _law(logits, gate, into)
     return reference.draw(law, uniforms), law
+
+
+def choose(logits: Tensor, gate: Gate, uniforms: Tensor) -> Tensor:
+    """The tokens of `sample`, where nobody asks for their laws; on a GPU none is written."""
+    if _has_kernel(logits):
+        from specdec.kernels import triton_sample
+
+        return triton_sample.choose(logits, gate, uniforms)
+    return reference.draw(_law(logits, gate), uniforms)
 
 
 def race(logits: Tensor, gate: Gate, key: Tensor, position: Tensor, stream: int) -> Tensor:
@@ -127,5 +140,8 @@ def _has_kernel(logits: Tensor) -> bool:
     return logits.is_cuda and logits.dtype != torch.float64 and not logits.requires_grad
 
 
-def _law(logits: Tensor, gate: Gate) -> Tensor:
-    return (cpu if cpu.is_wide(logits) else gates).law(logits, gate)
+def _law(logits: Tensor, gate: Gate, into: Tensor | None = None) -> Tensor:
+    if cpu.is_wide(logits):
+        return cpu.law(logits, gate, into)
+    law = gates.law(logits, gate)
+    return law if into is None else into.copy_(law)

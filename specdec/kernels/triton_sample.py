@@ -1,5 +1,5 @@
-"""`sample` on a GPU: two launches that overlap, one that measures the rows, and one whose programs
-write the laws and, one for each row, draw.
+"""`sample` and `choose` on a GPU: two launches that overlap, one that measures the rows, and one
+whose programs draw, one for each row, and write the laws.
 
 Legend: B rows, N places of a window, V vocabulary, C chunks of a row.
 """
@@ -24,31 +24,56 @@ def sample(
     logits: Tensor,
     gate: Gate,
     uniforms: Tensor,
+    into: Tensor | None = None,
     *,
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
 ) -> tuple[Tensor, Tensor]:
     """As `ops.sample`; for the options see `triton_verify.verify`."""
-    window = logits[:, None] if logits.dim() == 2 else logits
-    laws = laws_of(window, gate)
-    law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    law = into
+    if into is None:
+        law = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    return _draw(logits, gate, uniforms, law, block, num_warps), law
+
+
+def choose(
+    logits: Tensor,
+    gate: Gate,
+    uniforms: Tensor,
+    *,
+    block: int = BLOCK,
+    num_warps: int = NUM_WARPS,
+) -> Tensor:
+    """As `ops.choose`; for the options see `triton_verify.verify`."""
+    return _draw(logits, gate, uniforms, None, block, num_warps)
+
+
+def _draw(
+    logits: Tensor, gate: Gate, uniforms: Tensor, law: Tensor | None, block: int, num_warps: int
+) -> Tensor:
+    """Tokens; their laws are written if there is a table for them."""
+    if logits.dim() == 2:
+        logits, law = logits[:, None], None if law is None else law[:, None]
+    laws = laws_of(logits, gate)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
-    rows, chunks = len(window), triton.cdiv(laws.vocab, block)
+    rows, chunks = len(logits), triton.cdiv(laws.vocab, block)
+    spans = 0 if law is None else triton.cdiv(chunks, SPAN)
     with torch.cuda.device_of(logits):
         measures = measure_rows(laws, block=block, num_warps=num_warps)
-        _sample_kernel[(1 + triton.cdiv(chunks, SPAN), laws.places, rows)](
+        _sample_kernel[(1 + spans, laws.places, rows)](
             laws,
             measures,
             uniforms.contiguous(),
-            law,
             tokens,
+            law,
+            *((0, 0) if law is None else law.stride()[:2]),
             span=SPAN,
             block=block,
             padded_chunks=triton.next_power_of_2(chunks),
             num_warps=num_warps,
             **overlap(logits),
         )
-    return tokens, law
+    return tokens
 
 
 @triton.jit
@@ -56,8 +81,10 @@ def _sample_kernel(
     laws,
     measures,
     uniforms,
-    law,
     tokens,
+    law,
+    row_stride,
+    place_stride,
     is_early: tl.constexpr,
     span: tl.constexpr,
     block: tl.constexpr,
@@ -74,7 +101,7 @@ def _sample_kernel(
             None, laws, (row, place), order, -1, shares, total, u, False, padded_chunks, block
         )
         tl.store(tokens + spot, token)
-    else:
+    elif law is not None:
         # The logits are read while the last rows are measured, in one piece: behind a store no more
         # would be read in advance, since for all the compiler knows it may change them.
         size: tl.constexpr = span * block
@@ -85,7 +112,7 @@ def _sample_kernel(
         order, _ = _combine(laws, measures, row, place, block, padded_chunks)
         gate, own, _ = order
         probs = weigh(laws, gate[0], own, 1.0, ids, pass_gate(laws, gate, ids, x))
-        into = law + tl.cast(spot, tl.int64) * laws.vocab + ids
+        into = point_to(law, row, place, row_stride, place_stride) + ids
         if is_whole:
             tl.store(into, probs)
         else:

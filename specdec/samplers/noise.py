@@ -48,6 +48,9 @@ class StepNoise:
         uniforms: `[B, streams, W]` float64 in [0, 1), W draws per stream.
     """
 
+    tells_laws = True
+    """`propose` tells the laws of its tokens, where they are not point masses."""
+
     def __init__(self, uniforms: Tensor):
         self._streams = uniforms.unbind(dim=1)
 
@@ -68,19 +71,30 @@ class StepNoise:
         """
         return self._streams[stream].narrow(1, index, 1)
 
-    def propose(self, logits: Tensor, warp: Warp, index: int) -> tuple[Tensor, Tensor | None]:
+    def without_laws(self) -> Self:
+        """The same draws, and no laws told of them: they look like point masses."""
+        other = copy.copy(self)
+        other.tells_laws = False
+        return other
+
+    def propose(
+        self, logits: Tensor, warp: Warp, index: int, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Draws the draft token of one place.
 
         Args:
             logits: `[B, 1, V]` of the drafter, over the target's vocabulary.
             warp: from logits to the law that the token is drawn from.
             index: the place, 0..K - 1.
+            into: a table that is filled with the law, if one is told; see `kernels.sample`.
 
         Returns:
             Tokens `[B, 1]`, and the law `[B, 1, V]`; `None` for a point mass.
         """
         uniforms = None if warp.is_greedy else self.column(Stream.PROPOSE, index)
-        return warp.draw(logits, uniforms)
+        if not self.tells_laws:
+            return warp.choose(logits, uniforms), None
+        return warp.draw(logits, uniforms, into)
 
 
 class Noise:
@@ -180,6 +194,8 @@ class CoupledStepNoise(StepNoise):
         start: `[B]` position of the anchor.
     """
 
+    tells_laws = False
+
     def __init__(self, key: Tensor, start: Tensor):
         self._key = key
         self._start = start
@@ -194,7 +210,9 @@ class CoupledStepNoise(StepNoise):
         """As `uniform`."""
         return self.uniform(stream)
 
-    def propose(self, logits: Tensor, warp: Warp, index: int) -> tuple[Tensor, None]:
+    def propose(
+        self, logits: Tensor, warp: Warp, index: int, into: Tensor | None = None
+    ) -> tuple[Tensor, None]:
         """As `StepNoise.propose`, by the race at the draft token's position. The token is told to
         nobody as a draw from a law, since the target will not draw independently of it.
         """

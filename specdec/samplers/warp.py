@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.kernels import Gate, Truncation, find_floor, sample
+from specdec.kernels import Gate, Truncation, choose, find_floor, sample
 from specdec.kernels.gate import law
 from specdec.types import keep_rows
 
@@ -123,12 +123,15 @@ class Warp:
             floor = find_floor(logits, self._temperature, self._truncation)
         return Gate(self._temperature, self._greedy, floor)
 
-    def draw(self, logits: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def draw(
+        self, logits: Tensor, uniforms: Tensor | None, into: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Tokens and the laws that they were drawn from.
 
         Args:
             logits: `[B, V]` or `[B, N, V]`.
             uniforms: `[B]` or `[B, N]` float64 in [0, 1); may be `None` where every row is greedy.
+            into: a table that is filled with the laws; see `kernels.sample`.
 
         Returns:
             Tokens `[B]` or `[B, N]`, and their laws of the shape of `logits`; `None` where
@@ -136,7 +139,13 @@ class Warp:
         """
         if self.is_greedy:
             return logits.argmax(dim=-1), None
-        return sample(logits, self.gate(logits), uniforms)
+        return sample(logits, self.gate(logits), uniforms, into)
+
+    def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
+        """The tokens of `draw`, where nobody asks for their laws."""
+        if self.is_greedy:
+            return logits.argmax(dim=-1)
+        return choose(logits, self.gate(logits), uniforms)
 
     def at_temperature(self, temperature: float) -> Warp:
         """The same gate with another temperature in every row that is not greedy.

@@ -57,10 +57,10 @@ EAGLE = [
         name="every later pass is fed the hidden state of the first",
         source="vllm#36531 (row 91)",
         file="drafters/eagle.py",
-        old="out = self.head(self.embed(drafted[-1]), hidden, angles, attend)",
+        old="out = self.head(self.embed(drafting.tokens[-1]), hidden, angles, attend)",
         new="""\
 first = hidden if i == 1 else first
-                out = self.head(self.embed(drafted[-1]), first, angles, attend)""",
+                out = self.head(self.embed(drafting.tokens[-1]), first, angles, attend)""",
         caught_by=wiring_test("eagle1"),
     ),
     Mutant(

@@ -71,7 +71,7 @@ gate = warp.gate(target_logits)
         name="the law told is that of the raw logits, not the one drawn from",
         source="transformers#47932, transformers#47961 (row 3)",
         file="samplers/warp.py",
-        old="return sample(logits, self.gate(logits), uniforms)",
+        old="return sample(logits, self.gate(logits), uniforms, into)",
         new="return sample(logits, self.gate(logits), uniforms)[0], logits.softmax(dim=-1)",
         caught_by="test_draw_and_warp.py::test_warp_draws_from_the_law_that_it_returns",
     ),
@@ -79,7 +79,7 @@ gate = warp.gate(target_logits)
         name="draft tokens are drawn in half precision, and their law told in float32",
         source="deepseek-ai/DeepSpec#31 (row 4)",
         file="samplers/warp.py",
-        old="return sample(logits, self.gate(logits), uniforms)",
+        old="return sample(logits, self.gate(logits), uniforms, into)",
         new="""\
 half = logits.bfloat16()
         return sample(half, self.gate(half), uniforms)[0], self(logits)""",
@@ -89,8 +89,8 @@ half = logits.bfloat16()
         name="the most likely token is proposed beside a soft law",
         source="transformers#32867, jaymody/speculative-sampling#3 (rows 1, 8)",
         file="samplers/noise.py",
-        old="return warp.draw(logits, uniforms)",
-        new="return logits.argmax(dim=-1), warp(logits)",
+        old="return warp.draw(logits, uniforms, into)",
+        new="return logits.argmax(dim=-1), warp.draw(logits, uniforms, into)[1]",
         caught_by="test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-None]",
     ),
@@ -98,20 +98,30 @@ half = logits.bfloat16()
         name="an argmax proposal claims to be a draw",
         source="transformers#32867 (row 1)",
         file="drafters/proposal.py",
-        old="return logits.argmax(dim=-1), None",
-        new="return logits.argmax(dim=-1), gate(logits)",
+        old="tokens = logits.argmax(dim=-1)",
+        new="""\
+tokens = logits.argmax(dim=-1)
+            self._laws = self._gate(logits).expand(-1, self._count, -1)""",
         caught_by="test_proposals.py::"
         "test_an_argmax_proposal_is_a_point_mass_on_the_most_likely_tokens",
     ),
     Mutant(
         name="draft tokens are drawn at the draft temperature, their law told at the target's",
         source="transformers#47932 (row 3)",
-        file="drafters/model.py",
-        old="tokens, law = self.proposal.draw(logits, gate, noise, i)",
+        file="drafters/proposal.py",
+        old="tokens, _ = self._noise.propose(logits, self._gate, place, into)",
         new="""\
-tokens, law = self.proposal.draw(logits, gate, noise, i)
-            law = None if law is None else warp(logits)""",
+tokens, _ = self._noise.propose(logits, self._gate, place, into)
+            into.copy_(self._gate.at_temperature(1.0)(logits))""",
         caught_by="test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-0.4]",
+    ),
+    Mutant(
+        name="each law is written over the one before it",
+        source="the table that the laws of a draft share",
+        file="drafters/proposal.py",
+        old="into = self._laws[:, place : place + 1]",
+        new="into = self._laws[:, :1]",
+        caught_by="test_proposals.py::test_each_law_is_written_where_the_draft_keeps_it[dtype0]",
     ),
 ]
