@@ -74,6 +74,13 @@ def test_over_random_tables_a_verdict_is_the_definitions_up_to_a_margin(rule, dt
         assert differing <= 6  # of 24 rows; the laws are flat, so boundaries are everywhere
 
 
+@pytest.mark.parametrize("rule", ["chain", "block"])
+@pytest.mark.parametrize("span", [1, 2, 4])
+def test_a_verdict_is_the_same_however_many_chunks_a_program_takes(rule, span):
+    case = random_case(8, 5, VOCAB, 5, dtype=torch.bfloat16, is_gated=False).cuda()
+    assert_equal(case.decided(rule, span=span), decided(case, rule))
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("u", [0.0, 2.0**-52, LARGEST_UNIFORM])
 def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(rule, u):

@@ -199,7 +199,6 @@ def decide_tokens(
     measures,
     row,
     draft,
-    width: tl.constexpr,
     padded_places: tl.constexpr,
     block: tl.constexpr,
     padded_chunks: tl.constexpr,

@@ -116,7 +116,7 @@ def _subtract(
             ids = ids[None] + part * tl.arange(0, warps)[:, None]
             if is_whole:
                 start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-                x = tl.load(start + ids, eviction_policy="evict_first")  # neither is read again
+                x = tl.load(start + ids, eviction_policy="evict_first")  # one part is read again
                 start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
                 draft = tl.load(start + ids, eviction_policy="evict_first").to(tl.float32)
             else:

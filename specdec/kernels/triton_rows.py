@@ -2,8 +2,8 @@
 
 A row of V logits is cut into C chunks. `measure` reduces a chunk to its largest logit and the sum
 of its weights; `combine` reduces the chunks of a row to the row's largest logit and scale. `weigh`
-then gives a token's probability from its logit: the same float32 number wherever it is computed, so
-two equal laws subtract to exactly 0.
+then gives a token's probability from its logit: the same float32 number wherever a launch computes
+it, so what weighs nothing in a sum is never drawn. Kernels that do so multiply and add apart.
 
 Legend: B rows, N places of a window, V vocabulary, C chunks, P places padded to a power of two.
 """
@@ -19,7 +19,7 @@ from specdec.kernels.gate import Gate
 from specdec.kernels.triton_launch import let_next_start, overlap, read_pairs, wait_for_last, write
 from specdec.kernels.triton_laws import INFINITY, Laws, pass_gate, point_to, read_gate
 
-MIN_PROGRAMS = 512
+MIN_PROGRAMS = 512  # about 4 for each multiprocessor of a large GPU
 
 
 class Measures(NamedTuple):
@@ -68,6 +68,7 @@ def measure_rows(laws: Laws, *, block: int, num_warps: int) -> Measures:
         block=block,
         threads=32 * num_warps,
         num_warps=num_warps,
+        enable_fp_fusion=False,
     )
     return measures
 
@@ -227,9 +228,9 @@ def _first_of(rank, value, other_rank, other_value):
 
 @triton.jit
 def find_past(weights, threshold, length: tl.constexpr):
-    """The first index whose cumulative weight exceeds the threshold, never one of weight 0, and the
-    weight before it. Rounding may leave none: then the last index of positive weight; length where
-    there is none either.
+    """The first index whose cumulative weight, float64, exceeds the threshold, never one of weight
+    0, and the weight before it. Rounding may leave none: then the last index of positive weight;
+    length, and nothing of use before it, where there is none either.
     """
     index = tl.arange(0, length)
     is_positive = weights > 0  # asked for, since a parallel prefix sum is not flat over zeros

@@ -52,10 +52,11 @@ def _draw(
     logits: Tensor, gate: Gate, uniforms: Tensor, law: Tensor | None, block: int, num_warps: int
 ) -> Tensor:
     """Tokens; their laws are written if there is a table for them."""
-    if logits.dim() == 2:
-        logits, law = logits[:, None], None if law is None else law[:, None]
-    laws = laws_of(logits, gate)
     tokens = torch.empty(uniforms.shape, dtype=torch.long, device=logits.device)
+    if logits.dim() == 2:
+        logits, uniforms = logits[:, None], uniforms[:, None]
+        law = None if law is None else law[:, None]
+    laws = laws_of(logits, gate)
     rows, chunks = len(logits), triton.cdiv(laws.vocab, block)
     spans = 0 if law is None else triton.cdiv(chunks, SPAN)
     with torch.cuda.device_of(logits):
@@ -63,7 +64,8 @@ def _draw(
         _sample_kernel[(1 + spans, laws.places, rows)](
             laws,
             measures,
-            uniforms.contiguous(),
+            uniforms,
+            *uniforms.stride(),
             tokens,
             law,
             *((0, 0) if law is None else law.stride()[:2]),
@@ -71,6 +73,7 @@ def _draw(
             block=block,
             padded_chunks=triton.next_power_of_2(chunks),
             num_warps=num_warps,
+            enable_fp_fusion=False,
             **overlap(logits),
         )
     return tokens
@@ -81,6 +84,8 @@ def _sample_kernel(
     laws,
     measures,
     uniforms,
+    uniform_row_stride,
+    uniform_place_stride,
     tokens,
     law,
     row_stride,
@@ -96,7 +101,8 @@ def _sample_kernel(
     if item == 0:
         wait_for_last(is_early)
         order, shares = _combine(laws, measures, row, place, block, padded_chunks)
-        total, u = tl.sum(shares, axis=0), tl.load(uniforms + spot)
+        total = tl.sum(shares, axis=0)
+        u = tl.load(point_to(uniforms, row, place, uniform_row_stride, uniform_place_stride))
         token = draw(
             None, laws, (row, place), order, -1, shares, total, u, False, padded_chunks, block
         )

@@ -20,7 +20,7 @@ from specdec.kernels.triton_decide import (
 )
 from specdec.kernels.triton_draw import draw, weigh_tokens
 from specdec.kernels.triton_laws import read_gate
-from specdec.kernels.triton_residual import read_masses
+from specdec.kernels.triton_residual import read_masses, read_order
 from specdec.kernels.triton_rows import pick, pick_law
 from specdec.types import PAD_TOKEN
 
@@ -101,7 +101,14 @@ def settle_block(
     )
     masses = masses.to(tl.float64)
     count = choose_prefix(place, num_valid, kept, tl.sum(masses, axis=1), u)
-    law, factor = pick_law(target, place, count), pick(kept, place, count).to(tl.float32)
+    # By the very numbers that the draft was taken off with: what has no mass must weigh nothing.
+    told, factor = read_order(residuals, row, tl.minimum(count, width - 1))
+    own, is_short = pick_law(target, place, count), count < num_valid
+    law = (
+        tl.where(is_short, told[0], own[0]),
+        tl.where(is_short, told[1], own[1]),
+        tl.where(is_short, told[2], own[2]),
+    )
     order = read_gate(laws, row, count), law, factor
     left = pick(masses, place, count)  # 0 where count is not below num_valid
     extra = _draw_left(
@@ -115,7 +122,6 @@ def settle_block(
 def settle_tokens(
     chain,
     laws,
-    measures,
     residuals,
     outcome,
     row,

@@ -2,9 +2,10 @@
 the draft law off at each row's first rejected token (not with point masses), and the last of a
 row's programs settles it.
 
-All programs of the second launch run at once: each takes as much as that needs, and reads its parts
-one after the other without a pause. What comes behind has the memory idle, and its instructions too
-are read from there, so it is short: the draw reads one warp's part again.
+The programs of the second launch take as much each as lets them all run at once, where the batch
+allows, and read their parts one after the other without a pause. What comes behind has the memory
+idle, and its instructions too are read from there, so it is short: the draw reads one warp's part
+again.
 
 Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row.
 """
@@ -44,6 +45,7 @@ def verify_by_token(
         arrivals,
         is_early=overlapped["is_early"],
         threads=32 * num_warps,
+        enable_fp_fusion=False,
         **sizes,
     )
     _settle_kernel[(spans, rows)](
@@ -107,7 +109,7 @@ def _settle_kernel(
     item, row = tl.program_id(0), tl.num_programs(1) - 1 - tl.program_id(1)  # the last measured
     draft = read_draft_tokens(chain, laws, row, rule, width, padded_places)
     wait_for_last(is_early)
-    decision = decide_tokens(laws, measures, row, draft, width, padded_places, block, padded_chunks)
+    decision = decide_tokens(laws, measures, row, draft, padded_places, block, padded_chunks)
     is_last = item == 0
     if rule == "chain":
         is_last = _subtract(
@@ -117,7 +119,6 @@ def _settle_kernel(
         settle_tokens(
             chain,
             laws,
-            measures,
             residuals,
             outcome,
             row,

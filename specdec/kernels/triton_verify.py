@@ -38,7 +38,7 @@ def verify(
 
     Args:
         by_block: the rule.
-        block: tokens of a chunk.
+        block: tokens of a chunk, a power of two, not less than `num_warps`.
         num_warps: of a program.
         lag: by the block rule, rows that are measured ahead; `None` goes by their bytes.
         span: chunks that a program takes the draft off, a power of two; `None` goes by how many
