@@ -83,6 +83,14 @@ class Drafting:
 
     Attributes:
         tokens: of the places that are drawn, `[B, 1]` each.
+
+    Example:
+        >>> from specdec.samplers import Noise
+        >>> noise = Noise([7]).at(torch.tensor([0]), width=3)
+        >>> drafting = Proposal().begin(2, Warp(1), noise)
+        >>> tokens = [drafting.draw(torch.zeros(1, 1, 9)) for _ in range(2)]
+        >>> drafting.end().probs.shape
+        torch.Size([1, 2, 9])
     """
 
     def __init__(self, proposal: Proposal, num_draft_tokens: int, warp: Warp, noise: StepNoise):
