@@ -118,7 +118,7 @@ class SpeculativeGenerator:
                 f"{type(self.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row, "
                 f"its num_draft_tokens is {self.drafter.num_draft_tokens}; use num_valid for fewer"
             )
-        if not state.options.draft_laws:
+        if not state.options.draft_laws:  # a drafter may have laws that no noise told
             draft = replace(draft, probs=None)
         output = self.target.verify(state.cache, state.books.anchor, draft, longest=state.longest)
         logits = process_step(state, draft, output.logits)

@@ -15,7 +15,6 @@ from specdec.kernels import (
     triton_floor,
     triton_launch,
     triton_race,
-    triton_rows,
     triton_sample,
     triton_tokens,
     triton_verify,
@@ -23,7 +22,7 @@ from specdec.kernels import (
 from specdec.kernels.gate import Floor, Gate, Truncation
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
-LAUNCHING = triton_blocks, triton_launch, triton_rows, triton_sample, triton_tokens
+LAUNCHING = triton_blocks, triton_launch, triton_sample, triton_tokens
 
 
 class NoDevice:

@@ -21,6 +21,7 @@ from specdec import (
 )
 from specdec.drafters.proposal import Proposal
 from specdec.samplers import CoupledNoise, Noise, Warp
+from specdec.samplers.noise import StepNoise
 from specdec.types import Context, Draft
 
 ROWS, K, ALPHA = 6000, 2, 1e-9
@@ -164,6 +165,16 @@ def test_each_law_is_written_where_the_draft_keeps_it(dtype):
     assert torch.equal(draft.probs, laws)
     assert draft.probs.dtype == laws.dtype
     assert draft.probs.is_contiguous()
+
+
+def test_noise_that_tells_a_law_of_its_own_is_refused():
+    class Foreign(StepNoise):
+        def propose(self, logits, warp, index, into=None):
+            return super().propose(logits, warp, index)
+
+    noise = Foreign(torch.zeros(1, 3, K + 1, dtype=torch.float64))
+    with pytest.raises(TypeError, match="told a law of its own"):
+        Proposal().begin(K, Warp(1), noise).draw(torch.zeros(1, 1, 9))
 
 
 def test_lookup_proposals_are_point_masses():

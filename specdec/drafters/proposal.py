@@ -105,6 +105,9 @@ class Drafting:
 
         Args:
             logits: `[B, 1, V]` over the target's vocabulary.
+
+        Raises:
+            TypeError: the noise told a law that is not the one that the draft keeps.
         """
         place, into = len(self.tokens), None
         if self._has_laws:
@@ -114,7 +117,12 @@ class Drafting:
                 self._laws = logits.new_empty(shape, dtype=dtype)
             into = self._laws[:, place : place + 1]
         if self._draws:
-            tokens, _ = self._noise.propose(logits, self._gate, place, into)
+            tokens, law = self._noise.propose(logits, self._gate, place, into)
+            if law is not into:
+                raise TypeError(
+                    f"{type(self._noise).__name__}.propose told a law of its own; it must fill the "
+                    "table `into` and return it, or have tells_laws = False and return None"
+                )
         else:
             tokens = logits.argmax(dim=-1)
         self.tokens.append(tokens)

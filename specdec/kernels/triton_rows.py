@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_launch import let_next_start, overlap, read_pairs, wait_for_last, write
-from specdec.kernels.triton_laws import INFINITY, Laws, pass_gate, point_to, read_gate
+from specdec.kernels.triton_launch import read_pairs, wait_for_last, write
+from specdec.kernels.triton_laws import INFINITY, pass_gate, point_to, read_gate
 
 MIN_PROGRAMS = 512  # about 4 for each multiprocessor of a large GPU
 
@@ -56,30 +56,6 @@ def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
     if gate.is_greedy is not None:
         best = torch.empty(shape, dtype=torch.int32, device=logits.device)
     return Measures(largest, torch.empty_like(largest), best, shape[2])
-
-
-def measure_rows(laws: Laws, *, block: int, num_warps: int) -> Measures:
-    """Measures all rows in one launch."""
-    measures = new_measures(laws.logits, laws.gate, block)
-    _measure_kernel[(measures.chunks, laws.places, laws.logits.shape[0])](
-        laws,
-        measures,
-        is_early=overlap(laws.logits)["is_early"],
-        block=block,
-        threads=32 * num_warps,
-        num_warps=num_warps,
-        enable_fp_fusion=False,
-    )
-    return measures
-
-
-@triton.jit
-def _measure_kernel(
-    laws, measures, is_early: tl.constexpr, block: tl.constexpr, threads: tl.constexpr
-):
-    let_next_start(is_early)
-    chunk, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    measure(measures, laws, row, place, chunk, False, block, threads)
 
 
 @triton.jit

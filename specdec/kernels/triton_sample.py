@@ -11,9 +11,17 @@ from torch import Tensor
 
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_draw import draw
-from specdec.kernels.triton_launch import overlap, wait_for_last
-from specdec.kernels.triton_laws import laws_of, pass_gate, point_to, read_gate, read_logits
-from specdec.kernels.triton_rows import combine, measure_rows, pick, pick_law, weigh
+from specdec.kernels.triton_launch import let_next_start, overlap, wait_for_last
+from specdec.kernels.triton_laws import Laws, laws_of, pass_gate, point_to, read_gate, read_logits
+from specdec.kernels.triton_rows import (
+    Measures,
+    combine,
+    measure,
+    new_measures,
+    pick,
+    pick_law,
+    weigh,
+)
 
 BLOCK = 4096
 NUM_WARPS = 4
@@ -60,7 +68,7 @@ def _draw(
     rows, chunks = len(logits), triton.cdiv(laws.vocab, block)
     spans = 0 if law is None else triton.cdiv(chunks, SPAN)
     with torch.cuda.device_of(logits):
-        measures = measure_rows(laws, block=block, num_warps=num_warps)
+        measures = _measure(laws, block=block, num_warps=num_warps)
         _sample_kernel[(1 + spans, laws.places, rows)](
             laws,
             measures,
@@ -77,6 +85,30 @@ def _draw(
             **overlap(logits),
         )
     return tokens
+
+
+def _measure(laws: Laws, *, block: int, num_warps: int) -> Measures:
+    """Measures all rows in one launch."""
+    measures = new_measures(laws.logits, laws.gate, block)
+    _measure_kernel[(measures.chunks, laws.places, laws.logits.shape[0])](
+        laws,
+        measures,
+        is_early=overlap(laws.logits)["is_early"],
+        block=block,
+        threads=32 * num_warps,
+        num_warps=num_warps,
+        enable_fp_fusion=False,
+    )
+    return measures
+
+
+@triton.jit
+def _measure_kernel(
+    laws, measures, is_early: tl.constexpr, block: tl.constexpr, threads: tl.constexpr
+):
+    let_next_start(is_early)
+    chunk, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    measure(measures, laws, row, place, chunk, False, block, threads)
 
 
 @triton.jit

@@ -109,9 +109,9 @@ tokens = logits.argmax(dim=-1)
         name="draft tokens are drawn at the draft temperature, their law told at the target's",
         source="transformers#47932 (row 3)",
         file="drafters/proposal.py",
-        old="tokens, _ = self._noise.propose(logits, self._gate, place, into)",
+        old="tokens, law = self._noise.propose(logits, self._gate, place, into)",
         new="""\
-tokens, _ = self._noise.propose(logits, self._gate, place, into)
+tokens, law = self._noise.propose(logits, self._gate, place, into)
             into.copy_(self._gate.at_temperature(1.0)(logits))""",
         caught_by="test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-0.4]",
