@@ -11,6 +11,8 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
+import triton
+import triton.language as tl
 from kernel_cases import (
     LARGEST_UNIFORM,
     RULES,
@@ -38,6 +40,7 @@ pytestmark = [
 ]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 VOCAB = 128256
+INPUTS = ["draft_tokens", "draft_probs", "logits", "accept", "resample"]
 
 
 def decided(case: Case, rule: str) -> tuple:
@@ -151,15 +154,15 @@ def test_repetitions_give_one_floor(dtype):
         assert_equal(find_floor(logits, None, Truncation(top_k, tail, None, 50)), expected)
 
 
-def all_ops(rows: int, width: int, vocab: int, dtype: torch.dtype) -> dict:
-    """Every operation on one case, as functions without arguments."""
-    case = random_case(rows, width, vocab, 1, dtype=dtype, is_gated=True).cuda()
+def all_ops(case: Case) -> dict:
+    """Every operation on a case, as functions without arguments."""
+    rows, places = case.logits.shape[:2]
     truncation = on_gpu(random_truncation(rows, 1)[:3])
     key = torch.arange(2 * rows, device="cuda").view(rows, 2)
-    position = torch.arange(rows * (width + 1), device="cuda").view(rows, width + 1)
-    draws = torch.rand(rows, width + 1, dtype=torch.float64, device="cuda")
+    position = torch.arange(rows * places, device="cuda").view(rows, places)
+    draws = torch.linspace(0, 0.99, rows * places, dtype=torch.float64, device="cuda")
     ops = {rule: lambda rule=rule: decided(case, rule) for rule in RULES}
-    ops["sample"] = lambda: sample(case.logits, case.gate, draws)
+    ops["sample"] = lambda: sample(case.logits, case.gate, draws.view(rows, places))
     ops["race"] = lambda: (race(case.logits, case.gate, key, position, 3),)
     ops["floor"] = lambda: find_floor(
         case.logits, case.gate.temperature, Truncation(*truncation, 60)
@@ -168,7 +171,8 @@ def all_ops(rows: int, width: int, vocab: int, dtype: torch.dtype) -> dict:
 
 
 def test_no_operation_waits_for_the_host_and_each_is_one_graph_of_three_launches_at_most():
-    for name, op in all_ops(4, 3, 9001, torch.bfloat16).items():
+    case = random_case(4, 3, 9001, 1, dtype=torch.bfloat16, is_gated=True).cuda()
+    for name, op in all_ops(case).items():
         expected = [t.clone() for t in op()]
         torch.cuda.set_sync_debug_mode("error")
         try:
@@ -200,6 +204,51 @@ def test_a_thousand_repetitions_give_one_result(rule):
         for one, other in zip(decided(case, rule), expected, strict=True):
             differs |= (one != other).any()
     assert not bool(differs)
+
+
+@triton.jit
+def _copy_late(source, target, count, block: tl.constexpr):
+    """Lets what comes next start at once, and only then, after 20 microseconds, writes."""
+    tl.extra.cuda.gdc_launch_dependents()
+    start = tl.extra.cuda.globaltimer()
+    while tl.extra.cuda.globaltimer() < start + 20_000:
+        pass
+    for first in range(tl.program_id(0) * block, count, tl.num_programs(0) * block):
+        ids = first + tl.arange(0, block)
+        tl.store(target + ids, tl.load(source + ids, ids < count), ids < count)
+
+
+@pytest.mark.parametrize(
+    ("op", "last"),
+    [(rule, name) for rule in RULES for name in INPUTS]
+    + [("sample", "logits"), ("race", "logits")],
+)
+def test_an_operation_reads_what_was_written_just_before_it(op, last):
+    """Its launches start early: one that did not wait would read the inputs of the case before."""
+    cases = [random_case(2, 3, 9001, s, dtype=torch.bfloat16, is_gated=False) for s in (1, 2, 3)]
+    for case in cases:
+        case.accept, case.resample = case.accept.contiguous(), case.resample.contiguous()
+    case, *sources = [case.cuda() for case in cases]
+    run = all_ops(case)[op]
+
+    def refill_and_run() -> list:
+        results = []
+        for source in sources:
+            for name in sorted(INPUTS, key=last.__eq__):
+                one, other = getattr(source, name), getattr(case, name)
+                _copy_late[(16,)](one, other, one.numel(), block=1024)
+            results.append(run())
+        return results
+
+    expected = [all_ops(source)[op]() for source in sources]
+    first = refill_and_run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = refill_and_run()
+    graph.replay()
+    for results in (first, captured):
+        for result, wanted in zip(results, expected, strict=True):
+            assert_equal(result, wanted)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -77,7 +77,8 @@ def read_draft_tokens(
 ):
     """All that a decision needs but the target's measures, to be read while these are made: how
     many tokens are up for decision; `[P]` the tokens, their logits behind the gate, their draft
-    probabilities, and the draws, by the block rule in the place behind; and the extra token's draw.
+    probabilities, and the draws, by the block rule in the place behind; the extra token's draw; and
+    the fault if a draft law forbids its token.
     """
     place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
     token = tl.load(
@@ -93,13 +94,9 @@ def read_draft_tokens(
     start = point_to(chain.accept, row, draw, chain.accept_row_stride, chain.accept_place_stride)
     u = tl.load(start, mask=(draw >= 0) & (draw < width), other=0.0)
     extra = tl.load(chain.resample + tl.cast(row, tl.int64) * chain.resample_stride)
-    return num_valid, token, x, q, u, extra
-
-
-@triton.jit
-def any_of(conditions):
-    """1 if one of `[P]` holds, else 0."""
-    return tl.max(conditions.to(tl.int32), axis=0)
+    is_forbidden = (place < num_valid) & ((q > 0) == 0)  # a q that is NaN is not above 0
+    fault = tl.max(is_forbidden.to(tl.int32), axis=0).to(tl.int64) * DRAFT_TOKEN
+    return num_valid, token, x, q, u, extra, fault
 
 
 @triton.jit
@@ -124,21 +121,19 @@ def choose_prefix(place, num_valid, kept, mass, u):
 
 
 @triton.jit
-def judge_tokens(place, num_valid, q):
-    """The fault if a draft law forbids its token; a q that is NaN is not above 0."""
-    return any_of((place < num_valid) & ((q > 0) == 0)).to(tl.int64) * DRAFT_TOKEN
+def judge_draft(is_read, mass):
+    """The fault if a draft law that is read has another mass than 1; its tolerance is the
+    definition's.
+    """
+    return (is_read & ((tl.abs(mass - 1) <= 1e-3) == 0)).to(tl.int64) * DRAFT_LAW  # NaN too
 
 
 @triton.jit
-def is_off(mass):
-    """Whether draft laws of these masses do not sum to 1."""
-    return (tl.abs(mass - 1) <= 1e-3) == 0  # NaN too; the tolerance is the definition's
-
-
-@triton.jit
-def judge_target(place, count, scale):
-    """The fault if one of the target's rows that matter is no law."""
-    return any_of((place <= count) & (scale != scale)).to(tl.int64) * TARGET_LOGITS
+def judge_target(law):
+    """The fault if the target's law behind the accepted tokens is none. Those before it are laws,
+    since one that is not accepts nothing.
+    """
+    return (law[1] != law[1]).to(tl.int64) * TARGET_LOGITS
 
 
 @triton.jit
@@ -153,7 +148,7 @@ def _weigh_drafted(
     is_awaited: tl.constexpr,
 ):
     """The target's probabilities `[P]` of a row's draft tokens, and what `combine` gives."""
-    num_valid, token, x, _, _, _ = draft
+    num_valid, token, x, _, _, _, _ = draft
     place = tl.arange(0, padded_places)
     rate = read_gate(laws, row, 0)[0]
     target, shares = combine(
@@ -204,16 +199,16 @@ def decide_tokens(
     padded_chunks: tl.constexpr,
 ):
     """How many tokens of a row stand that an earlier launch measured, and the target's law at the
-    place behind them; with all scales `[P]`, and the probabilities of the places' chunks. `draft`
-    is of `read_draft_tokens`.
+    place behind them; with the probabilities of all places' chunks. `draft` is of
+    `read_draft_tokens`.
     """
     p, target, shares = _weigh_drafted(
         laws, measures, row, draft, padded_places, block, padded_chunks, False
     )
-    num_valid, _, _, q, u, _ = draft
+    num_valid, _, _, q, u, _, _ = draft
     place = tl.arange(0, padded_places)
     is_accepted = (place < num_valid) & (u * q < p)
     largest, scale, best = target
     rank = tl.where(is_accepted, padded_places, place)
     law = tl.reduce((rank, largest, scale, best), 0, _first_place)
-    return law[0], (law[1], law[2], law[3]), scale, shares
+    return law[0], (law[1], law[2], law[3]), shares

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.kernels.triton_launch import announce, wait
+from specdec.kernels.triton_launch import announce, overlap, wait, wait_for_last
 from specdec.kernels.triton_laws import INFINITY, from_key, laws_of, point_to
 from specdec.kernels.triton_rows import find_span, measure, new_measures
 from specdec.kernels.triton_select import (
@@ -92,6 +92,7 @@ def find_floor(
             padded_chunks=triton.next_power_of_2(measures.chunks),
             num_warps=num_warps,
             maxnreg=REGISTERS,
+            **overlap(logits),
         )
     return floor
 
@@ -165,12 +166,14 @@ def _floor_kernel(
     spots,
     lag,
     span,
+    is_early: tl.constexpr,
     block: tl.constexpr,
     threads: tl.constexpr,
     samples: tl.constexpr,
     part: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
+    wait_for_last(is_early)
     spans = tl.cdiv(measures.chunks, span)
     turn, item = tl.program_id(0) // (2 * spans), tl.program_id(0) % (2 * spans)
     is_first = item < spans

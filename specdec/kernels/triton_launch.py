@@ -1,7 +1,8 @@
 """How programs wait for others: those of the launch before, and those of their own.
 
-The launches of one operation overlap: the second starts while the first ends, and reads what does
-not depend on it meanwhile.
+Launches overlap. The first of an operation starts while whatever came before ends, but waits for
+it, so that its start costs nothing. The second starts when the first runs, and may read meanwhile
+what does not depend on it.
 
 Within a launch there are two ways. Who comes last at a counter goes on, and nobody waits
 (`announce`; only for a floor, whose programs need each other's results, they `wait`). By the block
@@ -25,19 +26,12 @@ _CLEARED = 1024  # words by one program
 
 
 def overlap(tensor: Tensor) -> dict[str, bool]:
-    """Options of a launch that may start while the one before it ends, where the tensor's device
-    can do this.
+    """Options of a launch that starts while the one before it ends, where the tensor's device can
+    do this.
     """
     if tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) >= (9, 0):
         return {"is_early": True, "launch_pdl": True}
     return {"is_early": False}
-
-
-@triton.jit
-def let_next_start(is_early: tl.constexpr):
-    """The next launch may start when all programs are here."""
-    if is_early:
-        tl.extra.cuda.gdc_launch_dependents()
 
 
 @triton.jit
@@ -47,6 +41,16 @@ def wait_for_last(is_early: tl.constexpr):
         tl.extra.cuda.gdc_wait()
 
 
+@triton.jit
+def begin(is_early: tl.constexpr):
+    """How each program of a first launch begins: it waits for whatever came before, and only then
+    lets the second launch start, which may read at once what was made there.
+    """
+    wait_for_last(is_early)
+    if is_early:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
 def new_words(sizes: list[int], device: torch.device) -> list[Tensor]:
     """int32 tables of the given sizes of which nothing is written; to be used by a launch that may
     `overlap` this one, behind `wait_for_last`.
@@ -54,14 +58,13 @@ def new_words(sizes: list[int], device: torch.device) -> list[Tensor]:
     aligned = [triton.cdiv(size, 4) * 4 for size in sizes]  # so that all are compiled for alike
     words = torch.empty(sum(aligned), dtype=torch.int32, device=device)
     programs = triton.cdiv(len(words), _CLEARED)
-    is_early = overlap(words)["is_early"]
-    _clear_kernel[(programs,)](words, len(words), is_early=is_early, block=_CLEARED)
+    _clear_kernel[(programs,)](words, len(words), block=_CLEARED, **overlap(words))
     return [table[:size] for table, size in zip(words.split(aligned), sizes, strict=True)]
 
 
 @triton.jit
 def _clear_kernel(words, count, is_early: tl.constexpr, block: tl.constexpr):
-    let_next_start(is_early)
+    begin(is_early)
     place = tl.program_id(0) * block + tl.arange(0, block)
     tl.store(words + place, tl.full((block,), UNWRITTEN, tl.int32), mask=place < count)
 

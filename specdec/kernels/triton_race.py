@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
+from specdec.kernels.triton_launch import begin, overlap, wait_for_last
 from specdec.kernels.triton_laws import INFINITY, laws_of, pass_gate, read_gate, read_logits
 from specdec.kernels.triton_philox import token_uniforms
 
@@ -45,16 +46,34 @@ def race(
             shape[2],
             block=block,
             num_warps=num_warps,
+            **overlap(logits),
         )
         _final_kernel[(tokens.numel(),)](
-            laws, *heats, tokens, shape[2], padded_chunks=triton.next_power_of_2(shape[2])
+            laws,
+            *heats,
+            tokens,
+            shape[2],
+            padded_chunks=triton.next_power_of_2(shape[2]),
+            **overlap(logits),
         )
     return tokens
 
 
 @triton.jit
-def _heat_kernel(laws, key, position, stream, largest, times, winners, chunks, block: tl.constexpr):
+def _heat_kernel(
+    laws,
+    key,
+    position,
+    stream,
+    largest,
+    times,
+    winners,
+    chunks,
+    is_early: tl.constexpr,
+    block: tl.constexpr,
+):
     """The winner of each chunk, and its time over weights relative to the chunk's largest."""
+    begin(is_early)
     spot, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     row, place = spot // laws.places, spot % laws.places
     uniforms = token_uniforms(key, row, tl.load(position + spot), stream, chunk, block)
@@ -76,8 +95,18 @@ def _heat_kernel(laws, key, position, stream, largest, times, winners, chunks, b
 
 
 @triton.jit
-def _final_kernel(laws, largest, times, winners, tokens, chunks, padded_chunks: tl.constexpr):
+def _final_kernel(
+    laws,
+    largest,
+    times,
+    winners,
+    tokens,
+    chunks,
+    is_early: tl.constexpr,
+    padded_chunks: tl.constexpr,
+):
     """The winner of each row: times are brought to weights relative to the row's largest."""
+    wait_for_last(is_early)
     spot = tl.program_id(0)
     row = spot // laws.places
     chunk = tl.arange(0, padded_chunks)

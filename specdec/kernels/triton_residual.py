@@ -105,7 +105,8 @@ def _subtract(
     if span == 1:
         law, factor = order
         part: tl.constexpr = block // warps
-        side: tl.constexpr = 128 // laws.logits.dtype.element_ty.primitive_bitwidth
+        # The draft's numbers are the widest: threads side by side read theirs side by side.
+        side: tl.constexpr = 128 // chain.probs.dtype.element_ty.primitive_bitwidth
         piece: tl.constexpr = 32 * side if part > 32 * side else part
         lanes: tl.constexpr = 32 if piece > 32 else piece
         shape: tl.constexpr = (warps, lanes, piece // lanes)

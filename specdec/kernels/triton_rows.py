@@ -59,21 +59,19 @@ def new_measures(logits: Tensor, gate: Gate, block: int) -> Measures:
 
 
 @triton.jit
-def _take_in(laws, gate, ids, x, largest, weight, best):
-    """What each thread knows of its own logits, with those of one more piece: the largest, the sum
-    of `exp2((logit - largest) * rate)`, and with greedy rows the first id of the largest.
+def _sum_up(laws, gate, ids, x):
+    """What each thread knows of its logits `[pieces, threads, side]`: the largest, the sum of
+    `exp2((logit - largest) * rate)`, and with greedy rows the first id of the largest.
     """
-    parts: tl.constexpr = largest.shape[0]
-    shape: tl.constexpr = (parts, x.shape[0] // parts)
-    x = tl.reshape(pass_gate(laws, gate, ids, x), shape)
-    own = tl.max(x, axis=1)
+    x = pass_gate(laws, gate, ids, x)
+    largest = tl.max(tl.max(x, axis=2), axis=0)
+    best = tl.full(largest.shape, 0, tl.int32)
     if laws.gate.is_greedy is not None:
-        first = tl.where(x == own[:, None], tl.reshape(ids, shape), laws.vocab - 1)
-        best = tl.where(own > largest, tl.min(first, axis=1), best)
-    new = tl.maximum(largest, own)
-    origin = tl.where(new == -INFINITY, 0.0, new)
-    weights = tl.sum(tl.exp2((x - origin[:, None]) * gate[0]), axis=1)
-    return new, weight * tl.exp2((largest - origin) * gate[0]) + weights, best
+        first = tl.where(x == largest[None, :, None], ids, laws.vocab - 1)
+        best = tl.min(tl.min(first, axis=2), axis=0)
+    origin = tl.where(largest == -INFINITY, 0.0, largest)[None, :, None]
+    weight = tl.sum(tl.sum(tl.exp2((x - origin) * gate[0]), axis=2), axis=0)
+    return largest, weight, best
 
 
 @triton.jit
@@ -90,27 +88,23 @@ def measure(
     """Tells a chunk's largest logit, and its sum of `exp2((logit - largest) * rate)`: 0 where
     nothing is kept, NaN where a logit is NaN or +inf; with greedy rows the id of the largest too.
 
-    Each thread reads piece by piece what lies side by side, and threads meet at the end only. Where
-    the launch `is_early`, it reads while the tables are cleared and waits before it writes.
+    Each thread reads pieces of what lies side by side, and threads meet at the end only. Where the
+    launch `is_early`, it reads while the tables are cleared and waits before it writes.
     """
-    side: tl.constexpr = threads * 128 // laws.logits.dtype.element_ty.primitive_bitwidth
-    piece: tl.constexpr = side if side < block else block
+    wide: tl.constexpr = threads * 128 // laws.logits.dtype.element_ty.primitive_bitwidth
+    piece: tl.constexpr = wide if wide < block else block
     parts: tl.constexpr = threads if threads < piece else piece
+    shape: tl.constexpr = (block // piece, parts, piece // parts)
     start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
     gate = read_gate(laws, row, place)
-    largest = tl.full((parts,), -INFINITY, tl.float32)
-    weight = tl.full((parts,), 0.0, tl.float32)
-    best = tl.full((parts,), 0, tl.int32) + (laws.vocab - 1)
+    ids = tl.arange(0, block // piece)[:, None] * piece + tl.arange(0, piece)[None]
+    ids += chunk * block
     if (chunk + 1) * block <= laws.vocab:  # without masks
-        for i in tl.static_range(block // piece):
-            ids = chunk * block + i * piece + tl.arange(0, piece)
-            x = tl.load(start + ids)
-            largest, weight, best = _take_in(laws, gate, ids, x, largest, weight, best)
+        x = tl.load(start + ids)
     else:
-        for i in tl.static_range(block // piece):
-            ids = chunk * block + i * piece + tl.arange(0, piece)
-            x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY)
-            largest, weight, best = _take_in(laws, gate, ids, x, largest, weight, best)
+        x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY)
+    ids, x = tl.reshape(ids, shape), tl.reshape(x, shape)
+    largest, weight, best = _sum_up(laws, gate, ids, x)
     peak = tl.max(largest, axis=0)
     weight *= tl.exp2((largest - tl.where(peak == -INFINITY, 0.0, peak)) * gate[0])
     slot = tl.cast(row * laws.places + place, tl.int64) * measures.chunks + chunk
@@ -174,9 +168,10 @@ def combine(
         else:
             firsts = tl.load(measures.best + slots, is_chunk, 0)
         firsts = tl.where(maxima == largest[:, None], firsts, laws.vocab - 1)
-        best = tl.where(tl.load(laws.gate.is_greedy + row), tl.min(firsts, axis=1), -1)
-        is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
-        shares = tl.where((best < 0)[:, None], shares, is_hot)
+        is_hot = tl.load(laws.gate.is_greedy + row) & (scale == scale)  # what is no law stays none
+        best = tl.where(is_hot, tl.min(firsts, axis=1), -1)
+        one_hot = (chunk == (best // block)[:, None]).to(tl.float64)
+        shares = tl.where((best < 0)[:, None], shares, one_hot)
     return (largest, scale, best), shares
 
 

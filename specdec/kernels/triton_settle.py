@@ -10,13 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_decide import (
-    DRAFT_LAW,
-    any_of,
     choose_prefix,
     decide_block,
-    is_off,
+    judge_draft,
     judge_target,
-    judge_tokens,
 )
 from specdec.kernels.triton_draw import draw, weigh_tokens
 from specdec.kernels.triton_laws import read_gate
@@ -36,6 +33,11 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
+def _add_both(one, two, other_one, other_two):
+    return one + other_one, two + other_two
+
+
+@triton.jit
 def _draw_left(
     chain,
     laws,
@@ -43,15 +45,16 @@ def _draw_left(
     order,
     left,
     shares,
+    total,
     u,
     padded_chunks: tl.constexpr,
     block: tl.constexpr,
     warps: tl.constexpr,
 ):
     """The extra token where the draft is taken off: of what is `left` of the parts of its place, if
-    anything is, else of the target's law; `shares` are the probabilities of all places' chunks.
+    their `total` is anything, else of the target's law; `shares` are the probabilities of all
+    places' chunks.
     """
-    total = tl.sum(left, axis=0)
     if total > 0:
         parts: tl.constexpr = padded_chunks * warps
         part: tl.constexpr = block // warps
@@ -65,13 +68,13 @@ def _draw_left(
 
 @triton.jit
 def _write(outcome, row, draft, count, extra, fault, width: tl.constexpr):
-    num_valid, token, _, q, _, _ = draft
+    token = draft[1]
     place = tl.arange(0, token.shape[0])
     written = tl.where(place == count, extra, tl.where(place < count, token, PAD))
     into = outcome.tokens + tl.cast(row, tl.int64) * (width + 1)
     tl.store(into + place, written, mask=place <= width)
     tl.store(outcome.num_accepted + row, count.to(tl.int64))
-    tl.store(outcome.faults + row, fault | judge_tokens(place, num_valid, q))
+    tl.store(outcome.faults + row, fault | draft[6])
 
 
 @triton.jit
@@ -90,7 +93,7 @@ def settle_block(
     padded_chunks: tl.constexpr,
 ):
     """Settles a row by the block rule, when all of its residuals are there."""
-    num_valid, _, _, _, u, extra_u = draft
+    num_valid, _, _, _, u, extra_u, _ = draft
     place = tl.arange(0, padded_places)
     kept, target, shares = decide_block(
         laws, measures, row, draft, width, padded_places, block, padded_chunks
@@ -100,7 +103,8 @@ def settle_block(
         residuals, row, place[:, None], is_read[:, None], padded_chunks * warps, True
     )
     masses = masses.to(tl.float64)
-    count = choose_prefix(place, num_valid, kept, tl.sum(masses, axis=1), u)
+    totals = tl.sum(masses, axis=1)
+    count = choose_prefix(place, num_valid, kept, totals, u)
     # By the very numbers that the draft was taken off with: what has no mass must weigh nothing.
     told, factor = read_order(residuals, row, tl.minimum(count, width - 1))
     own, is_short = pick_law(target, place, count), count < num_valid
@@ -111,11 +115,12 @@ def settle_block(
     )
     order = read_gate(laws, row, count), law, factor
     left = pick(masses, place, count)  # 0 where count is not below num_valid
+    total = pick(totals, place, count)
     extra = _draw_left(
-        chain, laws, (row, count), order, left, shares, extra_u, padded_chunks, block, warps
+        chain, laws, (row, count), order, left, shares, total, extra_u, padded_chunks, block, warps
     )
-    fault = any_of(is_read & is_off(tl.sum(draft_masses, axis=1))).to(tl.int64) * DRAFT_LAW
-    _write(outcome, row, draft, count, extra, fault | judge_target(place, count, target[1]), width)
+    fault = tl.max(judge_draft(is_read, tl.sum(draft_masses, axis=1)), axis=0) | judge_target(own)
+    _write(outcome, row, draft, count, extra, fault, width)
 
 
 @triton.jit
@@ -137,17 +142,20 @@ def settle_tokens(
     """Settles a row by the decision of `decide_tokens`, with draft laws when its residual is
     there.
     """
-    num_valid, token, _, _, _, u = draft
-    count, law, scale, shares = decision
+    num_valid, token, _, _, _, u, _ = draft
+    count, law, shares = decision
     place, spot = tl.arange(0, padded_places), (row, count)
     order = read_gate(laws, row, count), law, tl.full((), 1.0, tl.float32)
-    fault = judge_target(place, count, scale)
+    fault = judge_target(law)
     if rule == "chain":
         is_read = count < num_valid
         left, draft_masses = read_masses(residuals, row, 0, is_read, padded_chunks * warps, False)
         left = left.to(tl.float64)
-        extra = _draw_left(chain, laws, spot, order, left, shares, u, padded_chunks, block, warps)
-        fault |= (is_read & is_off(tl.sum(draft_masses, axis=0))).to(tl.int64) * DRAFT_LAW
+        total, mass = tl.reduce((left, draft_masses), 0, _add_both)
+        fault |= judge_draft(is_read, mass)
+        extra = _draw_left(
+            chain, laws, spot, order, left, shares, total, u, padded_chunks, block, warps
+        )
     else:
         shares = pick(shares, place, count)
         removed = tl.where(count < num_valid, pick(token, place, count), -1)

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from specdec.kernels.triton_decide import Chain, count_valid, decide_tokens, read_draft_tokens
-from specdec.kernels.triton_launch import announce, let_next_start, overlap, wait_for_last
+from specdec.kernels.triton_launch import announce, begin, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws
 from specdec.kernels.triton_residual import Residuals, subtract_span
 from specdec.kernels.triton_rows import find_span, measure, new_measures
@@ -43,10 +43,10 @@ def verify_by_token(
         laws,
         measures,
         arrivals,
-        is_early=overlapped["is_early"],
         threads=32 * num_warps,
         enable_fp_fusion=False,
         **sizes,
+        **overlapped,
     )
     _settle_kernel[(spans, rows)](
         chain,
@@ -80,7 +80,7 @@ def _measure_kernel(
 ):
     # No program divides to find its part: that alone took a tenth of the time. The first places are
     # the last, so that they are in the cache when a token is rejected there, as it mostly is.
-    let_next_start(is_early)
+    begin(is_early)
     chunk, row = tl.program_id(0), tl.program_id(1)
     place = width - tl.program_id(2)
     if (place == 0) & (chunk == 0):
@@ -150,7 +150,7 @@ def _subtract(
     """Takes the draft off a span of chunks at the place of the rejected token, if there is one. One
     of a row's programs is told that the row can be settled.
     """
-    place, law, _, _ = decision
+    place, law, _ = decision
     is_last = item == 0
     if place < num_valid:
         order, first = (law, tl.full((), 1.0, tl.float32)), item * span
