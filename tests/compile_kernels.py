@@ -22,7 +22,14 @@ from specdec.kernels import (
 from specdec.kernels.gate import Floor, Gate, Truncation
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
-LAUNCHING = triton_blocks, triton_launch, triton_sample, triton_tokens
+LAUNCHING = (
+    triton_blocks,
+    triton_floor,
+    triton_launch,
+    triton_race,
+    triton_sample,
+    triton_tokens,
+)
 
 
 class NoDevice:

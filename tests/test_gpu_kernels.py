@@ -2,8 +2,8 @@
 
 The checks are those of `test_triton_kernels`, over more shapes and with the sizes that the library
 uses, through `specdec.kernels`. What only a GPU can show comes behind: no wait for the host, at
-most three launches, a CUDA graph, tables of more than 2**31 entries, and that the programs of a
-launch never overtake each other.
+most three launches, a CUDA graph, tables of more than 2**31 entries, and that neither the programs
+of a launch overtake each other nor a launch what came before it.
 """
 
 import pytest
@@ -207,9 +207,16 @@ def test_a_thousand_repetitions_give_one_result(rule):
 
 
 @triton.jit
-def _copy_late(source, target, count, block: tl.constexpr):
-    """Lets what comes next start at once, and only then, after 20 microseconds, writes."""
+def _copy_late(source, target, sums, count, block: tl.constexpr):
+    """Lets what comes next start at once, and only then, after 20 microseconds, writes. Before, all
+    programs read all that some of them will write, so that every multiprocessor has it at hand.
+    """
     tl.extra.cuda.gdc_launch_dependents()
+    total = tl.zeros((block,), tl.float32)
+    for first in range(0, count, block):
+        ids = first + tl.arange(0, block)
+        total += tl.load(target + ids, ids < count, 0).to(tl.float32)
+    tl.store(sums + tl.program_id(0), tl.sum(total))
     start = tl.extra.cuda.globaltimer()
     while tl.extra.cuda.globaltimer() < start + 20_000:
         pass
@@ -218,16 +225,23 @@ def _copy_late(source, target, count, block: tl.constexpr):
         tl.store(target + ids, tl.load(source + ids, ids < count), ids < count)
 
 
+def late_copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    sums = torch.empty(256, device="cuda")
+    _copy_late[(len(sums),)](source, target, sums, source.numel(), block=1024)
+
+
+@pytest.mark.parametrize("copy", [late_copy, lambda source, target: target.copy_(source)])
 @pytest.mark.parametrize(
     ("op", "last"),
-    [(rule, name) for rule in RULES for name in INPUTS]
-    + [("sample", "logits"), ("race", "logits")],
+    [(rule, name) for rule in ("chain", "block") for name in INPUTS]
+    + [("point", name) for name in INPUTS if name != "draft_probs"]
+    + [("sample", "logits"), ("race", "logits"), ("floor", "logits")],
 )
-def test_an_operation_reads_what_was_written_just_before_it(op, last):
+def test_an_operation_reads_what_was_written_just_before_it(op, last, copy):
     """Its launches start early: one that did not wait would read the inputs of the case before."""
     cases = [random_case(2, 3, 9001, s, dtype=torch.bfloat16, is_gated=False) for s in (1, 2, 3)]
-    for case in cases:
-        case.accept, case.resample = case.accept.contiguous(), case.resample.contiguous()
+    for case, u in zip(cases, (0.0, LARGEST_UNIFORM, 0.0), strict=True):
+        case.accept, case.resample = torch.full_like(case.accept, u), case.resample.contiguous()
     case, *sources = [case.cuda() for case in cases]
     run = all_ops(case)[op]
 
@@ -235,8 +249,7 @@ def test_an_operation_reads_what_was_written_just_before_it(op, last):
         results = []
         for source in sources:
             for name in sorted(INPUTS, key=last.__eq__):
-                one, other = getattr(source, name), getattr(case, name)
-                _copy_late[(16,)](one, other, one.numel(), block=1024)
+                copy(getattr(source, name), getattr(case, name))
             results.append(run())
         return results
 

@@ -182,16 +182,20 @@ def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("rule", RULES)
-def test_a_greedy_row_that_is_no_law_is_found_behind_an_accepted_token_too(rule, value):
+def test_a_greedy_row_that_is_no_law_is_found_behind_an_accepted_token_too(rule, place, value):
     logits = torch.zeros(2, 3, 8)
-    logits[:, 0, 0], logits[:, 0, 3] = 5.0, value
-    probs = torch.zeros(2, 2, 8).scatter_(2, torch.tensor([[[3], [7]], [[1], [2]]]), 1.0)
+    logits[..., 0], logits[:, place, 3] = 5.0, value
+    tokens = torch.zeros(2, 2, dtype=torch.long)
+    tokens[:, place:].fill_(3)  # the definition accepts it in the greedy row
+    probs = torch.zeros(2, 2, 8).scatter_(2, tokens[..., None], 1.0)
     gate = Gate(None, torch.tensor([True, False]))
     draws = torch.full((2, 2), 0.5, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
-    case = Case(probs.argmax(-1), probs, None, logits, gate, *draws)
+    case = Case(tokens, probs, None, logits, gate, *draws)
     _, _, faults = case.decided(rule, block=4, num_warps=1)
-    assert faults.tolist() == [Fault.TARGET_LOGITS] * 2
+    assert faults[0] == Fault.TARGET_LOGITS
+    assert torch.equal(faults, case.defined(rule)[2])
 
 
 def test_more_rows_than_a_launch_can_count_are_refused():
@@ -209,6 +213,14 @@ def test_a_sample_and_its_law_are_the_definitions(rows, places, vocab, dtype, se
     assert_sample_near(logits, gate, uniforms, **SMALL)
     row = random_logits(rows, vocab, seed=seed, dtype=dtype)
     assert_sample_near(row, Gate(gate.temperature, gate.is_greedy), uniforms[:, 0], **SMALL)
+
+
+def test_a_greedy_row_samples_its_largest_logit_also_beside_others_and_where_it_is_infinite():
+    logits = torch.tensor([[0.0, torch.inf, 1.0], [3.0, 0.0, 0.0]])
+    gate = Gate(None, torch.tensor([True, False]))
+    token, law = triton_sample.sample(logits, gate, torch.zeros(2).double(), **SMALL)
+    assert token.tolist() == [1, 0]
+    torch.testing.assert_close(law, gates.law(logits, gate), rtol=1e-6, atol=0)
 
 
 @triton.jit

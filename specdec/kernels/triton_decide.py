@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specdec.kernels.triton_launch import SHARED
 from specdec.kernels.triton_laws import pass_gate, point_to, read_gate, read_logits, with_dense_rows
 from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
@@ -67,7 +68,7 @@ def count_valid(chain, row, width: tl.constexpr):
     """How many of a row's draft tokens are up for decision."""
     count = tl.full((), width, tl.int64)
     if chain.num_valid is not None:
-        count = tl.load(chain.num_valid + row)
+        count = tl.load(chain.num_valid + row, cache_modifier=SHARED)
     return count
 
 
@@ -81,19 +82,20 @@ def read_draft_tokens(
     the fault if a draft law forbids its token.
     """
     place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
-    token = tl.load(
-        chain.tokens + tl.cast(row, tl.int64) * width + place, mask=place < num_valid, other=-1
-    )
-    x = pass_gate(laws, read_gate(laws, row, place), token, read_logits(laws, row, place, token))
+    start = chain.tokens + tl.cast(row, tl.int64) * width
+    token = tl.load(start + place, mask=place < num_valid, other=-1, cache_modifier=SHARED)
+    x = read_logits(laws, row, place, token, True)
+    x = pass_gate(laws, read_gate(laws, row, place), token, x)
     q = tl.full((padded_places,), 1.0, tl.float64)
     if rule != "point":
         start = point_to(chain.probs, row, place, chain.row_stride, chain.place_stride)
         is_token = (token >= 0) & (token < laws.vocab)
-        q = tl.load(start + token, mask=is_token, other=0.0).to(tl.float64)
+        q = tl.load(start + token, mask=is_token, other=0.0, cache_modifier=SHARED).to(tl.float64)
     draw = place - 1 if rule == "block" else place
     start = point_to(chain.accept, row, draw, chain.accept_row_stride, chain.accept_place_stride)
-    u = tl.load(start, mask=(draw >= 0) & (draw < width), other=0.0)
-    extra = tl.load(chain.resample + tl.cast(row, tl.int64) * chain.resample_stride)
+    u = tl.load(start, mask=(draw >= 0) & (draw < width), other=0.0, cache_modifier=SHARED)
+    start = chain.resample + tl.cast(row, tl.int64) * chain.resample_stride
+    extra = tl.load(start, cache_modifier=SHARED)
     is_forbidden = (place < num_valid) & ((q > 0) == 0)  # a q that is NaN is not above 0
     fault = tl.max(is_forbidden.to(tl.int32), axis=0).to(tl.int64) * DRAFT_TOKEN
     return num_valid, token, x, q, u, extra, fault
@@ -130,9 +132,7 @@ def judge_draft(is_read, mass):
 
 @triton.jit
 def judge_target(law):
-    """The fault if the target's law behind the accepted tokens is none. Those before it are laws,
-    since one that is not accepts nothing.
-    """
+    """The fault if the target's law is none."""
     return (law[1] != law[1]).to(tl.int64) * TARGET_LOGITS
 
 
@@ -207,8 +207,10 @@ def decide_tokens(
     )
     num_valid, _, _, q, u, _, _ = draft
     place = tl.arange(0, padded_places)
-    is_accepted = (place < num_valid) & (u * q < p)
     largest, scale, best = target
+    is_accepted = (place < num_valid) & (u * q < p)
+    if laws.gate.is_greedy is not None:  # whose token has probability 1 in what is no law, too
+        is_accepted &= scale == scale
     rank = tl.where(is_accepted, padded_places, place)
     law = tl.reduce((rank, largest, scale, best), 0, _first_place)
     return law[0], (law[1], law[2], law[3]), shares

@@ -2,7 +2,8 @@
 
 Launches overlap. The first of an operation starts while whatever came before ends, but waits for
 it, so that its start costs nothing. The second starts when the first runs, and may read meanwhile
-what does not depend on it.
+what does not depend on it; from the cache that all multiprocessors share, since their own may still
+hold what was there before.
 
 Within a launch there are two ways. Who comes last at a counter goes on, and nobody waits
 (`announce`; only for a floor, whose programs need each other's results, they `wait`). By the block
@@ -21,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+SHARED = tl.constexpr(".cg")  # how to read what may be read before `wait_for_last`
 UNWRITTEN = tl.constexpr(-2)  # no token, no place, and of floats a NaN that arithmetic never makes
 _CLEARED = 1024  # words by one program
 
@@ -44,7 +46,7 @@ def wait_for_last(is_early: tl.constexpr):
 @triton.jit
 def begin(is_early: tl.constexpr):
     """How each program of a first launch begins: it waits for whatever came before, and only then
-    lets the second launch start, which may read at once what was made there.
+    lets the second launch start, which may read what was made there.
     """
     wait_for_last(is_early)
     if is_early:

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Floor, Gate
+from specdec.kernels.triton_launch import SHARED
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))
@@ -67,13 +68,15 @@ def point_to(table, row, place, row_stride, place_stride):
 
 
 @triton.jit
-def read_logits(laws, row, place, ids):
+def read_logits(laws, row, place, ids, is_early: tl.constexpr = False):
     """Logits of tokens `ids` as they are stored, -inf for others; for places beyond the last, those
-    of the last.
+    of the last. They are read as may be done before `wait_for_last` where the call `is_early`.
     """
+    cache: tl.constexpr = SHARED if is_early else ""
     place = tl.minimum(place, laws.places - 1)
     start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-    return tl.load(start + ids, mask=(ids >= 0) & (ids < laws.vocab), other=-INFINITY)
+    is_token = (ids >= 0) & (ids < laws.vocab)
+    return tl.load(start + ids, mask=is_token, other=-INFINITY, cache_modifier=cache)
 
 
 @triton.jit
@@ -127,16 +130,17 @@ def read_gate(laws, row, place):
     gate = laws.gate
     temperature = tl.full((), 1.0, tl.float32)
     if gate.temperature is not None:
-        temperature = tl.load(gate.temperature + row).to(tl.float32)
+        temperature = tl.load(gate.temperature + row, cache_modifier=SHARED).to(tl.float32)
     rate = tl.div_rn(tl.full((), LOG2_E, tl.float32), temperature)
     least, largest = tl.full((), -INFINITY, tl.float32), tl.full((), -INFINITY, tl.float32)
     tie = tl.full((), 0, tl.int32)
     if gate.floor is not None:
         spot = row * laws.places + tl.minimum(place, laws.places - 1)
-        at = tl.load(gate.floor.logits + spot)
-        tie = tl.load(gate.floor.ids + spot).to(tl.int32)  # as wide as the ids that it meets
+        at = tl.load(gate.floor.logits + spot, cache_modifier=SHARED)
+        tie = tl.load(gate.floor.ids + spot, cache_modifier=SHARED)
+        tie = tie.to(tl.int32)  # as wide as the ids that it meets
         if gate.is_greedy is not None:
-            is_greedy = tl.load(gate.is_greedy + row)
+            is_greedy = tl.load(gate.is_greedy + row, cache_modifier=SHARED)
             at, tie = tl.where(is_greedy, -INFINITY, at), tl.where(is_greedy, 0, tie)
         least, largest = at, at
         if gate.temperature is not None:

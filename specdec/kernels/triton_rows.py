@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_launch import read_pairs, wait_for_last, write
+from specdec.kernels.triton_launch import SHARED, read_pairs, wait_for_last, write
 from specdec.kernels.triton_laws import INFINITY, pass_gate, point_to, read_gate
 
 MIN_PROGRAMS = 512  # about 4 for each multiprocessor of a large GPU
@@ -99,10 +99,11 @@ def measure(
     gate = read_gate(laws, row, place)
     ids = tl.arange(0, block // piece)[:, None] * piece + tl.arange(0, piece)[None]
     ids += chunk * block
+    cache: tl.constexpr = SHARED if is_early else ""
     if (chunk + 1) * block <= laws.vocab:  # without masks
-        x = tl.load(start + ids)
+        x = tl.load(start + ids, cache_modifier=cache)
     else:
-        x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY)
+        x = tl.load(start + ids, mask=ids < laws.vocab, other=-INFINITY, cache_modifier=cache)
     ids, x = tl.reshape(ids, shape), tl.reshape(x, shape)
     largest, weight, best = _sum_up(laws, gate, ids, x)
     peak = tl.max(largest, axis=0)
@@ -168,10 +169,9 @@ def combine(
         else:
             firsts = tl.load(measures.best + slots, is_chunk, 0)
         firsts = tl.where(maxima == largest[:, None], firsts, laws.vocab - 1)
-        is_hot = tl.load(laws.gate.is_greedy + row) & (scale == scale)  # what is no law stays none
-        best = tl.where(is_hot, tl.min(firsts, axis=1), -1)
-        one_hot = (chunk == (best // block)[:, None]).to(tl.float64)
-        shares = tl.where((best < 0)[:, None], shares, one_hot)
+        best = tl.where(tl.load(laws.gate.is_greedy + row), tl.min(firsts, axis=1), -1)
+        is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
+        shares = tl.where((best < 0)[:, None], shares, is_hot)
     return (largest, scale, best), shares
 
 

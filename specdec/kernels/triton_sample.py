@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_draw import draw
-from specdec.kernels.triton_launch import begin, overlap, wait_for_last
+from specdec.kernels.triton_launch import SHARED, begin, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws, laws_of, pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import (
     Measures,
@@ -161,9 +161,9 @@ def _sample_kernel(
 def _read(laws, row, place, ids, is_whole):
     if is_whole:
         start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
-        x = tl.load(start + ids)
+        x = tl.load(start + ids, cache_modifier=SHARED)
     else:
-        x = read_logits(laws, row, place, ids)
+        x = read_logits(laws, row, place, ids, True)
     return x
 
 

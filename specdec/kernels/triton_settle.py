@@ -33,6 +33,11 @@ class Outcome(NamedTuple):
 
 
 @triton.jit
+def _either(one, other):
+    return one | other
+
+
+@triton.jit
 def _add_both(one, two, other_one, other_two):
     return one + other_one, two + other_two
 
@@ -119,7 +124,9 @@ def settle_block(
     extra = _draw_left(
         chain, laws, (row, count), order, left, shares, total, extra_u, padded_chunks, block, warps
     )
-    fault = tl.max(judge_draft(is_read, tl.sum(draft_masses, axis=1)), axis=0) | judge_target(own)
+    fault = tl.where(place <= count, judge_target(target), 0)
+    fault |= judge_draft(is_read, tl.sum(draft_masses, axis=1))
+    fault = tl.reduce(fault, 0, _either)
     _write(outcome, row, draft, count, extra, fault, width)
 
 
@@ -146,7 +153,7 @@ def settle_tokens(
     count, law, shares = decision
     place, spot = tl.arange(0, padded_places), (row, count)
     order = read_gate(laws, row, count), law, tl.full((), 1.0, tl.float32)
-    fault = judge_target(law)
+    fault = judge_target(law)  # those before it are laws, since one that is not accepts nothing
     if rule == "chain":
         is_read = count < num_valid
         left, draft_masses = read_masses(residuals, row, 0, is_read, padded_chunks * warps, False)
