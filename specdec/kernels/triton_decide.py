@@ -84,7 +84,7 @@ def read_draft_tokens(
     place, num_valid = tl.arange(0, padded_places), count_valid(chain, row, width)
     start = chain.tokens + tl.cast(row, tl.int64) * width
     token = tl.load(start + place, mask=place < num_valid, other=-1, cache_modifier=SHARED)
-    x = read_logits(laws, row, place, token, True)
+    x = read_logits(laws, row, place, token, is_early=True)
     x = pass_gate(laws, read_gate(laws, row, place), token, x)
     q = tl.full((padded_places,), 1.0, tl.float64)
     if rule != "point":

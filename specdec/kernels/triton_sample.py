@@ -163,7 +163,7 @@ def _read(laws, row, place, ids, is_whole):
         start = point_to(laws.logits, row, place, laws.row_stride, laws.place_stride)
         x = tl.load(start + ids, cache_modifier=SHARED)
     else:
-        x = read_logits(laws, row, place, ids, True)
+        x = read_logits(laws, row, place, ids, is_early=True)
     return x
 
 

@@ -73,13 +73,13 @@ def _draw_left(
 
 @triton.jit
 def _write(outcome, row, draft, count, extra, fault, width: tl.constexpr):
-    token = draft[1]
+    _, token, _, _, _, _, forbidden = draft
     place = tl.arange(0, token.shape[0])
     written = tl.where(place == count, extra, tl.where(place < count, token, PAD))
     into = outcome.tokens + tl.cast(row, tl.int64) * (width + 1)
     tl.store(into + place, written, mask=place <= width)
     tl.store(outcome.num_accepted + row, count.to(tl.int64))
-    tl.store(outcome.faults + row, fault | draft[6])
+    tl.store(outcome.faults + row, fault | forbidden)
 
 
 @triton.jit
@@ -153,7 +153,7 @@ def settle_tokens(
     count, law, shares = decision
     place, spot = tl.arange(0, padded_places), (row, count)
     order = read_gate(laws, row, count), law, tl.full((), 1.0, tl.float32)
-    fault = judge_target(law)  # those before it are laws, since one that is not accepts nothing
+    fault = judge_target(law)  # of this row only, since one that is no law accepts nothing
     if rule == "chain":
         is_read = count < num_valid
         left, draft_masses = read_masses(residuals, row, 0, is_read, padded_chunks * warps, False)
