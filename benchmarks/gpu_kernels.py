@@ -27,6 +27,7 @@ from specdec.kernels.gate import Floor, Gate, Truncation
 NUM_DRAFT_TOKENS, VOCAB = 5, 128256
 PLACEMENTS = 3  # of all tables in memory
 SET_BYTES = 2e9  # many times the cache; and a graph's own start is to count little
+SPREADS = {"top-p floor": 3, "flat floor": 0.3, "tied floor": 0}  # of logits, for top-p 0.9
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Op = Callable[[], tuple[Tensor, ...]]
 
@@ -125,9 +126,10 @@ def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     position = torch.arange(rows * places, device="cuda").view(rows, places)
     tail = torch.full((rows,), 0.1, dtype=torch.float64, device="cuda")
     truncation = Truncation(torch.full((rows,), 50, device="cuda"), tail, tail / 2, 50)
-    if kind == "top-p floor":
+    if kind in SPREADS:
         truncation = Truncation(None, tail)
-    data = [(3 * torch.randn(rows, places, VOCAB, device="cuda")).to(dtype) for _ in range(sets)]
+    spread, shape = SPREADS.get(kind, 3), (rows, places, VOCAB)
+    data = [(spread * torch.randn(shape, device="cuda")).to(dtype) for _ in range(sets)]
     draws = torch.rand(rows, places, dtype=torch.float64, device="cuda")
 
     def ours(x: Tensor) -> tuple:
@@ -202,7 +204,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
     args = parser.parse_args()
     names = ["verify blocks", "verify tokens", "verify points", "sample", "race", "floor"]
-    names += ["top-p floor"]
+    names += SPREADS
     chosen = [n for n in names if not args.only or n.startswith(tuple(args.only))]
     lines = [
         measure(name, rows, dtype, args.rounds if name != "race" else min(args.rounds, 5))
