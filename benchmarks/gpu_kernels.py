@@ -193,7 +193,7 @@ def measure(name: str, rows: int, dtype_name: str, rounds: int) -> str:
     return (
         f"{name:<14}{rows:>4} {dtype_name:<6}{statistics.median(theirs) * 1e3:>10.1f}"
         f"{statistics.median(ours) * 1e3:>10.1f}{ratio:>8.1f} x{statistics.median(rates):>8.0f}"
-        f"{of_roof:>8.0%}{num_launches(contest.ours[0]):>5}{equal:>9.2%}"
+        f"{of_roof:>8.1%}{num_launches(contest.ours[0]):>5}{equal:>9.2%}"
     )
 
 

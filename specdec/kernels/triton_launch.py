@@ -1,9 +1,9 @@
 """How programs wait for others: those of the launch before, and those of their own.
 
-Launches overlap. The first of an operation starts while whatever came before ends, but waits for
-it, so that its start costs nothing. The second starts when the first runs, and may read meanwhile
-what does not depend on it; from the cache that all multiprocessors share, since their own may still
-hold what was there before.
+Launches overlap: each starts while the one before it ends, so that its start costs nothing. The
+first of an operation waits for whatever came before, and only then lets the second start, which may
+therefore read what was made there before it waits itself; from the cache that all multiprocessors
+share, since their own may still hold what was there earlier.
 
 Within a launch there are two ways. Who comes last at a counter goes on, and nobody waits
 (`announce`; only for a floor, whose programs need each other's results, they `wait`). By the block
@@ -38,18 +38,11 @@ def overlap(tensor: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_last(is_early: tl.constexpr):
-    """Behind this the launch before has ended."""
+    """Behind this the launch before has ended, and the next may start; a first launch does nothing
+    before it.
+    """
     if is_early:
         tl.extra.cuda.gdc_wait()
-
-
-@triton.jit
-def begin(is_early: tl.constexpr):
-    """How each program of a first launch begins: it waits for whatever came before, and only then
-    lets the second launch start, which may read what was made there.
-    """
-    wait_for_last(is_early)
-    if is_early:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -66,7 +59,7 @@ def new_words(sizes: list[int], device: torch.device) -> list[Tensor]:
 
 @triton.jit
 def _clear_kernel(words, count, is_early: tl.constexpr, block: tl.constexpr):
-    begin(is_early)
+    wait_for_last(is_early)
     place = tl.program_id(0) * block + tl.arange(0, block)
     tl.store(words + place, tl.full((block,), UNWRITTEN, tl.int32), mask=place < count)
 

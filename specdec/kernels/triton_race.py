@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.gate import Gate
-from specdec.kernels.triton_launch import begin, overlap, wait_for_last
+from specdec.kernels.triton_launch import overlap, wait_for_last
 from specdec.kernels.triton_laws import INFINITY, laws_of, pass_gate, read_gate, read_logits
 from specdec.kernels.triton_philox import token_uniforms
 
@@ -73,7 +73,7 @@ def _heat_kernel(
     block: tl.constexpr,
 ):
     """The winner of each chunk, and its time over weights relative to the chunk's largest."""
-    begin(is_early)
+    wait_for_last(is_early)
     spot, chunk = tl.program_id(0) // chunks, tl.program_id(0) % chunks
     row, place = spot // laws.places, spot % laws.places
     uniforms = token_uniforms(key, row, tl.load(position + spot), stream, chunk, block)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.kernels.gate import Gate
 from specdec.kernels.triton_draw import draw
-from specdec.kernels.triton_launch import SHARED, begin, overlap, wait_for_last
+from specdec.kernels.triton_launch import SHARED, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws, laws_of, pass_gate, point_to, read_gate, read_logits
 from specdec.kernels.triton_rows import (
     Measures,
@@ -106,7 +106,7 @@ def _measure(laws: Laws, *, block: int, num_warps: int) -> Measures:
 def _measure_kernel(
     laws, measures, is_early: tl.constexpr, block: tl.constexpr, threads: tl.constexpr
 ):
-    begin(is_early)
+    wait_for_last(is_early)
     chunk, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     measure(measures, laws, row, place, chunk, False, block, threads)
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from specdec.kernels.triton_decide import Chain, count_valid, decide_tokens, read_draft_tokens
-from specdec.kernels.triton_launch import announce, begin, overlap, wait_for_last
+from specdec.kernels.triton_launch import announce, overlap, wait_for_last
 from specdec.kernels.triton_laws import Laws
 from specdec.kernels.triton_residual import Residuals, subtract_span
 from specdec.kernels.triton_rows import find_span, measure, new_measures
@@ -80,7 +80,7 @@ def _measure_kernel(
 ):
     # No program divides to find its part: that alone took a tenth of the time. The first places are
     # the last, so that they are in the cache when a token is rejected there, as it mostly is.
-    begin(is_early)
+    wait_for_last(is_early)
     chunk, row = tl.program_id(0), tl.program_id(1)
     place = width - tl.program_id(2)
     if (place == 0) & (chunk == 0):
