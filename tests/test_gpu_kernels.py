@@ -266,6 +266,28 @@ def test_an_operation_reads_what_was_written_just_before_it(op, last, copy):
             assert_equal(result, wanted)
 
 
+def test_operations_right_behind_each_other_give_what_each_gives_alone():
+    """Their tables lie where those of the operation before were, whose last launch still runs; in a
+    graph, since the host would be too slow for that.
+    """
+    ops, generator = [], torch.Generator().manual_seed(1)
+    for rows, width, vocab in ((2, 3, 9001), (16, 5, 32000), (1, 1, 128256)):
+        case = random_case(rows, width, vocab, rows, dtype=torch.bfloat16, is_gated=False).cuda()
+        case.resample = case.resample.contiguous()  # no copy comes between
+        ops += all_ops(case).values()
+    expected = []
+    for op in ops:
+        expected.append(op())
+        torch.cuda.synchronize()
+    order = torch.randint(len(ops), (400,), generator=generator).tolist()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [ops[i]() for i in order]
+    graph.replay()
+    for i, result in zip(order, results, strict=True):
+        assert_equal(result, expected[i])
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_tables_of_more_than_2_31_entries_are_read_where_they_are(rule):
     rows, vocab = 4200, 2**18

@@ -28,7 +28,7 @@ from kernel_cases import (
 )
 
 from specdec.kernels import gate as gates
-from specdec.kernels import triton_race, triton_sample
+from specdec.kernels import triton_race, triton_sample, triton_verify
 from specdec.kernels.gate import Gate
 from specdec.kernels.philox import philox, to_uniforms
 from specdec.kernels.triton_philox import token_uniforms
@@ -196,6 +196,14 @@ def test_a_greedy_row_that_is_no_law_is_found_behind_an_accepted_token_too(rule,
     _, _, faults = case.decided(rule, block=4, num_warps=1)
     assert faults[0] == Fault.TARGET_LOGITS
     assert torch.equal(faults, case.defined(rule)[2])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rows_have_verdicts_of_no_rows_for_which_nothing_is_launched(rule, monkeypatch):
+    for launch in ("verify_by_token", "verify_by_block"):
+        monkeypatch.delattr(triton_verify, launch)
+    case = random_case(0, 3, 40, 1, dtype=torch.float32, is_gated=False)
+    assert_equal(case.decided(rule, **SMALL), case.defined(rule))
 
 
 def test_more_rows_than_a_launch_can_count_are_refused():

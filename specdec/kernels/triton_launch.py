@@ -1,9 +1,11 @@
 """How programs wait for others: those of the launch before, and those of their own.
 
-Launches overlap: each starts while the one before it ends, so that its start costs nothing. The
-first of an operation waits for whatever came before, and only then lets the second start, which may
-therefore read what was made there before it waits itself; from the cache that all multiprocessors
-share, since their own may still hold what was there earlier.
+Launches overlap: each of ours starts while the one of ours before it ends, so that its start costs
+nothing. Every program waits before it writes, and the first launch of an operation before it reads
+too. Only behind its wait does a launch let the next one start, so of all that came before, at most
+the launch right before can still be running. That is why the second may read an operation's inputs
+before it waits; from the cache that all multiprocessors share, since their own may still hold what
+was there earlier. (A foreign kernel that starts early and never waits has no place behind ours.)
 
 Within a launch there are two ways. Who comes last at a counter goes on, and nobody waits
 (`announce`; only for a floor, whose programs need each other's results, they `wait`). By the block
@@ -13,8 +15,8 @@ counts, and no write has to come before another.
 
 Within a launch a program waits only for programs of lower ids. GPUs start programs in the order of
 their ids (CUDA does not promise it; NVIDIA's own scan, CUB's DeviceScan, relies on it too), so
-those are done or running, and no wait is for ever, however few run at a time. Triton's interpreter
-runs one after the other.
+those are done or running, and no wait is for ever, however few run at a time: the next launch does
+not start before all of these have. Triton's interpreter runs one after the other.
 """
 
 import torch
@@ -38,8 +40,8 @@ def overlap(tensor: Tensor) -> dict[str, bool]:
 
 @triton.jit
 def wait_for_last(is_early: tl.constexpr):
-    """Behind this the launch before has ended, and the next may start; a first launch does nothing
-    before it.
+    """Behind this the launch before has ended, as have all before that; and the next may start as
+    soon as every program has come here or is over. Some program of each launch must come here.
     """
     if is_early:
         tl.extra.cuda.gdc_wait()

@@ -89,7 +89,7 @@ def measure(
     nothing is kept, NaN where a logit is NaN or +inf; with greedy rows the id of the largest too.
 
     Each thread reads pieces of what lies side by side, and threads meet at the end only. Where the
-    launch `is_early`, it reads while the tables are cleared and waits before it writes.
+    call `is_early`, it reads while the tables are cleared and waits before it writes.
     """
     wide: tl.constexpr = threads * 128 // laws.logits.dtype.element_ty.primitive_bitwidth
     piece: tl.constexpr = wide if wide < block else block

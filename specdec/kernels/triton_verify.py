@@ -51,6 +51,8 @@ def verify(
     chain = chain_of(draft_tokens, probs, num_valid, accept_uniforms, resample_uniforms)
     tokens = torch.empty(rows, width + 1, dtype=torch.long, device=logits.device)
     outcome = Outcome(tokens, *(torch.empty_like(tokens[:, 0]) for _ in range(2)))
+    if not rows:
+        return tuple(outcome)  # none of a launch's programs would have a row to wait for
     options = {"block": block, "num_warps": num_warps, "span": span}
     with torch.cuda.device_of(logits):
         if by_block and probs is not None:
