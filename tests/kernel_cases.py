@@ -12,13 +12,23 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import gate as gates
-from specdec.kernels import reference, triton_floor, triton_race, triton_sample, triton_verify
+from specdec.kernels import (
+    reference,
+    triton_floor,
+    triton_race,
+    triton_sample,
+    triton_verify,
+    verify_blocks,
+    verify_tokens,
+)
 from specdec.kernels.gate import Gate, Truncation
 from specdec.types import PAD_TOKEN
 
 MARGIN = 1e-5
 LARGEST_UNIFORM = 1 - 2.0**-52
 RULES = ["point", "chain", "block"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+VOCAB = 128256
 
 
 @dataclass
@@ -73,6 +83,12 @@ def on_gpu(value):
         items = [on_gpu(item) for item in value]
         return value._make(items) if hasattr(value, "_make") else tuple(items)
     return value.cuda() if isinstance(value, Tensor) else value
+
+
+def decided(case: Case, rule: str) -> tuple[Tensor, Tensor, Tensor]:
+    """By the library's operations."""
+    op = verify_blocks if rule == "block" else verify_tokens
+    return op(*case.draft(rule), case.logits, case.gate, case.accept, case.resample)
 
 
 def assert_equal(ours: tuple, theirs: tuple) -> None:
