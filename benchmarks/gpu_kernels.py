@@ -203,8 +203,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
     args = parser.parse_args()
-    names = ["verify blocks", "verify tokens", "verify points", "sample", "race", "floor"]
-    names += SPREADS
+    names = ["verify blocks", "verify tokens", "verify points", "sample", "race", "floor", *SPREADS]
     chosen = [n for n in names if not args.only or n.startswith(tuple(args.only))]
     lines = [
         measure(name, rows, dtype, args.rounds if name != "race" else min(args.rounds, 5))

@@ -4,6 +4,7 @@ import os
 from importlib.util import find_spec
 
 import hypothesis
+import pytest
 import torch
 import transformers
 
@@ -16,6 +17,11 @@ torch.set_num_threads(1)  # tiny tensors: a second thread only adds waiting
 hypothesis.settings.register_profile("gate", deadline=None, derandomize=True, max_examples=30)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=500)
 hypothesis.settings.load_profile("gate")
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
 
 
 def pytest_configure(config):

@@ -14,10 +14,7 @@ from specdec.drafters import EagleHead
 from specdec.samplers import Noise, Stream
 from specdec.training.heads import eagle_config
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 NAMES = ["llama", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "gpt2", "deepseek_v3", "gptj"]
 DRAFTERS = {
     "none": lambda model: None,

@@ -33,10 +33,7 @@ from specdec.kernels import find_floor, race, sample
 from specdec.kernels import gate as gates
 from specdec.kernels.gate import Gate, Truncation
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("is_mixed", [False, True])

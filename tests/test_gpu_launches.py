@@ -27,10 +27,7 @@ from kernel_cases import (
 from specdec.kernels import find_floor, race, sample
 from specdec.kernels.gate import Truncation
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 INPUTS = ["draft_tokens", "draft_probs", "logits", "accept", "resample"]
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="Triton is there on Linux only")
 
-from kernel_cases import assert_floor_near, random_logits, random_truncation
+from kernel_cases import DTYPES, assert_floor_near, random_logits, random_truncation
 
 from specdec.kernels import gate as gates
 from specdec.kernels import triton_floor
@@ -24,7 +24,6 @@ pytestmark = [
     ),
 ]
 SMALL = {"block": 16, "num_warps": 1, "samples": 16, "part": 16, "lag": 2}
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=6)
 rooms = st.sampled_from([1, 8, 64])  # tokens that can be listed

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 import triton
 import triton.language as tl
 from kernel_cases import (
+    DTYPES,
     LARGEST_UNIFORM,
     RULES,
     Case,
@@ -41,7 +42,6 @@ pytestmark = [
     ),
 ]
 SMALL = {"block": 16, "num_warps": 2}
-DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=6)
 

@@ -192,6 +192,12 @@ def pick(values, index, place):
 
 
 @triton.jit
+def add_both(one, two, other_one, other_two):
+    """For `tl.reduce`: two sums at once."""
+    return one + other_one, two + other_two
+
+
+@triton.jit
 def _first_of(rank, value, other_rank, other_value):
     is_first = rank <= other_rank
     return tl.where(is_first, rank, other_rank), tl.where(is_first, value, other_value)

@@ -18,7 +18,7 @@ from specdec.kernels.triton_decide import (
 from specdec.kernels.triton_draw import draw, weigh_tokens
 from specdec.kernels.triton_laws import read_gate
 from specdec.kernels.triton_residual import read_masses, read_order
-from specdec.kernels.triton_rows import pick, pick_law
+from specdec.kernels.triton_rows import add_both, pick, pick_law
 from specdec.types import PAD_TOKEN
 
 PAD = tl.constexpr(PAD_TOKEN)
@@ -35,11 +35,6 @@ class Outcome(NamedTuple):
 @triton.jit
 def _either(one, other):
     return one | other
-
-
-@triton.jit
-def _add_both(one, two, other_one, other_two):
-    return one + other_one, two + other_two
 
 
 @triton.jit
@@ -158,7 +153,7 @@ def settle_tokens(
         is_read = count < num_valid
         left, draft_masses = read_masses(residuals, row, 0, is_read, padded_chunks * warps, False)
         left = left.to(tl.float64)
-        total, mass = tl.reduce((left, draft_masses), 0, _add_both)
+        total, mass = tl.reduce((left, draft_masses), 0, add_both)
         fault |= judge_draft(is_read, mass)
         extra = _draw_left(
             chain, laws, spot, order, left, shares, total, u, padded_chunks, block, warps

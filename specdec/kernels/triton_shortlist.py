@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_laws import INFINITY, LOG2_E, find_ties, from_key, to_key
-from specdec.kernels.triton_rows import Measures
+from specdec.kernels.triton_rows import Measures, add_both
 
 RUN = tl.constexpr(4)  # neighbours that are sampled together, since memory is read in sectors
 GROUP = tl.constexpr(8)  # neighbours that are told by one number of as many bits
@@ -94,11 +94,6 @@ def _read_sample(start, vocab, samples: tl.constexpr):
 
 
 @triton.jit
-def _add(one, two, other_one, other_two):
-    return one + other_one, two + other_two
-
-
-@triton.jit
 def _find_least(key, weight, budget, is_measured):
     """The largest key, in 16 bits, below which the sample surely weighs at most the budget; and by
     how much that weight may be off. If a row is not measured, what is not below weighs at least it.
@@ -110,7 +105,7 @@ def _find_least(key, weight, budget, is_measured):
         low = least + (2**15 >> bit)
         is_in = (key < low) == is_measured
         parts = tl.where(is_in, weight, 0.0), tl.where(is_in, square, 0.0)
-        mass, squares = tl.reduce(parts, 0, _add)
+        mass, squares = tl.reduce(parts, 0, add_both)
         off = WIDTH * tl.sqrt(squares)
         fits = tl.where(is_measured, mass + off <= budget, mass - off >= budget)
         least, error = tl.where(fits, low, least), tl.where(fits, off, error)
