@@ -1,10 +1,10 @@
 """Acceptance length with and without draft laws, and by sampler, on the zoo.
 
-    python benchmarks/draft_laws.py
+    python benchmarks/draft_probs.py
 
 Every cell generates from the same held-out prompts with the same seeds. `laws` tells the sampler
 what law each draft token was drawn from; `no laws` keeps it from it (the tokens are point masses,
-`draft_laws=False`); `argmax` proposes the most likely token, also a point mass. All of these are
+`draft_probs=False`); `argmax` proposes the most likely token, also a point mass. All of these are
 lossless. Figures are acceptance lengths, 1 + accepted tokens per step, with the standard error over
 rows. Nothing here is timed.
 """
@@ -44,7 +44,7 @@ def acceptance(generator, inputs, *, temperature, new_tokens, seeds, laws) -> tu
         inputs["input_ids"],
         inputs["attention_mask"],
         max_new_tokens=new_tokens,
-        draft_laws=laws,
+        draft_probs=laws,
         **options,
     )
     stats = result.stats

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -21,16 +20,18 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.cache import SlotCache
-from specdec.drafters.base import Drafter, NoDrafter, check_state
-from specdec.ledger import Ledger, StepRecord
-from specdec.options import Options
-from specdec.prefill import prefill
-from specdec.processors import process_step
-from specdec.request import GenerateOptions, Request, check_hook
+from specdec.drafters.base import Drafter, NoDrafter
+from specdec.loop.collector import OutputCollector, StepRecord
+from specdec.loop.generation import Generation
+from specdec.loop.outcome import Outcome, PendingOutcome
+from specdec.loop.prefill import prefill
+from specdec.loop.state import SLOT_BUCKET, Signature, StepState
+from specdec.loop.step import Parts, device_step
+from specdec.request import GenerateOptions, Request
+from specdec.request.call import check_hook
+from specdec.request.options import Options
 from specdec.results import GenerationResult
-from specdec.samplers import BlockSampler, Sampler
-from specdec.state import GenerationState, Outcome, PendingOutcome
+from specdec.samplers import BlockSampler, Sampler, Warp
 from specdec.target import Target
 
 
@@ -44,7 +45,11 @@ class SpeculativeGenerator:
             `RejectionSampler()`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
-        keep_storage: keep key/value storage between calls, for calls of equal size.
+        keep_storage: keep the tensors of the last call for the next one, which takes them over if
+            it has the same signature (rows, length, options in use); `release` frees them.
+        steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
+            on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
+            longer. Rows that have ended leave the batch only with 0.
 
     Raises:
         TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit
@@ -69,7 +74,8 @@ class SpeculativeGenerator:
         sampler: Sampler | str = "auto",
         *,
         prefill_chunk_size: int = 2048,
-        keep_storage: bool = False,
+        keep_storage: bool = True,
+        steps_ahead: int | None = None,
     ):
         self.target = target if isinstance(target, Target) else Target(target)
         self.drafter = NoDrafter() if drafter is None else drafter
@@ -81,57 +87,65 @@ class SpeculativeGenerator:
             )
         if not isinstance(self.sampler, Sampler):
             raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
-        if not isinstance(prefill_chunk_size, int) or prefill_chunk_size < 1:
-            raise ValueError(
-                f"prefill_chunk_size must be an integer >= 1, got {prefill_chunk_size!r}"
-            )
+        _check_count("prefill_chunk_size", prefill_chunk_size, 1)
+        if steps_ahead is None:
+            steps_ahead = int(self.target.device.type == "cuda")
+        _check_count("steps_ahead", steps_ahead, 0)
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.prefill_chunk_size = prefill_chunk_size
         self.keep_storage = keep_storage
-        self._kept: tuple[SlotCache, Any] | None = None
-        # A GPU works on the next step while the host reads the last one; a CPU would only wait.
-        self._steps_ahead = int(self.target.device.type == "cuda")
+        self.steps_ahead = steps_ahead
+        # Appending and popping are atomic, so two threads never get the same tensors.
+        self._idle_states: deque[StepState] = deque(maxlen=1)
 
     @torch.inference_mode()
-    def step(self, state: GenerationState) -> Outcome:
+    def step(self, generation: Generation) -> Outcome:
         """One step for every row. Nothing in it waits for the device (logits processors do).
 
-        Whoever steps by hand and reads lengths may tell the state with `state.bound(longest)`, so
-        that the next step attends over no more slots than it needs.
+        Between steps `generation.synchronize()` may be called, so that the next ones attend over no
+        more slots than they need.
 
         Args:
-            state: from `start`; updated in place.
+            generation: from `start`; updated in place.
 
         Returns:
-            What happened, still on the device: inference tensors, to be cloned for autograd.
+            What happened, still on the device: inference tensors, to be cloned for autograd. Its
+            `faults` are 0 where drafter and sampler kept their contracts.
 
         Raises:
-            ValueError: the drafter proposed another number of tokens than its K.
+            ValueError: another generator started the generation, or the drafter proposed another
+                number of tokens than it was asked for.
         """
-        noise = state.noise.at(state.cache.lengths, self.drafter.num_draft_tokens + 1)
-        told = noise if state.options.draft_laws else noise.without_laws()
-        draft = self.drafter.propose(state.context, state.drafter_state, state.warp, told)
-        if draft.tokens.shape[1] != self.drafter.num_draft_tokens:
+        if generation.owner is not self:
             raise ValueError(
-                f"{type(self.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row, "
-                f"its num_draft_tokens is {self.drafter.num_draft_tokens}; use num_valid for fewer"
+                "this generation was started by another generator; step it with that one"
             )
-        if not state.options.draft_laws:  # a drafter may have laws that no noise told
-            draft = replace(draft, probs=None)
-        output = self.target.verify(state.cache, state.books.anchor, draft, longest=state.longest)
-        logits = process_step(state, draft, output.logits)
-        verdict = self.sampler(draft, logits, state.warp, noise)
-        return state.commit(draft, verdict, logits, output.features)
+        outcome = device_step(
+            Parts(self.target, self.drafter, self.sampler),
+            generation.state,
+            num_attended=generation.num_attended,
+            edit_logits=generation.edit_logits,
+        )
+        generation.count_step()
+        return outcome
+
+    def release(self) -> None:
+        """Frees the tensors that are kept for the next call."""
+        self._idle_states.clear()
+
+    def __getstate__(self) -> dict:
+        """Tensors that are kept for the next call are no part of a pickled generator."""
+        return {**vars(self), "_idle_states": deque(maxlen=1)}
 
     def start(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         **options: Unpack[GenerateOptions],
-    ) -> GenerationState:
-        """Reads the prompts and returns the state that `step` advances.
+    ) -> Generation:
+        """Reads the prompts and returns the generation that `step` advances.
 
         Args:
             input_ids: `[B, T]` prompts, padded left or right.
@@ -159,8 +173,8 @@ class SpeculativeGenerator:
             A record per step, in order.
         """
         request = Request.read(self.target, input_ids, attention_mask, options)
-        state = self._begin(request)
-        return self._run(state, self._open_ledger(state, request))
+        generation = self._begin(request)
+        return self._run(generation, OutputCollector(generation))
 
     def generate(
         self,
@@ -231,68 +245,61 @@ class SpeculativeGenerator:
     def _generate(
         self, request: Request, *, streamer: BaseStreamer | None = None, trace: bool = False
     ) -> GenerationResult:
-        state = self._begin(request)
-        ledger = self._open_ledger(state, request, streamer)
-        for _ in self._run(state, ledger):
+        generation = self._begin(request)
+        collector = OutputCollector(generation, streamer)
+        for _ in self._run(generation, collector):
             pass
-        return ledger.result(trace=trace)
-
-    def _open_ledger(
-        self, state: GenerationState, request: Request, streamer: BaseStreamer | None = None
-    ) -> Ledger:
-        return Ledger(
-            state,
-            seeds=request.seeds,
-            num_draft_tokens=self.drafter.num_draft_tokens,
-            streamer=streamer,
-        )
+        return collector.result(trace=trace)
 
     @torch.inference_mode()
-    def _begin(self, request: Request) -> GenerationState:
-        rows, num_draft_tokens = len(request.prompts.lengths), self.drafter.num_draft_tokens
-        room = request.options.max_length - request.prompts.padded.shape[1]
-        cache, drafter_state = self._storage(
-            rows, max(request.prompts.lengths) + room + num_draft_tokens + 1
-        )
-        state = GenerationState.begin(
-            request.prompts,
-            request.options,
-            seeds=request.seeds,
-            noise_type=self.sampler.noise_type,
-            cache=cache,
-            drafter_state=drafter_state,
+    def _begin(self, request: Request) -> Generation:
+        state = self._state_for(request)
+        state.load(request)
+        parts = Parts(self.target, self.drafter, self.sampler)
+        prefill(parts, state, request.prompts, self.prefill_chunk_size)
+        return Generation(self, request, state)
+
+    def _state_for(self, request: Request) -> StepState:
+        """Tensors for a call: those of an earlier one if they are idle and fit, else new ones."""
+        signature = self._signature(request)
+        idle = self._idle_states.pop() if self._idle_states else None
+        if idle is not None and idle.signature == signature:
+            return idle
+        del idle  # before as much is allocated again
+        return StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
+
+    def _signature(self, request: Request) -> Signature:
+        lengths, room = request.prompts.lengths, request.max_new_tokens
+        # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
+        num_draft_tokens = max(0, min(self.drafter.num_draft_tokens, room - 1))
+        num_slots = max(lengths) + room + num_draft_tokens + 1
+        options = request.options
+        return Signature(
+            batch_size=len(lengths),
             num_draft_tokens=num_draft_tokens,
-            vocab_size=self.target.vocab_size,
-            feature_width=self.target.feature_width,
-            feature_dtype=self.target.dtype,
+            num_slots=-(-num_slots // SLOT_BUCKET) * SLOT_BUCKET,
+            warp=Warp(len(lengths), **options.warp).signature,
+            wants_probs=options.draft_probs and self.sampler.uses_draft_probs,
+            sampler=type(self.sampler).__name__,
+            dtype=self.target.dtype,
         )
-        prefill(self.target, self.drafter, state, self.prefill_chunk_size)
-        return state
 
-    def _storage(self, rows: int, num_slots: int) -> tuple[SlotCache, Any]:
-        """Empty storage: that of the last call if it was kept and fits, else new."""
-        (kept, drafter_state), self._kept = self._kept or (None, None), None
-        if kept is not None and (kept.num_rows, kept.num_slots) == (rows, num_slots):
-            kept.reset()
-            drafter_state.reset()
-            return kept, drafter_state
-        target = self.target
-        drafter_state = self.drafter.init_state(
-            rows, num_slots, vocab_size=target.vocab_size, device=target.device
-        )
-        return target.init_cache(rows, num_slots), check_state(self.drafter, drafter_state)
-
-    def _run(self, state: GenerationState, ledger: Ledger) -> Iterator[StepRecord]:
-        """Steps until the ledger is complete; on a GPU the host reads one step late."""
-        width, storage = self.drafter.num_draft_tokens + 1, (state.cache, state.drafter_state)
+    def _run(self, generation: Generation, collector: OutputCollector) -> Iterator[StepRecord]:
+        """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
         unread: deque[PendingOutcome] = deque()
-        while not ledger.is_done:
-            unread.append(self.step(state).fetch())
-            if len(unread) > self._steps_ahead:
-                record = ledger.read(unread.popleft())
-                if not unread:  # on a GPU there always is a step under way
-                    state.drop_ended()
-                state.bound(ledger.longest + width * len(unread))
+        width = generation.state.signature.num_draft_tokens + 1
+        while not collector.is_done:
+            unread.append(self.step(generation).fetch())
+            if len(unread) > self.steps_ahead:
+                record = collector.read(unread.popleft())
+                if not unread:  # with steps ahead there always is one under way
+                    generation.drop_ended()
+                generation.note_longest(collector.longest + width * len(unread))
                 yield record
         if self.keep_storage:
-            self._kept = storage
+            self._idle_states.append(generation.whole)
+
+
+def _check_count(name: str, value: int, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

@@ -15,14 +15,24 @@ PAD_TOKEN = -1
 
 
 class Fault(IntFlag):
-    """What a sampler may find wrong with its inputs; read by the host before a token is emitted."""
+    """What a step may find wrong with its inputs, on the device and without waiting; read by the
+    host before a token of the step is emitted.
+    """
 
     TARGET_LOGITS = 1
     """NaN or infinity among the target's logits, or all of them -inf."""
-    DRAFT_LAW = 2
-    """A draft law that does not sum to 1."""
+    DRAFT_PROBS = 2
+    """Draft probabilities that are negative or do not sum to 1."""
     DRAFT_TOKEN = 4
-    """A draft token that its own law gives no probability."""
+    """A draft token that its own probabilities rule out."""
+    DRAFT_ID = 8
+    """A draft token outside the target's vocabulary."""
+    NUM_VALID = 16
+    """A number of valid draft tokens outside 0..K."""
+    NUM_ACCEPTED = 32
+    """A number of accepted tokens outside 0..num_valid."""
+    EMITTED_ID = 64
+    """An emitted token outside the target's vocabulary."""
 
 
 def _expect(name: str, tensor: Tensor, *shape: int) -> None:
@@ -46,8 +56,8 @@ class Context:
         num_new: `[B]` int64, how many of the N new tokens are valid in each row. During prefill it
             is -1 in a row that ended before the chunk: there not even the anchor belongs to the
             row.
-        longest: the host's upper bound of `num_committed` over the rows, so that nobody has to ask
-            the device how many slots matter.
+        num_attended: how many slots the step attends over, known to the host: all that any row
+            has committed, and K + 1 more.
 
     Raises:
         ValueError: shapes disagree.
@@ -57,7 +67,7 @@ class Context:
     features: Tensor | None
     start: Tensor
     num_new: Tensor
-    longest: int
+    num_attended: int
 
     def __post_init__(self):
         rows, width = self.tokens.shape
@@ -74,13 +84,13 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What a drafter proposes: tokens, and the law that each was drawn from.
+    """What a drafter proposes: tokens, and the probabilities that each was drawn from.
 
     Args:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
         probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the
-            law from which `tokens[b, i]` was actually drawn. `None` means a deterministic proposal,
-            a point mass.
+            distribution from which `tokens[b, i]` was actually drawn. `None` means a deterministic
+            proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: reserved for trees; `None` is a chain.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec import Drafter, ModelDrafter, NoDrafter
+from specdec.samplers import Drawing, draw_by_inversion
 from specdec.types import Draft
 
 
@@ -22,6 +23,11 @@ def perturbed(model: PreTrainedModel, *, seed: int = 9, scale: float = 0.1) -> P
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.add_(scale * parameter.std() * noise.to(parameter))
     return other
+
+
+def drawing(drafter: Drafter, warp, noise, *, rule=draw_by_inversion, wants_probs=True) -> Drawing:
+    """What a step tells a drafter, all of its tokens being wanted."""
+    return Drawing(drafter.num_draft_tokens, warp, noise, rule, wants_probs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +63,9 @@ class WrongDrafter(Drafter):
     def prefill(self, context, state) -> None:
         self._right.prefill(context, state)
 
-    def propose(self, context, state, warp, noise) -> Draft:
+    def propose(self, context, state, drawing) -> Draft:
         """One beside the truth at every position."""
-        draft = self._right.propose(context, state, warp, noise)
+        draft = self._right.propose(context, state, drawing)
         return Draft((draft.tokens + 1) % state.vocab_size, None, draft.num_valid)
 
 
@@ -86,7 +92,7 @@ class ConstantDrafter(NoDrafter):
         self.token = token
         self.num_draft_tokens = num_draft_tokens
 
-    def propose(self, context, state, warp, noise) -> Draft:
+    def propose(self, context, state, drawing) -> Draft:
         """The token, K times, as a point mass."""
         rows = len(context.start)
-        return Draft(torch.full((rows, self.num_draft_tokens), self.token))
+        return Draft(torch.full((rows, drawing.num_draft_tokens), self.token))

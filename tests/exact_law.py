@@ -18,7 +18,7 @@ from specdec.certify.paths import Paths
 from specdec.certify.races import find_races, wrong_winners
 from specdec.certify.worlds import Worlds, random_weights
 from specdec.certify.worlds import random_worlds as draw_worlds
-from specdec.samplers import CoupledNoise
+from specdec.samplers import draw_by_race
 from specdec.types import Verdict
 
 __all__ = [
@@ -80,7 +80,7 @@ def assert_lossless(
     """The sampler's law is the target's, and it does what its law was read from."""
     generator = torch.Generator().manual_seed(seed)
     if is_race is None:
-        is_race = issubclass(sampler.noise_type, CoupledNoise)
+        is_race = sampler.draw_draft is draw_by_race
     if is_race:
         races = find_races(sampler, worlds)
         assert not len(wrong_winners(sampler, races, generator))

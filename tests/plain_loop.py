@@ -22,9 +22,9 @@ class PlainLoop:
         self.num_new = [min(len(row) - 1, 1) for row in self.rows]
 
     @property
-    def longest(self):
-        """The host's bound of the longest row."""
-        return max(map(len, self.rows)) + self.slack
+    def num_attended(self):
+        """The host's bound of the slots that a step may use."""
+        return max(map(len, self.rows)) + self.width - 1 + self.slack
 
     def _window(self, starts, width):
         """Tokens of `starts[b] + 0..width` of each row; garbage behind a row's end."""
@@ -51,14 +51,15 @@ class PlainLoop:
         """What the next proposal gets."""
         starts = [len(row) - 1 - new for row, new in zip(self.rows, self.num_new, strict=True)]
         window = self._window(starts, self.width)
-        return Context(window, None, torch.tensor(starts), torch.tensor(self.num_new), self.longest)
+        num_new = torch.tensor(self.num_new)
+        return Context(window, None, torch.tensor(starts), num_new, self.num_attended)
 
     def context_from_scratch(self):
         """The same text as one context that starts at position 0."""
         starts = [0] * len(self.rows)
-        window = self._window(starts, self.longest - 1)
+        window = self._window(starts, max(map(len, self.rows)) - 1)
         num_new = torch.tensor([len(row) - 1 for row in self.rows])
-        return Context(window, None, torch.tensor(starts), num_new, self.longest)
+        return Context(window, None, torch.tensor(starts), num_new, self.num_attended)
 
     def commit(self, new):
         """Appends new tokens to each row."""

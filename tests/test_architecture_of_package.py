@@ -1,134 +1,85 @@
-"""The import arrows of the design: which part of the package may know which.
-
-A sampler never sees a model, a drafter never sees acceptance, the target never sees a drafter, and
-`types` and `graphs` know nothing of the rest. Imports are read with `ast`, also inside functions.
-"""
+"""The house: every import goes down the floors, and public parts say what they are."""
 
 import ast
-import sys
 from pathlib import Path
 
 import pytest
 
 import specdec
 
-ROOT = Path(specdec.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
-MAX_LINES = 300
-
-# Part -> parts of ours that it may import, besides itself.
-ARROWS = {
-    "types": set(),
-    "graphs": set(),
-    "kernels": {"types"},
-    "samplers": {"types", "kernels"},
-    "cache": {"types"},
-    "attention": {"cache"},
-    "features": set(),
-    "slot_model": {"types", "cache", "attention", "features"},
-    "target": {"types", "cache", "attention", "features", "slot_model"},
-    "drafters": {
-        "types",
-        "cache",
-        "attention",
-        "kernels",
-        "samplers",
-        "features",
-        "slot_model",
-    },
-    "certify": {"types", "kernels", "samplers", "generator"},
-}
-# Part -> libraries that it may import, besides Python's own.
-LIBRARIES = {
-    "types": {"torch"},
-    "graphs": {"torch"},
-    "kernels": {"torch", "triton"},
-    "samplers": {"torch"},
-    "certify": {"torch", "transformers"},
-}
+PACKAGE = Path(specdec.__file__).parent
+FLOORS = [
+    {"types", "results", "graphs"},
+    {"kernels"},
+    {"target"},
+    {"samplers"},
+    {"request", "heads"},
+    {"checkpoints"},
+    {"drafters"},
+    {"loop"},
+    {"generator"},
+    {"evaluation"},
+    {"inspection", "certify", "training"},
+    {"zoo"},
+    {"cli"},
+]
+"""From the ground up; rooms of one floor do not know each other."""
+ENTRANCES = {"__init__", "__main__"}
+FILES = sorted(PACKAGE.rglob("*.py"))
 
 
-def imported(source, module):
-    """Full names of everything that a module's source imports; `module` resolves relative ones."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            package = module.split(".")[: -node.level] if node.level else []
-            base = ".".join([*package, *([node.module] if node.module else [])])
-            yield from (f"{base}.{alias.name}" for alias in node.names)
+def floor_of(room: str) -> int:
+    return next(level for level, rooms in enumerate(FLOORS) if room in rooms)
 
 
-def module_of(path):
-    """`specdec.samplers.warp`, or `specdec.samplers.__init__` for a package."""
-    return ".".join(["specdec", *path.relative_to(ROOT).with_suffix("").parts])
+def room_of(file: Path) -> str:
+    return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
-def files_of(part):
-    return [path for path in FILES if module_of(path).split(".")[1] == part]
+def imports_of(file: Path) -> list[tuple[int, str]]:
+    """Line and room of every import of ours, those inside functions included."""
+    found = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            names = [node.module]
+            if node.module == "specdec":
+                names = [f"specdec.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        found += [(node.lineno, n.split(".")[1]) for n in names if n.startswith("specdec.")]
+    return found
 
 
-def parts_and_libraries(part):
-    """What the files of a part import: parts of ours, and top-level names of others."""
-    names = []
-    for path in files_of(part):
-        names += imported(path.read_text(), module_of(path))
-    ours = {f"{name}.everything".split(".")[1] for name in names if name.startswith("specdec")}
-    others = {name.split(".")[0] for name in names if not name.startswith("specdec")}
-    return ours - {part}, others - sys.stdlib_module_names
+def test_every_room_has_a_floor():
+    rooms = {room_of(file) for file in FILES} - ENTRANCES
+    assert rooms == set.union(*FLOORS)
 
 
-@pytest.mark.parametrize("part", ARROWS)
-def test_a_part_imports_only_the_parts_that_it_may_know(part):
-    assert files_of(part)
-    assert parts_and_libraries(part)[0] <= ARROWS[part]
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_import_goes_down(file):
+    room = room_of(file)
+    if room in ENTRANCES:
+        return
+    for line, other in imports_of(file):
+        if other != room:
+            assert floor_of(other) < floor_of(room), f"{file}:{line} imports {other}"
 
 
-@pytest.mark.parametrize("part", LIBRARIES)
-def test_a_part_imports_only_the_libraries_that_it_needs(part):
-    assert parts_and_libraries(part)[1] <= LIBRARIES[part]
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
+def test_every_file_and_public_part_says_what_it_is(file):
+    tree = ast.parse(file.read_text())
+    assert ast.get_docstring(tree), f"{file} has no docstring"
+    parts = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    parts += [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for part in parts:
+        if not part.name.startswith("_"):
+            assert ast.get_docstring(part), f"{part.name} in {file} has no docstring"
 
 
-def test_only_the_loop_and_its_helpers_know_target_and_drafters():
-    knows_both = set()
-    for path in FILES:
-        names = list(imported(path.read_text(), module_of(path)))
-        if all(
-            any(n.startswith(f"specdec.{part}") for n in names) for part in ("target", "drafters")
-        ):
-            knows_both.add(module_of(path).split(".")[1])
-    assert {"generator"} <= knows_both <= {"__init__", "generator", "prefill", "zoo", "training"}
-
-
-def test_only_the_command_line_and_the_public_names_know_the_certificates():
-    knows = set()
-    for path in FILES:
-        names = imported(path.read_text(), module_of(path))
-        if any(f"{name}.".startswith("specdec.certify.") for name in names):
-            knows.add(module_of(path).split(".")[1])
-    assert knows == {"__init__", "certify", "cli"}
-
-
-def test_imports_are_seen_in_every_form():
-    source = """
-import specdec.target
-from specdec import Target
-from .. import cache
-from ..drafters import model
-from .noise import Noise
-def late():
-    from transformers import AutoModel
-"""
-    assert list(imported(source, "specdec.samplers.rejection")) == [
-        "specdec.target",
-        "specdec.Target",
-        "specdec.cache",
-        "specdec.drafters.model",
-        "specdec.samplers.noise.Noise",
-        "transformers.AutoModel",
-    ]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_too_long_to_read_at_a_sitting(path):
-    assert len(path.read_text().splitlines()) <= MAX_LINES
+def test_an_import_that_goes_up_would_be_seen(tmp_path):
+    file = tmp_path / "guilty.py"
+    file.write_text(
+        "def late():\n    from specdec.zoo import load_target\n    import specdec.cli\n"
+    )
+    assert imports_of(file) == [(2, "zoo"), (3, "cli")]

@@ -14,7 +14,8 @@ from drafting import ragged_prompts, to_right_padding
 from eagle_heads import head_for, informed
 from eagle_oracle import VOCAB as ORACLE_VOCAB
 from eagle_oracle import oracle_drafter, oracle_target
-from test_sampling_runs import ALPHA, TARGET, p_values_of_texts, sample, tiny
+from state_tensors import addresses
+from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import EagleDrafter, SpeculativeGenerator
 from specdec.samplers import CouplingSampler
@@ -171,8 +172,8 @@ class Misled(EagleDrafter):
     def prefill(self, context, state):
         super().prefill(self.tamper(context), state)
 
-    def propose(self, context, state, warp, noise):
-        return super().propose(self.tamper(context), state, warp, noise)
+    def propose(self, context, state, drawing):
+        return super().propose(self.tamper(context), state, drawing)
 
 
 TAMPERING = {
@@ -215,12 +216,11 @@ def test_a_target_in_half_precision_takes_a_head_in_float32():
 
 def test_storage_does_not_grow_and_does_not_move():
     generator = SpeculativeGenerator(LLAMA, DRAFTERS["eagle3"])
-    state = generator.start(IDS, MASK, max_new_tokens=50, eos_token_id=None)
-    cache = state.drafter_state.cache
-    before = [buffer.data_ptr() for buffer in (*cache.keys.values(), *cache.values.values())]
-    size = cache.size_bytes
+    generation = generator.start(IDS, MASK, max_new_tokens=50, eos_token_id=None)
+    before = addresses(generation.state.drafter_state)
+    size = generation.state.drafter_state.cache.size_bytes
     for _ in range(60):  # rows end on the way
-        generator.step(state)
-    assert bool((state.books.remaining == 0).all())
-    assert [b.data_ptr() for b in (*cache.keys.values(), *cache.values.values())] == before
-    assert cache.size_bytes == size
+        generator.step(generation)
+    assert bool(generation.has_ended.all())
+    assert addresses(generation.state.drafter_state) == before
+    assert generation.state.drafter_state.cache.size_bytes == size

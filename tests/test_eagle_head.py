@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import build
+from drafting import drawing
 from eagle_heads import (
     EAGLE1,
     EAGLE3,
@@ -155,7 +156,10 @@ def test_a_drafter_of_no_tokens_proposes_none():
     loop = FeatureLoop([[1, 2, 3], [4]], 0, features_for(drafter.config, 2, 30, 0))
     loop.prefill(drafter, state, 8)
     step = Noise([0, 1]).at(torch.tensor([2, 0]), 1)
-    assert drafter.propose(loop.context(), state, Warp(2), step).tokens.shape == (2, 0)
+    assert drafter.propose(loop.context(), state, drawing(drafter, Warp(2), step)).tokens.shape == (
+        2,
+        0,
+    )
 
 
 MISFITS = {
@@ -197,7 +201,7 @@ def test_a_context_without_features_or_with_others_is_refused():
     state = drafter.init_state(1, 30, vocab_size=VOCAB, device=CPU)
     tokens, start, new = torch.tensor([[1, 2]]), torch.tensor([0]), torch.tensor([1])
     for features, message in ((None, "brings none"), (torch.zeros(1, 1, 32), "48 in all.*32 wide")):
-        context = Context(tokens, features, start, new, longest=2)
+        context = Context(tokens, features, start, new, num_attended=2)
         with pytest.raises(ValueError, match=message):
             drafter.prefill(context, state)
 

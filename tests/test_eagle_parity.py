@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import build
-from drafting import ragged_prompts
+from drafting import drawing, ragged_prompts
 from eagle_heads import (
     EAGLE3,
     VOCAB,
@@ -104,7 +104,7 @@ def drive(config, head, target, seed, *, width=3, chunk_size=4, dtype=torch.floa
     for _ in range(4):
         recorder.clear()
         step = noise.at(torch.tensor([len(row) - 1 for row in loop.rows]), width + 1)
-        draft = drafter.propose(loop.context(), state, Warp(rows), step)
+        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(rows), step))
         for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
             assert int(draft.num_valid[b]) == (width if count else 0)
             if count:

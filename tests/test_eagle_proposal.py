@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import ragged_prompts
+from drafting import drawing, ragged_prompts
 from eagle_heads import VOCAB as SMALL_VOCAB
 from eagle_heads import FeatureLoop, features_for, head_for, informed, random_drafter
 from hypothesis import given, settings
@@ -21,6 +21,7 @@ from specdec import EagleDrafter, SpeculativeGenerator
 from specdec.graphs import no_host_sync
 from specdec.kernels import draw
 from specdec.samplers import Noise, Stream, Warp
+from specdec.target.cache import round_up
 from specdec.types import Context
 
 CPU = torch.device("cpu")
@@ -38,7 +39,7 @@ def propose(drafter, loop, state, gate, *, context=None):
     starts = torch.tensor([len(row) - 1 for row in loop.rows])
     step = Noise(list(range(rows))).at(starts, loop.width)
     context = loop.context() if context is None else context
-    return drafter.propose(context, state, Warp(rows, **gate), step), step
+    return drafter.propose(context, state, drawing(drafter, Warp(rows, **gate), step)), step
 
 
 def started(name, num_draft_tokens, **options):
@@ -83,7 +84,8 @@ def test_a_state_built_up_in_blocks_proposes_what_a_fresh_one_would(
     loop.prefill(drafter, state, chunk_size)
     for _ in range(4):
         draft, step = propose(drafter, loop, state, gate)
-        scratch = loop.context_from_scratch() if loop.longest > 1 else loop.context()
+        is_long = max(map(len, loop.rows)) > 1
+        scratch = loop.context_from_scratch() if is_long else loop.context()
         expected, _ = propose(drafter, loop, fresh(), gate, context=scratch)
         is_new = torch.tensor(loop.num_new) > 0
         expected = replace(expected, num_valid=expected.num_valid * is_new)  # it has ended since
@@ -100,7 +102,9 @@ def test_a_state_built_up_in_blocks_proposes_what_a_fresh_one_would(
         starts = torch.tensor([len(row) - 1 for row in few.rows])
         noise = Noise(rows).at(starts, width + 1)
         kept = copy.deepcopy(state).keep(rows)
-        picked = drafter.propose(few.context(), kept, Warp(len(rows), **gate), noise)
+        picked = drafter.propose(
+            few.context(), kept, drawing(drafter, Warp(len(rows), **gate), noise)
+        )
         assert picked.tokens[picked.num_valid > 0].equal(draft.tokens[rows][picked.num_valid > 0])
         tokens = draft.tokens.tolist()
         new = [[*tokens[b][: integer(0, width)], integer(0, SMALL_VOCAB - 1)] for b in range(3)]
@@ -156,9 +160,9 @@ def test_tokens_drawn_many_times_match_the_laws_that_come_with_them(case):
     features = features_for(drafter.config, 1, 3, 4).expand(rows, -1, -1)
     text = torch.tensor([[5, 17, 3, 8]]).expand(rows, -1)
     start = torch.zeros(rows, dtype=torch.long)
-    context = Context(text, features, start, start + 3, longest=4)
+    context = Context(text, features, start, start + 3, num_attended=4)
     step = Noise(list(range(rows))).at(start + 3, 3)
-    draft = drafter.propose(context, state, Warp(rows, **gate), step)
+    draft = drafter.propose(context, state, drawing(drafter, Warp(rows, **gate), step))
     assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
     if name == "fewer ids":
         impossible = torch.ones(SMALL_VOCAB, dtype=torch.bool)
@@ -219,13 +223,14 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
     options = {"max_new_tokens": 30, "eos_token_id": None, "do_sample": True, "seed": 5}
     clean, poisoned = (generator.start(IDS, MASK, **options) for _ in range(2))
     for _ in range(5):
-        cache = poisoned.drafter_state.cache
-        is_unknown = torch.arange(poisoned.features.shape[1]) >= poisoned.books.num_new[:, None]
-        poisoned.features[is_unknown] = torch.nan
+        state = poisoned.state
+        cache = state.drafter_state.cache
+        is_unknown = torch.arange(state.features.shape[1]) >= state.buffer.num_new[:, None]
+        state.features[is_unknown] = torch.nan
         is_behind = torch.arange(poisoned.tokens.shape[1]) >= poisoned.lengths[:, None]
         poisoned.tokens[is_behind] = 10**9
-        reach = poisoned.longest + generator.drafter.num_draft_tokens - 2
-        num_read = poisoned.cache.lengths - poisoned.books.num_new  # not written again
+        reach = round_up(poisoned.num_attended)
+        num_read = state.buffer.lengths - state.buffer.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
         for buffer in buffers:
@@ -249,10 +254,9 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
 def test_a_step_runs_without_waiting_and_always_in_the_same_shapes(kind, gate):
     generator = SpeculativeGenerator(LLAMA, EagleDrafter(HEADS[kind], LLAMA, 3))
     state = generator.start(IDS, MASK, max_new_tokens=40, eos_token_id=None, **gate)
-    cap = state.tokens.shape[1] - generator.drafter.num_draft_tokens - 1
     steps = []
     for _ in range(3):
-        state.longest = cap
+        state.note_longest(10**9)
         with no_host_sync() as seen:
             generator.step(state)
         steps.append(seen.shapes)

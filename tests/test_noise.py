@@ -3,6 +3,8 @@
 Statistical checks have a false-alarm rate of 1e-9 each, and a negative control that fails them.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.samplers import Noise, StepNoise, Stream, ZeroNoise, philox
+from specdec.samplers import Noise, Stream, philox
 
 ALPHA = 1e-9
 WORD = 2**32
@@ -162,14 +164,14 @@ def test_no_step_of_a_generation_uses_the_noise_of_an_earlier_step():
     state = generator.start(
         *ragged_prompts(VOCAB, 1, 6, 3), max_new_tokens=30, do_sample=True, seed=[4, 5, 6]
     )
-    noise, starts = state.noise, []
+    noise, starts = state.state.noise, []
 
     class Recorder:
         def at(self, start, width):
             starts.append(start.tolist())
             return noise.at(start, width)
 
-    state.noise = Recorder()
+    state.state = replace(state.state, noise=Recorder())
     while not bool(state.has_ended.any()):
         generator.step(state)
     assert len(starts) > 5
@@ -183,17 +185,17 @@ def test_a_seed_out_of_range_is_refused_with_its_row(seed):
         Noise([0, seed])
 
 
-def test_zero_noise_is_zero_in_every_stream():
-    step = ZeroNoise(2, 3).at(torch.tensor([5, 9]), 3)
-    assert isinstance(step, StepNoise)
+def test_noise_that_takes_over_seeds_gives_their_numbers():
+    starts = torch.tensor([5, 9])
+    noise, other = Noise([0, 0]), Noise([11, 2**64 - 1])
+    noise.load(other)
     for stream in Stream:
-        assert step.uniform(stream).tolist() == [[0.0] * 3] * 2
+        assert torch.equal(noise.at(starts, 3).uniform(stream), other.at(starts, 3).uniform(stream))
 
 
-@pytest.mark.parametrize("kind", ["drawn", "zero"])
-def test_kept_rows_keep_their_draws(kind):
+def test_kept_rows_keep_their_draws():
     starts, rows = torch.tensor([5, 9, 2, 7]), [3, 1]
-    noise = Noise([11, 2**64 - 1, 0, 8]) if kind == "drawn" else ZeroNoise(4, 3)
+    noise = Noise([11, 2**64 - 1, 0, 8])
     whole = [noise.at(starts, 3).uniform(stream)[rows] for stream in Stream]
     step = noise.keep(rows).at(starts[rows], 3)
     for stream, expected in zip(Stream, whole, strict=True):

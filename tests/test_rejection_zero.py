@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec.kernels import draw, verify_chain, verify_points
-from specdec.samplers import Noise, RejectionSampler, StepNoise, Stream, Warp
+from specdec.samplers import Noise, RejectionSampler, ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 ENDS = st.sampled_from([0.0, 2.0**-52, LARGEST_UNIFORM])
@@ -78,7 +78,7 @@ def test_a_draft_law_equal_to_the_target_is_always_accepted(vocab, width, seed):
     probs = warp(logits)[:, :width]
     tokens = probs.argmax(-1)
     uniforms = torch.full((3, len(Stream), width + 1), LARGEST_UNIFORM, dtype=torch.float64)
-    verdict = RejectionSampler()(Draft(tokens, probs), logits, warp, StepNoise(uniforms))
+    verdict = RejectionSampler()(Draft(tokens, probs), logits, warp, ScriptedNoise(uniforms))
     assert verdict.num_accepted.tolist() == [width] * 3
     assert bool(verdict.is_bonus.all())
 
@@ -100,7 +100,7 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, 
 
 
 @given(st.integers(2, 5), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
-def test_draft_laws_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
+def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
     worlds, target = uniform_drafts(vocab, width, seed)
     broken = torch.arange(width) % 2 == seed % 2
 
@@ -121,7 +121,9 @@ def test_a_greedy_batch_decides_as_the_rule_does_with_one_hot_laws(vocab, width,
     num_valid = torch.randint(0, width + 1, (4,), generator=generator) if is_ragged else None
     uniforms = torch.rand(4, len(Stream), width + 1, generator=generator, dtype=torch.float64)
     warp = Warp(4, temperature=0)
-    verdict = RejectionSampler()(Draft(tokens, None, num_valid), logits, warp, StepNoise(uniforms))
+    verdict = RejectionSampler()(
+        Draft(tokens, None, num_valid), logits, warp, ScriptedNoise(uniforms)
+    )
     expected = verify_chain(
         tokens, None, num_valid, warp(logits), uniforms[:, Stream.ACCEPT, :width], uniforms[:, 0, 0]
     )
@@ -135,7 +137,7 @@ def test_target_logits_that_are_nan_give_a_token_of_the_vocabulary():
         Draft(torch.tensor([[1, 2], [3, 0]]), torch.full((2, 2, 4), 0.25)),
         torch.full((2, 3, 4), float("nan")),
         Warp(2, temperature=[1.0, 0.0], top_p=0.9),
-        StepNoise(uniforms),
+        ScriptedNoise(uniforms),
     )
     assert verdict.tokens[0, 0].item() in range(4)
     assert verdict.tokens.max().item() < 4
@@ -157,7 +159,7 @@ THREE_TOKENS = torch.zeros(2, 3, dtype=torch.long)
     ],
 )
 def test_a_draft_that_does_not_fit_the_logits_is_refused(draft, shape, named):
-    noise = StepNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
+    noise = ScriptedNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
     with pytest.raises(ValueError, match=named):
         RejectionSampler()(draft, torch.zeros(shape), Warp(2), noise)
 

@@ -5,22 +5,27 @@ HF's. Streaming shows the same steps, and key/value storage is allocated once pe
 per generator with `keep_storage=True`).
 """
 
-import contextlib
 import json
 
 import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from state_tensors import addresses
 
 from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
     GenerationResult,
     ModelDrafter,
     PromptLookupDrafter,
+    RejectionSampler,
     SpeculativeGenerator,
     Target,
+    TypicalSampler,
 )
-from specdec.graphs import no_host_sync
+from specdec.loop.state import SLOT_BUCKET
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
@@ -31,6 +36,14 @@ DRAFTERS = {
     "lookup": PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
 }
 EOS = 34  # ends one row of three early
+
+SAMPLERS = [
+    BlockSampler(),
+    RejectionSampler(),
+    CouplingSampler(),
+    EnsembleSampler(0.8),
+    TypicalSampler(),
+]
 
 
 @pytest.fixture(params=DRAFTERS, name="drafter")
@@ -180,26 +193,13 @@ def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
         assert text == expected[key].new_tokens.tolist()
 
 
-def pointers(state) -> list[int]:
-    buffers = [*state.cache.keys.values(), *state.cache.values.values()]
-    cache = getattr(state.drafter_state, "cache", None)
-    if cache is not None:
-        buffers += [*cache.keys.values(), *cache.values.values()]
-    return [buffer.data_ptr() for buffer in buffers]
-
-
-def test_keys_and_values_stay_where_they_are_from_step_to_step(drafter):
+def test_keys_and_values_take_the_memory_of_the_longest_text(drafter):
     generator = SpeculativeGenerator(MODEL, drafter)
-    state = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
-    generator.step(state)
-    found, size = pointers(state), state.cache.size_bytes
-    assert len(found) >= 2 * 3
-    for _ in range(5):
-        generator.step(state)
-        assert (pointers(state), state.cache.size_bytes) == (found, size)
-    width = generator.drafter.num_draft_tokens + 1
-    slots = IDS.shape[1] + NUM_NEW + width + 1
-    assert size <= 3 * slots * 2 * 3 * (2 * 8) * 4  # rows, slots, K and V, layers, heads, float32
+    generation = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
+    slots = IDS.shape[1] + NUM_NEW + generator.drafter.num_draft_tokens + 1
+    slots = -(-slots // SLOT_BUCKET) * SLOT_BUCKET + 1
+    size = 3 * slots * 2 * 3 * (2 * 8) * 4  # rows, slots, K and V, layers, heads, float32
+    assert generation.state.cache.size_bytes == size
 
 
 @pytest.mark.parametrize("lengths", [(8, 3, 6), (1, 1, 1)])
@@ -212,7 +212,7 @@ def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(drafter, le
         where.append([keys.data_ptr() for keys in cache.keys.values()])
         return output
 
-    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=True)
+    generator = SpeculativeGenerator(MODEL, drafter)
     options = {"do_sample": True, "temperature": [0.0, 1.0, 1.0], "seed": [1, 2, 3]}
     for seed in range(3):
         ids, mask = ragged_prompts(VOCAB, *lengths, seed=seed)
@@ -230,19 +230,27 @@ def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(drafter, le
     assert generator.generate(IDS[:2], max_new_tokens=4).sequences.equal(other.sequences)
 
 
-def test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step(drafter):
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step_and_from_call_to_call(
+    drafter, sampler
+):
     """A captured step reads and writes the addresses that it was captured with."""
-    generator = SpeculativeGenerator(MODEL, drafter)
-    options = {"max_new_tokens": NUM_NEW, "eos_token_id": EOS, "do_sample": True, "seed": 3}
-    state = generator.start(IDS, MASK, **options)
-
-    def addresses():
-        owners = vars(state) | vars(state.books) | {"cache.lengths": state.cache.lengths}
-        return {name: x.data_ptr() for name, x in owners.items() if isinstance(x, torch.Tensor)}
-
-    found = addresses()
-    assert len(found) >= 8
-    for guard in (contextlib.nullcontext, no_host_sync) * 2:  # with operations, too
-        with guard():
-            generator.step(state)
-        assert addresses() == found
+    generator = SpeculativeGenerator(MODEL, drafter, sampler)
+    options = {"max_new_tokens": NUM_NEW, "eos_token_id": EOS, "do_sample": True}
+    first = generator.start(IDS, MASK, **options, seed=3, temperature=0.7, top_p=0.9)
+    found = addresses(first.state)
+    assert len(found) >= 12
+    for _ in range(4):
+        generator.step(first)
+        assert addresses(first.state) == found
+    signature = first.state.signature
+    del first
+    seen = []
+    for seed in range(2):
+        ids, mask = ragged_prompts(VOCAB, 4, 8, 2, seed=seed)
+        sampling = {"seed": [seed, 5, 6], "temperature": 0.9 + seed / 2, "top_p": 0.5}
+        generator.generate(ids, mask, **options, **sampling)
+        (state,) = generator._idle_states
+        assert state.signature == signature
+        seen.append(addresses(state))
+    assert seen[0] == seen[1]

@@ -24,15 +24,15 @@ from warpers import gates
 
 from specdec.certify.enumeration import find_flips
 from specdec.certify.worlds import GATES, Worlds, gated_law
-from specdec.processors import process_window
+from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,
-    CoupledNoise,
     CouplingSampler,
     EnsembleSampler,
     RejectionSampler,
     TypicalSampler,
     Warp,
+    draw_by_race,
 )
 from specdec.types import PAD_TOKEN, Draft
 
@@ -127,7 +127,7 @@ def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind
             processed[key] = draft, window
         return sampler(draft, processed[key][1], warp, noise)
 
-    is_race = sampler.noise_type is CoupledNoise
+    is_race = sampler.draw_draft is draw_by_race
     assert_lossless(with_processors, replace(worlds, target=target), 0, is_race=is_race)
     assert any(
         not torch.allclose(a.softmax(-1), b) for a, b in zip(worlds.logits, target, strict=True)

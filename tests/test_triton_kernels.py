@@ -157,7 +157,7 @@ def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
         assert torch.equal(count, broken.defined(rule)[1])
         expected = broken.defined(rule)[2]
         if rule == "chain":  # one law of each row is read in full, that of the rejected token
-            expected = expected.where(count < 2, expected & ~int(Fault.DRAFT_LAW))
+            expected = expected.where(count < 2, expected & ~int(Fault.DRAFT_PROBS))
         assert torch.equal(faults, expected)
         return [count.tolist(), faults.tolist()]
 
@@ -174,7 +174,7 @@ def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
         return
     broken = case()
     broken.draft_probs *= 1.01
-    assert decided_on(broken)[1].count(Fault.DRAFT_LAW) == 3 - counts.count(2) * (rule == "chain")
+    assert decided_on(broken)[1].count(Fault.DRAFT_PROBS) == 3 - counts.count(2) * (rule == "chain")
     broken = case()
     broken.draft_probs.scatter_(2, broken.draft_tokens[..., None], 0.0)
     broken.draft_probs /= broken.draft_probs.sum(-1, keepdim=True)

@@ -8,6 +8,7 @@ recomputed straight without a cache, once as `EagleDrafter` itself when it draft
 import pytest
 import torch
 from architectures import VOCAB, build
+from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, head_for
 from eagle_oracle import oracle_drafter, oracle_target
 from eagle_reference import draft_outputs
@@ -104,7 +105,7 @@ def test_the_steps_behind_a_text_have_the_laws_that_the_drafter_draws_from(name)
     state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 4)
     noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), num_steps + 1)
-    draft = drafter.propose(loop.context(), state, Warp(3), noise)
+    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
     ids = torch.cat([prompts, draft.tokens], dim=1)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
     steps = TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features)

@@ -10,12 +10,15 @@ from specdec.certify.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.foreign import ForeignSampler
 from specdec.certify.races import find_races, wrong_winners
 from specdec.certify.worlds import Worlds, standard_worlds
-from specdec.samplers import CoupledNoise, Sampler
+from specdec.samplers import Sampler, draw_by_race
 
 Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 24), (4, 2, 18), (2, 3, 12), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 """(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
+
+MOST_CELLS = 10**6
+"""Worlds x texts x patterns of uniforms; some minutes of work."""
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -99,19 +102,38 @@ def certify_sampler(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: another dtype.
+        ValueError: another dtype, or sizes too large to enumerate.
     """
     if dtype not in TOLERANCE:
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
     name = sampler.name if isinstance(sampler, ForeignSampler) else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
     sizes = sizes or (FOREIGN_SIZES if isinstance(sampler, ForeignSampler) else SIZES)
-    is_race = issubclass(sampler.noise_type, CoupledNoise)
+    for vocab, num_draft_tokens, num_worlds in sizes:
+        _check_size(vocab, num_draft_tokens, num_worlds)
+    is_race = sampler.draw_draft is draw_by_race
     examine = _examine_race if is_race else _examine_chances
     for worlds in progress(list(standard_worlds(sizes, dtype=dtype))):
         report.num_worlds += len(worlds)
         examine(sampler, worlds, report, device)
     return report
+
+
+def _check_size(vocab: int, num_draft_tokens: int, num_worlds: int) -> None:
+    """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
+    pattern of accepting uniforms a row.
+    """
+    if vocab < 2 or num_draft_tokens < 0 or num_worlds < 1:
+        raise ValueError(
+            "sizes are (vocabulary >= 2, draft tokens >= 0, worlds >= 1), got "
+            f"{(vocab, num_draft_tokens, num_worlds)}"
+        )
+    cells = vocab ** (num_draft_tokens + 1) * 2**num_draft_tokens * num_worlds
+    if cells > MOST_CELLS:
+        raise ValueError(
+            f"{num_worlds} worlds of {vocab} ids and {num_draft_tokens} draft tokens have "
+            f"{cells:.3g} cells to enumerate; the most is {MOST_CELLS:.0e}"
+        )
 
 
 def _examine_chances(

@@ -1,7 +1,7 @@
 """Whether a generation ever uses a random number twice."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,13 +71,14 @@ def audit_noise(
     """
     ids, mask = padded(prompts, generator.target.device)
     seeds = list(range(len(prompts)))
-    state = generator.start(
+    generation = generator.start(
         ids, mask, max_new_tokens=num, do_sample=True, seed=seeds, **ENDLESS, **sampling
     )
-    state.noise = _Recorder(state.noise, lambda: ~state.has_ended)
-    while not bool(state.has_ended.all()):
-        generator.step(state)
-        state.bound(int(state.lengths.max()))
-    draws = torch.cat(state.noise.draws)
+    recorder = _Recorder(generation.state.noise, lambda: ~generation.has_ended)
+    generation.state = replace(generation.state, noise=recorder)
+    while not bool(generation.has_ended.all()):
+        generator.step(generation)
+        generation.synchronize()
+    draws = torch.cat(recorder.draws)
     outside = ~((draws >= 0) & (draws < 1))
     return NoiseAudit(len(draws), len(draws) - len(draws.unique()), int(outside.sum()))

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from specdec.certify.worlds import Worlds
-from specdec.samplers import StepNoise, Stream, Warp
+from specdec.samplers import ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
-Decide = Callable[[Draft, Tensor, Warp, StepNoise], Verdict]
+Decide = Callable[[Draft, Tensor, Warp, ScriptedNoise], Verdict]
 """A sampler."""
 
 
@@ -94,7 +94,7 @@ class Paths:
             uniforms = torch.full(shape, torch.nan, dtype=torch.float64)
             uniforms[:, Stream.ACCEPT, :-1] = accept
             uniforms[:, Stream.RESAMPLE, 0] = resample
-            verdict = decide(draft, logits, warp, StepNoise(uniforms.to(self.device)))
+            verdict = decide(draft, logits, warp, ScriptedNoise(uniforms.to(self.device)))
             return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
 
         return run

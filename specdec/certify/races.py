@@ -1,5 +1,5 @@
 """The exact law of samplers that draw by a race: the least `E_v / weight_v` wins, where `E_v` are
-independent Exp(1) variables that drafter and target share (`CoupledNoise`).
+independent Exp(1) variables that drafter and target share (`StepNoise.race`).
 
 The exponentials are scripted. At every place that a drafted path reaches, and for every pair of
 tokens a, b, the ratio `t_ab = E_a / E_b` up to which a beats b is bisected. Because the least of
@@ -21,28 +21,10 @@ from torch import Tensor
 from specdec.certify.enumeration import bisect
 from specdec.certify.paths import Decide, Paths
 from specdec.certify.worlds import Worlds
-from specdec.kernels import first_arrival
-from specdec.samplers.noise import CoupledStepNoise
-from specdec.samplers.warp import Warp
+from specdec.samplers import ScriptedNoise
 from specdec.types import PAD_TOKEN, Verdict
 
 _EARLY, _LATE = 1e-9, 1e9
-
-
-class ScriptedRace(CoupledStepNoise):
-    """Coupled noise whose exponentials are given.
-
-    Args:
-        exponentials: `[B, K + 1, V]` of the positions behind the anchor.
-    """
-
-    def __init__(self, exponentials: Tensor):
-        self._exponentials = exponentials
-
-    def race(self, logits: Tensor, warp: Warp, index: int = 0) -> Tensor:
-        """As `CoupledStepNoise.race`."""
-        window = self._exponentials[:, index : index + logits.shape[1]]
-        return first_arrival(warp(logits), window)
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +99,8 @@ def _runner(decide: Decide, paths: Paths, rows: Tensor) -> Callable[[Tensor], Ve
     draft, logits, warp = paths.inputs(rows)
 
     def run(exponentials: Tensor) -> Verdict:
-        verdict = decide(draft, logits, warp, ScriptedRace(exponentials.to(paths.device)))
+        noise = ScriptedNoise(exponentials=exponentials.to(paths.device))
+        verdict = decide(draft, logits, warp, noise)
         return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
 
     return run

@@ -9,7 +9,7 @@ from specdec.certify.law_test import LawTest, run_law_tests
 from specdec.certify.noise_audit import NoiseAudit, audit_noise
 from specdec.certify.text_audit import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
-from specdec.samplers import CoupledNoise
+from specdec.samplers import draw_by_race
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def certify_generator(
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
     sampling = {"temperature": temperature, "top_k": top_k}
-    is_coupled = issubclass(generator.sampler.noise_type, CoupledNoise)
+    is_coupled = generator.sampler.draw_draft is draw_by_race
     audit = audit_coupled_text if is_coupled else audit_noise
     drafter, sampler = type(generator.drafter).__name__, type(generator.sampler).__name__
     num_draft_tokens = generator.drafter.num_draft_tokens

@@ -109,7 +109,7 @@ def audit_coupled_text(
     def decide(logits: Tensor, prompt: int, position: int) -> int:
         noise = generator.sampler.noise_type([prompt], device=logits.device)
         start = torch.tensor([position - 1], device=logits.device)
-        return noise.at(start, width=1).race(logits[None, None], warp).item()
+        return noise.at(start, width=1).race(logits[None, None], warp, 0).item()
 
     options = {"do_sample": True, "seed": list(range(len(prompts))), **sampling}
     return _audit("coupled", generator, plain, prompts, decide, num, options)

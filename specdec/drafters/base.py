@@ -6,9 +6,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from specdec.features import FeatureLayer
-from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
+from specdec.samplers.drawing import Drawing
+from specdec.target.features import FeatureLayer
 from specdec.types import Context, Draft
 
 
@@ -21,7 +20,7 @@ class DrafterState(Protocol):
         """
 
     def reset(self) -> None:
-        """Forgets everything and keeps the storage."""
+        """Makes the state, and its storage, ready for other texts."""
 
 
 class Drafter(nn.Module, ABC):
@@ -33,7 +32,7 @@ class Drafter(nn.Module, ABC):
     never survives.
 
     Attributes:
-        num_draft_tokens: K, tokens per proposal.
+        num_draft_tokens: K, the most tokens that a proposal may have.
         feature_layers: which target features the context must carry (boundaries or `"final"`).
     """
 
@@ -60,17 +59,18 @@ class Drafter(nn.Module, ABC):
         """Reads verified tokens without drafting; called on consecutive chunks of the prompt."""
 
     @abstractmethod
-    def propose(self, context: Context, state: Any, warp: Warp, noise: StepNoise) -> Draft:
-        """Brings the state up to date with `context` and drafts K tokens behind it.
+    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
+        """Brings the state up to date with `context` and drafts K tokens after it.
 
         Args:
             context: at most K + 1 newly committed tokens per row.
             state: this drafter's, updated in place.
-            warp: the target's gate from logits to probabilities, which drafts go through as well.
-            noise: the step's draws; drafts use the stream `PROPOSE`.
+            drawing: K of this step, which may be smaller than `num_draft_tokens`, and how tokens
+                are to be drawn. Most drafters hand it to their `Proposal`.
 
         Returns:
-            Tokens and the laws they were drawn from, over the target's vocabulary.
+            K tokens per row and the probabilities that they were drawn from, over the target's
+            vocabulary; `None` in their place for a deterministic proposal.
         """
 
 
@@ -123,6 +123,6 @@ class NoDrafter(Drafter):
     def prefill(self, context: Context, state: NoState) -> None:
         """There is nothing to read."""
 
-    def propose(self, context: Context, state: NoState, warp: Warp, noise: StepNoise) -> Draft:
+    def propose(self, context: Context, state: NoState, drawing: Drawing) -> Draft:
         """An empty draft."""
         return Draft(context.tokens[:, :0])

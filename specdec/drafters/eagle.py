@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.cache import SlotCache
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.checkpoints import Layout, ReadingOptions, read_checkpoint, save_head
 from specdec.drafters.eagle_head import EagleHead
@@ -23,8 +22,8 @@ from specdec.drafters.eagle_target import HoldsModel, borrow, check_vocabulary, 
 from specdec.drafters.layers import SlotPasses
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.rotary import rotary_table
-from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
+from specdec.samplers.drawing import Drawing
+from specdec.target.cache import KeyValueShape, SlotCache
 from specdec.types import Context, Draft
 
 
@@ -45,7 +44,7 @@ class EagleState:
         return replace(self, cache=self.cache.keep(rows))
 
     def reset(self) -> None:
-        """Forgets everything and keeps the storage."""
+        """Empties the slots."""
         self.cache.reset()
 
 
@@ -160,9 +159,12 @@ class EagleDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> EagleState:
         """Key/value storage for `max_length` tokens per row."""
-        cache = SlotCache(batch_size, max_length, device=device)
-        dtype, places = self.head.dtype, max_length + 1
-        return EagleState(cache, rotary_table(self.config, places, dtype=dtype, device=device))
+        config, dtype = self.config, self.head.dtype
+        width = config.head_dim
+        shape = KeyValueShape(config.num_kv_heads, width, width, dtype, device)
+        cache = SlotCache(batch_size, max_length, dict.fromkeys(range(config.num_layers), shape))
+        table = rotary_table(config, cache.num_slots + 1, dtype=dtype, device=device)
+        return EagleState(cache, table)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
@@ -180,16 +182,16 @@ class EagleDrafter(Drafter):
         """Reads the new tokens beside their features."""
         self._extend(context, state, num_later=0)
 
-    def propose(self, context: Context, state: EagleState, warp: Warp, noise: StepNoise) -> Draft:
+    def propose(self, context: Context, state: EagleState, drawing: Drawing) -> Draft:
         """K passes of the head; a row without any new token proposes nothing."""
-        num_draft_tokens = self.num_draft_tokens
+        num_draft_tokens = drawing.num_draft_tokens
         if num_draft_tokens == 0:
             return Draft(context.tokens[:, :0])
         passes, out = self._extend(context, state, num_later=num_draft_tokens - 1)
         num_read = out.shape[1]
         last = (context.num_new - 1).clamp(min=0)[:, None, None]
         out = out.gather(1, last.expand(-1, 1, out.shape[2]))  # [B, 1, H]
-        drafting = self.proposal.begin(num_draft_tokens, warp, noise)
+        drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
             if i > 0:
                 angles, attend = passes.open(num_read + i - 1, 1)
@@ -220,7 +222,8 @@ class EagleDrafter(Drafter):
                 "brings none"
             )
         cache, count = state.cache, context.features.shape[1]
-        num_new, offsets = context.num_new[:, None], cache.offsets
+        num_new = context.num_new[:, None]
+        offsets = torch.arange(max(context.tokens.shape[1], num_later), device=num_new.device)
         start = context.start[:, None]
         is_new = offsets[:count] < num_new  # [B, N]
         slots = torch.where(is_new, start + offsets[:count], cache.trash)
@@ -230,7 +233,6 @@ class EagleDrafter(Drafter):
         # Behind a row's end there may be anything. It goes to the trash slot, which nobody reads.
         tokens = torch.where(is_new, context.tokens[:, 1:], 0)
         hidden = self.head.fuse(context.features)
-        reach = max(context.longest - 1 + num_later, 1)
-        passes = SlotPasses(cache, slots, reach=reach, table=state.angles)
+        passes = SlotPasses(cache, slots, num_attended=context.num_attended, table=state.angles)
         angles, attend = passes.open(0, count)
         return passes, self.head(self.embed(tokens), hidden, angles, attend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from specdec.features import FeatureLayer
+from specdec.target.features import FeatureLayer
 
 
 @dataclass(frozen=True)

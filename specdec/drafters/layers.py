@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from specdec.attention import window_mask
-from specdec.cache import SlotCache, Window
 from specdec.drafters.eagle_config import EagleConfig
 from specdec.drafters.rotary import rotate
+from specdec.target.attention import window_mask
+from specdec.target.cache import SlotCache
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, N, D]`) -> `[B, N, Hq, D]`. Queries
@@ -152,21 +152,18 @@ def attend_causally(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Te
 
 
 class SlotPasses:
-    """Consecutive passes over the windows of a `SlotCache`, planned together: one mask and one look
-    into the table of angles serve all of them.
+    """Consecutive passes over the windows of a `SlotCache`, planned together.
 
     Args:
         cache: the rows' storage.
         slots: `[B, M]` int64, slots (= positions) of all tokens, pass after pass; the cache's
             `trash` slot for tokens to forget.
-        reach: host upper bound of the largest real slot, plus 1.
+        num_attended: host upper bound of the largest real slot, plus 1.
         table: `[S + 1, 2 D]`, see `rotary_table`.
     """
 
-    def __init__(self, cache: SlotCache, slots: Tensor, *, reach: int, table: Tensor):
-        self._cache, self._slots, self._reach = cache, slots, reach
-        window = Window(slots, min(reach, cache.num_slots))
-        self._mask = window_mask(window, None, table.dtype, slots.device)  # [B, 1, M, reach]
+    def __init__(self, cache: SlotCache, slots: Tensor, *, num_attended: int, table: Tensor):
+        self._cache, self._slots, self._num_attended = cache, slots, num_attended
         self._angles = F.embedding(slots, table)[:, :, None]  # [B, M, 1, 2 D]
 
     def open(self, first: int, count: int) -> tuple[Tensor, Attend]:
@@ -180,12 +177,12 @@ class SlotPasses:
             Angles `[B, count, 1, 2 D]`, and the attention that writes the pass's keys and values
             into its slots and reads all that each of its tokens may see.
         """
-        cache, mask = self._cache, self._mask.narrow(2, first, count)
-        cache.open_window(self._slots.narrow(1, first, count), reach=self._reach)
+        cache, slots = self._cache, self._slots.narrow(1, first, count)
+        window = cache.open_window(slots, num_attended=self._num_attended)
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = cache.update(key, value, layer)
-            is_grouped = query.shape[1] != key.shape[1]
+            mask, is_grouped = window_mask(window, None, query), query.shape[1] != key.shape[1]
             return F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, enable_gqa=is_grouped
             ).transpose(1, 2)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_num_draft_tokens
-from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
+from specdec.samplers.drawing import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft, keep_rows
 
 
@@ -30,8 +29,8 @@ class PromptLookupDrafter(Drafter):
     """Finds the longest n-gram that ends the text and occurred before, and proposes what followed
     it then.
 
-    Among the occurrences of the longest matching n-gram, one that has K tokens behind it is
-    preferred, and of those the latest. A row proposes fewer than K tokens when the text behind its
+    Among the occurrences of the longest matching n-gram, one that has K tokens after it is
+    preferred, and of those the latest. A row proposes fewer than K tokens when the text after its
     match is shorter, and none without a match. The proposal is deterministic: a point mass.
 
     Args:
@@ -46,8 +45,8 @@ class PromptLookupDrafter(Drafter):
         >>> drafter = PromptLookupDrafter(num_draft_tokens=2)
         >>> state = drafter.init_state(1, 16, vocab_size=10, device=torch.device("cpu"))
         >>> text = torch.tensor([[5, 6, 7, 8, 5, 6]])
-        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([5]), longest=6)
-        >>> drafter.propose(context, state, None, None).tokens
+        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([5]), num_attended=6)
+        >>> drafter.propose(context, state, Drawing(2, None, None, None)).tokens
         tensor([[7, 8]])
 
     Reference: A. Saxena, "Prompt Lookup Decoding" (2023),
@@ -57,6 +56,9 @@ class PromptLookupDrafter(Drafter):
     def __init__(self, num_draft_tokens: int = 8, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        for name, value in (("min_ngram", min_ngram), ("max_ngram", max_ngram)):
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be an integer, got {value!r}")
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(
                 f"expected 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, "
@@ -83,21 +85,20 @@ class PromptLookupDrafter(Drafter):
         places = torch.where(is_real, context.start[:, None] + offsets, trash)
         state.tokens.scatter_(1, places, context.tokens)
 
-    def propose(
-        self, context: Context, state: PromptLookupState, warp: Warp, noise: StepNoise
-    ) -> Draft:
+    def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:
         """Looks the end of the text up in the text."""
         self.prefill(context, state)
         length = context.num_committed[:, None]
-        text = state.tokens[:, : context.longest]  # [B, T]
+        num_draft_tokens = drawing.num_draft_tokens
+        text = state.tokens[:, : context.num_attended]  # [B, T]
         matched = self._matched(text, length)
         ends = torch.arange(text.shape[1], device=text.device)  # position of a match's last token
-        follow = (length - 1 - ends).clamp(0, self.num_draft_tokens)  # tokens known behind it
-        # Longest match first, then the most tokens behind it, then the latest.
-        score = (matched * (self.num_draft_tokens + 1) + follow) * text.shape[1] + ends
+        follow = (length - 1 - ends).clamp(0, num_draft_tokens)  # tokens known after it
+        # Longest match first, then the most tokens after it, then the latest.
+        score = (matched * (num_draft_tokens + 1) + follow) * text.shape[1] + ends
         found, best = torch.where((matched >= self.min_ngram) & (follow > 0), score, -1).max(dim=1)
         num_valid = torch.where(found >= 0, follow.gather(1, best[:, None])[:, 0], 0)
-        steps = torch.arange(self.num_draft_tokens, device=text.device)
+        steps = torch.arange(num_draft_tokens, device=text.device)
         source = (best[:, None] + 1 + steps).clamp(max=text.shape[1] - 1)
         tokens = torch.where(steps < num_valid[:, None], text.gather(1, source), PAD_TOKEN)
         return Draft(tokens, None, num_valid)
@@ -105,10 +106,9 @@ class PromptLookupDrafter(Drafter):
     def _matched(self, text: Tensor, length: Tensor) -> Tensor:
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
         matched = torch.zeros_like(text)
-        for n in range(self.max_ngram):
-            wanted = text.gather(
-                1, (length - 1 - n).clamp(min=0)
-            )  # [B, 1], n-th token from the end
+        for n in range(min(self.max_ngram, text.shape[1])):
+            nth_last = (length - 1 - n).clamp(min=0)
+            wanted = text.gather(1, nth_last)  # [B, 1]
             shifted = torch.nn.functional.pad(text, (n, 0), value=PAD_TOKEN)[:, : text.shape[1]]
             is_equal = (shifted == wanted) & (shifted != PAD_TOKEN) & (length > n)
             matched = matched + (is_equal & (matched == n))

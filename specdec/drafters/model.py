@@ -7,12 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.cache import SlotCache
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.samplers.noise import StepNoise
-from specdec.samplers.warp import Warp
-from specdec.slot_model import SlotModel
+from specdec.samplers.drawing import Drawing
+from specdec.target.cache import SlotCache
+from specdec.target.hf_model import SlotModel
 from specdec.types import Context, Draft
 
 MAX_VOCAB_PADDING = 1024
@@ -35,7 +34,7 @@ class ModelDrafterState:
         return replace(self, cache=self.cache.keep(rows))
 
     def reset(self) -> None:
-        """Forgets everything and keeps the storage."""
+        """Empties the slots."""
         self.cache.reset()
 
 
@@ -51,9 +50,10 @@ class ModelDrafter(Drafter):
         model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
             the target's by padding only: surplus logits are cut, missing ones have probability 0.
         num_draft_tokens: K.
-        proposal: `"sample"` draws draft tokens and tells their laws; `"argmax"` proposes the most
-            likely tokens, point masses.
-        draft_temperature: of the draft law where the target samples; `None` is the target's own.
+        proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
+            the most likely tokens, point masses.
+        draft_temperature: of the draft distribution where the target samples; `None` is the
+            target's own.
 
     Raises:
         TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0, or
@@ -102,9 +102,8 @@ class ModelDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> ModelDrafterState:
         """Key/value storage for `max_length` tokens per row."""
-        cache = SlotCache(batch_size, max_length, device=device)
-        offsets = torch.arange(-1, 1, device=device)
-        return ModelDrafterState(cache, vocab_size, offsets)
+        cache = self._slot_model.init_cache(batch_size, max_length)
+        return ModelDrafterState(cache, vocab_size, torch.arange(-1, 1, device=device))
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the anchor and the new tokens."""
@@ -113,30 +112,29 @@ class ModelDrafter(Drafter):
         slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
         tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         self._slot_model.forward(
-            tokens, state.cache, slots, reach=context.longest, logits_to_keep=1
+            tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
         )
 
-    def propose(
-        self, context: Context, state: ModelDrafterState, warp: Warp, noise: StepNoise
-    ) -> Draft:
+    def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
-        if self.num_draft_tokens == 0:
+        num_draft_tokens = drawing.num_draft_tokens
+        if num_draft_tokens == 0:
             return Draft(context.tokens[:, :0])
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
-        # reads its anchor twice at the same place.
+        # reads its anchor twice at the same position.
         pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         tokens = self._readable(context.tokens.gather(1, pair), state)  # [B, 2]
         positions = context.start[:, None] + pair
         last = positions[:, 1:]  # [B, 1], of the last committed token
-        drafting = self.proposal.begin(self.num_draft_tokens, warp, noise)
-        for i in range(self.num_draft_tokens):
+        drafting = self.proposal.begin(drawing)
+        for i in range(num_draft_tokens):
             slots = self._slots(state.cache, last + i if i else positions)
             logits, _ = self._slot_model.forward(
-                tokens, state.cache, slots, reach=context.longest + i, logits_to_keep=1
+                tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
             )
             logits = _fit(logits, state.vocab_size)
             tokens = self._readable(drafting.draw(logits), state)  # [B, 1]
-        return drafting.end(self._num_valid(state.cache, last))
+        return drafting.end(self._num_valid(state.cache, last, num_draft_tokens))
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
         """Ids that the draft model has an embedding for; padding ids may lie beyond."""
@@ -157,11 +155,11 @@ class ModelDrafter(Drafter):
             is_real = inside if is_real is None else is_real & inside
         return positions if is_real is None else torch.where(is_real, positions, cache.trash)
 
-    def _num_valid(self, cache: SlotCache, last: Tensor) -> Tensor | None:
+    def _num_valid(self, cache: SlotCache, last: Tensor, num_draft_tokens: int) -> Tensor | None:
         limit = self._ends_within(cache)
         if limit is None:
             return None
-        return (limit - last[:, 0]).clamp(0, self.num_draft_tokens)
+        return (limit - last[:, 0]).clamp(0, num_draft_tokens)
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:

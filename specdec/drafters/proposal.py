@@ -1,7 +1,7 @@
-"""`Proposal`: how a drafter's logits become draft tokens, and the law that the sampler is told.
+"""`Proposal`: how a drafter's logits become draft tokens and the probabilities that come with them.
 
-Both come out of one call, so that tokens and law cannot disagree, and each law is written where the
-draft keeps it.
+Both come out of one call, so that they cannot disagree, and the probabilities of each token are
+written where the draft keeps them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.samplers.noise import StepNoise
+from specdec.samplers.drawing import Drawing
 from specdec.samplers.warp import Warp
 from specdec.types import Draft
 
@@ -25,10 +25,10 @@ class Proposal:
     """Shared by all drafters that have logits.
 
     Args:
-        kind: `"sample"` draws each draft token from the drafter's law and tells the sampler that
-            law; `"argmax"` proposes the most likely token, a point mass.
-        temperature: of the drafter's law where the target samples; `None` is the target's own. The
-            truncations (top-k, top-p, min-p) are the target's in any case.
+        kind: `"sample"` draws each draft token from the drafter's distribution and returns that
+            distribution; `"argmax"` proposes the most likely token, a point mass.
+        temperature: of the drafter's distribution where the target samples; `None` is the target's
+            own. The truncations (top-k, top-p, min-p) are the target's in any case.
 
     Raises:
         ValueError: another kind, or a temperature that is not positive.
@@ -55,74 +55,56 @@ class Proposal:
         if self.kind == "argmax":
             raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
 
-    def gate(self, warp: Warp) -> Warp:
-        """The gate of the drafter's logits, given that of the target's."""
-        if self.temperature is None or warp.is_greedy:
-            return warp
-        return warp.at_temperature(self.temperature)
+    def warp(self, of_target: Warp) -> Warp:
+        """From the drafter's logits to its probabilities, given the target's warp."""
+        if self.temperature is None or of_target.is_greedy:
+            return of_target
+        return of_target.at_temperature(self.temperature)
 
-    def begin(self, num_draft_tokens: int, warp: Warp, noise: StepNoise) -> Drafting:
-        """A draft of K tokens, none of which is drawn yet.
-
-        Args:
-            num_draft_tokens: K.
-            warp: the target's gate.
-            noise: the step's draws.
-        """
-        return Drafting(self, num_draft_tokens, warp, noise)
+    def begin(self, drawing: Drawing) -> Drafting:
+        """A draft of K tokens, none of which is drawn yet."""
+        return Drafting(self, drawing)
 
 
 class Drafting:
-    """A draft in the making: tokens are drawn place after place, their laws written into one table.
+    """A draft in the making: token after token, the probabilities written into one table.
 
     Args:
-        proposal: how.
-        num_draft_tokens: K.
-        warp: the target's gate.
-        noise: the step's draws.
+        proposal: of the drafter.
+        drawing: of the step.
 
     Attributes:
-        tokens: of the places that are drawn, `[B, 1]` each.
+        tokens: drawn so far, `[B, 1]` each.
 
     Example:
-        >>> from specdec.samplers import Noise
+        >>> from specdec.samplers import Noise, draw_by_inversion
         >>> noise = Noise([7]).at(torch.tensor([0]), width=3)
-        >>> drafting = Proposal().begin(2, Warp(1), noise)
+        >>> drafting = Proposal().begin(Drawing(2, Warp(1), noise, draw_by_inversion))
         >>> tokens = [drafting.draw(torch.zeros(1, 1, 9)) for _ in range(2)]
         >>> drafting.end().probs.shape
         torch.Size([1, 2, 9])
     """
 
-    def __init__(self, proposal: Proposal, num_draft_tokens: int, warp: Warp, noise: StepNoise):
-        self._draws = proposal.kind == "sample"
-        self._gate, self._noise = proposal.gate(warp), noise
-        self._has_laws = self._draws and noise.tells_laws and not self._gate.is_greedy
-        self._count, self._laws = num_draft_tokens, None
+    def __init__(self, proposal: Proposal, drawing: Drawing):
+        self._drawing, self._warp = drawing, proposal.warp(drawing.warp)
+        self._samples = proposal.kind == "sample"
+        self._probs: Tensor | None = None
         self.tokens: list[Tensor] = []
 
     def draw(self, logits: Tensor) -> Tensor:
-        """Tokens `[B, 1]` of the next place.
+        """The next token `[B, 1]` of every row.
 
         Args:
             logits: `[B, 1, V]` over the target's vocabulary.
-
-        Raises:
-            TypeError: the noise told a law that is not the one that the draft keeps.
         """
-        place, into = len(self.tokens), None
-        if self._has_laws:
-            if self._laws is None:
-                dtype = torch.promote_types(logits.dtype, torch.float32)
-                shape = len(logits), self._count, logits.shape[-1]
-                self._laws = logits.new_empty(shape, dtype=dtype)
-            into = self._laws[:, place : place + 1]
-        if self._draws:
-            tokens, law = self._noise.propose(logits, self._gate, place, into)
-            if law is not into:
-                raise TypeError(
-                    f"{type(self._noise).__name__}.propose told a law of its own; it must fill the "
-                    "table `into` and return it, or have tells_laws = False and return None"
-                )
+        index, drawing = len(self.tokens), self._drawing
+        if self._samples:
+            wants_probs = drawing.wants_probs and not self._warp.is_greedy
+            out = self._row(index, logits) if wants_probs else None
+            options = {"wants_probs": wants_probs, "out": out}
+            tokens, probs = drawing.rule(logits, self._warp, drawing.noise, index, **options)
+            if probs is None:
+                self._probs = None
         else:
             tokens = logits.argmax(dim=-1)
         self.tokens.append(tokens)
@@ -134,4 +116,12 @@ class Drafting:
         Args:
             num_valid: `[B]`, how many of them each row proposes; `None` for all.
         """
-        return Draft(torch.cat(self.tokens, dim=1), self._laws, num_valid)
+        return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid)
+
+    def _row(self, index: int, logits: Tensor) -> Tensor:
+        """Where the probabilities `[B, 1, V]` of a token are kept."""
+        if self._probs is None:
+            dtype = torch.promote_types(logits.dtype, torch.float32)
+            shape = len(logits), self._drawing.num_draft_tokens, logits.shape[-1]
+            self._probs = logits.new_empty(shape, dtype=dtype)
+        return self._probs[:, index : index + 1]

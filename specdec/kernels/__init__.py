@@ -1,11 +1,9 @@
-"""Operations and their definitions in plain PyTorch (`reference`, `gate`, `philox`, `books`)."""
+"""Operations and their definitions in plain PyTorch (`reference`, `gate`, `philox`)."""
 
-from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
 from specdec.kernels.ops import (
     choose,
     find_floor,
-    open_books,
     race,
     sample,
     verify_blocks,
@@ -24,7 +22,6 @@ from specdec.kernels.reference import (
 )
 
 __all__ = [
-    "Books",
     "Floor",
     "Gate",
     "Truncation",
@@ -34,7 +31,6 @@ __all__ = [
     "find_faults",
     "find_floor",
     "first_arrival",
-    "open_books",
     "philox",
     "race",
     "sample",

@@ -8,9 +8,8 @@ Legend: B rows, K draft tokens, N places of a window, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import cpu, host, reference
+from specdec.kernels import cpu, reference
 from specdec.kernels import gate as gates
-from specdec.kernels.books import Books
 from specdec.kernels.gate import Floor, Gate, Truncation
 
 Decision = tuple[Tensor, Tensor, Tensor]
@@ -81,7 +80,7 @@ def verify_tokens(
     resample_uniforms: Tensor,
 ) -> Decision:
     """`reference.verify_chain` on the target's logits `[B, K + 1, V]`, and what is wrong with the
-    inputs. On a GPU `Fault.DRAFT_LAW` is judged by the law of each row's rejected token only, the
+    inputs. On a GPU `Fault.DRAFT_PROBS` is judged by the law of each row's rejected token only, the
     one that is read in full.
     """
     draft = draft_tokens, draft_probs, num_valid
@@ -122,17 +121,9 @@ def verify_draws(
     """`reference.verify_points` on the target's tokens `[B, K + 1]`, and what is wrong with the
     largest of the logits, `[B, K + 1]`, that they come from.
     """
-    if host.is_at_hand(target_tokens):
-        return host.verify_draws(draft_tokens, num_valid, target_tokens, largest_logits)
     tokens, count = reference.verify_points(draft_tokens, num_valid, target_tokens)
     faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)
     return tokens, count, faults
-
-
-def open_books(text: Tensor, *args, **kwargs) -> Books:
-    """The books of a batch; see `books.Books`."""
-    chosen = host.HostBooks if host.is_at_hand(text) else Books
-    return chosen(text, *args, **kwargs)
 
 
 def _has_kernel(logits: Tensor) -> bool:

@@ -206,11 +206,12 @@ def find_faults(
     if draft_probs is None:
         return faults
     off = ~((draft_probs.sum(dim=-1) - 1).abs() <= LAW_TOLERANCE)  # NaN is off
+    off = off | (draft_probs.amin(dim=-1) < 0)
     impossible = ~(_at(draft_probs, draft_tokens) > 0)
     if num_valid is not None:
         valid = _is_valid(draft_tokens, num_valid)
         off, impossible = off & valid, impossible & valid
-    faults = faults + off.any(dim=1) * int(Fault.DRAFT_LAW)
+    faults = faults + off.any(dim=1) * int(Fault.DRAFT_PROBS)
     return faults + impossible.any(dim=1) * int(Fault.DRAFT_TOKEN)
 
 

@@ -16,7 +16,7 @@ from specdec.kernels.triton_rows import combine, pick, weigh
 from specdec.types import Fault
 
 TARGET_LOGITS = tl.constexpr(int(Fault.TARGET_LOGITS))
-DRAFT_LAW = tl.constexpr(int(Fault.DRAFT_LAW))
+DRAFT_PROBS = tl.constexpr(int(Fault.DRAFT_PROBS))
 DRAFT_TOKEN = tl.constexpr(int(Fault.DRAFT_TOKEN))
 
 
@@ -127,7 +127,7 @@ def judge_draft(is_read, mass):
     """The fault if a draft law that is read has another mass than 1; its tolerance is the
     definition's.
     """
-    return (is_read & ((tl.abs(mass - 1) <= 1e-3) == 0)).to(tl.int64) * DRAFT_LAW  # NaN too
+    return (is_read & ((tl.abs(mass - 1) <= 1e-3) == 0)).to(tl.int64) * DRAFT_PROBS  # NaN too
 
 
 @triton.jit

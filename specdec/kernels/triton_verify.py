@@ -33,7 +33,7 @@ def verify(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `ops.verify_blocks` if `by_block`, else as `ops.verify_tokens`.
 
-    One difference: token by token, `Fault.DRAFT_LAW` is judged by the one law of each row that is
+    One difference: token by token, `Fault.DRAFT_PROBS` is judged by the one law of each row that is
     read in full, that of the rejected token.
 
     Args:

@@ -4,24 +4,27 @@ from specdec.kernels import philox
 from specdec.samplers.base import Sampler
 from specdec.samplers.block import BlockSampler
 from specdec.samplers.coupling import CouplingSampler
+from specdec.samplers.drawing import Drawing, draw_by_inversion, draw_by_race
 from specdec.samplers.ensemble import EnsembleSampler
-from specdec.samplers.noise import CoupledNoise, Noise, StepNoise, Stream, ZeroNoise
+from specdec.samplers.noise import Noise, ScriptedNoise, StepNoise, Stream
 from specdec.samplers.rejection import RejectionSampler
 from specdec.samplers.typical import TypicalSampler
 from specdec.samplers.warp import Warp
 
 __all__ = [
     "BlockSampler",
-    "CoupledNoise",
     "CouplingSampler",
+    "Drawing",
     "EnsembleSampler",
     "Noise",
     "RejectionSampler",
     "Sampler",
+    "ScriptedNoise",
     "StepNoise",
     "Stream",
     "TypicalSampler",
     "Warp",
-    "ZeroNoise",
+    "draw_by_inversion",
+    "draw_by_race",
     "philox",
 ]

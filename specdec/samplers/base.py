@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from specdec.kernels import verify_draws
+from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -19,10 +20,14 @@ class Sampler(nn.Module, ABC):
 
     Attributes:
         lossless: the output has exactly the target's law, whatever is drafted.
-        noise_type: the kind of randomness it needs; drafters draw from the same.
+        draw_draft: how draft tokens have to be drawn.
+        uses_draft_probs: draft probabilities are of use to it.
+        noise_type: where its random numbers come from.
     """
 
     lossless: bool
+    draw_draft: DrawRule = staticmethod(draw_by_inversion)
+    uses_draft_probs: bool = True
     noise_type: type[Noise] = Noise
 
     def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:

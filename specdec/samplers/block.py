@@ -30,12 +30,17 @@ class BlockSampler(Sampler):
     Example:
         >>> import torch
         >>> from specdec.samplers import BlockSampler, Noise, RejectionSampler, Warp
+        >>> from specdec.samplers import draw_by_inversion
         >>> from specdec.types import Draft
         >>> rows, p, q = 50000, torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])
         >>> noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=3)
         >>> warp, laws = Warp(rows), q.log().expand(rows, 2, 2)
-        >>> tokens, laws = zip(*(noise.propose(laws[:, i : i + 1], warp, i) for i in range(2)))
-        >>> draft = Draft(torch.cat(tokens, 1), torch.cat(laws, 1))
+        >>> draws = [
+        ...     draw_by_inversion(laws[:, i : i + 1], warp, noise, i, wants_probs=True)
+        ...     for i in range(2)
+        ... ]
+        >>> tokens, probs = (torch.cat(parts, dim=1) for parts in zip(*draws))
+        >>> draft = Draft(tokens, probs)
         >>> logits = p.log().expand(rows, 3, 2)
         >>> for sampler in (RejectionSampler(), BlockSampler()):
         ...     mean = sampler(draft, logits, warp, noise).num_accepted.double().mean()

@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from specdec.samplers.base import Sampler, verdict_of_points
-from specdec.samplers.noise import CoupledNoise, CoupledStepNoise
+from specdec.samplers.drawing import draw_by_race
+from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
@@ -13,8 +14,8 @@ class CouplingSampler(Sampler):
 
     Both sides draw by an exponential race (the Gumbel-max trick) whose noise belongs to the seed
     and the position in the text. So the text is that of plain decoding with the same seed, token
-    for token, for every drafter and every K; and similar laws mostly draw the same token: they
-    differ with probability at most 2 TV / (1 + TV), where rejection reaches TV.
+    for token, for every drafter and every K; and similar distributions mostly draw the same token:
+    they differ with probability at most 2 TV / (1 + TV), where rejection reaches TV.
 
     Example:
         >>> from specdec import CouplingSampler, SpeculativeGenerator, zoo
@@ -32,10 +33,10 @@ class CouplingSampler(Sampler):
     """
 
     lossless = True
-    noise_type = CoupledNoise
+    draw_draft = staticmethod(draw_by_race)
+    uses_draft_probs = False
 
-    def decide(
-        self, draft: Draft, target_logits: Tensor, warp: Warp, noise: CoupledStepNoise
-    ) -> Verdict:
-        """Compares draws; the draft's laws play no part."""
-        return verdict_of_points(draft, noise.race(target_logits, warp), target_logits.amax(dim=-1))
+    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """Compares draws."""
+        winners = noise.race(target_logits, warp, index=0)
+        return verdict_of_points(draft, winners, target_logits.amax(dim=-1))

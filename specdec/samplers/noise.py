@@ -1,28 +1,32 @@
-"""Randomness as an argument: counter-based uniforms that depend on a row's own seed and position
+"""Randomness as an argument: counter-based numbers that depend on a row's own seed and position
 only.
 
 Philox turns a counter and a key into 128 random bits without any state. Here the key is the row's
 seed and the counter is (position of the step's anchor, index within the step, stream, 0).
 Consequences:
 
-- A row's draws do not depend on its neighbours, the batch order, the padding or the device.
-- Streams (propose, accept, resample) are different counters, so no draw is ever used for two
+- A row's numbers do not depend on its neighbours, the batch order, the padding or the device.
+- Streams (propose, accept, resample) are different counters, so no number is ever used for two
   purposes.
-- Every step starts at a new position, so no draw is ever used in two steps. (Keying by the position
-  of each *token* would reuse the noise of rejected tokens in the next step; a sampler whose
-  decision at one position looks at later ones would then be biased.)
+- Every step starts at a new position, so no number is ever used in two steps. (Keying by the
+  position of each *token* would reuse the noise of rejected tokens in the next step; a sampler
+  whose decision at one position looks at later ones would then be biased.)
+
+The one exception is the race, in which drafter and target are to draw alike: its numbers belong to
+the position of the token, and are used by nothing else.
 """
 
 from __future__ import annotations
 
 import copy
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
-from specdec.kernels import philox, race
+from specdec.kernels import first_arrival, philox, race
 from specdec.kernels.philox import to_uniforms
 from specdec.types import keep_rows
 
@@ -30,11 +34,11 @@ if TYPE_CHECKING:
     from specdec.samplers.warp import Warp
 
 MAX_SEED = 2**64 - 1
-_RACE_STREAM = 3  # of coupled noise, which has no other
+_RACE_STREAM = 3
 
 
 class Stream(IntEnum):
-    """What a draw is for; part of the counter, so that streams are disjoint."""
+    """What a number is for; part of the counter, so that streams are disjoint."""
 
     PROPOSE = 0
     ACCEPT = 1
@@ -42,67 +46,84 @@ class Stream(IntEnum):
 
 
 class StepNoise:
-    """All draws of one step.
+    """The numbers of one step, made when they are first asked for.
 
     Args:
-        uniforms: `[B, streams, W]` float64 in [0, 1), W draws per stream.
+        key: `[B, 2]` words of the rows' seeds.
+        start: `[B]` position of the anchor.
+        width: W, numbers per stream.
     """
 
-    tells_laws = True
-    """`propose` tells the laws of its tokens, where they are not point masses."""
-
-    def __init__(self, uniforms: Tensor):
-        self._streams = uniforms.unbind(dim=1)
+    def __init__(self, key: Tensor, start: Tensor, width: int):
+        self._key, self._start, self._width = key, start, width
 
     def uniform(self, stream: Stream) -> Tensor:
-        """`[B, W]` float64 uniforms of one stream.
+        """`[B, W]` float64 uniforms in [0, 1) of one stream.
 
         Args:
             stream: what they are for.
         """
-        return self._streams[stream]
+        return self._uniforms[stream]
 
-    def column(self, stream: Stream, index: int) -> Tensor:
-        """`[B, 1]`: one draw per row of one stream.
+    @cached_property
+    def _uniforms(self) -> tuple[Tensor, ...]:
+        rows, device = len(self._start), self._start.device
+        counter = torch.zeros(rows, len(Stream), self._width, 4, dtype=torch.long, device=device)
+        counter[..., 0] = self._start[:, None, None]
+        counter[..., 1] = torch.arange(self._width, device=device)
+        counter[..., 2] = torch.arange(len(Stream), device=device)[:, None]
+        words = philox(counter, self._key[:, None, None])
+        return to_uniforms(words[..., 0], words[..., 1]).unbind(dim=1)
 
-        Args:
-            stream: what it is for.
-            index: which of the W.
-        """
-        return self._streams[stream].narrow(1, index, 1)
-
-    def without_laws(self) -> Self:
-        """The same draws, and no laws told of them: they look like point masses."""
-        other = copy.copy(self)
-        other.tells_laws = False
-        return other
-
-    def propose(
-        self, logits: Tensor, warp: Warp, index: int, into: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Draws the draft token of one place.
+    def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
+        """The winners of exponential races between tokens.
 
         Args:
-            logits: `[B, 1, V]` of the drafter, over the target's vocabulary.
-            warp: from logits to the law that the token is drawn from.
-            index: the place, 0..K - 1.
-            into: a table that is filled with the law, if one is told; see `kernels.sample`.
+            logits: `[B, N, V]`.
+            warp: from logits to the distributions that the winners have.
+            index: of the first of the N tokens in the step; 0 is the one after the anchor.
 
         Returns:
-            Tokens `[B, 1]`, and the law `[B, 1, V]`; `None` for a point mass.
+            `[B, N]` tokens.
         """
-        uniforms = None if warp.is_greedy else self.column(Stream.PROPOSE, index)
-        if not self.tells_laws:
-            return warp.choose(logits, uniforms), None
-        return warp.draw(logits, uniforms, into)
+        first = 1 + index
+        offsets = torch.arange(first, first + logits.shape[1], device=logits.device)
+        positions = self._start[:, None] + offsets
+        return race(logits, warp.gate(logits), self._key, positions, _RACE_STREAM)
+
+
+class ScriptedNoise:
+    """Numbers that are given instead of drawn: for certificates and tests.
+
+    Args:
+        uniforms: `[B, streams, W]` float64 in [0, 1).
+        exponentials: `[B, W, V]`, the arrival times of the races after the anchor.
+
+    Example:
+        >>> noise = ScriptedNoise(torch.zeros(1, len(Stream), 3, dtype=torch.float64))
+        >>> noise.uniform(Stream.ACCEPT)
+        tensor([[0., 0., 0.]], dtype=torch.float64)
+    """
+
+    def __init__(self, uniforms: Tensor | None = None, exponentials: Tensor | None = None):
+        self._uniforms, self._exponentials = uniforms, exponentials
+
+    def uniform(self, stream: Stream) -> Tensor:
+        """As `StepNoise.uniform`."""
+        return self._uniforms[:, stream]
+
+    def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
+        """As `StepNoise.race`."""
+        window = self._exponentials[:, index : index + logits.shape[1]]
+        return first_arrival(warp(logits), window)
 
 
 class Noise:
-    """Per-row source of uniforms; holds seeds, no state.
+    """Per-row source of numbers; holds seeds, no state.
 
     Args:
         seeds: one integer in 0..2**64 - 1 per row.
-        device: where draws are made; the bits are the same everywhere.
+        device: where numbers are made; the bits are the same everywhere.
 
     Raises:
         ValueError: a seed is out of range.
@@ -123,117 +144,22 @@ class Noise:
                 )
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
         self._key = torch.tensor(words, device=device)  # [B, 2]
-        self._position = torch.tensor([1, 0, 0, 0], device=device)
-        self._counters: dict[int, Tensor] = {}  # of position 0, by width
+
+    def load(self, other: Noise) -> None:
+        """Takes over the seeds of another source for as many rows, in place."""
+        self._key.copy_(other._key)
 
     def keep(self, rows: list[int]) -> Self:
-        """The noise of the given rows, in the storage of this one, which must not be used any more;
-        see `keep_rows`.
-        """
+        """The noise of the given rows, in the storage of this one; see `keep_rows`."""
         kept = copy.copy(self)
         kept._key = keep_rows(self._key, rows)
         return kept
 
     def at(self, start: Tensor, width: int) -> StepNoise:
-        """The draws of the step whose anchor is at position `start`.
+        """The numbers of the step whose anchor is at position `start`.
 
         Args:
             start: `[B]` int64.
-            width: draws per stream, K + 1 for a chain.
-
-        Returns:
-            Uniforms for every stream, made in one pass.
+            width: numbers per stream, K + 1 for a chain.
         """
-        if width not in self._counters:
-            self._counters[width] = _counters_at_0(width, start.device)
-        counter = self._counters[width] + start[:, None, None] * self._position
-        words = philox(counter, self._key[:, None])  # [B, streams * width, 4]
-        uniforms = to_uniforms(words[..., 0], words[..., 1])
-        return StepNoise(uniforms.view(len(start), len(Stream), width))
-
-
-def _counters_at_0(width: int, device: torch.device) -> Tensor:
-    """`[streams * width, 4]`: (position, index, stream, 0) at position 0, stream by stream."""
-    with torch.inference_mode(False):  # these outlive the mode that they were first needed in
-        stream = torch.arange(len(Stream), device=device)[:, None].expand(-1, width)
-        index = torch.arange(width, device=device).expand_as(stream)
-        words = torch.zeros_like(index), index, stream, torch.zeros_like(index)
-        return torch.stack(words, dim=-1).flatten(0, 1)
-
-
-class ZeroNoise:
-    """Noise whose every draw is 0: all that is needed where every law is one-hot (temperature 0).
-
-    Args:
-        batch_size: rows B.
-        width: draws per stream, K + 1 for a chain.
-        device: where the draws live.
-    """
-
-    def __init__(self, batch_size: int, width: int, *, device: torch.device | str = "cpu"):
-        shape = batch_size, len(Stream), width
-        self._zeros = torch.zeros(shape, dtype=torch.float64, device=device)
-        self._step = StepNoise(self._zeros)
-
-    def keep(self, rows: list[int]) -> ZeroNoise:
-        """As many zeros as there are rows."""
-        kept = copy.copy(self)
-        kept._step = StepNoise(self._zeros[: len(rows)])
-        return kept
-
-    def at(self, start: Tensor, width: int) -> StepNoise:
-        """The same zeros at every position."""
-        return self._step
-
-
-class CoupledStepNoise(StepNoise):
-    """Draws of a step in which drafter and target race with the same noise at each position.
-
-    Args:
-        key: `[B, 2]` words of the rows' seeds.
-        start: `[B]` position of the anchor.
-    """
-
-    tells_laws = False
-
-    def __init__(self, key: Tensor, start: Tensor):
-        self._key = key
-        self._start = start
-
-    def uniform(self, stream: Stream) -> Tensor:
-        """There are none, and nothing may use them."""
-        raise TypeError(
-            "coupled noise has no uniforms to accept or resample with; use it with CouplingSampler"
-        )
-
-    def column(self, stream: Stream, index: int) -> Tensor:
-        """As `uniform`."""
-        return self.uniform(stream)
-
-    def propose(
-        self, logits: Tensor, warp: Warp, index: int, into: Tensor | None = None
-    ) -> tuple[Tensor, None]:
-        """As `StepNoise.propose`, by the race at the draft token's position. The token is told to
-        nobody as a draw from a law, since the target will not draw independently of it.
-        """
-        return self.race(logits, warp, index), None
-
-    def race(self, logits: Tensor, warp: Warp, index: int = 0) -> Tensor:
-        """Tokens `[B, N]` of the places from `index` on, given logits `[B, N, V]`."""
-        if warp.is_greedy:
-            return logits.argmax(dim=-1)
-        places = torch.arange(1 + index, 1 + index + logits.shape[1], device=logits.device)
-        return race(
-            logits, warp.gate(logits), self._key, self._start[:, None] + places, _RACE_STREAM
-        )
-
-
-class CoupledNoise(Noise):
-    """Noise that belongs to positions of the text, not to steps: what `CouplingSampler` needs.
-
-    Args and Raises: as `Noise`.
-    """
-
-    def at(self, start: Tensor, width: int) -> CoupledStepNoise:
-        """The draws at the positions behind `start`."""
-        return CoupledStepNoise(self._key, start)
+        return StepNoise(self._key, start, width)

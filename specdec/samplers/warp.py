@@ -97,6 +97,31 @@ class Warp:
         return law(logits, self.gate(logits))
 
     @property
+    def signature(self) -> tuple:
+        """Which values are in use: all that decides which operations the warp runs."""
+        columns = self._columns
+        return self.is_greedy, *(c is not None for c in columns), self._truncation.largest_k
+
+    @property
+    def _columns(self) -> tuple[Tensor | None, ...]:
+        return self._temperature, self._greedy, *self._truncation[:3]
+
+    def load(self, other: Warp) -> None:
+        """Takes over the values of another warp of the same signature and as many rows, in place.
+
+        Raises:
+            ValueError: of another signature.
+        """
+        if (other.signature, other.batch_size) != (self.signature, self.batch_size):
+            raise ValueError(
+                f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
+                f"take over {other.signature} over {other.batch_size} rows"
+            )
+        for mine, theirs in zip(self._columns, other._columns, strict=True):
+            if mine is not None:
+                mine.copy_(theirs)
+
+    @property
     def greedy_rows(self) -> Tensor | None:
         """`[B]` bool, the rows at temperature 0; `None` when none was when the warp was built."""
         return self._greedy

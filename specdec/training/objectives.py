@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.features import CaughtFeatures
+from specdec.target.features import PlainFeatures
 
 
 class NextToken(nn.Module):
@@ -79,6 +79,8 @@ class Teacher:
     def __init__(self, target: PreTrainedModel, feature_layers: tuple = ()):
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
+        num_layers = target.config.get_text_config().num_hidden_layers
+        self._plain = PlainFeatures(target, num_layers, feature_layers)
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()
@@ -87,12 +89,11 @@ class Teacher:
         target = self.target
         if target.device != ids.device:
             target.to(ids.device)
+        logits = self._plain.model(input_ids=ids, use_cache=False).logits
         if not self.feature_layers:
-            return target(input_ids=ids, use_cache=False).logits, None
-        num_layers = target.config.get_text_config().num_hidden_layers
-        with CaughtFeatures(target, num_layers, self.feature_layers) as caught:
-            logits = target(input_ids=ids, use_cache=False).logits
-        return logits, caught.joined()
+            return logits, None
+        caught = [self._plain.features[layer] for layer in self.feature_layers]
+        return logits, torch.cat(caught, dim=-1)
 
 
 def soft_cross_entropy(student: Tensor, teacher: Tensor) -> Tensor:

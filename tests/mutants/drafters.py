@@ -7,9 +7,9 @@ DRAFTERS = [
         name="a shorter draft model drafts past its last position",
         source="vllm#57941, vllm#22935 (row 57)",
         file="drafters/model.py",
-        old="return (limit - last[:, 0]).clamp(0, self.num_draft_tokens)",
-        new="return (limit + 1 - last[:, 0]).clamp(0, self.num_draft_tokens)",
-        caught_by="test_model_drafter.py::"
+        old="return (limit - last[:, 0]).clamp(0, num_draft_tokens)",
+        new="return (limit + 1 - last[:, 0]).clamp(0, num_draft_tokens)",
+        caught_by="drafters/test_model_drafter.py::"
         "test_fewer_tokens_are_valid_where_the_positions_of_the_draft_model_end[llama]",
     ),
     Mutant(
@@ -18,7 +18,7 @@ DRAFTERS = [
         file="drafters/model.py",
         old="pair = (context.num_new[:, None] + state.offsets).clamp(min=0)",
         new="pair = (context.num_new[:, None] + state.offsets[1:].expand(2)).clamp(min=0)",
-        caught_by="test_model_drafter.py::"
+        caught_by="drafters/test_model_drafter.py::"
         "test_a_block_that_was_accepted_whole_is_read_to_its_end[1]",
     ),
     Mutant(
@@ -29,7 +29,7 @@ DRAFTERS = [
         new="""\
 pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         pair[:, 0].clamp_(max=1)""",
-        caught_by="test_model_drafter.py::"
+        caught_by="drafters/test_model_drafter.py::"
         "test_a_block_that_was_accepted_whole_is_read_to_its_end[3]",
     ),
     Mutant(
@@ -38,16 +38,18 @@ pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         file="drafters/model.py",
         old="last + i if i else positions",
         new="last + i - 1 if i else positions",
-        caught_by="test_greedy_equality.py::"
+        caught_by="generator/test_greedy_equality.py::"
         "test_a_target_that_drafts_for_itself_is_never_rejected[llama-greedy]",
     ),
     Mutant(
         name="the draft model's forwards do not reach the tokens just drafted",
         source="vllm#41162, vllm#46849 (row 87)",
         file="drafters/model.py",
-        old="reach=context.longest + i,",
-        new="reach=context.longest,",
-        caught_by="test_greedy_equality.py::"
+        old="slots = self._slots(state.cache, last + i if i else positions)",
+        new="""\
+slots = self._slots(state.cache, last + i if i else positions)
+            context = __import__("dataclasses").replace(context, num_attended=1)""",
+        caught_by="generator/test_greedy_equality.py::"
         "test_a_target_that_drafts_for_itself_is_never_rejected[llama-greedy]",
     ),
     Mutant(
@@ -56,7 +58,7 @@ pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         file="drafters/model.py",
         old='value=float("-inf"))  # a negative pad cuts',
         new="value=0.0)",
-        caught_by="test_model_drafter.py::test_laws_are_over_the_vocabulary_of_the_target[plain-67]",
+        caught_by="drafters/test_model_drafter.py::test_laws_are_over_the_vocabulary_of_the_target[plain-67]",
     ),
     Mutant(
         name="lookup takes matches in stale tokens behind a row's end",
@@ -64,7 +66,7 @@ pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         file="drafters/lookup.py",
         old="follow = (length - 1 - ends)",
         new="follow = (text.shape[1] - 1 - ends).expand(text.shape)",
-        caught_by="test_lookup_drafter.py::"
+        caught_by="drafters/test_lookup_drafter.py::"
         "test_what_lies_behind_the_text_of_a_row_is_never_looked_at",
     ),
     Mutant(
@@ -73,6 +75,6 @@ pair = (context.num_new[:, None] + state.offsets).clamp(min=0)
         file="drafters/lookup.py",
         old="is_real = offsets <= context.num_new[:, None]",
         new="is_real = offsets < context.num_new[:, None]",
-        caught_by="test_lookup_drafter.py::test_a_proposal_is_what_a_search_through_the_text_finds",
+        caught_by="drafters/test_lookup_drafter.py::test_a_proposal_is_what_a_search_through_the_text_finds",
     ),
 ]

@@ -91,7 +91,7 @@ half = logits.bfloat16()
         file="samplers/noise.py",
         old="return warp.draw(logits, uniforms, into)",
         new="return logits.argmax(dim=-1), warp.draw(logits, uniforms, into)[1]",
-        caught_by="test_proposals.py::"
+        caught_by="drafters/test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-None]",
     ),
     Mutant(
@@ -102,7 +102,7 @@ half = logits.bfloat16()
         new="""\
 tokens = logits.argmax(dim=-1)
             self._laws = self._gate(logits).expand(-1, self._count, -1)""",
-        caught_by="test_proposals.py::"
+        caught_by="drafters/test_proposals.py::"
         "test_an_argmax_proposal_is_a_point_mass_on_the_most_likely_tokens",
     ),
     Mutant(
@@ -113,7 +113,7 @@ tokens = logits.argmax(dim=-1)
         new="""\
 tokens, law = self._noise.propose(logits, self._gate, place, into)
             into.copy_(self._gate.at_temperature(1.0)(logits))""",
-        caught_by="test_proposals.py::"
+        caught_by="drafters/test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-0.4]",
     ),
     Mutant(
@@ -122,6 +122,6 @@ tokens, law = self._noise.propose(logits, self._gate, place, into)
         file="drafters/proposal.py",
         old="into = self._laws[:, place : place + 1]",
         new="into = self._laws[:, :1]",
-        caught_by="test_proposals.py::test_each_law_is_written_where_the_draft_keeps_it[dtype0]",
+        caught_by="drafters/test_proposals.py::test_each_law_is_written_where_the_draft_keeps_it[dtype0]",
     ),
 ]

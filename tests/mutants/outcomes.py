@@ -6,13 +6,13 @@ OUTCOMES = [
     Mutant(
         name="steps of a row that has ended are counted",
         source="vllm#56101, sglang#39826 (row 64)",
-        file="ledger.py",
+        file="loop/collector.py",
         old="                continue\n",
         new="""\
                 self.steps[number].append(RowStep(row.draft_tokens, row.num_accepted, []))
                 continue
 """,
-        caught_by="test_loop_edges.py::"
+        caught_by="loop/test_loop_edges.py::"
         "test_a_host_that_reads_one_step_late_reads_the_same_text[{}-model]",
     ),
     Mutant(
@@ -27,16 +27,16 @@ OUTCOMES = [
     Mutant(
         name="placeholders behind a short draft are counted as drafted",
         source="vllm#46899, vllm#31944 (row 55)",
-        file="state.py",
-        old="draft_tokens=drafted[row][: widths[row]],",
-        new="draft_tokens=drafted[row],",
-        caught_by="test_bad_input.py::"
+        file="loop/outcome.py",
+        old="draft_tokens=row[first_draft : first_draft + num_drafted],",
+        new="draft_tokens=row[first_draft:],",
+        caught_by="request/test_bad_input.py::"
         "test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can[llama]",
     ),
     Mutant(
         name="a placeholder of the library fills rows of the result",
         source="vllm#46899, vllm#31944 (row 55)",
-        file="ledger.py",
+        file="loop/collector.py",
         old="padded = [new + [pad]",
         new="padded = [new + [-1]",
         caught_by="test_results.py::test_the_fields_of_a_result_describe_its_sequences[none]",
@@ -44,19 +44,19 @@ OUTCOMES = [
     Mutant(
         name="the streamer is given columns again",
         source="sglang#31598, exo#1691 (row 92)",
-        file="ledger.py",
+        file="loop/collector.py",
         old="self._num_streamed = ready",
         new="self._num_streamed = max(0, ready - 1)",
-        caught_by="test_generate_contract.py::"
+        caught_by="generator/test_generate_contract.py::"
         "test_a_streamer_is_given_what_hf_would_put[1-perturbed]",
     ),
     Mutant(
         name="the streamer gets padding for rows that are only slow",
         source="exo#1691, vllm#14645 (rows 48, 92)",
-        file="ledger.py",
+        file="loop/collector.py",
         old="(n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts)",
         new="[max(counts)]",
-        caught_by="test_generate_contract.py::"
+        caught_by="generator/test_generate_contract.py::"
         "test_a_streamer_is_given_what_hf_would_put[3-perturbed]",
     ),
     Mutant(
@@ -71,10 +71,10 @@ OUTCOMES = [
     Mutant(
         name="NaN logits of a greedy batch are emitted",
         source="sglang#27883 (row 76)",
-        file="kernels/host.py",
-        old="0 if is_sound else int(Fault.TARGET_LOGITS)",
-        new="0",
-        caught_by="test_bad_models.py::"
+        file="kernels/ops.py",
+        old="faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)",
+        new="faults = 0 * count",
+        caught_by="target/test_bad_models.py::"
         "test_logits_that_are_not_finite_stop_the_generation[none-greedy-nan]",
     ),
     Mutant(
@@ -83,16 +83,19 @@ OUTCOMES = [
         file="kernels/reference.py",
         old="~largest_logits.isfinite()",
         new="largest_logits.isnan()",
-        caught_by="test_bad_laws.py::test_logits_that_are_no_law_stop_the_generation_"
+        caught_by="request/test_bad_laws.py::test_logits_that_are_no_law_stop_the_generation_"
         "whatever_the_sampler[sampled-inf-RejectionSampler]",
     ),
     Mutant(
         name="NaN behind a rejected token of a greedy batch stops it",
         source="sglang#27883 (row 76)",
-        file="kernels/host.py",
-        old="largest[: count + 1]",
-        new="largest",
-        caught_by="test_bad_models.py::test_logits_behind_a_rejected_token_may_be_anything",
+        file="kernels/ops.py",
+        old="faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)",
+        new="""\
+count = count + 9
+    faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)
+    count = count - 9""",
+        caught_by="target/test_bad_models.py::test_logits_behind_a_rejected_token_may_be_anything",
     ),
     Mutant(
         name="NaN behind a rejected token of a sampled batch stops it",
@@ -100,59 +103,57 @@ OUTCOMES = [
         file="kernels/reference.py",
         old="~largest_logits.isfinite() & (places <= num_accepted[:, None])",
         new="~largest_logits.isfinite()",
-        caught_by="test_bad_models.py::"
+        caught_by="target/test_bad_models.py::"
         "test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler[nan-RejectionSampler]",
     ),
     Mutant(
         name="what is wrong in a row that has ended stops the others",
         source="sglang#23392, vllm#41841 (rows 46, 83)",
-        file="ledger.py",
+        file="loop/collector.py",
         old="if row.faults and self.finish_reasons[number] is None:",
         new="if row.faults:",
-        caught_by="test_bad_models.py::test_logits_of_a_row_that_has_ended_may_be_anything",
+        caught_by="target/test_bad_models.py::test_logits_of_a_row_that_has_ended_may_be_anything",
     ),
     Mutant(
         name="logits processors are left out where there are drafts",
         source="vllm#18902, TensorRT-LLM#17701 (row 68)",
-        file="processors.py",
-        old="if not options.processors:",
-        new="if not options.processors or draft.tokens.shape[1]:",
-        caught_by="test_generate_contract.py::"
+        file="loop/generation.py",
+        old="return self._process if self.request.options.processors else None",
+        new="return None",
+        caught_by="generator/test_generate_contract.py::"
         "test_a_generation_config_means_what_it_means_to_hf[lookup]",
     ),
     Mutant(
         name="only the first of the committed tokens enters the penalties' history",
         source="sglang#33643 (row 69)",
-        file="kernels/host.py",
-        old="self._recent[window + i] = self._text[place + i] = token",
-        new="""\
-self._text[place + i] = tokens[0]
-            self._recent[window + i] = token""",
-        caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
+        file="loop/processors.py",
+        old="prompt + tokens[start:end]",
+        new="prompt + tokens[start:end][:1] * (end - start)",
+        caught_by="generator/test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),
     Mutant(
         name="processors do not see the draft tokens before a place",
         source="TensorRT-LLM#7878, sglang#33643 (rows 69, 75)",
-        file="processors.py",
+        file="loop/processors.py",
         old="draft_tokens[row].clamp(min=0)",
         new="pad",
-        caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
+        caught_by="generator/test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),
     Mutant(
         name="processors reach the first place of a window only",
         source="TensorRT-LLM#7878 (row 75)",
-        file="processors.py",
+        file="loop/processors.py",
         old="if starts[row] <= length < starts[row] + width]",
         new="if starts[row] == length]",
-        caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
+        caught_by="generator/test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),
     Mutant(
         name="processors leave out the bonus token's row",
         source="vllm#44297, vllm#53777 (row 73)",
-        file="processors.py",
+        file="loop/processors.py",
         old="if starts[row] <= length < starts[row] + width]",
         new="if starts[row] <= length < starts[row] + max(width - 1, 1)]",
         caught_by="test_sampler_laws.py::test_logits_processors_that_read_the_text_"
@@ -161,28 +162,28 @@ self._text[place + i] = tokens[0]
     Mutant(
         name="processors of ragged rows see the shorter rows padded to the longest",
         source="sglang#33643, vllm#44297 (rows 69, 73)",
-        file="processors.py",
+        file="loop/processors.py",
         old="starts = [len(prefix) for prefix in prefixes]",
         new="starts = [max(map(len, prefixes))] * len(prefixes)",
-        caught_by="test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
+        caught_by="generator/test_generate_contract.py::test_logits_processors_see_every_prefix_that_"
         "plain_decoding_shows_them[perturbed]",
     ),
     Mutant(
         name="processors number the rows that take part, not those of the batch",
         source="vllm#14645 (row 48)",
-        file="processors.py",
+        file="loop/processors.py",
         old="processors(ids[:, :length], scores)[row_index]",
         new="processors(ids[row_index, :length], scores[row_index])",
-        caught_by="test_generate_contract.py::"
+        caught_by="generator/test_generate_contract.py::"
         "test_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
     ),
     Mutant(
         name="warpers that the user put in another order are applied in HF's",
         source="sglang test_eagle_sampling_filters.py (row 13)",
-        file="options.py",
+        file="request/options.py",
         old="if ranks != sorted(set(ranks)):",
         new="if False:",
-        caught_by="test_loop_edges.py::"
+        caught_by="loop/test_loop_edges.py::"
         "test_warpers_of_the_users_own_keep_their_order[top_p-temperature-top_k-min_p]",
     ),
 ]

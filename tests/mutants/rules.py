@@ -176,10 +176,12 @@ RULES = [
     Mutant(
         name="the first draft token is committed unverified",
         source="ohdearquant/lattice#243 (row 16)",
-        file="kernels/host.py",
-        old="drafted[count] == drawn[count]",
-        new="drafted[count] in (drawn[count], drafted[0])",
-        caught_by="test_greedy_equality.py::"
+        file="kernels/reference.py",
+        old="is_accepted = draft_tokens == target_tokens[:, :width]",
+        new="""\
+is_accepted = draft_tokens == target_tokens[:, :width]
+    is_accepted[:, :1] = True""",
+        caught_by="generator/test_greedy_equality.py::"
         "test_greedy_text_of_a_padded_batch_is_that_of_hf[llama-wrong]",
     ),
     Mutant(

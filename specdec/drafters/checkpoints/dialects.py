@@ -13,7 +13,7 @@ from specdec.drafters.checkpoints.layer_ids import Convention, explicit_ids, rea
 from specdec.drafters.checkpoints.numbers import ConfigFields
 from specdec.drafters.checkpoints.producers import Source
 from specdec.drafters.eagle_config import EagleConfig
-from specdec.features import FeatureLayer
+from specdec.target.features import FeatureLayer
 
 
 class Overrides(TypedDict, total=False):

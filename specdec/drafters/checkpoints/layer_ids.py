@@ -12,7 +12,7 @@ from typing import Literal
 
 from specdec.drafters.checkpoints.numbers import ConfigFields
 from specdec.drafters.checkpoints.producers import Source
-from specdec.features import FeatureLayer
+from specdec.target.features import FeatureLayer
 
 Convention = Literal["boundary", "layer_output"]
 

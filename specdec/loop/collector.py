@@ -1,0 +1,172 @@
+"""`OutputCollector`: the host's record of a generation. It reads outcomes; no step waits for it."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers.generation.streamers import BaseStreamer
+
+from specdec.loop.generation import Generation
+from specdec.loop.outcome import PendingOutcome
+from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.types import Fault
+
+_FAULTS = {
+    Fault.TARGET_LOGITS: (
+        "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
+        "its dtype (float16 overflows) and logits processors that forbid every token"
+    ),
+    Fault.DRAFT_PROBS: (
+        "draft probabilities are negative or do not sum to 1; Draft.probs must hold probabilities "
+        "over the target's vocabulary, not logits"
+    ),
+    Fault.DRAFT_TOKEN: (
+        "a draft token has probability 0 in Draft.probs; it must hold the distribution that the "
+        "token was actually drawn from, or be None for a deterministic proposal"
+    ),
+    Fault.DRAFT_ID: (
+        "a draft token lies outside the target's vocabulary; mark tokens that are to be ignored "
+        "with Draft.num_valid"
+    ),
+    Fault.NUM_VALID: "Draft.num_valid is outside 0..K",
+    Fault.NUM_ACCEPTED: (
+        "the sampler accepted fewer than 0 tokens or more than were drafted; check "
+        "Verdict.num_accepted"
+    ),
+    Fault.EMITTED_ID: (
+        "the sampler emitted a token outside the target's vocabulary; check Verdict.tokens"
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """One step of a batch as `SpeculativeGenerator.stream` yields it.
+
+    Args:
+        index: number of the step, from 0.
+        rows: per row what the step did, `None` for rows that had ended before.
+    """
+
+    index: int
+    rows: list[RowStep | None]
+
+
+class OutputCollector:
+    """Collects the tokens of every row, decides on the host's stopping criteria, and adds up the
+    result.
+
+    Args:
+        generation: the call under way.
+        streamer: receives each token once, in order; may be `None`.
+    """
+
+    def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
+        self._generation, self._streamer = generation, streamer
+        self._request = generation.request
+        prompts = self._request.prompts
+        self._prompts = prompts.padded.tolist()
+        self._room = self._request.max_new_tokens
+        rows = len(self._prompts)
+        self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
+        self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
+        self._lengths = list(prompts.lengths)
+        self._num_read = 0
+        self._num_streamed = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Every row has ended."""
+        return None not in self.finish_reasons
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row on the device, as far as outcomes have been read; rows that a
+        stopping criterion cut count in full there, and rows that were dropped do not count.
+        """
+        return max(self._lengths[row] for row in self._generation.rows)
+
+    def read(self, outcome: PendingOutcome) -> StepRecord:
+        """Takes over one step.
+
+        Raises:
+            ValueError: the step found something wrong with its inputs; nothing of it is kept.
+        """
+        numbers = self._generation.rows
+        rows = sorted(zip(numbers, outcome.read(), strict=True))  # by row of the batch
+        for number, row in rows:
+            if row.faults and self.finish_reasons[number] is None:
+                what = next(text for fault, text in _FAULTS.items() if fault & row.faults)
+                raise ValueError(
+                    f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
+                    f"{self._num_read}) {what}"
+                )
+        records: list[RowStep | None] = [None] * len(self._prompts)
+        for number, row in rows:
+            self._lengths[number] += len(row.new_tokens)
+            if self.finish_reasons[number] is not None:
+                continue
+            kept = self._cut_where_criteria_stop(number, row.new_tokens)
+            self.new_tokens[number] += kept
+            if len(kept) == len(row.new_tokens) and row.is_eos:
+                self.finish_reasons[number] = "eos"
+            elif self.finish_reasons[number] is None and (
+                len(self.new_tokens[number]) >= self._room
+            ):
+                self.finish_reasons[number] = "length"
+            records[number] = RowStep(row.draft_tokens, row.num_accepted, kept)
+            self.steps[number].append(records[number])
+        self._num_read += 1
+        self._stream()
+        return StepRecord(self._num_read - 1, records)
+
+    def result(self, *, trace: bool) -> GenerationResult:
+        """The finished generation; `trace` keeps the steps."""
+        if self._streamer is not None:
+            self._streamer.end()
+        lengths = [len(new) for new in self.new_tokens]
+        pad, prompts = self._request.options.pad, self._request.prompts.padded
+        padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
+        new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
+        return GenerationResult(
+            sequences=torch.cat([prompts.long(), new_tokens], dim=1),
+            lengths=lengths,
+            finish_reasons=list(self.finish_reasons),
+            seeds=self._request.seeds,
+            stats=SpeculationStats(self.steps, self._generation.whole.signature.num_draft_tokens),
+            trace=self.steps if trace else None,
+        )
+
+    def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
+        """The tokens up to the first at which a stopping criterion is met, as if they had come one
+        by one.
+        """
+        criteria = self._request.options.criteria
+        if not criteria:
+            return tokens
+        ids = self._prompts[row] + self.new_tokens[row] + tokens
+        start = len(ids) - len(tokens)
+        ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
+        for count in range(1, len(tokens) + 1):
+            if bool(torch.as_tensor(criteria(ids[:, : start + count], None)).all()):
+                self.finish_reasons[row] = "stop"
+                self._generation.end_rows([row])
+                return tokens[:count]
+        return tokens
+
+    def _stream(self) -> None:
+        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens
+        at a time.
+        """
+        if self._streamer is None:
+            return
+        pad = self._request.options.pad
+        is_open = [reason is None for reason in self.finish_reasons]
+        counts = [len(new) for new in self.new_tokens]
+        ready = min(
+            (n for n, open_ in zip(counts, is_open, strict=True) if open_), default=max(counts)
+        )
+        for column in range(self._num_streamed, ready):
+            tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
+            self._streamer.put(torch.tensor(tokens))
+        self._num_streamed = ready

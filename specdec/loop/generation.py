@@ -1,0 +1,101 @@
+"""`Generation`: the host's side of one call."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.loop.processors import process_step
+from specdec.loop.state import StepState
+from specdec.loop.step import EditLogits
+from specdec.request.call import Request
+from specdec.types import Draft, rows_to_keep
+
+
+class Generation:
+    """One call under way, as `SpeculativeGenerator.start` returns it.
+
+    Args:
+        owner: the generator that started it; no other may step it.
+        request: what was asked for.
+        state: its tensors.
+
+    Attributes:
+        rows: which row of the batch each row of `state` is; all of them, until some are dropped.
+    """
+
+    def __init__(self, owner: object, request: Request, state: StepState):
+        self.owner = owner
+        self.request = request
+        self.whole = self.state = state
+        self.rows = list(range(len(request.prompts.lengths)))
+        self._longest = max(request.prompts.lengths)
+
+    @property
+    def tokens(self) -> Tensor:
+        """`[B, S]` committed tokens; what follows a row's anchor is garbage."""
+        return self.state.buffer.tokens
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[B]` committed tokens of each row, those of the prompt included."""
+        return self.state.buffer.lengths + 1
+
+    @property
+    def has_ended(self) -> Tensor:
+        """`[B]` bool: rows that commit nothing any more."""
+        return self.state.buffer.remaining == 0
+
+    @property
+    def num_attended(self) -> int:
+        """How many slots the next step attends over: what the longest row may have committed, as
+        far as the host knows, and K more.
+        """
+        return self._longest + self.state.signature.num_draft_tokens
+
+    @property
+    def edit_logits(self) -> EditLogits | None:
+        """The logits processors of the call, where it has any."""
+        return self._process if self.request.options.processors else None
+
+    def _process(self, draft: Draft, logits: Tensor) -> Tensor:
+        return process_step(self.request, self.state.buffer, draft, logits)
+
+    def count_step(self) -> None:
+        """Lets the bound of the longest row grow by what one step may commit."""
+        width = self.state.signature.num_draft_tokens + 1
+        self._set_longest(self._longest + width)
+
+    def note_longest(self, longest: int) -> None:
+        """Takes over how many tokens the longest row has, from whoever has read the outcomes."""
+        self._set_longest(longest)
+
+    def synchronize(self) -> None:
+        """Waits for the device and reads the rows' lengths, so that the next steps attend over no
+        more slots than they need. Worth it now and then for those who step by hand.
+        """
+        self._set_longest(int(self.lengths.max()))
+
+    def _set_longest(self, longest: int) -> None:
+        prompts, room = self.request.prompts, self.request.max_new_tokens
+        self._longest = min(longest, max(prompts.lengths) + room)
+
+    @torch.inference_mode()
+    def end_rows(self, rows: list[int]) -> None:
+        """Ends rows of the batch from outside a step, as a stopping criterion does."""
+        here = [self.rows.index(row) for row in rows if row in self.rows]
+        self.state.buffer.remaining[here] = 0
+
+    @torch.inference_mode()
+    def drop_ended(self) -> None:
+        """Goes on with the rows that have not ended, in the same storage, so that steps cost less.
+
+        Every outcome of the rows so far must have been read, and asking which have ended waits for
+        the device. With logits processors all rows stay: those may go by row numbers of the batch.
+        """
+        if self.request.options.processors:
+            return
+        rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
+        if 0 < len(rows) < len(self.rows):
+            self.rows = [self.rows[row] for row in rows]
+            self.state = self.state.keep(rows)

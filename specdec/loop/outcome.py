@@ -1,0 +1,129 @@
+"""What a step did: on the device, on its way to the host, and as plain Python values.
+
+Legend: B rows, K draft tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.types import Draft, Verdict
+
+_NUM_COUNTS = 5  # columns of an outcome's record before its tokens
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What one step did, still on the device.
+
+    Args:
+        draft: what was proposed.
+        verdict: what the sampler decided.
+        logits: `[B, K + 1, V]` of the target, that the verdict was drawn from.
+        record: `[B, 2 K + 6]` int64, everything that the host needs of it: tokens kept, whether the
+            row ended with an end-of-sequence token, tokens accepted, tokens drafted, faults, then
+            K + 1 emitted and K drafted tokens. The next step writes into the same tensor.
+    """
+
+    draft: Draft
+    verdict: Verdict
+    logits: Tensor
+    record: Tensor
+
+    @property
+    def num_new(self) -> Tensor:
+        """`[B]` tokens each row keeps: 0 for rows that had ended, fewer than emitted where a row
+        ends inside the block.
+        """
+        return self.record[:, 0]
+
+    @property
+    def is_eos(self) -> Tensor:
+        """`[B]` bool: the row ended with an end-of-sequence token in this step."""
+        return self.record[:, 1] != 0
+
+    @property
+    def faults(self) -> Tensor:
+        """`[B]` sums of `Fault` values, 0 for a sound step."""
+        return self.record[:, 4]
+
+    def fetch(self) -> "PendingOutcome":
+        """Starts the transfer to the host and does not wait for it."""
+        if not self.record.is_cuda:
+            return PendingOutcome(self.record.clone(), None)
+        pinned = torch.empty(self.record.shape, dtype=torch.long, pin_memory=True)
+        pinned.copy_(self.record, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return PendingOutcome(pinned, arrived)
+
+
+def write_record(
+    record: Tensor,
+    draft: Draft,
+    verdict: Verdict,
+    *,
+    num_new: Tensor,
+    is_eos: Tensor,
+    faults: Tensor,
+) -> None:
+    """Packs a step into its record `[B, 2 K + 6]`; see `Outcome`."""
+    num_drafted = verdict.num_drafted
+    if num_drafted is None:
+        num_drafted = torch.full_like(num_new, draft.tokens.shape[1])
+    counts = torch.stack([num_new, is_eos.long(), verdict.num_accepted, num_drafted, faults], dim=1)
+    torch.cat([counts, verdict.tokens, draft.tokens], dim=1, out=record)
+
+
+def record_width(num_draft_tokens: int) -> int:
+    """Columns of a record.
+
+    Example:
+        >>> record_width(4)
+        14
+    """
+    return _NUM_COUNTS + 2 * num_draft_tokens + 1
+
+
+@dataclass(frozen=True, eq=False)
+class PendingOutcome:
+    """An outcome on its way to the host.
+
+    Args:
+        record: as in `Outcome`, on the host once `arrived`.
+        arrived: of the transfer; `None` when there is nothing to wait for.
+    """
+
+    record: Tensor
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> list["RowOutcome"]:
+        """The outcome as plain Python values; this is where the host waits for the device."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        first_draft = _NUM_COUNTS + (self.record.shape[1] - _NUM_COUNTS + 1) // 2
+        rows = []
+        for row in self.record.tolist():
+            num_new, is_eos, num_accepted, num_drafted, faults = row[:_NUM_COUNTS]
+            rows.append(
+                RowOutcome(
+                    new_tokens=row[_NUM_COUNTS : _NUM_COUNTS + num_new],
+                    draft_tokens=row[first_draft : first_draft + num_drafted],
+                    num_accepted=num_accepted,
+                    is_eos=bool(is_eos),
+                    faults=faults,
+                )
+            )
+        return rows
+
+
+class RowOutcome(NamedTuple):
+    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values."""
+
+    new_tokens: list[int]
+    draft_tokens: list[int]
+    num_accepted: int
+    is_eos: bool
+    faults: int

@@ -1,0 +1,76 @@
+"""Applies HF logits processors to a window of logits, each row with the prefix that it would have
+in plain decoding.
+"""
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList
+
+from specdec.loop.token_buffer import TokenBuffer
+from specdec.request.call import Request
+from specdec.types import Draft
+
+
+def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:
+    """The target's logits of a step after the processors that its options ask for.
+
+    Processors are host code and want to see tokens, so this waits for the device.
+
+    Args:
+        request: the call.
+        buffer: of the generation, before the step is committed.
+        draft: of the step.
+        logits: `[B, K + 1, V]` of the target.
+    """
+    options, prompts = request.options, request.prompts
+    ends = (buffer.lengths + 1).tolist()
+    rows = zip(prompts.padded.tolist(), buffer.tokens.tolist(), prompts.lengths, ends, strict=True)
+    prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
+    return process_window(options.processors, logits, prefixes, draft.tokens, pad=options.pad)
+
+
+def process_window(
+    processors: LogitsProcessorList,
+    logits: Tensor,
+    prefixes: list[list[int]],
+    draft_tokens: Tensor,
+    *,
+    pad: int,
+) -> Tensor:
+    """Processes every row of every window as HF would process it in plain decoding.
+
+    Processors see a rectangle of token ids and one row of scores per batch row, so windows of rows
+    with different lengths are visited length by length: for every length, the rows whose window
+    covers it take part with their own tokens, and what the others get is thrown away. Row numbers
+    stay those of the batch, which processors may use.
+
+    Args:
+        processors: HF processors that map (ids `[B, t]`, scores `[B, V]`) to scores.
+        logits: `[B, K + 1, V]` of the target; widened to float32 first, as HF does.
+        prefixes: per row the prompt exactly as passed (padding included) and the tokens generated
+            so far.
+        draft_tokens: `[B, K]`.
+        pad: fills the rectangle where a row has no token yet.
+
+    Returns:
+        `[B, K + 1, V]` processed logits.
+    """
+    rows, width, _ = logits.shape
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clone()
+    starts = [len(prefix) for prefix in prefixes]
+    ids = torch.full((rows, max(starts) + width - 1), pad, dtype=torch.long, device=logits.device)
+    for row, prefix in enumerate(prefixes):
+        ids[row, : len(prefix)] = torch.tensor(prefix, device=logits.device)
+        ids[row, len(prefix) : len(prefix) + width - 1] = draft_tokens[row].clamp(min=0)
+    for length in range(min(starts), max(starts) + width):
+        taking_part = [row for row in range(rows) if starts[row] <= length < starts[row] + width]
+        if not taking_part:
+            continue
+        row_index = torch.tensor(taking_part, device=logits.device)
+        window_index = length - torch.tensor(
+            [starts[row] for row in taking_part], device=logits.device
+        )
+        scores = logits.new_zeros(rows, logits.shape[-1])
+        scores[row_index] = logits[row_index, window_index]
+        logits[row_index, window_index] = processors(ids[:, :length], scores)[row_index]
+    return logits

@@ -1,0 +1,143 @@
+"""`StepState`: every tensor that a step reads or writes, allocated before the first step.
+
+Legend: B rows, K draft tokens, S slots, F feature width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.drafters.base import Drafter, check_state
+from specdec.loop.outcome import record_width
+from specdec.loop.token_buffer import TokenBuffer
+from specdec.request.call import Request
+from specdec.samplers import Noise, Sampler, Warp
+from specdec.target import Target
+from specdec.target.cache import SlotCache
+from specdec.types import Context, keep_rows
+
+SLOT_BUCKET = 64
+"""Numbers of slots are rounded up to a multiple of this, so that calls of similar length have one
+signature.
+"""
+
+
+class Signature(NamedTuple):
+    """Everything that decides which operations a step runs, and in which shapes.
+
+    Args:
+        batch_size: B.
+        num_draft_tokens: K.
+        num_slots: S.
+        warp: which of a warp's values are in use (`Warp.signature`).
+        wants_probs: drafters return probabilities.
+        sampler: name of its class.
+        dtype: of the target.
+    """
+
+    batch_size: int
+    num_draft_tokens: int
+    num_slots: int
+    warp: tuple
+    wants_probs: bool
+    sampler: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class StepState:
+    """The device side of a batch. `load` writes a new call into the same tensors, so that their
+    addresses are the same for all calls of one signature.
+
+    Args:
+        signature: what it was allocated for.
+        buffer: committed tokens and lengths.
+        warp: the rows' gate from logits to probabilities.
+        noise: the rows' random numbers.
+        cache: the target's keys and values.
+        drafter_state: the drafter's own.
+        features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
+        record: `[B, 2 K + 6]`, what the last step did; see `Outcome`.
+    """
+
+    signature: Signature
+    buffer: TokenBuffer
+    warp: Warp
+    noise: Noise
+    cache: SlotCache
+    drafter_state: Any
+    features: Tensor | None
+    record: Tensor
+
+    @classmethod
+    def allocate(
+        cls,
+        signature: Signature,
+        target: Target,
+        drafter: Drafter,
+        sampler: Sampler,
+        request: Request,
+    ) -> StepState:
+        """Tensors for calls like the given one; `load` has to follow."""
+        rows, device = signature.batch_size, target.device
+        num_draft_tokens, num_slots = signature.num_draft_tokens, signature.num_slots
+        sizes = {"vocab_size": target.vocab_size, "device": device}
+        drafter_state = drafter.init_state(rows, num_slots, **sizes)
+        features = None
+        if target.feature_width:
+            shape = rows, num_draft_tokens + 1, target.feature_width
+            features = torch.zeros(shape, dtype=target.dtype, device=device)
+        record = torch.zeros(rows, record_width(num_draft_tokens), dtype=torch.long, device=device)
+        return cls(
+            signature=signature,
+            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=num_draft_tokens, **sizes),
+            warp=Warp(rows, device=device, **request.options.warp),
+            noise=sampler.noise_type([0] * rows, device=device),
+            cache=target.init_cache(rows, num_slots),
+            drafter_state=check_state(drafter, drafter_state),
+            features=features,
+            record=record,
+        )
+
+    def load(self, request: Request) -> None:
+        """Writes a call of the state's signature into its tensors."""
+        prompts, options = request.prompts, request.options
+        rows, device = len(prompts.lengths), prompts.tokens.device
+        self.buffer.load(
+            prompts.tokens,
+            prompts.lengths,
+            max_new_tokens=request.max_new_tokens,
+            eos=options.eos,
+        )
+        self.warp.load(Warp(rows, device=device, **options.warp))
+        seeds = request.seeds or [0] * rows
+        self.noise.load(type(self.noise)(seeds, device=device))
+        self.cache.reset()
+        self.drafter_state.reset()
+        if self.features is not None:
+            self.features.zero_()
+
+    def context(self, num_attended: int) -> Context:
+        """What the drafter may know at the start of a step."""
+        buffer = self.buffer
+        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, num_attended)
+
+    def keep(self, rows: list[int]) -> StepState:
+        """The state of the given rows, in the storage of this one, of which only `load` may be
+        called from then on; see `keep_rows`.
+        """
+        return replace(
+            self,
+            signature=self.signature._replace(batch_size=len(rows)),
+            buffer=self.buffer.keep(rows),
+            warp=self.warp.keep(rows),
+            noise=self.noise.keep(rows),
+            cache=self.cache.keep(rows),
+            drafter_state=self.drafter_state.keep(rows),
+            features=None if self.features is None else keep_rows(self.features, rows),
+            record=self.record[: len(rows)],
+        )

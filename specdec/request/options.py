@@ -1,0 +1,242 @@
+"""Reads Hugging Face generation options the way HF reads them: HF itself resolves them.
+
+`model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has
+resolved from arguments, `generation_config` and the model's defaults. Such a function that only
+takes notes tells us exactly what plain `generate` would do, including every logits processor and
+stopping criterion that a configuration asks for.
+"""
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    PreTrainedModel,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+_WARPERS = {  # in HF's order, with the attribute that holds the value
+    TemperatureLogitsWarper: "temperature",
+    TopKLogitsWarper: "top_k",
+    TopPLogitsWarper: "top_p",
+    MinPLogitsWarper: "min_p",
+}
+
+_OTHER_WARPS = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""Settings that HF applies between or behind these four, with the value that does nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What a generation was asked to do.
+
+    Args:
+        warp: keyword arguments of `Warp`; every value a scalar or one per row.
+        processors: logits processors that need the tokens so far, applied before the warp.
+        criteria: stopping criteria other than length and end of sequence, asked by the host.
+        eos: token ids that end a row.
+        pad: fills a row behind its end.
+        max_length: tokens of a row's padded prompt and its new tokens together.
+        padding_id: the id that stands for padding in prompts passed without a mask, where HF would
+            take it so.
+        other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
+            the whole chain then.
+        draft_probs: the sampler gets the probabilities that draft tokens were drawn from.
+    """
+
+    warp: dict = field(default_factory=dict)
+    processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
+    eos: tuple[int, ...] = ()
+    pad: int = 0
+    max_length: int = 0
+    padding_id: int | None = None
+    other_warps: tuple[str, ...] = ()
+    draft_probs: bool = True
+
+    @classmethod
+    def from_resolved(
+        cls,
+        processors: LogitsProcessorList,
+        criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ) -> "Options":
+        """Takes what HF hands to a decoding function.
+
+        Args:
+            processors: HF's list, warpers last when sampling.
+            criteria: HF's list, length and end of sequence included.
+            config: the resolved configuration.
+
+        Raises:
+            ValueError: the configuration asks for something that is not one sequence per row.
+        """
+        _refuse_unsupported(config)
+        eos = [
+            e for c in criteria if isinstance(c, EosTokenCriteria) for e in c.eos_token_id.tolist()
+        ]
+        limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
+        others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
+        padding_id = config.pad_token_id
+        pad = padding_id if padding_id is not None else next(iter(eos), 0)
+        history, warp = _split_warpers(processors) if config.do_sample else (processors, {})
+        return cls(
+            warp={"temperature": 1.0 if config.do_sample else 0.0} | warp,
+            processors=LogitsProcessorList(history),
+            criteria=StoppingCriteriaList(others),
+            eos=tuple(eos),
+            pad=pad,
+            max_length=min(limits),
+            padding_id=None if padding_id in eos else padding_id,
+            other_warps=tuple(
+                name
+                for name, neutral in _OTHER_WARPS.items()
+                if getattr(config, name, None) not in (None, neutral)
+            ),
+        )
+
+    def check_sampling(self, given: dict) -> None:
+        """Raises `ValueError` for sampling values that were given to greedy options."""
+        if given and self.is_greedy:
+            name, value = next(iter(given.items()))
+            raise ValueError(
+                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
+                "leave it out"
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """HF decodes greedily with these options."""
+        return self.warp == {"temperature": 0.0}
+
+    def with_warp(self, own_warpers: list[str], **values) -> "Options":
+        """These options with sampling values of specdec's own in place: one per row, or 0.
+
+        Args:
+            own_warpers: names of the warpers among the processors that the user passed.
+            values: arguments of `Warp`.
+
+        Raises:
+            ValueError: the options are greedy and a value is not, or other warpers are in use; HF
+                applies those in an order that values of one's own cannot join.
+        """
+        if not values:
+            return self
+        if self.is_greedy:
+            self.check_sampling({n: v for n, v in values.items() if not _is_zero(v)})
+            return self
+        others = [*self.other_warps, *own_warpers]
+        if others:
+            raise ValueError(
+                f"{', '.join(values)} cannot be set per row beside {', '.join(others)}, which HF "
+                "applies in an order of its own; give one value for all rows, or leave the others "
+                "out"
+            )
+        return replace(self, warp=self.warp | values)
+
+
+def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Options:
+    """What `model.generate(input_ids, **options)` would do.
+
+    Args:
+        model: the target.
+        input_ids: `[B, T]` the padded prompts.
+        options: keyword arguments of HF's `generate`; those that are `None` are left out.
+
+    Raises:
+        ValueError: HF refuses an option, or the options ask for more than one sequence per row.
+    """
+    notes = []
+
+    def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
+        notes.append(Options.from_resolved(logits_processor, stopping_criteria, generation_config))
+        return input_ids
+
+    given = {name: value for name, value in options.items() if value is not None}
+    # The padding is ours to handle: an all-ones mask keeps HF from warning about it.
+    model.generate(
+        input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=take_notes, **given
+    )
+    return notes[0]
+
+
+def is_warper(processor: LogitsProcessor) -> bool:
+    """Whether a processor is one of the four that `Warp` stands for."""
+    return type(processor) in _WARPERS
+
+
+def _is_zero(value) -> bool:
+    return isinstance(value, int | float) and value == 0
+
+
+def _split_warpers(processors: LogitsProcessorList) -> tuple[list, dict]:
+    """History-dependent processors, and the values of the four warpers if these close the list in
+    HF's order.
+
+    Another order, or another warper behind them, is another law: then the whole list is applied as
+    it stands.
+    """
+    split = len(processors)
+    while split and is_warper(processors[split - 1]):
+        split -= 1
+    tail = processors[split:]
+    ranks = [list(_WARPERS).index(type(warper)) for warper in tail]
+    if ranks != sorted(set(ranks)):
+        return list(processors), {}
+    values = {_WARPERS[type(warper)]: getattr(warper, _WARPERS[type(warper)]) for warper in tail}
+    return list(processors[:split]), values
+
+
+_ASSISTANT_SETTINGS = {  # of HF's assisted generation, with HF's own defaults
+    "num_assistant_tokens": (20,),
+    "num_assistant_tokens_schedule": ("constant", "heuristic"),
+    "assistant_confidence_threshold": (0.4,),
+    "assistant_lookbehind": (10,),
+    "target_lookbehind": (10,),
+    "assistant_ensemble_weight": (),
+    "speculation_type": (),
+}
+
+
+def _refuse_unsupported(config: GenerationConfig) -> None:
+    wanted = {"num_beams": 1, "num_return_sequences": 1, "penalty_alpha": 0, "dola_layers": 0}
+    for name, usual in wanted.items():
+        value = getattr(config, name, None)
+        if value is not None and value != usual and value > usual:
+            raise ValueError(
+                f"{name}={value} is not supported: specdec generates one sequence per row. Repeat "
+                "the prompt for several samples (with one seed per row), and use HF generate for "
+                "beam or contrastive search"
+            )
+    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+        if getattr(config, name, False):
+            raise ValueError(
+                f"{name}=True is not supported by specdec; leave it out, or use HF generate"
+            )
+    for name in ("constraints", "force_words_ids"):
+        if getattr(config, name, None) is not None:
+            raise ValueError(
+                f"{name} asks for constrained beam search, which specdec does not do; use HF "
+                "generate"
+            )
+    for name in ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit"):
+        if getattr(config, name, None):
+            raise ValueError(
+                f"{name} asks for HF's assisted generation; leave it out, here the generator's "
+                "drafter drafts"
+            )
+    for name, defaults in _ASSISTANT_SETTINGS.items():
+        value = getattr(config, name, None)
+        if value is not None and value not in defaults:
+            raise ValueError(
+                f"{name}={value!r} is a setting of HF's assisted generation and has no effect "
+                "here; leave it out and set the drafter's own num_draft_tokens"
+            )

@@ -1,0 +1,83 @@
+"""How the tokens of a draft are drawn from a drafter's logits.
+
+The rule belongs to the sampler, since the two must fit: most samplers want independent draws and
+their probabilities; coupled sampling wants the drafter to race with the target's own noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specdec.samplers.noise import ScriptedNoise, StepNoise, Stream
+from specdec.samplers.warp import Warp
+
+DrawRule = Callable[..., tuple[Tensor, Tensor | None]]
+"""(logits `[B, 1, V]`, warp, noise, index, wants_probs, out) -> tokens `[B, 1]`, probabilities."""
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """What a drafter has to know of a step, beside its context, to draw tokens.
+
+    Args:
+        num_draft_tokens: K of this step.
+        warp: the target's gate from logits to probabilities, which drafts go through as well.
+        noise: the step's numbers.
+        rule: `draw_by_inversion` or `draw_by_race`.
+        wants_probs: the sampler can use the probabilities of the tokens.
+    """
+
+    num_draft_tokens: int
+    warp: Warp
+    noise: StepNoise | ScriptedNoise
+    rule: DrawRule
+    wants_probs: bool = True
+
+
+def draw_by_inversion(
+    logits: Tensor,
+    warp: Warp,
+    noise: StepNoise | ScriptedNoise,
+    index: int,
+    *,
+    wants_probs: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Independent draws: the token at which the cumulative distribution passes a uniform.
+
+    Args:
+        logits: `[B, 1, V]` of the drafter, over the target's vocabulary.
+        warp: from logits to the distribution that the token is drawn from.
+        noise: the step's numbers; the stream `PROPOSE` is used.
+        index: of the draft token, 0..K - 1.
+        wants_probs: whether the probabilities are asked for.
+        out: a table that is filled with them; see `kernels.sample`.
+
+    Returns:
+        Tokens `[B, 1]`, and probabilities `[B, 1, V]` or `None` for a point mass.
+    """
+    uniforms = None if warp.is_greedy else noise.uniform(Stream.PROPOSE).narrow(1, index, 1)
+    if wants_probs:
+        return warp.draw(logits, uniforms, out)
+    return warp.choose(logits, uniforms), None
+
+
+def draw_by_race(
+    logits: Tensor,
+    warp: Warp,
+    noise: StepNoise | ScriptedNoise,
+    index: int,
+    *,
+    wants_probs: bool,
+    out: Tensor | None = None,
+) -> tuple[Tensor, None]:
+    """Draws by the race at the token's position; Args as `draw_by_inversion`.
+
+    Returns no probabilities: drafter and target share this noise, so the ratio test does not apply.
+    """
+    if warp.is_greedy:
+        return logits.argmax(dim=-1), None
+    return noise.race(logits, warp, index), None

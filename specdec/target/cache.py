@@ -1,0 +1,204 @@
+"""`SlotCache`: keys and values in preallocated slots, one length per row.
+
+A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the
+padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
+normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
+is overwritten; within a row nothing is ever moved or zeroed. The cache does not know the rows'
+lengths: whoever opens a window says at which slots its tokens sit.
+
+Legend: B rows, N tokens of a window, S slots.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache
+
+from specdec.types import keep_rows
+
+SLOT_MULTIPLE = 16
+"""Numbers of slots are multiples of this, so that every row of a mask starts at an address that
+every attention backend can read (cuDNN's needs 16 bytes, in half precision 8 slots).
+"""
+
+
+def round_up(count: int) -> int:
+    """The least multiple of `SLOT_MULTIPLE` that is at least `count`.
+
+    Example:
+        >>> round_up(1), round_up(16), round_up(17)
+        (16, 16, 32)
+    """
+    return -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
+
+
+class KeyValueShape(NamedTuple):
+    """What one layer stores of one token."""
+
+    num_heads: int
+    key_width: int
+    value_width: int
+    dtype: torch.dtype
+    device: torch.device
+
+
+class Window:
+    """Where the tokens of one forward sit, and what is caught while it runs.
+
+    Args:
+        slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a
+            token to forget.
+        num_attended: how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
+        layer_windows: sliding window of each attention layer by its index, `None` for full
+            attention; layers that are left out attend fully.
+
+    Attributes:
+        masks: additive masks of this forward, made on first use (attention.py).
+        features: hidden states of this forward by feature layer, where they are wanted.
+    """
+
+    __slots__ = ("features", "layer_windows", "masks", "num_attended", "slots")
+
+    def __init__(
+        self,
+        slots: Tensor,
+        num_attended: int,
+        layer_windows: Mapping[int, int | None] | None = None,
+    ):
+        self.slots = slots
+        self.num_attended = num_attended
+        self.layer_windows = layer_windows or {}
+        self.masks: dict[tuple, Tensor] = {}
+        self.features: dict[int | str, Tensor] = {}
+
+
+class SlotCache(Cache):
+    """Static key/value storage for B rows of S slots, written in place, that an HF model sees as
+    its cache.
+
+    Args:
+        batch_size: rows B.
+        num_slots: slots of each row: the longest sequence plus one window; rounded up to a multiple
+            of `SLOT_MULTIPLE`.
+        shapes: what each layer stores, by layer index.
+
+    Attributes:
+        keys: by layer `[B, S + 1, heads, key_width]`, the last slot is `trash`.
+        values: by layer `[B, S + 1, heads, value_width]`.
+
+    Example:
+        >>> shape = KeyValueShape(2, 8, 8, torch.float32, torch.device("cpu"))
+        >>> cache = SlotCache(batch_size=3, num_slots=50, shapes={0: shape, 1: shape})
+        >>> cache.num_slots, cache.keys[1].shape
+        (64, torch.Size([3, 65, 2, 8]))
+    """
+
+    def __init__(self, batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]):
+        super().__init__(layers=[])
+        self.num_rows = batch_size
+        self.num_slots = round_up(num_slots)
+        self.keys: dict[int, Tensor] = {}
+        self.values: dict[int, Tensor] = {}
+        self._row_starts: dict[torch.device, Tensor] = {}  # of the rows in a flat list of slots
+        self.window: Window | None = None
+        length = self.num_slots + 1
+        for layer, (heads, key_width, value_width, dtype, device) in shapes.items():
+            where = {"dtype": dtype, "device": device}
+            self.keys[layer] = torch.zeros(batch_size, length, heads, key_width, **where)
+            self.values[layer] = torch.zeros(batch_size, length, heads, value_width, **where)
+            if device not in self._row_starts:
+                rows = torch.arange(batch_size, device=device)
+                self._row_starts[device] = rows[:, None] * length
+        self._make_views()
+
+    @property
+    def trash(self) -> int:
+        """The one extra slot, never attended to, where tokens go that must not be remembered."""
+        return self.num_slots
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held by keys and values."""
+        return sum(buffer.nbytes for buffer in (*self.keys.values(), *self.values.values()))
+
+    def open_window(
+        self,
+        slots: Tensor,
+        *,
+        num_attended: int,
+        layer_windows: Mapping[int, int | None] | None = None,
+    ) -> Window:
+        """Names the slots of the next forward.
+
+        Args:
+            slots: `[B, N]` int64.
+            num_attended: upper bound of the slots that the forward needs (largest real slot + 1),
+                known to the host.
+            layer_windows: see `Window`.
+
+        Returns:
+            The window to hand to the model call.
+        """
+        attended = min(round_up(num_attended), self.num_slots)
+        self.window = Window(slots, attended, layer_windows)
+        self._flat_slots: dict[torch.device, Tensor] = {}
+        for device, starts in self._row_starts.items():
+            there = slots if slots.device == device else slots.to(device)
+            one_row = self.num_rows == 1
+            self._flat_slots[device] = there.squeeze(0) if one_row else (there + starts).flatten()
+        return self.window
+
+    def reset(self) -> None:
+        """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
+        model left there would still be one.
+        """
+        for buffer in (*self.keys.values(), *self.values.values()):
+            buffer.zero_()
+
+    def keep(self, rows: list[int]) -> "SlotCache":
+        """A cache of the given rows in this one's storage, which must not be used while the other
+        is; see `keep_rows`.
+        """
+        kept = copy.copy(self)
+        kept.num_rows = len(rows)
+        kept.keys = {i: keep_rows(keys, rows) for i, keys in self.keys.items()}
+        kept.values = {i: keep_rows(values, rows) for i, values in self.values.items()}
+        kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
+        kept._make_views()
+        return kept
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
+        `[B, heads, num_attended, width]` views.
+        """
+        keys, values = self._views[layer_idx]
+        return self._write(*keys, key_states), self._write(*values, value_states)
+
+    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> Tensor:
+        slots = self._flat_slots[by_slot.device]
+        if self.num_rows == 1:  # one row's slots are everybody's: no need to bring them together
+            by_head.index_copy_(2, slots, states)
+        else:
+            by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+        return by_head.narrow(2, 0, self.window.num_attended)
+
+    def _make_views(self) -> None:
+        """The two readings of a layer's storage: one line per slot to write, by head to attend."""
+        self._views = {
+            layer: [
+                (buffer.flatten(0, 1), buffer.transpose(1, 2))
+                for buffer in (self.keys[layer], self.values[layer])
+            ]
+            for layer in self.keys
+        }
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """HF's question for a length; positions are always passed, so a bound is enough."""
+        return self.window.num_attended
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """HF's question for mask sizes: (slots attended over, offset)."""
+        return self.window.num_attended, 0

@@ -1,0 +1,249 @@
+"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`.
+
+The target and every drafter that is itself an HF model are built on this. It runs a private view of
+the model (view.py), so the model itself is never changed: it may be called, by anybody and from any
+thread, while specdec generates with it.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from specdec.target.cache import KeyValueShape, SlotCache, Window
+from specdec.target.features import FeatureLayer, Features, catch_features
+from specdec.target.masks import causal, slot_mask
+from specdec.target.self_test import Route, find_route
+from specdec.target.view import private_view, structure
+
+UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
+
+
+class SlotModel:
+    """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
+
+    Args:
+        model: a decoder-only `PreTrainedModel` with full or sliding-window attention, in eval mode.
+
+    Attributes:
+        model: the model as it was passed.
+        feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
+
+    Raises:
+        TypeError: not an HF model.
+        ValueError: a model that cannot be decoded this way (recurrent or hybrid layers,
+            encoder-decoder, training mode, or one whose windowed forward does not reproduce its
+            plain forward), with what to do instead.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        _refuse_unsupported(model)
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.max_positions = _position_limit(self.config)
+        parameters = inspect.signature(model.forward).parameters
+        self._takes_positions = "position_ids" in parameters
+        self._takes_logits_to_keep = "logits_to_keep" in parameters
+        self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self._structure = structure(model)
+        self._route: Route = find_route(self)
+        self._view = self.open_view(self._route.attention)
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
+        """The same, with the given hidden states beside the logits."""
+        other = copy.copy(self)
+        other.feature_layers = feature_layers
+        other._view = other.open_view(self._route.attention)
+        return other
+
+    def open_view(self, attention: str | None) -> PreTrainedModel:
+        """A private view of the model.
+
+        Args:
+            attention: name of its attention function; `None` for the model's own.
+        """
+        view = private_view(self.model)
+        # Sub-models can own configurations of their own (a text model inside a multimodal one).
+        for module in view.modules():
+            fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
+            if "pad_token_id" in fields:
+                # With an id for padding GPT-2 searches its input for it: the host would wait.
+                fields["pad_token_id"] = None
+            if attention is not None and "_attn_implementation_internal" in fields:
+                fields["_attn_implementation_internal"] = attention
+        if self.feature_layers:
+            catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
+        return view
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_view"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self._view = self.open_view(self._route.attention)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embeddings, where tokens go in."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers L."""
+        return self.config.num_hidden_layers
+
+    @property
+    def key_value_shapes(self) -> dict[int, KeyValueShape]:
+        """What each layer stores of a token, as the self-test saw it."""
+        return self._route.shapes
+
+    def check_unchanged(self) -> None:
+        """Raises `ValueError` if the model has other modules, another vocabulary or another mode
+        than when it was wrapped.
+        """
+        name = type(self.model).__name__
+        now, before = structure(self.model), self._structure
+        is_same = len(now) == len(before) and all(map(_is, now, before))
+        if not is_same or self.config.vocab_size != self.vocab_size:
+            raise ValueError(
+                f"{name} was edited after specdec wrapped it (a module was replaced, added or "
+                "resized); build the generator again from the edited model"
+            )
+        if self.model.training:
+            raise ValueError(
+                f"{name} is in training mode, where dropout changes its output; call model.eval() "
+                "first"
+            )
+
+    def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
+        """Storage for rows of at most `num_slots` tokens."""
+        return SlotCache(batch_size, num_slots, self._route.shapes)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        cache: SlotCache,
+        slots: Tensor,
+        *,
+        num_attended: int,
+        logits_to_keep: int = 0,
+    ) -> tuple[Tensor, Tensor | None]:
+        """One forward of a window; keys and values are written at `slots`.
+
+        Args:
+            tokens: `[B, N]` int64 ids of the vocabulary.
+            cache: the rows' storage.
+            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to
+                forget.
+            num_attended: host upper bound of the largest real slot, plus 1.
+            logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
+
+        Returns:
+            Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
+            of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
+        """
+        windows = self._route.layer_windows
+        window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
+        logits = self.run(self._view, self._route.attention, window, tokens, cache, logits_to_keep)
+        if not self.feature_layers:
+            return logits, None
+        caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]
+        return logits, torch.cat(caught, dim=-1)
+
+    def run(
+        self,
+        view: PreTrainedModel,
+        attention: str | None,
+        window: Window,
+        tokens: Tensor,
+        cache: SlotCache,
+        logits_to_keep: int = 0,
+    ) -> Tensor:
+        """Logits of one forward of a view over an open window; Args as `forward` and `open_view`.
+
+        Without an attention function of specdec's the view gets a dense mask: so run models that
+        never call HF's attention interface but pass a 4-D mask through.
+        """
+        inputs = {"input_ids": tokens, "past_key_values": cache, "use_cache": True}
+        if self._takes_positions:
+            # Slots at or beyond the last position hold only tokens that will be forgotten.
+            limit = self.max_positions
+            fits = limit is None or cache.trash < limit
+            inputs["position_ids"] = window.slots if fits else window.slots.clamp(max=limit - 1)
+        if self._takes_logits_to_keep:
+            inputs["logits_to_keep"] = logits_to_keep
+        if attention is None:
+            slots = window.slots[:, None]
+            mask = slot_mask(slots, window.num_attended, causal, self.dtype)
+            logits = view(**inputs, attention_mask=mask).logits
+        else:
+            logits = view(**inputs, slot_window=window).logits
+        if not self._takes_logits_to_keep and logits_to_keep:
+            logits = logits[:, -logits_to_keep:]
+        return logits
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _features_of_window(args: tuple, kwargs: dict) -> Features:
+    """Where the features of a forward go, given the arguments of a decoder layer: every layer is
+    handed the cache.
+    """
+    cache = kwargs.get("past_key_values")
+    if not isinstance(cache, SlotCache):
+        cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
+    return cache.window.features
+
+
+def _position_limit(config: PreTrainedConfig) -> int | None:
+    """Positions that the model can be given.
+
+    Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
+    every position's angle once it passes the original range. Plain decoding switches in mid-text; a
+    batch of drafts cannot, so such models are served within that range.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for parameters in (rope, *per_layer_type):
+        if parameters.get("rope_type") in ("longrope", "dynamic"):
+            original = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, original or limit)
+    return limit
+
+
+def _refuse_unsupported(model: PreTrainedModel) -> None:
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
+            "generate for it"
+        )
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
+    if foreign or getattr(model, "_is_stateful", False):
+        layers = ", ".join(foreign) or "recurrent state"
+        raise ValueError(
+            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
+            "all full_attention or sliding_attention work; use HF generate for this one"
+        )
+    if model.training:
+        raise ValueError(
+            f"{name} is in training mode, where dropout changes its output; call model.eval() first"
+        )

@@ -1,0 +1,168 @@
+"""`Target`: the HF model whose distribution the output must have."""
+
+import copy
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.target.cache import SlotCache
+from specdec.target.features import FeatureLayer
+from specdec.target.hf_model import SlotModel
+from specdec.types import Draft, TargetOutput
+
+
+class Target:
+    """Wraps an unmodified HF causal LM for prefill and verification.
+
+    A target holds no state of a generation: the rows' keys and values live in the `SlotCache` that
+    is passed in, and their lengths with the caller, so one target serves any number of generations
+    at a time, in any number of threads.
+
+    Args:
+        model: a decoder-only HF model in eval mode.
+        feature_layers: which hidden states to return as features: boundary `b` is the residual
+            stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
+            Normally set by the drafter's needs.
+
+    Raises:
+        TypeError: `model` is not an HF model.
+        ValueError: the model cannot be decoded this way, or a feature layer does not exist.
+
+    Example:
+        >>> from specdec import Target, zoo
+        >>> from specdec.types import Draft
+        >>> target = Target(zoo.load_target())
+        >>> cache, text = target.init_cache(batch_size=1, num_slots=32), torch.tensor([[5, 6, 7]])
+        >>> target.prefill(cache, text, torch.tensor([2]), offset=0)
+        >>> nothing = Draft(text[:, :0])
+        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing, num_attended=3)
+        >>> out.logits.shape
+        torch.Size([1, 1, 2048])
+    """
+
+    def __init__(self, model: PreTrainedModel, *, feature_layers: tuple[FeatureLayer, ...] = ()):
+        self._slot_model = SlotModel(model)
+        if feature_layers:
+            self._slot_model = self._slot_model.with_features(self._checked(feature_layers))
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
+        """A target over the same model that returns the given features.
+
+        Raises:
+            ValueError: a feature layer does not exist.
+        """
+        other = copy.copy(self)
+        other._slot_model = self._slot_model.with_features(self._checked(feature_layers))
+        return other
+
+    def _checked(self, feature_layers: tuple[FeatureLayer, ...]) -> tuple[FeatureLayer, ...]:
+        for layer in feature_layers:
+            is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
+            if layer != "final" and not is_boundary:
+                raise ValueError(
+                    f"feature layer {layer!r} does not exist: expected 'final' or a boundary "
+                    f"0..{self.num_layers}"
+                )
+        return tuple(feature_layers)
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The wrapped HF model."""
+        return self._slot_model.model
+
+    @property
+    def feature_layers(self) -> tuple[FeatureLayer, ...]:
+        """The hidden states that are returned as features."""
+        return self._slot_model.feature_layers
+
+    @property
+    def vocab_size(self) -> int:
+        """Vocabulary size V of the logits."""
+        return self._slot_model.vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers L."""
+        return self._slot_model.num_layers
+
+    @property
+    def feature_width(self) -> int:
+        """Width F of the features, 0 when there are none."""
+        return len(self.feature_layers) * self._slot_model.config.hidden_size
+
+    @property
+    def max_positions(self) -> int | None:
+        """Longest sequence that the model has positions for; `None` where the config is silent."""
+        return self._slot_model.max_positions
+
+    @property
+    def device(self) -> torch.device:
+        """Where tokens go in."""
+        return self._slot_model.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self._slot_model.dtype
+
+    def check_unchanged(self) -> None:
+        """Raises `ValueError` if the model was edited, or put into training mode, since it was
+        wrapped.
+        """
+        self._slot_model.check_unchanged()
+
+    def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
+        """Storage for `batch_size` rows of at most `num_slots` tokens."""
+        return self._slot_model.init_cache(batch_size, num_slots)
+
+    def prefill(
+        self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int
+    ) -> Tensor | None:
+        """Reads one chunk of the prompts; rows shorter than the chunk leave nothing behind.
+
+        No logits come back: the last prompt token is left to the first `verify`, so the first
+        generated token is produced exactly as every other one.
+
+        Args:
+            cache: rows to extend.
+            tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
+            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
+                are skipped.
+            offset: position of the chunk's first token.
+
+        Returns:
+            Features `[B, C, F]`, or `None`.
+        """
+        end = offset + tokens.shape[1]
+        positions = torch.arange(offset, end, device=tokens.device)
+        slots = torch.where(positions < lengths[:, None], positions, cache.trash)
+        tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
+        _, features = self._slot_model.forward(
+            tokens, cache, slots, num_attended=end, logits_to_keep=1
+        )
+        return features
+
+    def verify(
+        self, cache: SlotCache, start: Tensor, anchor: Tensor, draft: Draft, *, num_attended: int
+    ) -> TargetOutput:
+        """One forward over the anchor and the K draft tokens.
+
+        Keys and values of the window are written; what is not accepted is garbage that the next
+        window overwrites.
+
+        Args:
+            cache: rows to read.
+            start: `[B]` position of the anchor.
+            anchor: `[B]` the last committed token, not yet read by the target.
+            draft: `[B, K]` tokens of the target's vocabulary.
+            num_attended: host upper bound of the positions in use, the window's included.
+
+        Returns:
+            Logits `[B, K + 1, V]` and features.
+        """
+        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
+        return TargetOutput(
+            *self._slot_model.forward(tokens, cache, slots, num_attended=num_attended)
+        )

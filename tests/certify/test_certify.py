@@ -1,0 +1,205 @@
+"""`certify(sampler)` passes what is lossless and fails what is not: planted bugs from the field's
+history, and lossy samplers.
+"""
+
+import pytest
+import torch
+from text_laws import TARGET, tiny
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    RejectionSampler,
+    Sampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.certify import certify, huggingface_rule
+from specdec.kernels import draw
+from specdec.samplers import StepNoise, Stream, Warp
+from specdec.samplers.base import verdict_of_points
+from specdec.types import PAD_TOKEN, Draft, Verdict
+
+FEW = ((3, 2, 12),)
+
+
+def kinds_of(report):
+    return {failure.kind for failure in report.failures}
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
+def test_lossless_samplers_pass(sampler):
+    report = certify(sampler)
+    assert report.passed
+    assert report.deviation < 1e-14
+    assert report.num_worlds >= 500
+    assert str(report).startswith(f"PASS  {type(sampler).__name__}")
+
+
+def test_float32_passes_within_its_rounding():
+    report = certify(BlockSampler(), dtype=torch.float32, sizes=FEW)
+    assert report.passed
+    assert 1e-14 < report.deviation < 1e-6
+
+
+@pytest.mark.parametrize("sampler", [TypicalSampler(), EnsembleSampler(0.9)])
+def test_lossy_samplers_fail_and_their_deviation_is_told(sampler):
+    report = certify(sampler, sizes=((3, 1, 12),))
+    assert not report.passed
+    assert "law" in kinds_of(report)
+    assert f"{report.deviation:.1e}" in str(report)
+    if isinstance(sampler, EnsembleSampler):
+        assert report.total_variation == pytest.approx(0.1)  # 1 - w, where the laws are disjoint
+
+
+def test_progress_wraps_the_batches():
+    seen = []
+    certify(RejectionSampler(), sizes=FEW, progress=lambda batches: seen.append(batches) or batches)
+    assert sum(len(worlds) for worlds in seen[0]) == 9 * 12
+
+
+class Mistaken(Sampler):
+    """Token-wise speculative sampling of soft drafts, written out, with one mistake."""
+
+    lossless = False
+
+    def __init__(self, mistake=None):
+        super().__init__()
+        self.mistake = mistake
+
+    def decide(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+        """A verdict, maybe of the wrong law."""
+        p = warp(target_logits)
+        rows, width = draft.tokens.shape
+        safe = draft.tokens.clamp(min=0)
+        q = draft.probs
+        if q is None:
+            q = torch.nn.functional.one_hot(safe, p.shape[-1]).to(p)
+        valid = torch.full((rows,), width) if draft.num_valid is None else draft.num_valid
+        steps = torch.arange(width + 1)
+        q = torch.where((steps[:width] < valid[:, None])[..., None], q, 0.0)
+        q = torch.cat([q, torch.zeros_like(p[:, :1])], dim=1)
+        of_target, of_draft = (x[:, :width].gather(2, safe[..., None])[..., 0] for x in (p, q))
+        u = noise.uniform(Stream.ACCEPT)[:, :width]
+        is_accepted = u * of_draft < of_target
+        if self.mistake == ">= for <":
+            is_accepted = u * of_draft >= of_target
+        if self.mistake == "<= for <":
+            is_accepted = u * of_draft <= of_target
+        if self.mistake == "ratio >= u":
+            is_accepted = of_target / of_draft >= u
+        is_accepted &= steps[:width] < valid[:, None]
+        count = is_accepted.long().cumprod(1).sum(1)
+        at = torch.arange(rows)
+        p_row, q_row = p[at, count], q[at, count]
+        if self.mistake == "residual of the unfiltered target":
+            p_row = target_logits.softmax(-1)[at, count]
+        weights = (p_row - q_row).clamp(min=0)
+        if self.mistake == "residual divided by the draft law":
+            weights = torch.where(q_row > 0, weights / q_row, weights)
+        is_bonus = (count == valid)[:, None]
+        last = (valid - 1).clamp(min=0)
+        if self.mistake == "bonus from the draft's last row":
+            weights = torch.where(is_bonus & (valid > 0)[:, None], q[at, last], weights)
+        if self.mistake == "bonus from the target's row of the last draft token":
+            weights = torch.where(is_bonus, p[at, last], weights)
+        weights = torch.where(weights.sum(1, keepdim=True) > 0, weights, p_row)
+        u = noise.uniform(Stream.RESAMPLE)[:, 0]
+        if self.mistake == "residual not renormalised":
+            u = u / weights.sum(1)
+            u = u.clamp(max=1 - 2.0**-52)
+        if self.mistake == "resampled with the proposal's noise":
+            u = noise.uniform(Stream.PROPOSE)[at, count]
+        if self.mistake == "resampled with the accepting noise":
+            u = noise.uniform(Stream.ACCEPT)[at, count.clamp(max=max(width - 1, 0))]
+        tokens = torch.nn.functional.pad(draft.tokens, (0, 1)).masked_fill(
+            steps >= count[:, None], PAD_TOKEN
+        )
+        tokens[at, count] = draw(weights, u)
+        return Verdict(tokens, count, draft.num_valid)
+
+
+MISTAKES = {
+    ">= for <": "decision",
+    "<= for <": "zero",
+    "ratio >= u": "zero",
+    "residual divided by the draft law": "law",
+    "residual not renormalised": "law",
+    "residual of the unfiltered target": "law",
+    "bonus from the draft's last row": "law",
+    "bonus from the target's row of the last draft token": "law",
+    "resampled with the proposal's noise": "law",
+    "resampled with the accepting noise": "decision",
+}
+
+
+def test_the_textbook_passes():
+    assert certify(Mistaken(), sizes=FEW).passed
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistaken_sampler_fails(mistake):
+    report = certify(Mistaken(mistake), sizes=FEW)
+    assert not report.passed
+    assert MISTAKES[mistake] in kinds_of(report)
+    assert str(report).startswith("FAIL  Mistaken")
+
+
+class MistakenRace(CouplingSampler):
+    """Coupled sampling with one mistake."""
+
+    def __init__(self, mistake=None):
+        super().__init__()
+        self.mistake = mistake
+
+    def decide(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
+        """A verdict, maybe with the wrong tokens."""
+        logits = target_logits
+        if self.mistake == "races over the square of the law":
+            logits = 2 * logits
+        winners = noise.race(logits, warp, 0)
+        if self.mistake == "the extra token is the likeliest":
+            places = torch.arange(winners.shape[1]) == draft.tokens.shape[1]
+            winners = torch.where(places, logits.argmax(-1), winners)
+        if self.mistake == "each place looks at the noise of the one before":
+            winners = noise.race(logits.roll(-1, dims=1), warp, 0).roll(1, dims=1)
+        if self.mistake == "drafts pass where they are possible":
+            safe = draft.tokens.clamp(min=0)
+            chance = warp(logits)[:, :-1].gather(2, safe[..., None])[..., 0]
+            kept = torch.where((chance > 0) & (draft.tokens >= 0), safe, winners[:, :-1])
+            winners = torch.cat([kept, winners[:, -1:]], dim=1)
+        return verdict_of_points(draft, winners, target_logits.amax(dim=-1))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "kind"),
+    [
+        ("races over the square of the law", "law"),
+        ("the extra token is the likeliest", "law"),
+        ("each place looks at the noise of the one before", "decision"),
+        ("drafts pass where they are possible", "law"),
+    ],
+)
+def test_a_mistaken_race_fails(mistake, kind):
+    assert certify(MistakenRace(), sizes=FEW).passed
+    report = certify(MistakenRace(mistake), sizes=FEW)
+    assert kind in kinds_of(report)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        ((RejectionSampler(), [[1]]), {}, "without prompts"),
+        ((SpeculativeGenerator(tiny(TARGET), None),), {}, "pass prompts"),
+        ((huggingface_rule,), {}, "wrap a rule"),
+    ],
+)
+def test_something_that_cannot_be_certified_is_refused(arguments, options, message):
+    with pytest.raises(TypeError, match=message):
+        certify(*arguments, **options)
+
+
+def test_half_precision_is_refused_since_nothing_could_be_told_exactly():
+    with pytest.raises(ValueError, match=r"torch\.float64 or torch\.float32"):
+        certify(RejectionSampler(), dtype=torch.bfloat16)

@@ -1,0 +1,61 @@
+"""Rules of other libraries are judged like samplers and can run in the loop; so can HF's own."""
+
+import pytest
+import torch
+from text_laws import DRAFT, PROMPT, TARGET, tiny
+
+from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator
+from specdec.certify import ForeignSampler, RowNoise, certify, huggingface_rule
+
+
+def accept_by_ratio(draft_tokens, draft_probs, target_probs, noise):
+    """A foreign rule: speculative sampling in plain Python."""
+    for i, token in enumerate(draft_tokens.tolist()):
+        if not noise.accept[i] * draft_probs[i, token] < target_probs[i, token]:
+            rest = (target_probs[i] - draft_probs[i]).clamp(min=0)
+            rest = rest if rest.sum() > 0 else target_probs[i]
+            return [*draft_tokens[:i].tolist(), int(noise.draw(rest))]
+    return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]
+
+
+def accept_always(draft_tokens, draft_probs, target_probs, noise):
+    """A foreign rule that is wrong."""
+    return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]
+
+
+def test_a_foreign_rule_is_judged_like_a_sampler():
+    assert certify(ForeignSampler(accept_by_ratio), sizes=((3, 1, 3), (2, 2, 1))).passed
+    report = certify(ForeignSampler(accept_always), sizes=((3, 2, 2),))
+    assert not report.passed
+    assert str(report).startswith("FAIL  accept_always")
+
+
+def test_a_foreign_rule_can_run_in_the_loop():
+    texts = []
+    for sampler in (ForeignSampler(accept_by_ratio), RejectionSampler()):
+        generator = SpeculativeGenerator(tiny(TARGET), ModelDrafter(tiny(DRAFT), 2), sampler)
+        ids = torch.tensor([PROMPT]).expand(8, -1)
+        options = {"do_sample": True, "max_new_tokens": 12, "seed": list(range(8)), "top_k": 4}
+        texts.append(generator.generate(ids, **options).sequences)
+    assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("output", [[], [9, 0], [0, 1, 2, 0], [[0]]])
+def test_a_foreign_rule_must_return_the_beginning_of_the_draft_and_one_more(output):
+    rule = ForeignSampler(lambda *arguments: output if len(arguments[0]) else [0], "odd")
+    with pytest.raises(ValueError, match="odd returned"):
+        certify(rule, sizes=((3, 2, 1),))
+
+
+def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistake():
+    sizes = ((3, 1, 3), (2, 2, 1))
+    report = certify(ForeignSampler(huggingface_rule), sizes=sizes)
+    assert report.deviation < 1e-14
+    assert {failure.kind for failure in report.failures} == {"zero"}
+    assert max(failure.size for failure in report.failures) == 2.0**-52  # one value of one uniform
+
+    def without_zero(draft_tokens, draft_probs, target_probs, noise):
+        noise = RowNoise(noise.accept + 2.0**-52, noise.resample)  # uniforms in (0, 1]
+        return huggingface_rule(draft_tokens, draft_probs, target_probs, noise)
+
+    assert certify(ForeignSampler(without_zero), sizes=sizes[:1]).passed

@@ -1,0 +1,96 @@
+"""`certify(generator, prompts)` fails noise that is used twice, for any two purposes."""
+
+import pytest
+import torch
+from test_certify_runs import QUICK, certify_run, drafter
+from text_laws import PROMPT, TARGET, tiny
+
+from specdec import CouplingSampler, RejectionSampler, SpeculativeGenerator
+from specdec.certify import certify
+from specdec.samplers import Noise, ScriptedNoise, StepNoise, Stream
+
+
+class SharesStreams(Noise):
+    """One stream is another one."""
+
+    streams = Stream.RESAMPLE, Stream.PROPOSE
+
+    def at(self, start, width) -> ScriptedNoise:
+        """As asked, but for one stream."""
+        step, (one, other) = super().at(start, width), self.streams
+        uniforms = [step.uniform(other if stream == one else stream) for stream in Stream]
+        return ScriptedNoise(torch.stack(uniforms, dim=1))
+
+
+class SharesAcceptance(SharesStreams):
+    """Proposing and accepting."""
+
+    streams = Stream.ACCEPT, Stream.PROPOSE
+
+
+class ReusedOnTheNextStep(Noise):
+    """The same draws in every second step."""
+
+    def at(self, start, width) -> StepNoise:
+        """Of the even position."""
+        return super().at(start // 4, width)
+
+
+class OneSeedForAll(Noise):
+    """Ignores the rows' seeds."""
+
+    def __init__(self, seeds, **place):
+        super().__init__([7] * len(seeds), **place)
+
+
+def with_noise(noise):
+    """A sound sampler and bad noise."""
+    sampler = RejectionSampler()
+    sampler.noise_type = noise
+    return sampler
+
+
+@pytest.mark.parametrize(
+    "noise", [SharesStreams, SharesAcceptance, ReusedOnTheNextStep, OneSeedForAll]
+)
+def test_noise_that_is_used_twice_fails(noise):
+    generator = SpeculativeGenerator(tiny(TARGET), drafter(), with_noise(noise))
+    report = certify(generator, [PROMPT, [2, 2]], **QUICK | {"num_samples": 1000})
+    assert not report.noise.passed
+    assert not report.passed
+
+
+@pytest.mark.parametrize("noise", [SharesStreams, SharesAcceptance])
+def test_noise_shared_between_purposes_is_also_seen_in_the_law(noise):
+    assert not all(test.passed for test in certify_run(drafter(), with_noise(noise)).tests)
+
+
+class OutOfRange(Noise):
+    """Uniforms up to 2."""
+
+    def at(self, start, width) -> ScriptedNoise:
+        """Twice as large."""
+        step = super().at(start, width)
+        return ScriptedNoise(torch.stack([2 * step.uniform(stream) for stream in Stream], dim=1))
+
+
+def test_uniforms_out_of_range_fail():
+    report = certify_run(None, with_noise(OutOfRange), num_samples=10)
+    assert not report.noise.passed
+    assert "outside [0, 1)" in str(report)
+
+
+class KeyedBySteps(Noise):
+    """Noise of a step, not of a position."""
+
+    def at(self, start, width) -> StepNoise:
+        """Positions of different steps do not meet."""
+        return super().at(start * 100, width)
+
+
+def test_coupled_noise_that_belongs_to_steps_fails():
+    sampler = CouplingSampler()
+    sampler.noise_type = KeyedBySteps
+    report = certify_run(drafter(), sampler)
+    assert not report.noise.passed
+    assert "not explained by rounding" in str(report)

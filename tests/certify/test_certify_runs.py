@@ -1,0 +1,173 @@
+"""`certify(generator, prompts)` passes sound generators and fails planted bugs.
+
+The target has six tokens. With 2000 samples and a false-alarm rate of 1e-6 over three tests, total
+variations above 0.0885 of the first token's law are found with 99 % power.
+"""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from text_laws import DRAFT, PROMPT, TARGET, VOCAB, tiny
+
+from specdec import (
+    CouplingSampler,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Target,
+)
+from specdec.certify import certify
+from specdec.samplers import Warp
+from specdec.types import Draft
+
+QUICK = {"num_samples": 2000, "batch_size": 1000, "audit_tokens": 20}
+
+
+def drafter():
+    return ModelDrafter(tiny(DRAFT), num_draft_tokens=2)
+
+
+def certify_run(drafter, sampler="auto", **options):
+    generator = SpeculativeGenerator(tiny(TARGET), drafter, sampler)
+    return certify(generator, [PROMPT], **QUICK | options)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "sampler"),
+    [
+        (drafter, "auto"),
+        (drafter, RejectionSampler()),
+        (drafter, CouplingSampler()),
+        (lambda: PromptLookupDrafter(2), "auto"),
+        (NoDrafter, "auto"),
+    ],
+)
+def test_sound_generators_pass(drafter, sampler):
+    report = certify_run(drafter(), sampler)
+    assert report.passed
+    assert report.greedy.num_tokens == QUICK["audit_tokens"]
+    assert [test.num_cells for test in report.tests] == [4, 16, 64]
+    assert report.detectable == pytest.approx(0.0885, abs=1e-4)
+    assert str(report).startswith("PASS")
+
+
+def test_prompts_of_unequal_length_are_audited_together():
+    generator = SpeculativeGenerator(tiny(TARGET), drafter())
+    report = certify(generator, [PROMPT, [3], [5, 0]], **QUICK | {"num_samples": 100})
+    assert report.passed
+    assert report.greedy.num_tokens == 3 * QUICK["audit_tokens"]
+    assert {test.prompt for test in report.tests} == {0, 1, 2}
+
+
+class ArgmaxWithSoftLaw(ModelDrafter):
+    """Proposes the likeliest token and claims to have drawn it."""
+
+    def propose(self, context, state, drawing) -> Draft:
+        """The wrong law beside the tokens."""
+        draft = super().propose(context, state, drawing)
+        if draft.probs is None:  # greedy: this mistake has no effect
+            return draft
+        return Draft(draft.probs.argmax(dim=-1), draft.probs)
+
+
+class FilterOnTheTokensOnly(ModelDrafter):
+    """Draws behind the filters and tells the law before them."""
+
+    def propose(self, context, state, drawing) -> Draft:
+        """Its own last logits decide; one draft token is enough."""
+        draft = super().propose(context, state, drawing)
+        if draft.probs is None:
+            return draft
+        plain = replace(drawing, warp=Warp(drawing.warp.batch_size))
+        unfiltered = super().propose(context, state, plain)
+        return Draft(draft.tokens, unfiltered.probs)
+
+
+@pytest.mark.parametrize("wrong", [ArgmaxWithSoftLaw, FilterOnTheTokensOnly])
+def test_a_drafter_whose_law_is_not_that_of_its_tokens_fails(wrong):
+    report = certify_run(wrong(tiny(DRAFT), num_draft_tokens=1), top_k=3)
+    assert not report.passed
+    assert report.noise.passed
+    assert not all(test.passed for test in report.tests)
+
+
+class PrefersTheHighestId(RejectionSampler):
+    """Breaks ties the other way round."""
+
+    def decide_greedily(self, draft, target_logits):
+        """Ids reversed, decided, and reversed again."""
+        last = target_logits.shape[-1] - 1
+        reversed_draft = Draft(last - draft.tokens, None, draft.num_valid)
+        verdict = super().decide_greedily(reversed_draft, target_logits.flip(-1))
+        tokens = torch.where(verdict.tokens < 0, verdict.tokens, last - verdict.tokens)
+        return type(verdict)(tokens, verdict.num_accepted, verdict.num_drafted, verdict.faults)
+
+
+class PrefersTheSecondBest(RejectionSampler):
+    """Emits the runner-up."""
+
+    def decide_greedily(self, draft, target_logits):
+        """The best is made the worst."""
+        best = target_logits.argmax(dim=-1, keepdim=True)
+        return super().decide_greedily(draft, target_logits.scatter(-1, best, -1e9))
+
+
+def audit_of(model, sampler):
+    generator = SpeculativeGenerator(model, drafter(), sampler)
+    return certify(generator, [PROMPT], **QUICK | {"num_samples": 10}).greedy
+
+
+def test_a_greedy_difference_at_a_tie_is_excused():
+    model = copy.deepcopy(tiny(TARGET))
+    ids = torch.tensor([PROMPT])
+    best = SpeculativeGenerator(model, None).generate(ids, max_new_tokens=1, do_sample=False)
+    token = best.new_tokens[0, 0].item()
+    with torch.no_grad():  # another token is always as likely
+        model.lm_head.weight[(token + 1) % VOCAB] = model.lm_head.weight[token]
+    audit = audit_of(model, PrefersTheHighestId())
+    assert audit.passed
+    assert [difference.margin for difference in audit.differences] == [0.0]
+    assert "a tie within rounding" in str(audit)
+
+
+class WrongTarget(Target):
+    """The loop's logits are off by far more than rounding."""
+
+    def verify(self, *args, **kwargs):
+        """Every other logit too large."""
+        output = super().verify(*args, **kwargs)
+        return replace(output, logits=output.logits + torch.arange(VOCAB) % 2)
+
+
+def test_a_wrong_loop_does_not_excuse_its_own_differences():
+    audit = audit_of(WrongTarget(tiny(TARGET)), PrefersTheSecondBest())
+    assert not audit.passed
+    assert audit.differences[0].rounding < 1e-4
+
+
+def test_a_greedy_difference_beyond_rounding_is_not_excused():
+    audit = audit_of(tiny(TARGET), PrefersTheSecondBest())
+    assert not audit.passed
+    assert [difference.place for difference in audit.differences] == [0]
+    assert audit.differences[0].margin > 100 * audit.differences[0].rounding > 0
+    assert "not explained by rounding" in str(audit)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ([], {}, "at least one prompt"),
+        ([[1], []], {}, "at least one token in each"),
+        ([[1]], {"num_samples": 0}, "num_samples must be at least 1"),
+        ([[1]], {"top_k": 0}, "top_k must be at least 1"),
+        ([[1]], {"false_alarm": 0.0}, "false_alarm in 0..1"),
+        ([[1]], {"temperature": 0.0}, "temperature > 0"),
+    ],
+)
+def test_settings_that_cannot_be_right_are_refused(prompts, options, message):
+    with pytest.raises(ValueError, match=message):
+        certify(SpeculativeGenerator(tiny(TARGET), None), prompts, **options)

@@ -1,0 +1,235 @@
+"""The loop at its edges: a late host, rows cut by a criterion, copies, long rotary ranges.
+
+Each of these once went wrong, or could only be seen on a GPU.
+"""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    Phi3Config,
+    Phi3ForCausalLM,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from specdec import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec.request.options import resolve_options
+from specdec.samplers import Warp
+from specdec.types import Draft
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1)
+DRAFTERS = {
+    "none": lambda: None,
+    "model": lambda: ModelDrafter(perturbed(MODEL)),
+    "target": lambda: ModelDrafter(MODEL),
+    "lookup": lambda: PromptLookupDrafter(6),
+}
+
+
+class StopRow(StoppingCriteria):
+    """Met in one row (told by its padded prompt) once it has so many new tokens."""
+
+    def __init__(self, row: int, num_new: int):
+        self.prompt, self.num_new = IDS[row], num_new
+
+    def __call__(self, input_ids, scores, **kwargs):
+        width = IDS.shape[1]
+        is_row = (input_ids[:, :width] == self.prompt).all(dim=1)
+        return is_row & (input_ids.shape[1] - width >= self.num_new)
+
+
+def run(drafter, *, steps_ahead=0, **options):
+    generator = SpeculativeGenerator(MODEL, drafter, steps_ahead=steps_ahead)
+    return generator.generate(IDS, MASK, max_new_tokens=20, **options)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [1, 2, 3]}], ids=str)
+def test_a_host_that_reads_one_step_late_reads_the_same_text(drafter, options):
+    now = run(DRAFTERS[drafter](), eos_token_id=34, **options)
+    late = run(DRAFTERS[drafter](), eos_token_id=34, steps_ahead=1, **options)
+    assert torch.equal(now.sequences, late.sequences)
+    assert (now.lengths, now.finish_reasons) == (late.lengths, late.finish_reasons)
+    assert now.stats.to_dict() == late.stats.to_dict()
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("num_new", [1, 2, 3, 4, 7])
+def test_a_criterion_that_cuts_the_longest_row_leaves_the_others_alone(
+    drafter, num_new, steps_ahead
+):
+    free = run(DRAFTERS[drafter]())
+    stop = StoppingCriteriaList([StopRow(1, num_new)])
+    cut = run(DRAFTERS[drafter](), steps_ahead=steps_ahead, stopping_criteria=stop)
+    assert cut.lengths == [20, num_new, 20]
+    assert cut.finish_reasons == ["length", "stop", "length"]
+    assert torch.equal(cut.new_tokens[[0, 2]], free.new_tokens[[0, 2]])
+    assert torch.equal(cut.new_tokens[1, :num_new], free.new_tokens[1, :num_new])
+
+
+def test_a_deep_copy_of_a_generator_generates_the_same():
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
+    other = copy.deepcopy(generator)
+    expected = generator.generate(IDS, MASK, max_new_tokens=20)
+    copied = other.generate(IDS, MASK, max_new_tokens=20)
+    assert torch.equal(expected.sequences, copied.sequences)
+    assert expected.stats.to_dict() == copied.stats.to_dict()
+
+
+def long_rope_model() -> Phi3ForCausalLM:
+    torch.manual_seed(0)
+    config = Phi3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        original_max_position_embeddings=24,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 1e4,
+            "short_factor": [1.0] * 4,
+            "long_factor": [4.0] * 4,
+            "original_max_position_embeddings": 24,
+        },
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return Phi3ForCausalLM(config).eval()
+
+
+def test_a_rotary_scaling_by_length_is_served_within_its_first_range_and_refused_beyond():
+    model = long_rope_model()
+    generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model)))
+    options = {"max_new_tokens": 15, "do_sample": False}
+    expected = model.generate(IDS, attention_mask=MASK, **options)
+    assert torch.equal(generator.generate(IDS, MASK, **options).sequences, expected)
+    with pytest.raises(ValueError, match=r"make 25, but the target has 24 positions"):
+        generator.generate(IDS, MASK, max_new_tokens=16)
+
+
+def test_kept_storage_serves_prompts_of_other_lengths_and_other_modes():
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)), keep_storage=True)
+    with torch.inference_mode():
+        generator.generate(IDS[:1, -1:], max_new_tokens=9)
+    for prompt, num_new in ((IDS[1:2, :2], 8), (IDS[1:2, :1], 9)):
+        kept = generator.generate(prompt, max_new_tokens=num_new)
+        fresh = SpeculativeGenerator(MODEL, None).generate(prompt, max_new_tokens=num_new)
+        assert torch.equal(kept.sequences, fresh.sequences)
+
+
+def test_a_warper_of_the_users_own_takes_the_place_of_a_value_as_in_hf():
+    own = LogitsProcessorList([TemperatureLogitsWarper(1e-5)])
+    options = {"do_sample": True, "max_new_tokens": 12, "seed": 5}
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
+    greedy = generator.generate(IDS, MASK, max_new_tokens=12)
+    cold = generator.generate(IDS, MASK, logits_processor=own, temperature=2.0, **options)
+    assert torch.equal(cold.sequences, greedy.sequences)
+    with pytest.raises(ValueError, match="per row beside TemperatureLogitsWarper"):
+        generator.generate(IDS, MASK, logits_processor=own, temperature=[1.0] * 3, **options)
+
+
+class Forgetful(NoDrafter):
+    def init_state(self, batch_size, max_length, *, vocab_size, device):
+        return {"rows": batch_size}
+
+
+def test_a_drafter_whose_state_is_none_is_refused_before_anything_is_read():
+    generator = SpeculativeGenerator(MODEL, Forgetful())
+    with pytest.raises(TypeError, match="returned a dict without keep and reset; see DrafterState"):
+        generator.start(torch.tensor([[3, 1, 4]]), max_new_tokens=3)
+
+
+class TooShort(NoDrafter):
+    num_draft_tokens = 3
+
+    def propose(self, context, state, drawing) -> Draft:
+        return Draft(context.tokens[:, :2])
+
+
+def test_a_drafter_that_breaks_its_word_on_k_is_told_so():
+    with pytest.raises(ValueError, match="TooShort proposed 2 tokens per row and was asked for 3"):
+        SpeculativeGenerator(MODEL, TooShort()).generate(IDS, MASK, max_new_tokens=4)
+
+
+def test_a_drafter_must_say_how_it_proposes():
+    class Silent(Drafter):
+        num_draft_tokens = 1
+
+    with pytest.raises(TypeError, match="abstract"):
+        Silent()
+
+
+WARPERS = {
+    "temperature": TemperatureLogitsWarper(0.5),
+    "top_k": TopKLogitsWarper(4),
+    "top_p": TopPLogitsWarper(0.6),
+    "min_p": MinPLogitsWarper(0.2),
+}
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(WARPERS)), ids="-".join)
+def test_warpers_of_the_users_own_keep_their_order(order):
+    """Temperature behind a truncation is another law than before it."""
+    own = LogitsProcessorList([WARPERS[name] for name in order])
+    options = resolve_options(
+        MODEL, IDS, do_sample=True, top_k=0, logits_processor=own, max_new_tokens=4
+    )
+    logits = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(0))
+    ids = IDS[:1].expand(200, -1)
+    law = Warp(200, **options.warp)(options.processors(ids, logits.clone()))
+    torch.testing.assert_close(law, own(ids, logits.clone()).softmax(-1), rtol=0, atol=1e-6)
+
+
+def test_kept_storage_forgets_what_a_broken_draft_model_left_in_it():
+    """Masked slots have weight 0, and 0 * NaN is NaN."""
+    draft = copy.deepcopy(MODEL)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft), keep_storage=True)
+    expected = generator.generate(IDS, MASK, max_new_tokens=9)
+    assert expected.stats.acceptance_rate == 1
+    weight = draft.model.layers[0].self_attn.v_proj.weight
+    sound = weight.detach().clone()
+    with torch.no_grad():
+        weight.fill_(torch.nan)
+    broken = generator.generate(IDS, MASK, max_new_tokens=9)
+    assert torch.equal(broken.sequences, expected.sequences)
+    assert broken.stats.acceptance_rate < 0.5
+    with torch.no_grad():
+        weight.copy_(sound)
+    assert generator.generate(IDS, MASK, max_new_tokens=9).stats.acceptance_rate == 1
+
+
+def test_a_row_cut_inside_an_accepted_block_may_be_the_longest_on_the_device():
+    """Its tokens behind the cut are there, and a lookup reads to the end of every row."""
+    model = build("llama")
+    with torch.no_grad():
+        model.lm_head.weight.zero_()  # all logits equal: the text is 0, 0, 0, ..., as lookup says
+    ids = torch.zeros_like(IDS)
+    ids[1, 0] = 5
+
+    def stop(input_ids, scores, **kwargs):
+        return input_ids[:, 0] == 5
+
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(6), steps_ahead=1)
+    result = generator.generate(
+        ids, MASK, max_new_tokens=20, stopping_criteria=StoppingCriteriaList([stop])
+    )
+    assert result.lengths == [20, 1, 20]
+    assert result.stats.accepted[1] == 5  # as many as follow its match in the prompt
+    assert not result.new_tokens.any()

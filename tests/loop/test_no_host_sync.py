@@ -1,0 +1,206 @@
+"""A step never waits for its device: `generator.step` runs under `no_host_sync`, and twice alike.
+
+The guard itself is tested first, on one-line programs that wait and on ordinary ones that do not.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EagleDrafter,
+    EnsembleSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.drafters import EagleHead
+from specdec.graphs import HostSyncError, no_host_sync
+from specdec.training.heads import eagle_config
+
+X = torch.tensor([3.0, 0.0, 1.0])
+WAITING = {
+    "item": lambda: X[0].item(),
+    "float": lambda: float(X[0]),
+    "int": lambda: int(X[0]),
+    "if tensor": lambda: 1 if X[0] > 0 else 2,
+    "range of a tensor": lambda: range(torch.tensor(3)),
+    "slice by a tensor": lambda: X[: torch.tensor(2)],
+    "tolist": lambda: X.tolist(),
+    "numpy": lambda: X.numpy(),
+    "array": lambda: X.__array__(),
+    "cpu": lambda: X.cpu(),
+    "nonzero": lambda: X.nonzero(),
+    "nonzero as tuple": lambda: X.nonzero(as_tuple=True),
+    "where with one argument": lambda: torch.where(X > 0),
+    "read by mask": lambda: X[X > 0],
+    "write by mask": lambda: X.clone().__setitem__(X > 0, X[:2]),
+    "masked_select": lambda: X.masked_select(X > 0),
+    "unique": lambda: X.unique(),
+    "unique_consecutive": lambda: X.unique_consecutive(),
+    "equal": lambda: torch.equal(X, X + 1),
+    "bincount": lambda: X.long().bincount(),
+    "repeat_interleave by a tensor": lambda: X.repeat_interleave(X.long()),
+    "in": lambda: 3.0 in X,
+    "all": lambda: bool((X > 0).all()),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", WAITING)
+def test_an_operation_that_waits_is_refused(name, mode):
+    with mode():
+        WAITING[name]()  # a valid program
+        with pytest.raises(HostSyncError), no_host_sync():
+            WAITING[name]()
+    with pytest.raises(HostSyncError), no_host_sync(), mode():
+        WAITING[name]()
+
+
+ORDINARY = {
+    "arithmetic": lambda: (X * 2 + 1).cumsum(0).softmax(-1).argmax(),
+    "read by index": lambda: X[torch.tensor([0, 2])],
+    "write by index": lambda: X.clone().__setitem__(torch.tensor([0, 2]), X[:2]),
+    "gather and scatter": lambda: X.scatter(0, torch.tensor([1]), X.gather(0, torch.tensor([2]))),
+    "where": lambda: torch.where(X > 0, X, -X),
+    "write one value by mask": lambda: X.masked_fill(X > 0, 0.0),
+    "shapes": lambda: X[: len(X) - 1].view(X.numel() - 1, 1).shape,
+    "sort and topk": lambda: (X.sort(), X.topk(2), torch.searchsorted(X, X)),
+    "in place": lambda: X.clone().add_(1).mul_(2),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ORDINARY)
+def test_an_ordinary_operation_is_allowed_and_gives_what_it_gives_outside(name, mode):
+    outside = ORDINARY[name]()
+    with no_host_sync(), mode():
+        inside = ORDINARY[name]()
+    assert str(inside) == str(outside)
+
+
+def test_everything_is_allowed_again_behind_the_guard_also_after_an_exception():
+    with pytest.raises(ZeroDivisionError), no_host_sync():
+        raise ZeroDivisionError
+    with pytest.raises(HostSyncError), no_host_sync():
+        X.nonzero()
+    for program in WAITING.values():
+        program()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_guard_records_operations_and_shapes_in_order(mode):
+    with no_host_sync() as seen, mode():
+        X.view(1, 3).expand(2, 3).sum(dim=1)
+    names = [name for name, _ in seen.shapes]
+    assert names == ["aten.view.default", "aten.expand.default", "aten.sum.dim_IntList"]
+    assert [shape for _, shape in seen.shapes] == [(1, 3), (2, 3), (2,)]
+
+
+LLAMA = build("llama")
+MIXTURES = {"qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"}
+DRAFTERS = {
+    "none": lambda target: None,
+    "model": lambda target: ModelDrafter(perturbed(target), num_draft_tokens=3),
+    "lookup": lambda target: PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
+    "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
+}
+GATES = {
+    "greedy": {"do_sample": False},
+    "sampled": {"do_sample": True, "temperature": 0.8, "seed": 1},
+    "truncated": {"do_sample": True, "top_k": 9, "top_p": 0.8, "min_p": 0.02, "seed": 2},
+    "mixed": {"do_sample": True, "temperature": [0.0, 1.0, 0.7], "top_k": [0, 5, 3], "seed": 3},
+}
+
+
+SAMPLERS = [
+    BlockSampler(),
+    RejectionSampler(),
+    CouplingSampler(),
+    EnsembleSampler(0.8),
+    TypicalSampler(),
+]
+
+
+def prepared(name, drafter, gate, sampler="auto"):
+    """A generation a few steps in, and its generator; experts of a mixture run without waiting."""
+    model = LLAMA if name == "llama" else build(name)
+    if name in MIXTURES:
+        model.set_experts_implementation("batched_mm")
+    generator = SpeculativeGenerator(model, DRAFTERS[drafter](model), sampler)
+    ids, mask = ragged_prompts(VOCAB, 5, 2, 9)
+    state = generator.start(ids, mask, max_new_tokens=40, eos_token_id=None, **GATES[gate])
+    generator.step(state)
+    generator.step(state)
+    return generator, state
+
+
+def check_steps(generator, state):
+    """Two steps under the guard; with the host's bound pinned they allocate the same tensors."""
+    steps = []
+    for _ in range(2):
+        state.note_longest(10**9)
+        before = state.lengths
+        with no_host_sync() as seen:
+            generator.step(state)
+        assert bool((state.lengths > before).all())
+        steps.append(seen.shapes)
+    assert len(steps[0]) > 50
+    assert steps[0] == steps[1]
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
+def test_no_sampler_waits(sampler, gate):
+    check_steps(*prepared("llama", "model", gate, sampler))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_step_runs_without_waiting_and_always_in_the_same_shapes(drafter, gate):
+    check_steps(*prepared("llama", drafter, gate))
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+@pytest.mark.parametrize(
+    "name",
+    sorted(MIXTURES | {"gemma2", "gemma3", "gptj", "gpt2", "opt", "mpt", "falcon_gqa", "cohere2"}),
+)
+def test_a_step_of_any_architecture_runs_without_waiting(name, drafter):
+    check_steps(*prepared(name, drafter, "truncated"))
+
+
+def test_gpt2_with_a_padding_id_runs_without_waiting():
+    """HF's GPT-2 looks for padding in each forward's ids, to warn, where its config has an id."""
+    generator, state = prepared("gpt2", "lookup", "sampled")
+    generator.target.model.config.pad_token_id = 0
+    check_steps(generator, state)
+
+
+def test_reading_an_outcome_waits_so_the_guard_would_see_a_step_that_did():
+    generator, state = prepared("llama", "model", "sampled")
+    with pytest.raises(HostSyncError), no_host_sync():
+        generator.step(state).fetch().read()
+
+
+def test_the_bound_of_the_host_holds_and_stops_growing_at_the_room_of_the_call():
+    generator, generation = prepared("llama", "lookup", "sampled")
+    cap = 9 + 40 + generator.drafter.num_draft_tokens
+    for _ in range(40):
+        generator.step(generation)
+        window_end = generation.lengths + generator.drafter.num_draft_tokens
+        assert int(window_end.max()) <= generation.num_attended <= cap
+    assert generation.num_attended == cap
+
+
+def test_whoever_reads_the_lengths_makes_the_bound_exact():
+    generator, generation = prepared("llama", "lookup", "sampled")
+    loose = generation.num_attended
+    generation.synchronize()
+    longest = int(generation.lengths.max())
+    assert generation.num_attended == longest + generator.drafter.num_draft_tokens < loose

@@ -1,0 +1,98 @@
+"""The token buffer of a batch against plain lists, row by row."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.graphs import no_host_sync
+from specdec.loop.token_buffer import TokenBuffer
+from specdec.types import PAD_TOKEN, rows_to_keep
+
+VOCAB, ENDS = 7, (5, 2, 900)
+BY_ROW = "tokens", "lengths", "anchor", "remaining", "recent", "start", "num_new"
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=60, deadline=None)
+
+
+class Row:
+    """What one row of a buffer has to hold."""
+
+    def __init__(self, prompt, room, width):
+        self.text, self.room, self.width = list(prompt), room, width
+        self.num_new = min(len(prompt) - 1, 1)
+
+    def commit(self, emitted) -> bool:
+        """Whether the row ends with an end-of-sequence token."""
+        kept = emitted[: self.room]
+        end = next((i + 1 for i, token in enumerate(kept) if token in ENDS), None)
+        kept = kept[:end]
+        self.text += kept
+        self.num_new = len(kept)
+        self.room = 0 if end else self.room - len(kept)
+        return end is not None
+
+    def check(self, buffer, row):
+        length = len(self.text)
+        assert buffer.tokens[row, :length].tolist() == self.text
+        assert buffer.lengths[row] == length - 1
+        assert buffer.anchor[row] == self.text[-1]
+        assert buffer.remaining[row] == self.room
+        assert buffer.num_new[row] == self.num_new
+        start = length - 1 - self.num_new
+        assert buffer.start[row] == start
+        assert buffer.recent[row, : self.num_new + 1].tolist() == self.text[start:]
+
+
+def prompts(rows, generator):
+    lengths = torch.randint(1, 7, (rows,), generator=generator).tolist()
+    return torch.randint(0, VOCAB, (rows, 6), generator=generator), lengths
+
+
+def emitted(rows, width, generator):
+    """Tokens that a sampler may emit, and how many of them it accepted."""
+    count = torch.randint(0, width, (rows,), generator=generator)
+    tokens = torch.randint(0, VOCAB, (rows, width), generator=generator)
+    return tokens.masked_fill_(torch.arange(width) > count[:, None], PAD_TOKEN), count
+
+
+@few
+@given(st.data(), st.integers(1, 6), st.integers(0, 4), st.integers(1, 12), seeds)
+def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted, room, seed):
+    generator, width = torch.Generator().manual_seed(seed), drafted + 1
+    whole = TokenBuffer(rows, 6 + room + width, num_draft_tokens=drafted, vocab_size=VOCAB)
+    addresses = [getattr(whole, name).data_ptr() for name in BY_ROW]
+    for _ in range(2):  # the second call takes over the tensors of the first
+        tokens, lengths = prompts(rows, generator)
+        whole.load(tokens, lengths, max_new_tokens=room, eos=ENDS)
+        own = [Row(t[:n], room, width) for t, n in zip(tokens.tolist(), lengths, strict=True)]
+        buffer = whole
+        for row, expected in enumerate(own):
+            expected.check(buffer, row)
+        for _ in range(3):
+            block, accepted = emitted(len(own), width, generator)
+            with no_host_sync():
+                is_eos = buffer.commit(block, accepted)
+            pairs = zip(block.tolist(), accepted.tolist(), own, strict=True)
+            assert is_eos.tolist() == [row.commit(b[: n + 1]) for b, n, row in pairs]
+            for row, expected in enumerate(own):
+                expected.check(buffer, row)
+            assert [getattr(buffer, name).data_ptr() for name in BY_ROW] == addresses
+            is_live = st.lists(st.booleans(), min_size=len(own), max_size=len(own))
+            kept = rows_to_keep(data.draw(is_live.filter(any)))
+            own, buffer = [own[row] for row in kept], buffer.keep(kept)
+
+
+def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
+    buffer = TokenBuffer(3, 9, num_draft_tokens=3, vocab_size=VOCAB)
+    buffer.load(torch.tensor([[1, 3]] * 3), [2] * 3, max_new_tokens=3, eos=ENDS)
+    block = torch.tensor([[4, 6, 5, 0], [4, 6, 1, 0], [4, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN]])
+    assert buffer.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
+    assert buffer.num_new.tolist() == [3, 3, 1]
+    assert buffer.lengths.tolist() == [4, 4, 2]
+    assert buffer.anchor.tolist() == [5, 1, 4]
+    assert buffer.start.tolist() == [1, 1, 1]
+    assert buffer.remaining.tolist() == [0, 0, 2]
+    assert buffer.tokens[0, :5].tolist() == [1, 3, 4, 6, 5]
+    ended = buffer.commit(torch.tensor([[5, 1, 1, 1]]).repeat(3, 1), torch.tensor([3, 3, 3]))
+    assert ended.tolist() == [False, False, True]
+    assert buffer.num_new.tolist() == [0, 0, 1]

@@ -1,0 +1,200 @@
+"""Models that cannot be decoded faithfully are refused by name; broken logits stop a generation.
+
+A wrong text is worse than an error: recurrent and hybrid models, encoder-decoders, ALiBi models and
+models in training mode are refused when they are wrapped. NaN and infinite logits raise where a
+token would be drawn from them, and only there.
+"""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from architectures import ARCHITECTURES, VOCAB, build
+from drafting import WrongDrafter, perturbed, ragged_prompts
+from fingerprint import fingerprint
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Target,
+    TypicalSampler,
+)
+from specdec.samplers import Warp
+from specdec.types import Draft, Fault
+
+IDS, MASK = ragged_prompts(VOCAB, 2, 5)
+SIZES = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 3}
+HEADS = {"num_attention_heads": 2, "intermediate_size": 24}
+
+
+def t5():
+    config = transformers.T5Config(
+        vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2
+    )
+    return transformers.T5ForConditionalGeneration(config)
+
+
+def mamba():
+    return transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4))
+
+
+def recurrent_gemma():
+    config = transformers.RecurrentGemmaConfig(
+        **SIZES, **HEADS, lru_width=16, num_key_value_heads=1
+    )
+    return transformers.RecurrentGemmaForCausalLM(config)
+
+
+def falcon_h1():
+    config = transformers.FalconH1Config(
+        **SIZES,
+        **HEADS,
+        num_key_value_heads=1,
+        mamba_d_ssm=16,
+        mamba_n_heads=4,
+        mamba_d_head=4,
+        mamba_d_state=4,
+    )
+    return transformers.FalconH1ForCausalLM(config)
+
+
+def bloom():
+    config = transformers.BloomConfig(vocab_size=VOCAB, hidden_size=16, n_layer=2, n_head=2)
+    return transformers.BloomForCausalLM(config)
+
+
+def falcon_alibi():
+    config = transformers.FalconConfig(**SIZES, num_attention_heads=2, alibi=True)
+    return transformers.FalconForCausalLM(config)
+
+
+def forgetful():
+    """Declares its layers sliding, and attends over everything."""
+    config = copy.deepcopy(build("llama").config)
+    config.layer_types, config.sliding_window = ["sliding_attention"] * 3, 7
+    return type(build("llama"))(config)
+
+
+def training():
+    return build("llama").train()
+
+
+REFUSED = {
+    t5: "T5.* is an encoder-decoder model; .*Use HF generate",
+    mamba: "Mamba.* cannot rewind yet: .*use HF generate",
+    recurrent_gemma: "RecurrentGemma.* cannot rewind yet: .*use HF generate",
+    falcon_h1: "FalconH1.* cannot .*[uU]se HF generate",
+    bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
+    falcon_alibi: "Falcon.* cannot be decoded over specdec's cache .*Use HF generate",
+    forgetful: r"layer 0 is sliding_attention but has no sliding window;.*Use HF generate",
+    training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",
+}
+
+
+@pytest.mark.parametrize("wrap", [Target, ModelDrafter])
+@pytest.mark.parametrize("make", REFUSED, ids=lambda make: make.__name__)
+def test_a_model_that_cannot_be_decoded_faithfully_is_refused(make, wrap):
+    torch.manual_seed(0)
+    model = make() if make is training else make().eval()
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match=REFUSED[make]):
+        wrap(model)
+    assert fingerprint(model) == before
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_model_that_is_wrapped_is_left_as_it_was(name):
+    model = build(name)
+    before = fingerprint(model)
+    Target(model)
+    assert fingerprint(model) == before
+
+
+SAMPLED = {"do_sample": True, "seed": 1, "temperature": 0.8, "top_k": 20, "top_p": 0.9}
+OPTIONS = [{}, SAMPLED, SAMPLED | {"temperature": [0.0, 1.0]}]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("options", OPTIONS, ids=["greedy", "sampled", "mixed"])
+@pytest.mark.parametrize("kind", ["none", "model", "lookup"])
+def test_logits_that_are_not_finite_stop_the_generation(value, options, kind):
+    model = build("llama")
+    drafter = {
+        "none": None,
+        "model": ModelDrafter(perturbed(model)),
+        "lookup": PromptLookupDrafter(3),
+    }[kind]
+    generator = SpeculativeGenerator(model, drafter)  # models can break after they were wrapped
+    expected = generator.generate(IDS, MASK, max_new_tokens=6).sequences
+    weight = model.lm_head.weight[3].clone()
+    with torch.no_grad():
+        model.lm_head.weight[3] = value  # the logit of token 3 becomes NaN, or +inf, -inf or NaN
+    before = fingerprint(model)
+    with pytest.raises(ValueError, match=r"row [01] after \d+ new .*logits hold NaN or .*weights"):
+        generator.generate(IDS, MASK, max_new_tokens=6, **options)
+    assert fingerprint(model) == before
+    with torch.no_grad():
+        model.lm_head.weight[3] = weight
+    assert generator.generate(IDS, MASK, max_new_tokens=6).sequences.equal(expected)
+
+
+def test_logits_behind_a_rejected_token_may_be_anything():
+    model = build("llama")
+    drafter = WrongDrafter(copy.deepcopy(model), num_draft_tokens=3)
+    generator = SpeculativeGenerator(model, drafter)
+    expected = generator.generate(IDS, MASK, max_new_tokens=8)
+    broken = []
+
+    def break_what_nobody_reads(_, args, logits):
+        logits[:, 1:] = float("nan")
+        broken.append(logits.shape[1])
+
+    model.lm_head.register_forward_hook(break_what_nobody_reads)
+    result = generator.generate(IDS, MASK, max_new_tokens=8)
+    assert result.sequences.equal(expected.sequences)
+    assert result.stats.accepted == [0, 0]
+    assert broken.count(4) == 8
+
+
+def test_logits_of_a_row_that_has_ended_may_be_anything():
+    model = build("llama")
+    generator = SpeculativeGenerator(model, None, steps_ahead=1)  # with which such rows stay
+    text = generator.generate(IDS, MASK, max_new_tokens=8).new_tokens.tolist()
+    eos = text[0][0]
+    assert eos not in text[1]
+    steps = []
+
+    def break_the_first_row(_, args, logits):
+        steps.append(logits.shape)
+        if len(steps) > 2:  # the prompt, and the step that ends the row
+            logits[0] = float("nan")
+
+    model.lm_head.register_forward_hook(break_the_first_row)
+    result = generator.generate(IDS, MASK, max_new_tokens=8, eos_token_id=eos, pad_token_id=0)
+    assert result.new_tokens.tolist() == [[eos] + [0] * 7, text[1]]
+    assert result.lengths == [1, 8]
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [RejectionSampler(), BlockSampler(), CouplingSampler(), TypicalSampler(), EnsembleSampler(1.0)],
+    ids=lambda sampler: type(sampler).__name__,
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler(sampler, value):
+    impossible = torch.tensor([[2, 2, 2]])
+    draft = Draft(impossible, torch.nn.functional.one_hot(impossible, 4).float())
+    logits = torch.tensor([0.0, 1.0, -torch.inf, 0.5]).repeat(1, 4, 1)
+    logits[:, 1:] = value
+    noise = sampler.noise_type([7]).at(torch.tensor([5]), 4)
+    verdict = sampler(draft, logits, Warp(1), noise)
+    assert verdict.num_accepted.tolist() == [0]
+    assert verdict.faults.tolist() == [0]
+    logits[:, 0, 1] = float("nan")  # which is not behind it
+    assert sampler(draft, logits, Warp(1), noise).faults.tolist() == [Fault.TARGET_LOGITS]

@@ -1,0 +1,146 @@
+"""A target's features are the hidden states of HF's plain forward, at every boundary.
+
+HF's `output_hidden_states` is the oracle for boundaries 0..L-1, and for `"final"`, which it
+lists last; boundary L, before the final norm, is caught by a hook on the last decoder layer. Rows
+are ragged, rejected drafts lie in the cache, and verification continues what prefill has read.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import ragged_prompts, to_right_padding
+from fingerprint import fingerprint
+from torch import Tensor, nn
+
+from specdec import SpeculativeGenerator, Target
+from specdec.drafters import NoDrafter
+from specdec.types import Draft
+
+NAMES = ["llama", "gpt2", "gemma3", "opt", "gptj", "falcon_gqa", "mpt", "gpt_oss", "deepseek_v3"]
+LENGTHS = [3, 11, 7]
+"""Of the texts; what is read at first is less."""
+NUM_READ = torch.tensor([1, 8, 4])
+IDS, MASK = to_right_padding(*ragged_prompts(VOCAB, *LENGTHS))
+
+
+def plain_features(model, ids: Tensor) -> dict[int | str, Tensor]:
+    """`[1, T, H]` at every boundary, from one plain forward over an unpadded text."""
+    caught = []
+    last = next(m for m in model.modules() if isinstance(m, nn.ModuleList))[-1]
+    handle = last.register_forward_hook(lambda _, args, out: caught.append(out))
+    with torch.no_grad():
+        states = model(ids, output_hidden_states=True, use_cache=False).hidden_states
+    handle.remove()
+    out = caught[0][0] if isinstance(caught[0], tuple) else caught[0]
+    count = len(states) - 1
+    features = dict(enumerate(states[:count])) | {"final": states[-1]}
+    return features | {count: out.view_as(states[0])}
+
+
+def expected_features(model, layers) -> list[Tensor]:
+    """Per row `[T, F]`, T its length."""
+    rows = []
+    for ids, length in zip(IDS, LENGTHS, strict=True):
+        features = plain_features(model, ids[None, :length])
+        rows.append(torch.cat([features[layer][0] for layer in layers], dim=-1))
+    return rows
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def model(request):
+    return build(request.param)
+
+
+@pytest.mark.parametrize("chunk_size", [8, 3])
+@torch.no_grad()
+def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk_size):
+    num_layers = model.config.num_hidden_layers
+    layers = (0, 2, num_layers, "final")
+    target = Target(model, feature_layers=layers)
+    expected = expected_features(model, layers)
+    assert target.feature_width == 4 * 32 == expected[0].shape[-1]
+
+    cache = target.init_cache(len(LENGTHS), 32)
+    for offset in range(0, 8, chunk_size):
+        tokens = IDS[:, offset : min(8, offset + chunk_size)]
+        features = target.prefill(cache, tokens, NUM_READ, offset=offset)
+        for row, count in enumerate(NUM_READ.tolist()):
+            seen = features[row, : max(0, count - offset)]
+            wanted = expected[row][offset : min(count, offset + chunk_size)]
+            torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
+    wrong = Draft(torch.full((3, 2), 5))
+    for draft in (
+        wrong,
+        Draft(IDS.gather(1, NUM_READ[:, None] + 1 + torch.arange(2).clamp(max=1))),
+    ):
+        anchor = IDS.gather(1, NUM_READ[:, None])[:, 0]
+        features = target.verify(cache, NUM_READ, anchor, draft, num_attended=11).features
+    for row, count in enumerate(NUM_READ.tolist()):
+        wanted = expected[row][count : count + 3]
+        seen = features[row, : len(wanted)]
+        assert len(wanted) >= 2
+        torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layer", [4, -1, "last", 1.0, None])
+def test_a_feature_layer_that_does_not_exist_is_refused(layer):
+    with pytest.raises(ValueError, match=rf"{layer!r} does not exist: .*'final' or .* 0\.\.3"):
+        Target(build("llama"), feature_layers=(0, layer))
+
+
+class Watcher(NoDrafter):
+    """Writes down the features that it is given beside the tokens that they produced."""
+
+    def __init__(self, feature_layers: tuple):
+        super().__init__()
+        self.feature_layers = feature_layers
+        self.seen: list[dict[int, tuple[int, Tensor]]] = [{} for _ in LENGTHS]
+
+    def prefill(self, context, state):
+        """Notes every valid pair: position of the feature, next token, feature."""
+        for row, seen in enumerate(self.seen):
+            for j in range(int(context.num_new[row])):
+                token = int(context.tokens[row, j + 1])
+                seen[int(context.start[row]) + j] = token, context.features[row, j].clone()
+
+    def propose(self, context, state, drawing):
+        """Nothing, after a note."""
+        self.prefill(context, state)
+        return super().propose(context, state, drawing)
+
+
+@pytest.mark.parametrize("chunk_size", [2048, 4])
+def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model, chunk_size):
+    layers = (1, "final")
+    watcher = Watcher(layers)
+    generator = SpeculativeGenerator(model, watcher, prefill_chunk_size=chunk_size)
+    result = generator.generate(IDS, MASK, max_new_tokens=6)
+    for row, length in enumerate(LENGTHS):
+        text = torch.cat([IDS[row, :length], result.new_tokens[row]])
+        features = plain_features(model, text[None])
+        wanted = torch.cat([features[layer][0] for layer in layers], dim=-1)
+        # The last step has emitted a token that no proposal has been asked to follow.
+        assert sorted(watcher.seen[row]) == list(range(length + 6 - 2))
+        for position, (token, feature) in watcher.seen[row].items():
+            assert token == text[position + 1]
+            torch.testing.assert_close(feature, wanted[position], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_hooks_are_gone_after_every_forward_also_after_one_that_failed(model):
+    generator = SpeculativeGenerator(model, Watcher((0, 1, "final")))
+    expected = generator.generate(IDS, MASK, max_new_tokens=3).sequences
+    before = fingerprint(model)
+
+    def fail(*args):
+        raise RuntimeError("on purpose")
+
+    assert torch.equal(generator.generate(IDS, MASK, max_new_tokens=3).sequences, expected)
+    assert fingerprint(model) == before
+    layers = next(m for m in model.modules() if isinstance(m, nn.ModuleList))
+    handle = layers[1].register_forward_hook(fail)
+    while_hooked = fingerprint(model)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        generator.generate(IDS, MASK, max_new_tokens=3)
+    assert fingerprint(model) == while_hooked
+    handle.remove()

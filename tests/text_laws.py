@@ -1,0 +1,151 @@
+"""Exact distributions of short texts of a six-token target, and runs to hold against them."""
+
+import itertools
+from collections import Counter
+from functools import cache
+
+import pytest
+import scipy.stats
+import torch
+from transformers import (
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+    TypicalLogitsWarper,
+)
+
+from specdec import (
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+)
+
+VOCAB, ROWS, NUM_NEW = 6, 10_000, 3
+TARGET, DRAFT = 3, 27  # they share 60 % of their first token's law
+ALPHA, POWER = 1e-9, 0.99
+PROMPT = [1, 4, 2, 1, 4]  # n-gram lookup proposes 2, 1 behind it
+WARPS = {
+    "plain": ({"temperature": 1.0, "top_k": 0}, []),
+    "truncated": (
+        {"temperature": 0.8, "top_k": 4, "top_p": 0.9},
+        [TemperatureLogitsWarper(0.8), TopKLogitsWarper(4), TopPLogitsWarper(0.9)],
+    ),
+    "typical": (  # which the library leaves to HF's own processors
+        {"generation_config": GenerationConfig(temperature=0.8, top_k=5, typical_p=0.7)},
+        [TemperatureLogitsWarper(0.8), TopKLogitsWarper(5), TypicalLogitsWarper(0.7)],
+    ),
+}
+
+
+@cache
+def tiny(seed: int) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.3, generator=generator)
+    return model
+
+
+DRAFTERS = {
+    "none": lambda: None,
+    "model": lambda: ModelDrafter(tiny(DRAFT), num_draft_tokens=2),
+    "lookup": lambda: PromptLookupDrafter(num_draft_tokens=2),
+}
+
+
+@cache
+def law(seed: int, warp: str) -> dict[tuple, list[float]]:
+    """The next token's law behind every continuation of the prompt by at most two tokens."""
+    table = {}
+    model = tiny(seed)
+    for length in range(NUM_NEW):
+        ends = list(itertools.product(range(VOCAB), repeat=length))
+        ids = torch.tensor([[*PROMPT, *end] for end in ends])
+        with torch.no_grad():
+            logits = model(ids).logits[:, -1].double()
+        logits = LogitsProcessorList(WARPS[warp][1])(ids, logits)
+        table |= dict(zip(ends, logits.softmax(dim=-1).tolist(), strict=True))
+    return table
+
+
+def text_law(warp: str, length: int) -> dict[tuple, float]:
+    """The law of the first `length` tokens."""
+    table, laws = law(TARGET, warp), {(): 1.0}
+    for _ in range(length):
+        laws = {(*e, x): p * table[e][x] for e, p in laws.items() for x in range(VOCAB)}
+    return laws
+
+
+def step_law(warp: str) -> dict[tuple, float]:
+    """The law of (drafts accepted, tokens emitted) in the first step; the model drafts, K = 2."""
+    target, draft = law(TARGET, warp), law(DRAFT, warp)
+    laws, reached = {}, {(): 1.0}
+    for count in range(2):
+        accepted = {}
+        for end, mass in reached.items():
+            for x, (p, q) in enumerate(zip(target[end], draft[end], strict=True)):
+                accepted[(*end, x)] = mass * min(p, q)
+                laws[count, (*end, x)] = mass * max(0.0, p - q)
+        reached = accepted
+    laws |= {(2, (*e, x)): m * target[e][x] for e, m in reached.items() for x in range(VOCAB)}
+    return laws
+
+
+def conditional(laws: dict[tuple, float], count: int) -> dict[tuple, float]:
+    total = sum(p for (accepted, _), p in laws.items() if accepted == count)
+    return {end: p / total for (accepted, end), p in laws.items() if accepted == count}
+
+
+def p_value(observed: Counter, laws: dict) -> float:
+    """Of Pearson's chi-square; cells that expect fewer than 10 are merged into one."""
+    assert sum(laws.values()) == pytest.approx(1)
+    num_seen = sum(observed.values())
+    if any(laws.get(cell, 0.0) <= 0 for cell in observed):
+        return 0.0  # something impossible happened
+    expected = {cell: num_seen * p for cell, p in laws.items() if p > 0}
+    small = [cell for cell, count in expected.items() if count < 10]
+    pairs = [(observed[c], count) for c, count in expected.items() if count >= 10]
+    pairs.append((sum(observed[c] for c in small), sum(expected[c] for c in small)))
+    pairs = [pair for pair in pairs if pair[1] > 0]
+    statistic = sum((seen - count) ** 2 / count for seen, count in pairs)
+    return float(scipy.stats.chi2.sf(statistic, len(pairs) - 1))
+
+
+@cache
+def run(drafter: str, warp: str):
+    return sample(DRAFTERS[drafter](), "auto", warp)
+
+
+def sample(drafter, sampler, warp: str):
+    generator = SpeculativeGenerator(tiny(TARGET), drafter, sampler)
+    return generator.generate(
+        torch.tensor([PROMPT]).expand(ROWS, -1),
+        max_new_tokens=NUM_NEW,
+        do_sample=True,
+        seed=list(range(ROWS)),
+        trace=True,
+        **WARPS[warp][0],
+    )
+
+
+def p_values_of_texts(result, warp: str) -> dict[int, float]:
+    texts = [tuple(text) for text in result.new_tokens.tolist()]
+    return {n: p_value(Counter(text[:n] for text in texts), text_law(warp, n)) for n in (1, 2, 3)}
