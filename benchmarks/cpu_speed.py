@@ -134,7 +134,6 @@ def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> Non
     `propose` and the target's `verify`. `total` is everything outside the forwards of the HF
     models, so it holds the drafter's and the target's own work too (slots, draws).
     """
-    draft = drafters["draft LM"].model
     for name in ("draft LM", "no drafter"):
         drafter = drafters[name]
         generator = SpeculativeGenerator(target, drafter)
@@ -144,7 +143,8 @@ def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> Non
             for kind in ("total", "generator"):
                 records = generator.stream(ids, max_new_tokens=new_tokens, do_sample=False)
                 if kind == "total":
-                    clock = CallClock((target, "forward"), (draft, "forward"))
+                    runners = generator.target._slot_model, drafters["draft LM"]._slot_model
+                    clock = CallClock(*((runner._view, "forward") for runner in runners))
                 else:
                     parts = (generator.drafter, "propose"), (generator.target, "verify")
                     clock = CallClock(*parts)

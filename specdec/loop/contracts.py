@@ -9,7 +9,7 @@ Legend: B rows, K draft tokens, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
+from specdec.types import Draft, Fault, Verdict
 
 
 def sound_draft(draft: Draft, vocab_size: int) -> tuple[Draft, Tensor]:
@@ -36,8 +36,8 @@ def sound_draft(draft: Draft, vocab_size: int) -> tuple[Draft, Tensor]:
     return Draft(tokens, draft.probs, num_valid), faults
 
 
-def sound_verdict(verdict: Verdict, draft: Draft, vocab_size: int) -> tuple[Verdict, Tensor]:
-    """A verdict that can be committed.
+def sound_verdict(verdict: Verdict, draft: Draft, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What can be committed of a verdict.
 
     Args:
         verdict: of a sampler.
@@ -45,7 +45,8 @@ def sound_verdict(verdict: Verdict, draft: Draft, vocab_size: int) -> tuple[Verd
         vocab_size: V.
 
     Returns:
-        The verdict, and faults `[B]` int64, its own included.
+        Tokens `[B, K + 1]`, all of them ids of the vocabulary; how many were accepted, `[B]`; and
+        faults `[B]` int64, the verdict's own included.
     """
     width = draft.tokens.shape[1]
     most = width if draft.num_valid is None else draft.num_valid
@@ -57,5 +58,4 @@ def sound_verdict(verdict: Verdict, draft: Draft, vocab_size: int) -> tuple[Verd
     faults = faults + is_foreign.any(dim=1) * int(Fault.EMITTED_ID)
     if verdict.faults is not None:
         faults = faults | verdict.faults
-    tokens = torch.where(is_emitted, tokens, PAD_TOKEN)
-    return Verdict(tokens, num_accepted, draft.num_valid, verdict.faults), faults
+    return tokens, num_accepted, faults

@@ -62,19 +62,18 @@ class Outcome:
 
 def write_record(
     record: Tensor,
-    draft: Draft,
-    verdict: Verdict,
     *,
     num_new: Tensor,
     is_eos: Tensor,
+    num_accepted: Tensor,
+    num_drafted: Tensor,
     faults: Tensor,
+    emitted: Tensor,
+    drafted: Tensor,
 ) -> None:
     """Packs a step into its record `[B, 2 K + 6]`; see `Outcome`."""
-    num_drafted = verdict.num_drafted
-    if num_drafted is None:
-        num_drafted = torch.full_like(num_new, draft.tokens.shape[1])
-    counts = torch.stack([num_new, is_eos.long(), verdict.num_accepted, num_drafted, faults], dim=1)
-    torch.cat([counts, verdict.tokens, draft.tokens], dim=1, out=record)
+    counts = torch.stack([num_new, is_eos.long(), num_accepted, num_drafted, faults], dim=1)
+    torch.cat([counts, emitted, drafted], dim=1, out=record)
 
 
 def record_width(num_draft_tokens: int) -> int:

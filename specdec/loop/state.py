@@ -55,6 +55,7 @@ class StepState:
 
     Args:
         signature: what it was allocated for.
+        vocab_size: V of the target.
         buffer: committed tokens and lengths.
         warp: the rows' gate from logits to probabilities.
         noise: the rows' random numbers.
@@ -65,6 +66,7 @@ class StepState:
     """
 
     signature: Signature
+    vocab_size: int
     buffer: TokenBuffer
     warp: Warp
     noise: Noise
@@ -94,6 +96,7 @@ class StepState:
         record = torch.zeros(rows, record_width(num_draft_tokens), dtype=torch.long, device=device)
         return cls(
             signature=signature,
+            vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, num_draft_tokens=num_draft_tokens, **sizes),
             warp=Warp(rows, device=device, **request.options.warp),
             noise=sampler.noise_type([0] * rows, device=device),

@@ -8,6 +8,7 @@ captured as a graph on a GPU.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
@@ -54,8 +55,8 @@ def device_step(
     draft, faults = propose(parts, state, noise, num_attended)
     output = verify(parts, state, draft, num_attended)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-    verdict, found = accept(parts, state, draft, logits, noise)
-    commit(state, draft, verdict, faults | found, output.features)
+    verdict = parts.sampler(draft, logits, state.warp, noise)
+    commit(state, draft, verdict, faults, output.features)
     return Outcome(draft, verdict, logits, state.record)
 
 
@@ -85,20 +86,24 @@ def verify(parts: Parts, state: StepState, draft: Draft, num_attended: int) -> T
     )
 
 
-def accept(
-    parts: Parts, state: StepState, draft: Draft, logits: Tensor, noise: StepNoise
-) -> tuple[Verdict, Tensor]:
-    """A verdict that keeps the contract of `Verdict`, and faults `[B]`."""
-    verdict = parts.sampler(draft, logits, state.warp, noise)
-    return sound_verdict(verdict, draft, logits.shape[-1])
-
-
 def commit(
     state: StepState, draft: Draft, verdict: Verdict, faults: Tensor, features: Tensor | None
 ) -> None:
     """Appends what was emitted, and writes down what happened."""
-    is_eos = state.buffer.commit(verdict.tokens, verdict.num_accepted)
+    tokens, num_accepted, found = sound_verdict(verdict, draft, state.vocab_size)
+    is_eos = state.buffer.commit(tokens, num_accepted)
     if features is not None:
         state.features.copy_(features)
-    num_new = state.buffer.num_new
-    write_record(state.record, draft, verdict, num_new=num_new, is_eos=is_eos, faults=faults)
+    num_drafted = draft.num_valid
+    if num_drafted is None:
+        num_drafted = torch.full_like(num_accepted, draft.tokens.shape[1])
+    write_record(
+        state.record,
+        num_new=state.buffer.num_new,
+        is_eos=is_eos,
+        num_accepted=num_accepted,
+        num_drafted=num_drafted,
+        faults=faults | found,
+        emitted=tokens,
+        drafted=draft.tokens,
+    )

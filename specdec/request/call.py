@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -163,6 +164,11 @@ def check_hook(
             "custom_generate was called on another model than the generator's target; call "
             "generator.target.model.generate(..., custom_generate=generator)"
         )
+    if _locals_of_generate().get("assistant_model") is not None:
+        raise ValueError(
+            "assistant_model has no effect beside custom_generate; leave it out and build the "
+            "generator with ModelDrafter(assistant_model)"
+        )
     if synced_gpus:
         raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
     cache = model_kwargs.get("past_key_values")
@@ -178,6 +184,16 @@ def check_hook(
         raise ValueError(
             f"specdec generates from input_ids only and does not know: {', '.join(sorted(unknown))}"
         )
+
+
+def _locals_of_generate() -> dict:
+    """What HF's `generate` knows when it calls a decoding method: it drops `assistant_model`, which
+    cannot be seen in any other way.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "generate":
+        frame = frame.f_back
+    return {} if frame is None else frame.f_locals
 
 
 def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> None:

@@ -61,6 +61,7 @@ class TypicalSampler(Sampler):
         row = num_accepted[:, None, None].expand(-1, -1, laws.shape[-1])
         _, resample = chain_uniforms(draft, noise)
         tokens = append_token(draft.tokens, num_accepted, draw(laws.gather(1, row)[:, 0], resample))
-        # What the draft's laws say plays no part, so it cannot be wrong.
-        faults = find_faults(draft.tokens, None, None, target_logits.amax(dim=-1), num_accepted)
+        # Draft probabilities play no part in the rule, but those of a broken drafter show it.
+        proposal = draft.tokens, draft.probs, draft.num_valid
+        faults = find_faults(*proposal, target_logits.amax(dim=-1), num_accepted)
         return Verdict(tokens, num_accepted, draft.num_valid, faults)

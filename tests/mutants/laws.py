@@ -88,9 +88,9 @@ half = logits.bfloat16()
     Mutant(
         name="the most likely token is proposed beside a soft law",
         source="transformers#32867, jaymody/speculative-sampling#3 (rows 1, 8)",
-        file="samplers/noise.py",
-        old="return warp.draw(logits, uniforms, into)",
-        new="return logits.argmax(dim=-1), warp.draw(logits, uniforms, into)[1]",
+        file="samplers/drawing.py",
+        old="return warp.draw(logits, uniforms, out)",
+        new="return logits.argmax(dim=-1), warp.draw(logits, uniforms, out)[1]",
         caught_by="drafters/test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-None]",
     ),
@@ -101,7 +101,7 @@ half = logits.bfloat16()
         old="tokens = logits.argmax(dim=-1)",
         new="""\
 tokens = logits.argmax(dim=-1)
-            self._laws = self._gate(logits).expand(-1, self._count, -1)""",
+            self._probs = self._warp(logits).expand(-1, drawing.num_draft_tokens, -1)""",
         caught_by="drafters/test_proposals.py::"
         "test_an_argmax_proposal_is_a_point_mass_on_the_most_likely_tokens",
     ),
@@ -109,10 +109,10 @@ tokens = logits.argmax(dim=-1)
         name="draft tokens are drawn at the draft temperature, their law told at the target's",
         source="transformers#47932 (row 3)",
         file="drafters/proposal.py",
-        old="tokens, law = self._noise.propose(logits, self._gate, place, into)",
+        old="if probs is None:",
         new="""\
-tokens, law = self._noise.propose(logits, self._gate, place, into)
-            into.copy_(self._gate.at_temperature(1.0)(logits))""",
+out.copy_(self._warp.at_temperature(1.0)(logits))
+            if probs is None:""",
         caught_by="drafters/test_proposals.py::"
         "test_draft_tokens_are_draws_from_the_law_that_is_told[plain-0.4]",
     ),
@@ -120,8 +120,8 @@ tokens, law = self._noise.propose(logits, self._gate, place, into)
         name="each law is written over the one before it",
         source="the table that the laws of a draft share",
         file="drafters/proposal.py",
-        old="into = self._laws[:, place : place + 1]",
-        new="into = self._laws[:, :1]",
+        old="return self._probs[:, index : index + 1]",
+        new="return self._probs[:, :1]",
         caught_by="drafters/test_proposals.py::test_each_law_is_written_where_the_draft_keeps_it[dtype0]",
     ),
 ]

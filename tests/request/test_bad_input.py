@@ -54,6 +54,12 @@ PROMPTS = {
     "hole": ((IDS, WITH_HOLE), ValueError, "row 1 has holes; .* unbroken run"),
     "mask shape": ((IDS, MASK[:, :4]), ValueError, r"input_ids, \[2, 5\], got \[2, 4\]"),
     "mask 4-D": ((IDS, MASK[:, None, None]), ValueError, r"\[2, 5\], got \[2, 1, 1, 5\]"),
+    "additive mask": (
+        (IDS, (1 - MASK) * torch.finfo(torch.float32).min),
+        ValueError,
+        r"1 for real tokens and 0 for padding, got -3\.4.*; an additive mask",
+    ),
+    "mask of counts": ((IDS, MASK * 2), ValueError, "0 for padding, got 2"),
     "mask list": ((IDS, MASK.tolist()), ValueError, r"\[2, 5\], got list"),
     "negative id": ((cell(1, 2, -1),), ValueError, r"input_ids\[1, 2\] is -1, .*vocabulary of 61"),
     "large id": ((cell(0, 4, 61),), ValueError, r"\[0, 4\] is 61, .* 61; .*target's tokenizer\?"),

@@ -1,0 +1,224 @@
+"""What drafters and samplers must keep to: what breaks it stops the generation before a token of
+the step is emitted, and harms nothing on the way.
+"""
+
+import copy
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec import (
+    BlockSampler,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    Sampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.graphs import no_host_sync
+from specdec.loop.contracts import sound_draft, sound_verdict
+from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 5, 2, 6)
+K = 3
+
+
+class Fixed(NoDrafter):
+    """Proposes what it is told to."""
+
+    num_draft_tokens = K
+
+    def __init__(self, make):
+        super().__init__()
+        self.make = make
+
+    def propose(self, context, state, drawing):
+        """The same draft at every step."""
+        return self.make(len(context.start), drawing.num_draft_tokens)
+
+
+class Saying(Sampler):
+    """Takes what a sound sampler says and changes it."""
+
+    lossless = False
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def decide(self, draft, target_logits, warp, noise):
+        """The changed verdict."""
+        return self.change(RejectionSampler().decide(draft, target_logits, warp, noise))
+
+    def decide_greedily(self, draft, target_logits):
+        """The changed verdict."""
+        return self.change(super().decide_greedily(draft, target_logits))
+
+
+def ids(value):
+    return lambda rows, k: Draft(torch.full((rows, k), value))
+
+
+def counts(value):
+    return lambda rows, k: Draft(torch.full((rows, k), 3), None, torch.full((rows,), value))
+
+
+def negative(rows, k):
+    probs = torch.zeros(rows, k, VOCAB)
+    probs[..., 3], probs[..., 4], probs[..., 5] = 0.7, 0.5, -0.2  # the sum is 1
+    return Draft(torch.full((rows, k), 3), probs)
+
+
+DRAFTS = {
+    "an id beyond the vocabulary": (ids(VOCAB), "draft token lies outside the target's vocab"),
+    "a huge id": (ids(2**40), "draft token lies outside the target's vocabulary"),
+    "a negative id": (ids(-1), "draft token lies outside the target's vocabulary; mark"),
+    "more valid tokens than K": (counts(K + 1), r"num_valid is outside 0..K"),
+    "fewer valid tokens than none": (counts(-1), r"num_valid is outside 0..K"),
+    "negative probabilities": (negative, "draft probabilities are negative"),
+}
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}], ids=["greedy", "sampled"])
+def test_a_draft_that_cannot_be_right_stops_the_generation(name, options):
+    make, message = DRAFTS[name]
+    if make is negative and not options:
+        pytest.skip("a greedy step has no use for probabilities")
+    generator = SpeculativeGenerator(MODEL, Fixed(make))
+    with pytest.raises(ValueError, match=f"row 0 after 0 new tokens.*{message}"):
+        generator.generate(IDS, MASK, max_new_tokens=9, **options)
+
+
+def test_a_token_beyond_num_valid_may_be_anything():
+    expected = MODEL.generate(IDS, attention_mask=MASK, max_new_tokens=9, do_sample=False)
+
+    def make(rows, k):
+        tokens = torch.tensor([5, -7, 2**50])[:k].expand(rows, -1)
+        return Draft(tokens, None, torch.ones(rows, dtype=torch.long))
+
+    found = SpeculativeGenerator(MODEL, Fixed(make)).generate(IDS, MASK, max_new_tokens=9)
+    assert torch.equal(found.sequences, expected)
+    assert sum(found.stats.drafted) > 0
+
+
+VERDICTS = {
+    "fewer than none": (lambda v: Verdict(v.tokens, v.num_accepted - 9), "accepted fewer than 0"),
+    "more than drafted": (
+        lambda v: Verdict(v.tokens, v.num_accepted * 0 + K + 1),
+        "accepted fewer",
+    ),
+    "an emitted id": (lambda v: Verdict(v.tokens + VOCAB, v.num_accepted), "emitted a token outs"),
+    "no token": (
+        lambda v: Verdict(torch.full_like(v.tokens, PAD_TOKEN), v.num_accepted),
+        "emitted a token outside the target's vocabulary",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_that_cannot_be_right_stops_the_generation(name):
+    change, message = VERDICTS[name]
+    drafter = ModelDrafter(perturbed(MODEL), K)
+    generator = SpeculativeGenerator(MODEL, drafter, Saying(change))
+    with pytest.raises(ValueError, match=f"row 0 after 0 new tokens.*{message}"):
+        generator.generate(IDS, MASK, max_new_tokens=9)
+
+
+integers = st.one_of(st.integers(-3, VOCAB + 3), st.sampled_from([2**40, -(2**40)]))
+
+
+@given(st.data(), st.integers(1, 3), st.integers(0, 3))
+def test_what_a_contract_repairs_is_sound_and_what_is_sound_is_left_alone(data, rows, width):
+    def drawn(count):
+        values = data.draw(st.lists(integers, min_size=rows * count, max_size=rows * count))
+        return torch.tensor(values, dtype=torch.long).view(rows, count)
+
+    draft = Draft(drawn(width), None, drawn(1)[:, 0] if data.draw(st.booleans()) else None)
+    with no_host_sync():
+        sound, faults = sound_draft(draft, VOCAB)
+        faults = torch.zeros(rows, dtype=torch.long) + faults
+    limit = [width] * rows if draft.num_valid is None else draft.num_valid.tolist()
+    for row in range(rows):
+        valid = min(max(limit[row], 0), width)
+        is_foreign = any(not 0 <= t < VOCAB for t in draft.tokens[row, :valid].tolist())
+        expected = is_foreign * Fault.DRAFT_ID + (valid != limit[row]) * Fault.NUM_VALID
+        assert int(faults[row]) == expected
+        assert all(0 <= token < VOCAB for token in sound.tokens[row].tolist())
+        if not expected:
+            assert torch.equal(sound.tokens[row, :valid], draft.tokens[row, :valid])
+    verdict = Verdict(drawn(width + 1), drawn(1)[:, 0])
+    with no_host_sync():
+        tokens, num_accepted, faults = sound_verdict(verdict, sound, VOCAB)
+    for row in range(rows):
+        most = width if sound.num_valid is None else int(sound.num_valid[row])
+        count = int(num_accepted[row])
+        assert count == min(max(int(verdict.num_accepted[row]), 0), most)
+        emitted = verdict.tokens[row, : count + 1].tolist()
+        expected = any(not 0 <= token < VOCAB for token in emitted) * Fault.EMITTED_ID
+        expected += (count != int(verdict.num_accepted[row])) * Fault.NUM_ACCEPTED
+        assert int(faults[row]) == expected
+        assert all(0 <= token < VOCAB for token in tokens[row].tolist())
+        if not expected:
+            assert tokens[row, : count + 1].tolist() == emitted
+
+
+@pytest.mark.parametrize("sampler", [TypicalSampler(), BlockSampler()], ids=["typical", "block"])
+def test_nan_from_a_drafter_stops_a_sampled_generation(sampler):
+    draft = copy.deepcopy(MODEL)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft, K), sampler)
+    with torch.no_grad():
+        draft.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="draft probabilities are negative or do not sum to 1"):
+        generator.generate(IDS, MASK, max_new_tokens=9, do_sample=True, seed=0)
+
+
+def forwards(model):
+    """How many tokens per row each forward of a model gets."""
+    calls = []
+    hook = lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[1])  # noqa: E731
+    return calls, model.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+@pytest.mark.parametrize("max_new_tokens", [1, 2, 5])
+def test_more_draft_tokens_than_a_call_has_room_for_cost_nothing(max_new_tokens):
+    draft = perturbed(MODEL)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft, 10**9))
+    drafted, handle = forwards(draft)
+    verified, other = forwards(MODEL)
+    result = generator.generate(IDS, MASK, max_new_tokens=max_new_tokens)
+    handle.remove(), other.remove()
+    steps = len(verified) - 1  # one reads the prompts
+    assert len(drafted) - 1 <= steps * (max_new_tokens - 1)
+    assert max(verified[1:]) <= max_new_tokens
+    expected = MODEL.generate(
+        IDS, attention_mask=MASK, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
+    )
+    assert torch.equal(result.sequences, expected)
+
+
+def test_an_ngram_longer_than_any_text_costs_nothing():
+    drafter = PromptLookupDrafter(3, max_ngram=10**9)
+    result = SpeculativeGenerator(MODEL, drafter).generate(IDS, MASK, max_new_tokens=6)
+    assert result.lengths == [6, 6, 6]
+
+
+@pytest.mark.parametrize("options", [{"max_ngram": 2.5}, {"min_ngram": "1"}, {"max_ngram": True}])
+def test_an_ngram_size_that_is_no_integer_is_refused(options):
+    with pytest.raises(ValueError, match=r"_ngram must be an integer"):
+        PromptLookupDrafter(3, **options)
+
+
+def test_a_generation_of_another_generator_is_refused():
+    generator, other = (SpeculativeGenerator(MODEL, ModelDrafter(MODEL, k)) for k in (2, 3))
+    generation = other.start(IDS, MASK, max_new_tokens=9)
+    with pytest.raises(ValueError, match="started by another generator"):
+        generator.step(generation)
+    other.step(generation)
