@@ -12,7 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+PROMPT_TOKENS = 64
+"""Of each text that is held out for evaluation."""
 
 
 def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
@@ -99,6 +103,35 @@ def encode_texts(
     return documents
 
 
+def hold_out(documents: list[np.ndarray], num_prompts: int) -> tuple[list[np.ndarray], Tensor]:
+    """Takes prompts from the end of the data, at most every fourth document; if there are too few
+    documents for that, they are cut into pieces first.
+
+    Args:
+        documents: ids of each.
+        num_prompts: how many prompts are wanted; there may be fewer.
+
+    Returns:
+        The documents, or pieces of them, to train on; and prompts `[num_prompts, 64]`, the starts
+        of those that are kept from training.
+
+    Raises:
+        ValueError: a negative number of prompts.
+    """
+    if num_prompts < 0:
+        raise ValueError(f"the number of evaluation prompts must be >= 0, got {num_prompts}")
+    if sum(len(ids) >= PROMPT_TOKENS for ids in documents) < 4 * num_prompts:
+        size = max(sum(map(len, documents)) // (4 * num_prompts), PROMPT_TOKENS)
+        documents = [
+            ids[start : start + size] for ids in documents for start in range(0, len(ids), size)
+        ]
+    long = [index for index, ids in enumerate(documents) if len(ids) >= PROMPT_TOKENS]
+    held_out = long[max(len(long) - num_prompts, (3 * len(long) + 3) // 4) :]
+    prompts = np.array([documents[index][:PROMPT_TOKENS] for index in held_out], dtype=np.int64)
+    rest = [ids for index, ids in enumerate(documents) if index not in set(held_out)]
+    return rest, torch.from_numpy(prompts.reshape(-1, PROMPT_TOKENS))
+
+
 class PackedStream:
     """Endless training rows: each epoch shuffles the documents and cuts them end to end.
 
@@ -134,7 +167,7 @@ class PackedStream:
         """Passes over the documents so far."""
         return self.epoch + self.position / len(self._stream)
 
-    def take(self, batch_size: int, length: int) -> torch.Tensor:
+    def take(self, batch_size: int, length: int) -> Tensor:
         """The next rows, ids `[B, T + 1]`: inputs and, shifted by one, their labels.
 
         What an epoch has left after its last whole batch is not seen in that epoch.

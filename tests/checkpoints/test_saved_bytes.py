@@ -11,10 +11,12 @@ import pytest
 import torch
 import transformers
 from checkpoint_parts import TARGET
+from eagle_heads import flagged
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
+from specdec.heads.config import LayerConfig
 
-EAGLE3 = EagleConfig("attention", 32, 24, 1, 4, 2, 8, 61, 20, (2, 4, 5), 32)
+EAGLE3 = EagleConfig("attention", LayerConfig(32, 24, 4, 2, 8), 61, 20, (2, 4, 5), 32)
 EAGLE1 = replace(
     EAGLE3,
     fusion="input",
@@ -24,7 +26,7 @@ EAGLE1 = replace(
     has_lm_head=False,
     fc_bias=True,
 )
-NEWER = replace(EAGLE3, has_qk_norm=True, norm_before_residual=True)
+NEWER = flagged(EAGLE3, has_qk_norm=True, norm_before_residual=True)
 HEADS = {
     "safeailab, EAGLE-3": (
         EAGLE3,

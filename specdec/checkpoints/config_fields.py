@@ -1,0 +1,140 @@
+"""`ConfigFields`: a checkpoint's configuration, read field by field with types and bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+LIMITS = {
+    "hidden_size": 2**17,
+    "target_hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 2**13,
+    "vocab_size": 2**23,
+    "draft_vocab_size": 2**23,
+    "truncated_vocab_size": 2**23,
+    "num_aux_hidden_states": 64,
+    "max_position_embeddings": 2**31,
+    "parallel_draft_step": 2**10,
+}
+"""Largest values believed; what is larger would only exhaust the memory."""
+
+
+class ConfigFields:
+    """Fields of a configuration; `null` means absent, as in Hugging Face's own configurations.
+
+    Args:
+        raw: the parsed JSON object.
+        origin: what to call it in messages.
+
+    Example:
+        >>> fields = ConfigFields({"hidden_size": 64, "bias": None}, "config.json")
+        >>> fields.integer("hidden_size"), fields.flag("bias", default=True), fields.unread
+        (64, True, set())
+        >>> fields.integer("num_hidden_layers")
+        Traceback (most recent call last):
+        ValueError: config.json lacks num_hidden_layers
+    """
+
+    def __init__(self, raw: Mapping[str, Any], origin: str):
+        self.raw = raw
+        self.origin = origin
+        self._read: set[str] = set()
+        self._sections: dict[str, ConfigFields] = {}
+
+    @property
+    def unread(self) -> set[str]:
+        """Keys that no call has asked for; those of sections as `section.key`."""
+        nested = {
+            f"{name}.{key}" for name, section in self._sections.items() for key in section.unread
+        }
+        return (self.raw.keys() - self._read) | nested
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of any type, or `default` where it is absent or null."""
+        self._read.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def integer(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int | None = None
+    ) -> int:
+        """An integer in `low..high`; `high` is `LIMITS[name]` by default.
+
+        Raises:
+            ValueError: absent without a default, not an integer, or out of bounds.
+        """
+        value, high = self.get(name, default), LIMITS[name] if high is None else high
+        if value is None:
+            raise ValueError(f"{self.origin} lacks {name}")
+        if type(value) is not int or not low <= value <= high:
+            self._refuse(name, f"an integer in {low}..{high}")
+        return value
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false.
+
+        Raises:
+            ValueError: of another type.
+        """
+        value = self.get(name, default)
+        if type(value) is not bool:
+            self._refuse(name, "true or false")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """A positive finite number.
+
+        Raises:
+            ValueError: of another type, not finite, or not positive.
+        """
+        value = self.get(name, default)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 < value < math.inf:
+            self._refuse(name, "a positive number")
+        return float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """A string.
+
+        Raises:
+            ValueError: of another type.
+        """
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            self._refuse(name, "a string")
+        return value
+
+    def section(self, name: str) -> ConfigFields:
+        """A nested object; empty where it is absent.
+
+        Raises:
+            ValueError: of another type.
+        """
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            self._refuse(name, "an object")
+        if name not in self._sections:
+            self._sections[name] = ConfigFields(value, f"{self.origin}: {name}")
+        return self._sections[name]
+
+    def strings(self, name: str) -> list[str]:
+        """A list of strings; empty where it is absent.
+
+        Raises:
+            ValueError: of another type.
+        """
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            self._refuse(name, "a list of strings")
+        return value
+
+    def _refuse(self, name: str, expected: str) -> None:
+        shown = repr(self.raw.get(name))
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise ValueError(f"{self.origin}: {name} must be {expected}, got {shown}")

@@ -1,0 +1,495 @@
+"""EAGLE-1, 2 and 3 checkpoints of every public layout.
+
+SafeAILab (yuhuili), SpecForge (lmsys), speculators (RedHatAI), NVIDIA Model-Optimizer and DeepSpec
+write the same few tensors under different names, keys and conventions. They use the same keys with
+other meanings (`norm_output`, layer ids), so reading starts with the question who wrote the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TypedDict
+
+from transformers import PreTrainedModel
+
+from specdec.checkpoints import layer_ids, rope, sizes
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.family import (
+    Family,
+    Misreading,
+    Source,
+    TargetSizes,
+    Translation,
+    refuse,
+)
+from specdec.checkpoints.files import CheckpointFolder
+from specdec.checkpoints.layer_ids import Convention, LayerIds
+from specdec.features import FeatureLayer
+from specdec.heads.eagle import EagleConfig, EagleHead
+
+Shapes = Mapping[str, tuple[int, ...]]
+"""Of the tensors in a file, by their names in the head."""
+
+
+class EagleOptions(TypedDict, total=False):
+    """What a caller may know better than a checkpoint's configuration says; `None` leaves it.
+
+    `layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever
+    the producer usually means. `feature_layers`: the boundaries themselves (or `"final"`).
+    `rope_theta`: base of the rotary embedding. `norm_before_residual` and `feedback_norm`: as in
+    `EagleConfig`.
+    """
+
+    layer_convention: Convention | None
+    feature_layers: tuple[FeatureLayer, ...] | None
+    rope_theta: float | None
+    norm_before_residual: bool | None
+    feedback_norm: bool | None
+
+
+# Names of tensors.
+
+_PREFIXES = ("model.", "speculator.")
+_AUX_NORMS = {
+    f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
+    for i, level in enumerate(("low", "mid", "high"))
+}
+_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
+
+
+def canonical_names(names: Iterable[str]) -> dict[str, str]:
+    """Maps the head's names to the names in the file.
+
+    Args:
+        names: tensors in the file.
+
+    Raises:
+        ValueError: two tensors in the file have the same meaning.
+
+    Example:
+        >>> canonical_names(["midlayer.hidden_norm.weight"])
+        {'layers.0.hidden_norm.weight': 'midlayer.hidden_norm.weight'}
+    """
+    renamed = {name: _canonical(name) for name in names}
+    taken, result = set(renamed.values()), {}
+    for name, canonical in renamed.items():
+        later = _LATER_HIDDEN_NORM.fullmatch(canonical)
+        if later is not None:
+            # SGLang calls the norm of layers after the first so, all others input_layernorm.
+            usual = f"layers.{later[1]}.input_layernorm.weight"
+            canonical = canonical if usual in taken else usual
+        if canonical in result:
+            raise ValueError(f"{name} and {result[canonical]} are two names for one tensor")
+        result[canonical] = name
+    return result
+
+
+def _canonical(name: str) -> str:
+    while name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    if name.startswith("midlayer."):
+        name = "layers.0." + name.removeprefix("midlayer.")
+    return _AUX_NORMS.get(name, name)
+
+
+# Who wrote them.
+
+_NVIDIA_KEYS = {
+    "use_aux_hidden_state",
+    "use_input_layernorm_in_first_layer",
+    "use_last_layernorm",
+    "use_mtp_layernorm",
+    "next_layer_regular",
+    "parallel_draft_step",
+}
+_SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
+
+
+def detect(folder: CheckpointFolder) -> Source | None:
+    """The producer: `"SafeAILab"` (yuhuili), `"SpecForge"` (lmsys), `"speculators"` (RedHatAI),
+    `"NVIDIA"` (Model-Optimizer), `"DeepSpec"`, or `"vLLM"`: names and keys as vLLM reads them,
+    without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
+    """
+    fields, in_file = folder.fields, folder.tensors()
+    names, architectures = canonical_names(in_file), fields.strings("architectures")
+    nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
+    if "speculators_model_type" in fields.raw:
+        return Source("speculators", "EAGLE-3", "config.json has speculators_model_type")
+    if "target_layer_ids" in fields.raw and any(a.endswith("Eagle3Model") for a in architectures):
+        return Source("DeepSpec", "EAGLE-3", f"architectures {architectures} and target_layer_ids")
+    if any("midlayer." in name for name in in_file):
+        keys = sorted(_SPECFORGE_KEYS & fields.raw.keys())
+        keys += [a for a in architectures if a.endswith("Eagle3")]
+        if keys:
+            return Source("SpecForge", "EAGLE-3", f"tensors midlayer.* with {', '.join(keys)}")
+        return Source("SafeAILab", "EAGLE-3", "tensors midlayer.*, no key of another producer")
+    if nvidia_keys:
+        why = f"eagle_config has {sorted(nvidia_keys)[-1]}, tensors layers.0.*"
+        return Source("NVIDIA", "EAGLE-3", why)
+    if "layers.0.hidden_norm.weight" in names:
+        return Source("vLLM", "EAGLE-3", "tensors layers.0.*, no key of a producer")
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
+        why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
+        return Source("SafeAILab", "EAGLE-1", why)
+    return None
+
+
+# What the library does not have.
+
+
+def _unsupported(fields: ConfigFields, source: Source, names: Iterable[str]) -> list[str]:
+    """What cannot be run as a sequential EAGLE head, by name."""
+    eagle = fields.section("eagle_config")
+    return [
+        *_other_drafters(fields, eagle, names),
+        *_other_layers(fields, source, names),
+        *_other_wirings(fields, eagle, source),
+    ]
+
+
+def _other_drafters(fields: ConfigFields, eagle: ConfigFields, names: Iterable[str]) -> list[str]:
+    kind = fields.get("speculators_model_type", "eagle3")
+    found = [f"speculators_model_type {kind!r} (expected 'eagle3')"] if kind != "eagle3" else []
+    for key in ("ptd_token_id", "mask_token_id", "pard_token"):
+        if fields.get(key) is not None:
+            found.append(f"{key}: a parallel (mask-token) head")
+    for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
+        if fields.get(key) is not None:
+            found.append(f"{key}: a block or Medusa drafter")
+    if "mask_hidden" in names:
+        found.append("tensor mask_hidden: a parallel (mask-token) head")
+    if eagle.get("parallel_draft_step") is not None and eagle.integer("parallel_draft_step") > 1:
+        found.append("eagle_config.parallel_draft_step > 1: parallel draft heads")
+    elif any(name.startswith("parallel_draft_heads.") for name in names):
+        found.append("tensors parallel_draft_heads.*: parallel draft heads")
+    return found
+
+
+def _other_layers(fields: ConfigFields, source: Source, names: Iterable[str]) -> list[str]:
+    found = []
+    if fields.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in names):
+        found.append("kv_lora_rank: a drafter with multi-head latent attention (MLA)")
+    if any(".experts." in name for name in names):
+        found.append("tensors *.experts.*: a mixture-of-experts drafter")
+    if fields.flag("mlp_bias"):
+        found.append("mlp_bias: biases in the MLP")
+    if fields.get("quantization_config") is not None:
+        found.append("quantization_config: quantised weights")
+    kinds = fields.strings("layer_types")
+    if source.producer in ("speculators", "DeepSpec") and set(kinds) - {"full_attention"}:
+        found.append(f"layer_types {sorted(set(kinds))}: only full_attention layers")
+    return found
+
+
+def _other_wirings(fields: ConfigFields, eagle: ConfigFields, source: Source) -> list[str]:
+    found = []
+    if eagle.flag("use_mtp_layernorm"):
+        found.append("eagle_config.use_mtp_layernorm: norms of an MTP module")
+    if not eagle.flag("use_input_layernorm_in_first_layer", default=True):
+        found.append("eagle_config.use_input_layernorm_in_first_layer: false")
+    if not eagle.flag("next_layer_regular", default=True):
+        found.append("eagle_config.next_layer_regular: false")
+    if source.producer == "DeepSpec":
+        others = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
+        if others:
+            found.append(f"architectures {others} (of DeepSpec, Qwen3Eagle3Model is read)")
+        if fields.integer("num_hidden_layers", 1) > 1:
+            found.append("num_hidden_layers > 1 (DeepSpec's layers all read the embedding)")
+    return found
+
+
+# From the producer's terms to `EagleConfig`.
+
+
+def translate(
+    folder: CheckpointFolder, source: Source, target: TargetSizes | None, options: EagleOptions
+) -> Translation:
+    """Reads the whole configuration; see `Family`."""
+    fields, in_file = folder.fields, folder.tensors()
+    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
+        fields = sizes.fill_speculators(fields)
+    tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
+    refuse(fields.origin, _unsupported(fields, source, tensors))
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    config, notes = _sizes(fields, source, shapes)
+    if target is not None:
+        target.check(config, fields.origin)
+    wiring = _eagle1 if source.kind == "EAGLE-1" else _eagle3
+    config, wiring_notes, unused = wiring(config, fields, source, shapes)
+    config, layer_notes = _feature_layers(config, fields, source, target, options)
+    config, option_notes = _apply(config, options)
+    rope.check_rope(config.layer)
+    _check_joined(config, fields, shapes)
+    unread = fields.unread - sizes.inert_keys() - {"eagle_config.parallel_draft_heads_num_layers"}
+    notes = [*layer_notes, *wiring_notes, *option_notes, *notes]
+    return Translation(config, tensors, notes, unused, unread)
+
+
+def _sizes(fields: ConfigFields, source: Source, shapes: Shapes) -> tuple[EagleConfig, list[str]]:
+    """Everything but the wiring, and notes. Optional parts are recognised by their tensors."""
+    has_bias, is_eagle1 = fields.flag("attention_bias"), source.kind == "EAGLE-1"
+    follows_hf = source.producer in ("speculators", "NVIDIA", "DeepSpec")
+    is_qwen3 = source.producer == "DeepSpec" or (
+        source.producer == "speculators" and fields.get("model_type") == "qwen3"
+    )
+    layer, layer_notes = sizes.read_layer(
+        fields,
+        attention_bias=has_bias or fields.flag("qkv_bias"),
+        attention_output_bias=has_bias
+        and (follows_hf or "layers.0.self_attn.o_proj.bias" in shapes),
+        has_qk_norm=is_qwen3 or "layers.0.self_attn.q_norm.weight" in shapes,
+    )
+    is_speculators, vocab_size = source.producer == "speculators", fields.integer("vocab_size")
+    draft_vocab_size, notes = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
+    target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
+    # The head's own modules are of its width; the target's serve only where that is the same.
+    is_other_width = layer.hidden_size != target_hidden_size
+    config = EagleConfig(
+        fusion="input" if is_eagle1 else "attention",
+        layer=layer,
+        vocab_size=vocab_size,
+        draft_vocab_size=draft_vocab_size,
+        feature_layers=("final",),
+        target_hidden_size=target_hidden_size,
+        num_layers=fields.integer("num_hidden_layers", 1),
+        has_embed_tokens=is_other_width or "embed_tokens.weight" in shapes,
+        has_lm_head=is_other_width or "lm_head.weight" in shapes or draft_vocab_size < vocab_size,
+        logit_scale=fields.number("logit_scale", 1.0),
+    )
+    return config, [*([] if is_eagle1 else notes), *layer_notes]
+
+
+def _eagle1(
+    config: EagleConfig, fields: ConfigFields, source: Source, shapes: Shapes
+) -> tuple[EagleConfig, list[str], dict[str, str]]:
+    """Embedding and final feature through `fc`; no norm in front of the first layer or the head."""
+    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+        if fields.flag(name):
+            raise ValueError(
+                f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
+            )
+    for entry in _explicit_ids(fields, source):
+        raise ValueError(
+            f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those of "
+            "an EAGLE-1 head, which reads the final state"
+        )
+    # The reference takes an absent key for true; a file that holds none can only mean false.
+    bias = fields.get("bias")
+    fc_bias = "fc.bias" in shapes if bias is None else fields.flag("bias")
+    notes = [f"no key bias: fc has {'a' if fc_bias else 'no'} bias, as the file"] * (bias is None)
+    return replace(config, fc_bias=fc_bias, output_norm=False), notes, {}
+
+
+def _eagle3(
+    config: EagleConfig, fields: ConfigFields, source: Source, shapes: Shapes
+) -> tuple[EagleConfig, list[str], dict[str, str]]:
+    """Flags of the dialects."""
+    eagle, notes, unused = fields.section("eagle_config"), [], {}
+    flags = {
+        "has_fc": eagle.flag("use_aux_hidden_state", default=True),
+        "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
+        "fc_norm": fields.flag("fc_norm") or fields.flag("use_aux_norm"),
+        "norm_before_residual": fields.flag("norm_before_residual"),
+        "fc_bias": fields.flag("bias") and "fc.bias" in shapes,
+    }
+    if flags["norm_before_fc"] and flags["fc_norm"]:
+        raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
+    if not flags["has_fc"]:
+        if flags["norm_before_fc"] or flags["fc_norm"]:
+            raise ValueError(
+                f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is false"
+            )
+        notes.append("use_aux_hidden_state is false: the final state is the feature, without fc")
+        unmeant = [entry for entry in _explicit_ids(fields, source) if entry.ids]
+        notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
+    if source.producer == "speculators" and fields.get("norm_before_residual") is None:
+        notes.append(
+            "no norm_before_residual: false, speculators' default (vLLM would take it for true)"
+        )
+    if source.producer == "SpecForge":
+        # Its trainer reads the key, true by default, as "a norm stands before the vocabulary
+        # head", and always feeds the raw output back.
+        flags["output_norm"] = fields.flag("norm_output", default=True)
+        if fields.get("norm_output") is not None:
+            notes.append(
+                "norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
+                "feedback (vLLM and SGLang would take it for normalised feedback)"
+            )
+        if not flags["output_norm"]:
+            unused["norm.weight"] = "norm_output is false: no norm before the vocabulary head"
+    else:
+        flags["feedback_norm"] = fields.flag("norm_output")
+        flags["output_norm"] = eagle.flag("use_last_layernorm", default=True)
+    return replace(config, **flags), notes, unused
+
+
+def _feature_layers(
+    config: EagleConfig,
+    fields: ConfigFields,
+    source: Source,
+    target: TargetSizes | None,
+    options: EagleOptions,
+) -> tuple[EagleConfig, list[str]]:
+    """The boundaries that the head reads, and notes."""
+    num_layers = None if target is None else target.num_layers
+    convention = layer_ids.check_convention(options.get("layer_convention"))
+    joins_features = config.fusion == "attention" and config.has_fc
+    if "feature_layers" in options:
+        layers = layer_ids.check_boundaries(options["feature_layers"], num_layers)
+        if not joins_features and len(layers) != 1:
+            raise ValueError(f"the head reads one feature, got feature_layers {list(layers)}")
+        return replace(config, feature_layers=layers), [f"as asked for: feature_layers = {layers}"]
+    if not joins_features:
+        return config, []
+    found, origin = _explicit_ids(fields, source), fields.origin
+    if not found:
+        layers, notes = layer_ids.default_boundaries(num_layers, origin=origin)
+        if source.producer == "NVIDIA":
+            notes.append(
+                "NVIDIA's exporter writes the ids, so the defaults are a guess here "
+                "(vllm-project/vllm#50170 measured 1 % acceptance on such a head): compare with "
+                "others"
+            )
+        return replace(config, feature_layers=layers), notes
+    layers, notes = layer_ids.read_layer_ids(
+        found, num_layers, origin=origin, producer=source.producer, convention=convention
+    )
+    if source.producer == "NVIDIA" and convention is None:
+        notes.append(
+            "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
+        )
+    if source.producer == "DeepSpec" and layers[-1] == num_layers:
+        notes.append(
+            f"DeepSpec's trainer sees {num_layers} after the final norm: compare with 'final'"
+        )
+    return replace(config, feature_layers=layers), notes
+
+
+def _explicit_ids(fields: ConfigFields, source: Source) -> list[LayerIds]:
+    """Every key under which ids stand."""
+    # SpecForge's trainer hooks the outputs of layers. NVIDIA's heads are read as boundaries by
+    # vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
+    nested = "layer_output" if source.producer in ("SpecForge", "SafeAILab") else "boundary"
+    eagle, key = fields.section("eagle_config"), "eagle_aux_hidden_state_layer_ids"
+    found = [
+        LayerIds(key, fields.get(key), "boundary"),
+        LayerIds("aux_hidden_state_layer_ids", fields.get(key.removeprefix("eagle_")), "boundary"),
+        # DeepSpec's -1 are the embeddings.
+        LayerIds("target_layer_ids", fields.get("target_layer_ids"), "layer_output", least=-1),
+        LayerIds(
+            "eagle3_layers_to_capture", fields.get("eagle3_layers_to_capture"), "layer_output"
+        ),
+        LayerIds(f"eagle_config.{key}", eagle.get(key), nested),
+        LayerIds("eagle_config.layer_ids", eagle.get("layer_ids"), "boundary"),
+    ]
+    return [entry for entry in found if entry.ids is not None]
+
+
+def _apply(config: EagleConfig, options: EagleOptions) -> tuple[EagleConfig, list[str]]:
+    """Sets what the caller asks for, but for the feature layers."""
+    flags = {k: options[k] for k in ("norm_before_residual", "feedback_norm") if k in options}
+    if config.fusion == "input" and flags:
+        raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
+    notes = [f"as asked for: {key} = {value}" for key, value in flags.items()]
+    config = replace(config, **flags)
+    if "rope_theta" in options:
+        new = rope.with_theta(config.layer.rope, options["rope_theta"])
+        config = replace(config, layer=replace(config.layer, rope=new))
+        notes.insert(0, f"as asked for: rope_theta = {new['rope_theta']:g}")
+    return config, notes
+
+
+def _check_joined(config: EagleConfig, fields: ConfigFields, shapes: Shapes) -> None:
+    """The number of features must be what the configuration and `fc` say."""
+    if config.fusion == "input" or not config.has_fc:
+        return
+    count, width, said = len(config.feature_layers), config.target_hidden_size, {}
+    if fields.get("num_aux_hidden_states") is not None:
+        said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
+    joined = shapes.get("fc.weight", ())
+    if len(joined) == 2 and joined[1] % width == 0:
+        said[f"fc.weight {list(joined)} joins, at width {width},"] = joined[1] // width
+    for what, number in said.items():
+        if number != count:
+            raise ValueError(
+                f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
+                f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
+            )
+
+
+# What `specdec inspect` says of a head, and tries.
+
+
+def describe(config: EagleConfig) -> list[tuple[str, str]]:
+    """Lines (name, text)."""
+    kind = "EAGLE-3" if config.fusion == "attention" else "EAGLE-1 / EAGLE-2"
+    layer = sizes.describe_layer(config.layer, config.num_layers)
+    lines = [
+        ("head", f"{kind}, {layer['sizes']}"),
+        ("features", _describe_features(config)),
+        ("norms", _describe_norms(config)),
+        ("attention", layer["attention"]),
+        ("rope", layer["rope"]),
+    ]
+    if config.logit_scale != 1:
+        lines.append(("logits", f"times {config.logit_scale:g}"))
+    return lines
+
+
+def _describe_features(config: EagleConfig) -> str:
+    names = f"boundaries {', '.join(map(str, config.feature_layers))}"
+    if config.feature_layers == ("final",):
+        names = "the state after the final norm"
+    fc = "fc (with bias)" if config.fc_bias else "fc"
+    if config.fusion == "input":
+        joined = f"with the embedding through {fc}"
+    else:
+        joined = f"joined by {fc}" if config.has_fc else "taken as it is, without fc"
+    return f"{names}, {config.target_hidden_size} wide, {joined}"
+
+
+def _describe_norms(config: EagleConfig) -> str:
+    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
+    if config.norm_before_fc:
+        parts.append("one over all features before fc")
+    if config.fc_norm:
+        parts.append("one per feature before fc")
+    if config.fusion == "attention":
+        residual = "normed" if config.norm_before_residual else "raw"
+        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
+    parts.append(f"feedback {'after' if config.feedback_norm else 'before'} the norm")
+    return f"{'; '.join(parts)}; eps {config.layer.rms_norm_eps:g}"
+
+
+def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misreading]:
+    """Layers off by one, norms, and the base of the rotary embedding."""
+    text = target.config.get_text_config()
+    for name, layers in layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers):
+        yield Misreading(name, replace(config, feature_layers=layers), f"feature_layers={layers}")
+    if config.fusion == "attention":
+        names = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
+        for what, flag in names.items():
+            value = not getattr(config, flag)
+            if flag == "feedback_norm" and not config.output_norm:
+                continue  # there is no norm to leave out or to use
+            name = f"{what} {'after' if value else 'before'} the norm"
+            yield Misreading(name, replace(config, **{flag: value}), f"{flag}={value}")
+    theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
+    for name, other, how in rope.other_bases(config.layer.rope, theta):
+        layer = replace(config.layer, rope=other)
+        yield Misreading(name, replace(config, layer=layer), how)
+
+
+EAGLE = Family(
+    name="EAGLE",
+    marks="tensors midlayer.*, layers.0.hidden_norm, or fc beside layers.0.*",
+    detect=detect,
+    translate=translate,
+    head=EagleHead,
+    describe=describe,
+    misreadings=misreadings,
+    options=frozenset(EagleOptions.__annotations__),
+)
+"""EAGLE-1, EAGLE-2 and EAGLE-3."""

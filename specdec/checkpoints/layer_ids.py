@@ -1,0 +1,183 @@
+"""Which target features a head reads: every producer's numbering, turned into boundaries.
+
+Boundary b is the residual stream after b decoder layers; the output of layer o (from 0) is boundary
+o + 1. Reading one for the other is the field's most frequent silent fault: such a head still runs,
+and hardly anything that it drafts is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from specdec.features import FeatureLayer
+
+Convention = Literal["boundary", "layer_output"]
+
+DEFAULT_LAYERS = (2, "N//2", "N-3")
+"""Boundaries of a head that names none, N being the target's layers: in all producers the same."""
+
+MAX_LAYER = 4096
+
+
+@dataclass(frozen=True)
+class LayerIds:
+    """Ids as a configuration holds them.
+
+    Args:
+        key: where they stand.
+        ids: what stands there.
+        usual: how the readers of that key take them.
+        least: the lowest id that the key may hold; -1 as a layer's output are the embeddings.
+    """
+
+    key: str
+    ids: object
+    usual: Convention
+    least: int = 0
+
+
+def read_layer_ids(
+    found: Sequence[LayerIds],
+    num_layers: int | None,
+    *,
+    origin: str,
+    producer: str,
+    convention: Convention | None = None,
+) -> tuple[tuple[int, ...], list[str]]:
+    """Turns explicit ids into boundaries.
+
+    Args:
+        found: at least one.
+        num_layers: N of the target, or `None` where no target is known.
+        origin: what to call the configuration in messages.
+        producer: whose conventions `found` follows.
+        convention: how to take the ids, whatever the producer usually means.
+
+    Returns:
+        Boundaries, ascending (all producers join features in the order of layers), and notes.
+
+    Raises:
+        ValueError: ids that are no list of distinct layers of the target, or keys that contradict
+            each other.
+    """
+    why = "as asked for" if convention else f"by the convention of {producer}"
+    boundaries, notes = {}, []
+    for entry in found:
+        key, ids, read_as = entry.key, entry.ids, convention or entry.usual
+        boundaries[key] = _boundaries(entry, read_as, num_layers)
+        note = f"{key} {ids} are {_words(read_as)}, {why}: boundaries {list(boundaries[key])}"
+        if ids != sorted(ids):
+            note += "; features are joined in the order of layers, not of the list"
+        notes.append(note)
+    if len(set(boundaries.values())) > 1:
+        readings = "; ".join(f"{key}: boundaries {list(b)}" for key, b in boundaries.items())
+        raise ValueError(
+            f"{origin} names layers more than once and not the same ones: {readings}. Pass "
+            "feature_layers=(...) with the boundaries that are meant"
+        )
+    return next(iter(boundaries.values())), notes
+
+
+def _boundaries(entry: LayerIds, convention: Convention, num_layers: int | None) -> tuple[int, ...]:
+    key, ids = entry.key, entry.ids
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise ValueError(f"{key} must be a list of layer numbers, got {str(ids)[:80]}")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{key} names a layer twice: {ids}")
+    shift = 1 if convention == "layer_output" else 0
+    limit = MAX_LAYER if num_layers is None else num_layers
+    boundaries = tuple(sorted(i + shift for i in ids))
+    if min(ids) < entry.least or boundaries[0] < 0 or boundaries[-1] > limit:
+        target = "" if num_layers is None else f" of the target's {num_layers} layers"
+        raise ValueError(
+            f"{key} {str(ids)[:80]}, read as {_words(convention)}, names boundaries "
+            f"{boundaries[0]}..{boundaries[-1]} outside of 0..{limit}{target}; layer_convention= "
+            "chooses the other reading"
+        )
+    return boundaries
+
+
+def check_convention(convention: object) -> Convention | None:
+    """The convention that a caller asks for, or `None`.
+
+    Raises:
+        ValueError: it is neither of the two.
+    """
+    if convention not in (None, "boundary", "layer_output"):
+        raise ValueError(
+            f"layer_convention must be 'boundary' or 'layer_output', got {convention!r}"
+        )
+    return convention
+
+
+def default_boundaries(
+    num_layers: int | None, *, origin: str
+) -> tuple[tuple[FeatureLayer, ...], list[str]]:
+    """The boundaries of a head that names none, and notes; symbolic where no target is known.
+
+    Raises:
+        ValueError: some of them coincide for a target of so few layers.
+    """
+    if num_layers is None:
+        return DEFAULT_LAYERS, ["no layer ids: the default boundaries 2, N//2 and N-3"]
+    layers = _defaults(num_layers)
+    if len(layers) < 3 or layers[0] < 0:
+        raise ValueError(
+            f"{origin} names no layer ids, and of the default boundaries 2, N//2, N-3 some "
+            f"coincide for a target of N = {num_layers} layers; pass feature_layers=(...)"
+        )
+    return layers, [f"no layer ids: the default boundaries {list(layers)}"]
+
+
+def check_boundaries(
+    layers: Sequence[FeatureLayer], num_layers: int | None
+) -> tuple[FeatureLayer, ...]:
+    """The boundaries (or `"final"`) that a caller asks for.
+
+    Raises:
+        ValueError: none, one twice, or one that the target does not have.
+    """
+    layers = tuple(layers)
+    for layer in layers:
+        is_boundary = type(layer) is int and layer >= 0
+        if layer != "final" and not (is_boundary and layer <= (num_layers or layer)):
+            raise ValueError(
+                f"feature_layers {list(layers)} must be boundaries 0..{num_layers or 'N'} or "
+                "'final'"
+            )
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"feature_layers {list(layers)} must name at least one, and none twice")
+    return layers
+
+
+def other_boundaries(
+    layers: tuple[FeatureLayer, ...], num_layers: int
+) -> Iterator[tuple[str, tuple[FeatureLayer, ...]]]:
+    """Misreadings of feature layers, each as name and boundaries: off by one, the other side of the
+    final norm, the defaults.
+    """
+    others = {
+        f"{word}: boundaries {', '.join(map(str, ids))}": ids
+        for word, shift in (("one layer lower", -1), ("one layer higher", 1))
+        if (ids := tuple(b if b == "final" else b + shift for b in layers)) != layers
+    }
+    if layers[-1] == "final":
+        others["before the final norm"] = (*layers[:-1], num_layers)
+    elif layers[-1] == num_layers:
+        others["the last after the final norm"] = (*layers[:-1], "final")
+    default = _defaults(num_layers)
+    if len(default) == len(layers) and layers != default:
+        others[f"the default boundaries {', '.join(map(str, default))}"] = default
+    for name, ids in others.items():
+        if all(b == "final" or 0 <= b <= num_layers for b in ids):
+            yield name, ids
+
+
+def _defaults(num_layers: int) -> tuple[int, ...]:
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+def _words(convention: Convention) -> str:
+    return {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}[convention]

@@ -1,0 +1,142 @@
+"""What a head shares with its target: embeddings, the vocabulary head, token ids.
+
+Legend: B rows, N tokens, H width of the head, V target vocabulary, Vd ids that the head can
+propose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.heads.config import HeadConfig
+
+
+class HoldsModel(Protocol):
+    """A `Target`, as far as a drafter uses it."""
+
+    model: PreTrainedModel
+
+
+def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
+    """The HF model of a target that may be wrapped."""
+    return target if isinstance(target, PreTrainedModel) else target.model
+
+
+@dataclass(frozen=True, eq=False)
+class Borrowed:
+    """Modules of the target that a head without its own uses, by reference.
+
+    It is no module itself, so that whoever holds it neither trains nor saves the target's weights.
+
+    Args:
+        embeddings: the target's input embeddings.
+        lm_head: the target's vocabulary head.
+    """
+
+    embeddings: nn.Module
+    lm_head: nn.Module
+
+
+def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
+    """The target's embeddings and vocabulary head.
+
+    Args:
+        config: of the head.
+        model: of the target.
+
+    Raises:
+        ValueError: the head was made for another target; both sides are named.
+    """
+    embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
+    theirs, width = model.config.get_text_config(), embeddings.weight.shape[1]
+    check_vocabulary(config, theirs.vocab_size)
+    if config.target_hidden_size != theirs.hidden_size:
+        raise ValueError(
+            f"the head reads features of width {config.target_hidden_size} and the target's hidden "
+            f"size is {theirs.hidden_size}; it was made for another target"
+        )
+    if not config.has_embed_tokens and width != config.hidden_size:
+        raise ValueError(
+            f"the head is {config.hidden_size} wide and has no embeddings of its own; the target's "
+            f"are {width} wide and cannot be shared"
+        )
+    if not config.has_lm_head and theirs.hidden_size != config.hidden_size:
+        raise ValueError(
+            f"the head is {config.hidden_size} wide and has no vocabulary head of its own; the "
+            f"target's reads a width of {theirs.hidden_size} and cannot be shared"
+        )
+    return Borrowed(embeddings, lm_head)
+
+
+def check_vocabulary(config: HeadConfig, vocab_size: int) -> None:
+    """Raises `ValueError` if the head was made for another vocabulary than one of this size."""
+    if config.vocab_size != vocab_size:
+        raise ValueError(
+            f"the head was made for a vocabulary of {config.vocab_size} and the target's is "
+            f"{vocab_size}; it was made for another target"
+        )
+
+
+def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits `[B, N, V]` of hidden states `[B, N, H]`, which take the data type of its weights."""
+    dtype = lm_head.weight.dtype
+    return lm_head(hidden.to(dtype) if dtype.is_floating_point else hidden)  # or it is quantised
+
+
+def over_target_ids(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits over the target's vocabulary; ids that the head cannot propose get `-inf`.
+
+    Args:
+        logits: `[B, N, Vd]`.
+        target_ids: `[Vd]` int64, the target's id of each; `None` where Vd = V and ids agree.
+        vocab_size: V.
+
+    Returns:
+        `[B, N, V]`.
+
+    Example:
+        >>> over_target_ids(torch.tensor([[[0.5, 2.0]]]), torch.tensor([3, 0]), 4)
+        tensor([[[2.0000,   -inf,   -inf, 0.5000]]])
+    """
+    if target_ids is None:
+        return logits
+    wide = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    return wide.index_copy(-1, target_ids, logits)
+
+
+def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
+    """The ids, if they can be right.
+
+    Args:
+        target_ids: `[Vd]` int64, the target's id of each id that the head can propose (absolute
+            ids, not the offsets `d2t` of checkpoint files); `None` where they are the same.
+        config: of the head.
+
+    Raises:
+        ValueError: ids that are missing, of another number than Vd, beyond V, or not distinct.
+    """
+    count, vocab_size = config.draft_vocab_size, config.vocab_size
+    if target_ids is None:
+        if count != vocab_size:
+            raise ValueError(
+                f"a head of {count} ids for a target of {vocab_size} needs target_ids, the "
+                "target's id of each"
+            )
+        return None
+    if target_ids.shape != (count,) or target_ids.dtype != torch.long:
+        raise ValueError(
+            f"target_ids must be {count} int64 ids (draft_vocab_size), got shape "
+            f"{list(target_ids.shape)} of {target_ids.dtype}"
+        )
+    low, high, distinct = target_ids.min(), target_ids.max(), target_ids.unique().numel()
+    if low < 0 or high >= vocab_size or distinct != count:
+        raise ValueError(
+            f"target_ids must be distinct ids in 0..{vocab_size - 1}, got {distinct} distinct ones "
+            f"in {int(low)}..{int(high)}; checkpoints store offsets, id minus index"
+        )
+    return target_ids
