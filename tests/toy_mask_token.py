@@ -26,7 +26,7 @@ from specdec.evaluation import evaluate
 from specdec.heads.config import LayerConfig
 from specdec.heads.layers import DecoderLayer, attend_causally
 from specdec.heads.rotary import RotaryAngles
-from specdec.heads.sharing import apply_lm_head, over_target_ids
+from specdec.heads.sharing import apply_lm_head, check_target, over_target_ids
 from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import PackedStream, TrainingPlan, train
@@ -100,7 +100,7 @@ def detect(folder) -> Source | None:
 
 def translate(folder, source, target, options) -> Translation:
     fields = folder.fields
-    layer, notes = read_layer(fields)
+    layer = read_layer(fields)
     vocab_size = fields.integer("vocab_size")
     config = ToyConfig(
         layer,
@@ -109,8 +109,8 @@ def translate(folder, source, target, options) -> Translation:
         fields.integer("toy_mask_token_id", low=0, high=vocab_size - 1),
     )
     if target is not None:
-        target.check(config, fields.origin)
-    return Translation(config, folder.tensors(), notes, {}, fields.unread)
+        check_target(target, layer.hidden_size, vocab_size, what=fields.origin)
+    return Translation(config, folder.tensors(), fields)
 
 
 def misreadings(config: ToyConfig, target) -> Iterator[Misreading]:

@@ -4,7 +4,7 @@ What a family adds (how its files are recognised and translated, and how a head 
 its own module, `specdec.checkpoints.eagle` for instance.
 """
 
-from specdec.checkpoints.family import Family, Misreading, Source, TargetSizes, Translation
+from specdec.checkpoints.family import Family, Misreading, Source, Translation
 from specdec.checkpoints.survey import Checkpoint, Survey, survey_checkpoint
 
 __all__ = [
@@ -13,7 +13,6 @@ __all__ = [
     "Misreading",
     "Source",
     "Survey",
-    "TargetSizes",
     "Translation",
     "survey_checkpoint",
 ]

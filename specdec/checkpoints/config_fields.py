@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 LIMITS = {
     "hidden_size": 2**17,
@@ -27,9 +27,15 @@ LIMITS = {
 class ConfigFields:
     """Fields of a configuration; `null` means absent, as in Hugging Face's own configurations.
 
+    Every method that names a type raises `ValueError`, with file, key and value, where it finds
+    something else.
+
     Args:
         raw: the parsed JSON object.
         origin: what to call it in messages.
+
+    Attributes:
+        notes: what readers of the fields decided and why, one line each.
 
     Example:
         >>> fields = ConfigFields({"hidden_size": 64, "bias": None}, "config.json")
@@ -43,6 +49,7 @@ class ConfigFields:
     def __init__(self, raw: Mapping[str, Any], origin: str):
         self.raw = raw
         self.origin = origin
+        self.notes: list[str] = []
         self._read: set[str] = set()
         self._sections: dict[str, ConfigFields] = {}
 
@@ -63,11 +70,7 @@ class ConfigFields:
     def integer(
         self, name: str, default: int | None = None, *, low: int = 1, high: int | None = None
     ) -> int:
-        """An integer in `low..high`; `high` is `LIMITS[name]` by default.
-
-        Raises:
-            ValueError: absent without a default, not an integer, or out of bounds.
-        """
+        """An integer in `low..high`, where `high` is by default `LIMITS[name]`."""
         value, high = self.get(name, default), LIMITS[name] if high is None else high
         if value is None:
             raise ValueError(f"{self.origin} lacks {name}")
@@ -76,65 +79,37 @@ class ConfigFields:
         return value
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """True or false.
-
-        Raises:
-            ValueError: of another type.
-        """
+        """True or false."""
         value = self.get(name, default)
-        if type(value) is not bool:
-            self._refuse(name, "true or false")
-        return value
+        return value if type(value) is bool else self._refuse(name, "true or false")
 
     def number(self, name: str, default: float | None = None) -> float | None:
-        """A positive finite number.
-
-        Raises:
-            ValueError: of another type, not finite, or not positive.
-        """
+        """A positive finite number, or `default`."""
         value = self.get(name, default)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not 0 < value < math.inf:
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
             self._refuse(name, "a positive number")
-        return float(value)
+        return value if value is None else float(value)
 
     def text(self, name: str, default: str) -> str:
-        """A string.
-
-        Raises:
-            ValueError: of another type.
-        """
+        """A string."""
         value = self.get(name, default)
-        if not isinstance(value, str):
-            self._refuse(name, "a string")
-        return value
-
-    def section(self, name: str) -> ConfigFields:
-        """A nested object; empty where it is absent.
-
-        Raises:
-            ValueError: of another type.
-        """
-        value = self.get(name, {})
-        if not isinstance(value, dict):
-            self._refuse(name, "an object")
-        if name not in self._sections:
-            self._sections[name] = ConfigFields(value, f"{self.origin}: {name}")
-        return self._sections[name]
+        return value if isinstance(value, str) else self._refuse(name, "a string")
 
     def strings(self, name: str) -> list[str]:
-        """A list of strings; empty where it is absent.
-
-        Raises:
-            ValueError: of another type.
-        """
+        """A list of strings; empty where it is absent."""
         value = self.get(name, [])
         if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
             self._refuse(name, "a list of strings")
         return value
 
-    def _refuse(self, name: str, expected: str) -> None:
+    def section(self, name: str) -> ConfigFields:
+        """A nested object; empty where it is absent."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            self._refuse(name, "an object")
+        return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
+
+    def _refuse(self, name: str, expected: str) -> NoReturn:
         shown = repr(self.raw.get(name))
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         raise ValueError(f"{self.origin}: {name} must be {expected}, got {shown}")

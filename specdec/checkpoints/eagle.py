@@ -8,7 +8,7 @@ other meanings (`norm_output`, layer ids), so reading starts with the question w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypedDict
 
@@ -16,21 +16,13 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.family import (
-    Family,
-    Misreading,
-    Source,
-    TargetSizes,
-    Translation,
-    refuse,
-)
-from specdec.checkpoints.files import CheckpointFolder
+from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import Convention, LayerIds
 from specdec.features import FeatureLayer
+from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
-
-Shapes = Mapping[str, tuple[int, ...]]
-"""Of the tensors in a file, by their names in the head."""
+from specdec.heads.sharing import check_target
 
 
 class EagleOptions(TypedDict, total=False):
@@ -139,276 +131,262 @@ def detect(folder: CheckpointFolder) -> Source | None:
 # What the library does not have.
 
 
-def _unsupported(fields: ConfigFields, source: Source, names: Iterable[str]) -> list[str]:
-    """What cannot be run as a sequential EAGLE head, by name."""
+def _unsupported(
+    fields: ConfigFields, source: Source, names: Collection[str]
+) -> Iterator[tuple[bool, str]]:
+    """Pairs (is it so, what cannot be run as a sequential EAGLE head)."""
     eagle = fields.section("eagle_config")
-    return [
-        *_other_drafters(fields, eagle, names),
-        *_other_layers(fields, source, names),
-        *_other_wirings(fields, eagle, source),
-    ]
-
-
-def _other_drafters(fields: ConfigFields, eagle: ConfigFields, names: Iterable[str]) -> list[str]:
     kind = fields.get("speculators_model_type", "eagle3")
-    found = [f"speculators_model_type {kind!r} (expected 'eagle3')"] if kind != "eagle3" else []
+    yield kind != "eagle3", f"speculators_model_type {kind!r} (expected 'eagle3')"
     for key in ("ptd_token_id", "mask_token_id", "pard_token"):
-        if fields.get(key) is not None:
-            found.append(f"{key}: a parallel (mask-token) head")
+        yield fields.get(key) is not None, f"{key}: a parallel (mask-token) head"
     for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
-        if fields.get(key) is not None:
-            found.append(f"{key}: a block or Medusa drafter")
-    if "mask_hidden" in names:
-        found.append("tensor mask_hidden: a parallel (mask-token) head")
-    if eagle.get("parallel_draft_step") is not None and eagle.integer("parallel_draft_step") > 1:
-        found.append("eagle_config.parallel_draft_step > 1: parallel draft heads")
-    elif any(name.startswith("parallel_draft_heads.") for name in names):
-        found.append("tensors parallel_draft_heads.*: parallel draft heads")
-    return found
-
-
-def _other_layers(fields: ConfigFields, source: Source, names: Iterable[str]) -> list[str]:
-    found = []
-    if fields.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in names):
-        found.append("kv_lora_rank: a drafter with multi-head latent attention (MLA)")
-    if any(".experts." in name for name in names):
-        found.append("tensors *.experts.*: a mixture-of-experts drafter")
-    if fields.flag("mlp_bias"):
-        found.append("mlp_bias: biases in the MLP")
-    if fields.get("quantization_config") is not None:
-        found.append("quantization_config: quantised weights")
-    kinds = fields.strings("layer_types")
-    if source.producer in ("speculators", "DeepSpec") and set(kinds) - {"full_attention"}:
-        found.append(f"layer_types {sorted(set(kinds))}: only full_attention layers")
-    return found
-
-
-def _other_wirings(fields: ConfigFields, eagle: ConfigFields, source: Source) -> list[str]:
-    found = []
-    if eagle.flag("use_mtp_layernorm"):
-        found.append("eagle_config.use_mtp_layernorm: norms of an MTP module")
-    if not eagle.flag("use_input_layernorm_in_first_layer", default=True):
-        found.append("eagle_config.use_input_layernorm_in_first_layer: false")
-    if not eagle.flag("next_layer_regular", default=True):
-        found.append("eagle_config.next_layer_regular: false")
+        yield fields.get(key) is not None, f"{key}: a block or Medusa drafter"
+    yield "mask_hidden" in names, "tensor mask_hidden: a parallel (mask-token) head"
+    steps = eagle.integer("parallel_draft_step", 1)
+    yield steps > 1, "eagle_config.parallel_draft_step > 1: parallel draft heads"
+    has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
+    yield has_parallel and steps == 1, "tensors parallel_draft_heads.*: parallel draft heads"
+    yield (
+        fields.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in names),
+        "kv_lora_rank: a drafter with multi-head latent attention (MLA)",
+    )
+    has_experts = any(".experts." in name for name in names)
+    yield has_experts, "tensors *.experts.*: a mixture-of-experts drafter"
+    yield fields.flag("mlp_bias"), "mlp_bias: biases in the MLP"
+    is_quantised = fields.get("quantization_config") is not None
+    yield is_quantised, "quantization_config: quantised weights"
+    kinds = set(fields.strings("layer_types"))
+    yield (
+        source.producer in ("speculators", "DeepSpec") and bool(kinds - {"full_attention"}),
+        f"layer_types {sorted(kinds)}: only full_attention layers",
+    )
+    is_mtp = eagle.flag("use_mtp_layernorm")
+    yield is_mtp, "eagle_config.use_mtp_layernorm: norms of an MTP module"
+    for key in ("use_input_layernorm_in_first_layer", "next_layer_regular"):
+        yield not eagle.flag(key, default=True), f"eagle_config.{key}: false"
     if source.producer == "DeepSpec":
         others = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
-        if others:
-            found.append(f"architectures {others} (of DeepSpec, Qwen3Eagle3Model is read)")
-        if fields.integer("num_hidden_layers", 1) > 1:
-            found.append("num_hidden_layers > 1 (DeepSpec's layers all read the embedding)")
-    return found
+        yield bool(others), f"architectures {others} (of DeepSpec, Qwen3Eagle3Model is read)"
+        is_deep = fields.integer("num_hidden_layers", 1) > 1
+        yield is_deep, "num_hidden_layers > 1 (DeepSpec's layers all read the embedding)"
 
 
 # From the producer's terms to `EagleConfig`.
 
 
 def translate(
-    folder: CheckpointFolder, source: Source, target: TargetSizes | None, options: EagleOptions
+    folder: CheckpointFolder, source: Source, target: PreTrainedModel | None, options: EagleOptions
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
     fields, in_file = folder.fields, folder.tensors()
     if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
         fields = sizes.fill_speculators(fields)
     tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
-    refuse(fields.origin, _unsupported(fields, source, tensors))
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    config, notes = _sizes(fields, source, shapes)
-    if target is not None:
-        target.check(config, fields.origin)
-    wiring = _eagle1 if source.kind == "EAGLE-1" else _eagle3
-    config, wiring_notes, unused = wiring(config, fields, source, shapes)
-    config, layer_notes = _feature_layers(config, fields, source, target, options)
-    config, option_notes = _apply(config, options)
-    rope.check_rope(config.layer)
-    _check_joined(config, fields, shapes)
-    unread = fields.unread - sizes.inert_keys() - {"eagle_config.parallel_draft_heads_num_layers"}
-    notes = [*layer_notes, *wiring_notes, *option_notes, *notes]
-    return Translation(config, tensors, notes, unused, unread)
+    refuse(fields, _unsupported(fields, source, tensors))
+    reading = _Reading(fields, source, tensors, options)
+    config = reading.config(target)
+    _check_joined(config, fields, tensors)
+    fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
+    return Translation(config, tensors, fields, reading.unused)
 
 
-def _sizes(fields: ConfigFields, source: Source, shapes: Shapes) -> tuple[EagleConfig, list[str]]:
-    """Everything but the wiring, and notes. Optional parts are recognised by their tensors."""
-    has_bias, is_eagle1 = fields.flag("attention_bias"), source.kind == "EAGLE-1"
-    follows_hf = source.producer in ("speculators", "NVIDIA", "DeepSpec")
-    is_qwen3 = source.producer == "DeepSpec" or (
-        source.producer == "speculators" and fields.get("model_type") == "qwen3"
-    )
-    layer, layer_notes = sizes.read_layer(
-        fields,
-        attention_bias=has_bias or fields.flag("qkv_bias"),
-        attention_output_bias=has_bias
-        and (follows_hf or "layers.0.self_attn.o_proj.bias" in shapes),
-        has_qk_norm=is_qwen3 or "layers.0.self_attn.q_norm.weight" in shapes,
-    )
-    is_speculators, vocab_size = source.producer == "speculators", fields.integer("vocab_size")
-    draft_vocab_size, notes = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
-    target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
-    # The head's own modules are of its width; the target's serve only where that is the same.
-    is_other_width = layer.hidden_size != target_hidden_size
-    config = EagleConfig(
-        fusion="input" if is_eagle1 else "attention",
-        layer=layer,
-        vocab_size=vocab_size,
-        draft_vocab_size=draft_vocab_size,
-        feature_layers=("final",),
-        target_hidden_size=target_hidden_size,
-        num_layers=fields.integer("num_hidden_layers", 1),
-        has_embed_tokens=is_other_width or "embed_tokens.weight" in shapes,
-        has_lm_head=is_other_width or "lm_head.weight" in shapes or draft_vocab_size < vocab_size,
-        logit_scale=fields.number("logit_scale", 1.0),
-    )
-    return config, [*([] if is_eagle1 else notes), *layer_notes]
+class _Reading:
+    """One configuration in the making.
 
+    Args:
+        fields: config.json; a speculators file with its layer configuration filled in.
+        source: who wrote it.
+        names: tensors in the file; only optional parts of a head are recognised by them.
+        options: what the caller asks for.
+    """
 
-def _eagle1(
-    config: EagleConfig, fields: ConfigFields, source: Source, shapes: Shapes
-) -> tuple[EagleConfig, list[str], dict[str, str]]:
-    """Embedding and final feature through `fc`; no norm in front of the first layer or the head."""
-    for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
-        if fields.flag(name):
-            raise ValueError(
-                f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
-            )
-    for entry in _explicit_ids(fields, source):
-        raise ValueError(
-            f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those of "
-            "an EAGLE-1 head, which reads the final state"
+    def __init__(
+        self, fields: ConfigFields, source: Source, names: Collection[str], options: EagleOptions
+    ):
+        self.fields, self.source, self.names, self.options = fields, source, names, options
+        self.eagle, self.notes = fields.section("eagle_config"), fields.notes
+        self.is_eagle1 = source.kind == "EAGLE-1"
+        self.unused: dict[str, str] = {}
+
+    def config(self, target: PreTrainedModel | None) -> EagleConfig:
+        """Every convention resolved, for a target if there is one."""
+        fields, names, num_layers = self.fields, self.names, None
+        layer, vocab_size = self._layer(), fields.integer("vocab_size")
+        is_speculators = self.source.producer == "speculators"
+        draft_size = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
+        target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
+        if target is not None:
+            num_layers = target.config.get_text_config().num_hidden_layers
+            check_target(target, target_hidden_size, vocab_size, what=fields.origin)
+        flags = self._eagle1() if self.is_eagle1 else self._eagle3()
+        # The head's own modules are of its width; the target's serve only where that is the same.
+        is_other_width = layer.hidden_size != target_hidden_size
+        return EagleConfig(
+            fusion="input" if self.is_eagle1 else "attention",
+            layer=layer,
+            vocab_size=vocab_size,
+            draft_vocab_size=draft_size,
+            feature_layers=self._features(flags.get("has_fc", False), num_layers),
+            target_hidden_size=target_hidden_size,
+            num_layers=fields.integer("num_hidden_layers", 1),
+            has_embed_tokens=is_other_width or "embed_tokens.weight" in names,
+            has_lm_head=is_other_width or "lm_head.weight" in names or draft_size < vocab_size,
+            logit_scale=fields.number("logit_scale", 1.0),
+            **flags,
         )
-    # The reference takes an absent key for true; a file that holds none can only mean false.
-    bias = fields.get("bias")
-    fc_bias = "fc.bias" in shapes if bias is None else fields.flag("bias")
-    notes = [f"no key bias: fc has {'a' if fc_bias else 'no'} bias, as the file"] * (bias is None)
-    return replace(config, fc_bias=fc_bias, output_norm=False), notes, {}
 
-
-def _eagle3(
-    config: EagleConfig, fields: ConfigFields, source: Source, shapes: Shapes
-) -> tuple[EagleConfig, list[str], dict[str, str]]:
-    """Flags of the dialects."""
-    eagle, notes, unused = fields.section("eagle_config"), [], {}
-    flags = {
-        "has_fc": eagle.flag("use_aux_hidden_state", default=True),
-        "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
-        "fc_norm": fields.flag("fc_norm") or fields.flag("use_aux_norm"),
-        "norm_before_residual": fields.flag("norm_before_residual"),
-        "fc_bias": fields.flag("bias") and "fc.bias" in shapes,
-    }
-    if flags["norm_before_fc"] and flags["fc_norm"]:
-        raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
-    if not flags["has_fc"]:
-        if flags["norm_before_fc"] or flags["fc_norm"]:
-            raise ValueError(
-                f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is false"
-            )
-        notes.append("use_aux_hidden_state is false: the final state is the feature, without fc")
-        unmeant = [entry for entry in _explicit_ids(fields, source) if entry.ids]
-        notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
-    if source.producer == "speculators" and fields.get("norm_before_residual") is None:
-        notes.append(
-            "no norm_before_residual: false, speculators' default (vLLM would take it for true)"
+    def _layer(self) -> LayerConfig:
+        fields, producer = self.fields, self.source.producer
+        follows_hf = producer in ("speculators", "NVIDIA", "DeepSpec")
+        is_speculators_qwen3 = producer == "speculators" and fields.get("model_type") == "qwen3"
+        has_bias = fields.flag("attention_bias")
+        layer = sizes.read_layer(
+            fields,
+            attention_bias=has_bias or fields.flag("qkv_bias"),
+            attention_output_bias=has_bias
+            and (follows_hf or "layers.0.self_attn.o_proj.bias" in self.names),
+            has_qk_norm=producer == "DeepSpec"
+            or is_speculators_qwen3
+            or "layers.0.self_attn.q_norm.weight" in self.names,
         )
-    if source.producer == "SpecForge":
-        # Its trainer reads the key, true by default, as "a norm stands before the vocabulary
-        # head", and always feeds the raw output back.
-        flags["output_norm"] = fields.flag("norm_output", default=True)
-        if fields.get("norm_output") is not None:
-            notes.append(
-                "norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
-                "feedback (vLLM and SGLang would take it for normalised feedback)"
+        if "rope_theta" in self.options:
+            layer = replace(layer, rope=rope.with_theta(layer.rope, self.options["rope_theta"]))
+            self.notes.append(f"as asked for: rope_theta = {layer.rope['rope_theta']:g}")
+        rope.check_rope(layer)
+        return layer
+
+    def _eagle1(self) -> dict[str, bool]:
+        """Embedding and final feature through `fc`; no norm before the first layer or the head."""
+        fields = self.fields
+        if {"norm_before_residual", "feedback_norm"} & self.options.keys():
+            raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
+        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+            if fields.flag(name):
+                raise ValueError(
+                    f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
+                )
+        for entry in self._explicit_ids():
+            raise ValueError(
+                f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
+                "of an EAGLE-1 head, which reads the final state"
             )
-        if not flags["output_norm"]:
-            unused["norm.weight"] = "norm_output is false: no norm before the vocabulary head"
-    else:
-        flags["feedback_norm"] = fields.flag("norm_output")
-        flags["output_norm"] = eagle.flag("use_last_layernorm", default=True)
-    return replace(config, **flags), notes, unused
+        # The reference takes an absent key for true; a file that holds none can only mean false.
+        fc_bias = fields.flag("bias", default="fc.bias" in self.names)
+        if fields.get("bias") is None:
+            word = "a" if fc_bias else "no"
+            self.notes.append(f"no key bias: fc has {word} bias, as the file")
+        return {"fc_bias": fc_bias, "output_norm": False}
 
-
-def _feature_layers(
-    config: EagleConfig,
-    fields: ConfigFields,
-    source: Source,
-    target: TargetSizes | None,
-    options: EagleOptions,
-) -> tuple[EagleConfig, list[str]]:
-    """The boundaries that the head reads, and notes."""
-    num_layers = None if target is None else target.num_layers
-    convention = layer_ids.check_convention(options.get("layer_convention"))
-    joins_features = config.fusion == "attention" and config.has_fc
-    if "feature_layers" in options:
-        layers = layer_ids.check_boundaries(options["feature_layers"], num_layers)
-        if not joins_features and len(layers) != 1:
-            raise ValueError(f"the head reads one feature, got feature_layers {list(layers)}")
-        return replace(config, feature_layers=layers), [f"as asked for: feature_layers = {layers}"]
-    if not joins_features:
-        return config, []
-    found, origin = _explicit_ids(fields, source), fields.origin
-    if not found:
-        layers, notes = layer_ids.default_boundaries(num_layers, origin=origin)
-        if source.producer == "NVIDIA":
+    def _eagle3(self) -> dict[str, bool]:
+        """Flags of the dialects."""
+        fields, eagle, notes = self.fields, self.eagle, self.notes
+        flags = {
+            "has_fc": eagle.flag("use_aux_hidden_state", default=True),
+            "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
+            "fc_norm": fields.flag("fc_norm") or fields.flag("use_aux_norm"),
+            "norm_before_residual": fields.flag("norm_before_residual"),
+            "fc_bias": fields.flag("bias") and "fc.bias" in self.names,
+        }
+        if flags["norm_before_fc"] and flags["fc_norm"]:
+            raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
+        if not flags["has_fc"]:
+            if flags["norm_before_fc"] or flags["fc_norm"]:
+                raise ValueError(
+                    f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is "
+                    "false"
+                )
+            notes.append("use_aux_hidden_state is false: the final state is the feature, no fc")
+            unmeant = [entry for entry in self._explicit_ids() if entry.ids]
+            notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
+        if self.source.producer == "speculators" and fields.get("norm_before_residual") is None:
             notes.append(
+                "no norm_before_residual: false, speculators' default (vLLM would take it for true)"
+            )
+        if self.source.producer == "SpecForge":
+            # Its trainer reads the key, true by default, as "a norm stands before the vocabulary
+            # head", and always feeds the raw output back.
+            flags["output_norm"] = fields.flag("norm_output", default=True)
+            if fields.get("norm_output") is not None:
+                notes.append(
+                    "norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
+                    "feedback (vLLM and SGLang would take it for normalised feedback)"
+                )
+            if not flags["output_norm"]:
+                why = "norm_output is false: no norm before the vocabulary head"
+                self.unused["norm.weight"] = why
+        else:
+            flags["feedback_norm"] = fields.flag("norm_output")
+            flags["output_norm"] = eagle.flag("use_last_layernorm", default=True)
+        for key in ("norm_before_residual", "feedback_norm"):
+            if key in self.options:
+                flags[key] = self.options[key]
+                notes.append(f"as asked for: {key} = {flags[key]}")
+        return flags
+
+    def _features(self, joins: bool, num_layers: int | None) -> tuple[FeatureLayer, ...]:
+        """The boundaries that the head reads; one, the final state, if it does not join several."""
+        fields, producer = self.fields, self.source.producer
+        convention = layer_ids.check_convention(self.options.get("layer_convention"))
+        if "feature_layers" in self.options:
+            layers = layer_ids.check_boundaries(self.options["feature_layers"], num_layers)
+            if not joins and len(layers) != 1:
+                raise ValueError(f"the head reads one feature, got feature_layers {list(layers)}")
+            self.notes.append(f"as asked for: feature_layers = {layers}")
+            return layers
+        if not joins:
+            return ("final",)
+        found = self._explicit_ids()
+        layers = layer_ids.read_layer_ids(
+            found, fields, num_layers, producer=producer, convention=convention
+        )
+        if producer == "NVIDIA" and not found:
+            self.notes.append(
                 "NVIDIA's exporter writes the ids, so the defaults are a guess here "
-                "(vllm-project/vllm#50170 measured 1 % acceptance on such a head): compare with "
-                "others"
+                "(vllm-project/vllm#50170 measured 1 % acceptance on such a head)"
             )
-        return replace(config, feature_layers=layers), notes
-    layers, notes = layer_ids.read_layer_ids(
-        found, num_layers, origin=origin, producer=source.producer, convention=convention
-    )
-    if source.producer == "NVIDIA" and convention is None:
-        notes.append(
-            "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
-        )
-    if source.producer == "DeepSpec" and layers[-1] == num_layers:
-        notes.append(
-            f"DeepSpec's trainer sees {num_layers} after the final norm: compare with 'final'"
-        )
-    return replace(config, feature_layers=layers), notes
+        elif producer == "NVIDIA" and convention is None:
+            self.notes.append(
+                "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
+            )
+        if producer == "DeepSpec" and layers[-1] == num_layers:
+            self.notes.append(
+                f"DeepSpec's trainer sees {num_layers} after the final norm: compare with 'final'"
+            )
+        return layers
+
+    def _explicit_ids(self) -> list[LayerIds]:
+        """Every key under which ids stand."""
+        # SpecForge's trainer hooks the outputs of layers. NVIDIA's heads are read as boundaries by
+        # vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
+        is_output = self.source.producer in ("SpecForge", "SafeAILab")
+        nested = "layer_output" if is_output else "boundary"
+        found = [LayerIds(key, self.fields.get(key), *taken) for key, taken in _TOP_LEVEL.items()]
+        found.append(LayerIds(f"eagle_config.{_IDS}", self.eagle.get(_IDS), nested))
+        found.append(LayerIds("eagle_config.layer_ids", self.eagle.get("layer_ids"), "boundary"))
+        return [entry for entry in found if entry.ids is not None]
 
 
-def _explicit_ids(fields: ConfigFields, source: Source) -> list[LayerIds]:
-    """Every key under which ids stand."""
-    # SpecForge's trainer hooks the outputs of layers. NVIDIA's heads are read as boundaries by
-    # vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
-    nested = "layer_output" if source.producer in ("SpecForge", "SafeAILab") else "boundary"
-    eagle, key = fields.section("eagle_config"), "eagle_aux_hidden_state_layer_ids"
-    found = [
-        LayerIds(key, fields.get(key), "boundary"),
-        LayerIds("aux_hidden_state_layer_ids", fields.get(key.removeprefix("eagle_")), "boundary"),
-        # DeepSpec's -1 are the embeddings.
-        LayerIds("target_layer_ids", fields.get("target_layer_ids"), "layer_output", least=-1),
-        LayerIds(
-            "eagle3_layers_to_capture", fields.get("eagle3_layers_to_capture"), "layer_output"
-        ),
-        LayerIds(f"eagle_config.{key}", eagle.get(key), nested),
-        LayerIds("eagle_config.layer_ids", eagle.get("layer_ids"), "boundary"),
-    ]
-    return [entry for entry in found if entry.ids is not None]
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_TOP_LEVEL: dict[str, tuple[Convention, int]] = {
+    _IDS: ("boundary", 0),
+    "aux_hidden_state_layer_ids": ("boundary", 0),
+    "target_layer_ids": ("layer_output", -1),  # DeepSpec's -1 are the embeddings
+    "eagle3_layers_to_capture": ("layer_output", 0),
+}
+"""Keys of ids at the top level, how their usual readers take them, and the lowest id."""
 
 
-def _apply(config: EagleConfig, options: EagleOptions) -> tuple[EagleConfig, list[str]]:
-    """Sets what the caller asks for, but for the feature layers."""
-    flags = {k: options[k] for k in ("norm_before_residual", "feedback_norm") if k in options}
-    if config.fusion == "input" and flags:
-        raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
-    notes = [f"as asked for: {key} = {value}" for key, value in flags.items()]
-    config = replace(config, **flags)
-    if "rope_theta" in options:
-        new = rope.with_theta(config.layer.rope, options["rope_theta"])
-        config = replace(config, layer=replace(config.layer, rope=new))
-        notes.insert(0, f"as asked for: rope_theta = {new['rope_theta']:g}")
-    return config, notes
-
-
-def _check_joined(config: EagleConfig, fields: ConfigFields, shapes: Shapes) -> None:
+def _check_joined(
+    config: EagleConfig, fields: ConfigFields, tensors: Mapping[str, StoredTensor]
+) -> None:
     """The number of features must be what the configuration and `fc` say."""
     if config.fusion == "input" or not config.has_fc:
         return
     count, width, said = len(config.feature_layers), config.target_hidden_size, {}
     if fields.get("num_aux_hidden_states") is not None:
         said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
-    joined = shapes.get("fc.weight", ())
+    joined = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
     if len(joined) == 2 and joined[1] % width == 0:
         said[f"fc.weight {list(joined)} joins, at width {width},"] = joined[1] // width
     for what, number in said.items():

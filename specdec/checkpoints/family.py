@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
-from specdec.heads.config import HeadConfig
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """Whose conventions a checkpoint follows.
 
     Args:
@@ -28,44 +27,6 @@ class Source:
     why: str
 
 
-@dataclass(frozen=True)
-class TargetSizes:
-    """What a head must fit.
-
-    Args:
-        name: of the target's class, for messages.
-        hidden_size: its width.
-        vocab_size: its vocabulary.
-        num_layers: its decoder layers.
-    """
-
-    name: str
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-
-    @classmethod
-    def of(cls, model: PreTrainedModel) -> TargetSizes:
-        """Reads them from an HF model's configuration."""
-        config = model.config.get_text_config()
-        return cls(
-            type(model).__name__, config.hidden_size, config.vocab_size, config.num_hidden_layers
-        )
-
-    def check(self, config: HeadConfig, origin: str) -> None:
-        """Raises `ValueError`, naming both sides, if a head was made for another target."""
-        if config.target_hidden_size != self.hidden_size:
-            raise ValueError(
-                f"{origin} is of a head for a target of hidden size {config.target_hidden_size}, "
-                f"but {self.name} has {self.hidden_size}"
-            )
-        if config.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"{origin} is of a head for a vocabulary of {config.vocab_size}, but {self.name} "
-                f"has {self.vocab_size}"
-            )
-
-
 @dataclass(frozen=True, eq=False)
 class Translation:
     """A checkpoint in the library's terms, before any value is read.
@@ -74,21 +35,18 @@ class Translation:
         config: every convention resolved.
         tensors: those in the file, under the names that the head gives them (`state_dict`), and
             the vocabulary map's `d2t` and `t2d`. One may be composed of several in the file.
-        notes: what was decided and why, one line each.
+        fields: the configuration that was read, with the notes of its readers.
         unused: names of `tensors` that such files may hold without using them, with the reason.
-        unread_keys: keys of config.json that nothing asked for.
     """
 
     config: Any
     tensors: dict[str, StoredTensor]
-    notes: list[str]
-    unused: dict[str, str]
-    unread_keys: set[str]
+    fields: ConfigFields
+    unused: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class Misreading:
-    """A usual mistake in reading a head, that its tensors do not reveal.
+class Misreading(NamedTuple):
+    """A usual mistake in reading a head, which its tensors do not reveal.
 
     Args:
         name: what is different.
@@ -106,18 +64,18 @@ class Family:
     """Heads of one design: how their checkpoints are recognised, read and doubted.
 
     Its functions take and return the family's own configuration, a frozen dataclass that satisfies
-    `HeadConfig`.
+    `specdec.heads.config.HeadConfig`.
 
     Args:
         name: of the family.
         marks: what its files are recognised by, for the error where no family fits.
         detect: (folder) -> whose conventions its files follow, or `None` if they are of no head of
             this family.
-        translate: (folder, source, sizes of the target or `None`, options that a caller set) ->
-            `Translation`. Raises `ValueError` for what is not supported (by name, see
-            `refuse`), for contradictions, and for a head of another target.
-        head: (config, `[Vd]` ids of the target or `None`) -> the head, an `nn.Module`. It is built
-            on the `meta` device: its state dict says which tensors there must be.
+        translate: (folder, source, target or `None`, options that a caller set) -> `Translation`.
+            Raises `ValueError` for what is not supported (see `refuse`), for contradictions, and
+            for a head of another target.
+        head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
+            device: its state dict says which tensors there must be.
         describe: (config) -> lines (name, text) for `specdec inspect`.
         misreadings: (config, target) -> what the parity check should try beside the vocabulary map.
         options: names of the options that `translate` takes.
@@ -126,16 +84,20 @@ class Family:
     name: str
     marks: str
     detect: Callable[[CheckpointFolder], Source | None]
-    translate: Callable[[CheckpointFolder, Source, TargetSizes | None, dict[str, Any]], Translation]
+    translate: Callable[[CheckpointFolder, Source, PreTrainedModel | None, dict], Translation]
     head: Callable[[Any, Tensor | None], nn.Module]
     describe: Callable[[Any], list[tuple[str, str]]]
     misreadings: Callable[[Any, PreTrainedModel], Iterable[Misreading]]
     options: frozenset[str] = frozenset()
 
 
-def refuse(origin: str, complaints: list[str]) -> None:
-    """Raises `ValueError` with all of them, if there are any: what a checkpoint needs and the
-    library does not have.
+def refuse(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
+    """Raises `ValueError` with what a checkpoint needs and the library does not have.
+
+    Args:
+        fields: the configuration.
+        complaints: pairs (is it so, what to say of it).
     """
-    if complaints:
-        raise ValueError(f"{origin}: not supported: {'; '.join(complaints)}")
+    found = [text for is_so, text in complaints if is_so]
+    if found:
+        raise ValueError(f"{fields.origin}: not supported: {'; '.join(found)}")

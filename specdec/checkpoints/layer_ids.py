@@ -8,21 +8,18 @@ and hardly anything that it drafts is accepted.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from specdec.checkpoints.config_fields import ConfigFields
 from specdec.features import FeatureLayer
 
 Convention = Literal["boundary", "layer_output"]
 
-DEFAULT_LAYERS = (2, "N//2", "N-3")
-"""Boundaries of a head that names none, N being the target's layers: in all producers the same."""
-
-MAX_LAYER = 4096
+_WORDS = {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}
+_MAX_LAYER = 4096
 
 
-@dataclass(frozen=True)
-class LayerIds:
+class LayerIds(NamedTuple):
     """Ids as a configuration holds them.
 
     Args:
@@ -40,44 +37,44 @@ class LayerIds:
 
 def read_layer_ids(
     found: Sequence[LayerIds],
+    fields: ConfigFields,
     num_layers: int | None,
     *,
-    origin: str,
     producer: str,
     convention: Convention | None = None,
-) -> tuple[tuple[int, ...], list[str]]:
-    """Turns explicit ids into boundaries.
+) -> tuple[FeatureLayer, ...]:
+    """Boundaries, ascending: all producers join features in the order of layers.
 
     Args:
-        found: at least one.
+        found: explicit ids; without any, the boundaries 2, N // 2 and N - 3 that all producers take
+            for granted (symbolic where N is not known).
+        fields: the configuration.
         num_layers: N of the target, or `None` where no target is known.
-        origin: what to call the configuration in messages.
         producer: whose conventions `found` follows.
         convention: how to take the ids, whatever the producer usually means.
 
-    Returns:
-        Boundaries, ascending (all producers join features in the order of layers), and notes.
-
     Raises:
-        ValueError: ids that are no list of distinct layers of the target, or keys that contradict
-            each other.
+        ValueError: ids that are no list of distinct layers of the target, keys that contradict each
+            other, or defaults that coincide for a target of so few layers.
     """
+    if not found:
+        return _default_boundaries(fields, num_layers)
     why = "as asked for" if convention else f"by the convention of {producer}"
-    boundaries, notes = {}, []
+    boundaries = {}
     for entry in found:
         key, ids, read_as = entry.key, entry.ids, convention or entry.usual
         boundaries[key] = _boundaries(entry, read_as, num_layers)
-        note = f"{key} {ids} are {_words(read_as)}, {why}: boundaries {list(boundaries[key])}"
+        note = f"{key} {ids} are {_WORDS[read_as]}, {why}: boundaries {list(boundaries[key])}"
         if ids != sorted(ids):
             note += "; features are joined in the order of layers, not of the list"
-        notes.append(note)
+        fields.notes.append(note)
     if len(set(boundaries.values())) > 1:
         readings = "; ".join(f"{key}: boundaries {list(b)}" for key, b in boundaries.items())
         raise ValueError(
-            f"{origin} names layers more than once and not the same ones: {readings}. Pass "
+            f"{fields.origin} names layers more than once and not the same ones: {readings}. Pass "
             "feature_layers=(...) with the boundaries that are meant"
         )
-    return next(iter(boundaries.values())), notes
+    return boundaries[key]
 
 
 def _boundaries(entry: LayerIds, convention: Convention, num_layers: int | None) -> tuple[int, ...]:
@@ -86,58 +83,50 @@ def _boundaries(entry: LayerIds, convention: Convention, num_layers: int | None)
         raise ValueError(f"{key} must be a list of layer numbers, got {str(ids)[:80]}")
     if len(set(ids)) < len(ids):
         raise ValueError(f"{key} names a layer twice: {ids}")
-    shift = 1 if convention == "layer_output" else 0
-    limit = MAX_LAYER if num_layers is None else num_layers
-    boundaries = tuple(sorted(i + shift for i in ids))
+    limit = _MAX_LAYER if num_layers is None else num_layers
+    boundaries = tuple(sorted(i + (convention == "layer_output") for i in ids))
     if min(ids) < entry.least or boundaries[0] < 0 or boundaries[-1] > limit:
         target = "" if num_layers is None else f" of the target's {num_layers} layers"
         raise ValueError(
-            f"{key} {str(ids)[:80]}, read as {_words(convention)}, names boundaries "
+            f"{key} {str(ids)[:80]}, read as {_WORDS[convention]}, names boundaries "
             f"{boundaries[0]}..{boundaries[-1]} outside of 0..{limit}{target}; layer_convention= "
             "chooses the other reading"
         )
     return boundaries
 
 
-def check_convention(convention: object) -> Convention | None:
-    """The convention that a caller asks for, or `None`.
+def _default_boundaries(fields: ConfigFields, num_layers: int | None) -> tuple[FeatureLayer, ...]:
+    if num_layers is None:
+        fields.notes.append("no layer ids: the default boundaries 2, N//2 and N-3")
+        return 2, "N//2", "N-3"
+    layers = _usual(num_layers)
+    if len(layers) < 3 or layers[0] < 0:
+        raise ValueError(
+            f"{fields.origin} names no layer ids, and of the default boundaries 2, N//2, N-3 some "
+            f"coincide for a target of N = {num_layers} layers; pass feature_layers=(...)"
+        )
+    fields.notes.append(f"no layer ids: the default boundaries {list(layers)}")
+    return layers
 
-    Raises:
-        ValueError: it is neither of the two.
-    """
-    if convention not in (None, "boundary", "layer_output"):
+
+def _usual(num_layers: int) -> tuple[int, ...]:
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+def check_convention(convention: object) -> Convention | None:
+    """The convention that a caller asks for; `ValueError` if there is no such."""
+    if convention not in (None, *_WORDS):
         raise ValueError(
             f"layer_convention must be 'boundary' or 'layer_output', got {convention!r}"
         )
     return convention
 
 
-def default_boundaries(
-    num_layers: int | None, *, origin: str
-) -> tuple[tuple[FeatureLayer, ...], list[str]]:
-    """The boundaries of a head that names none, and notes; symbolic where no target is known.
-
-    Raises:
-        ValueError: some of them coincide for a target of so few layers.
-    """
-    if num_layers is None:
-        return DEFAULT_LAYERS, ["no layer ids: the default boundaries 2, N//2 and N-3"]
-    layers = _defaults(num_layers)
-    if len(layers) < 3 or layers[0] < 0:
-        raise ValueError(
-            f"{origin} names no layer ids, and of the default boundaries 2, N//2, N-3 some "
-            f"coincide for a target of N = {num_layers} layers; pass feature_layers=(...)"
-        )
-    return layers, [f"no layer ids: the default boundaries {list(layers)}"]
-
-
 def check_boundaries(
     layers: Sequence[FeatureLayer], num_layers: int | None
 ) -> tuple[FeatureLayer, ...]:
-    """The boundaries (or `"final"`) that a caller asks for.
-
-    Raises:
-        ValueError: none, one twice, or one that the target does not have.
+    """The boundaries (or `"final"`) that a caller asks for; `ValueError` if there are none, one is
+    named twice, or the target does not have one.
     """
     layers = tuple(layers)
     for layer in layers:
@@ -167,17 +156,9 @@ def other_boundaries(
         others["before the final norm"] = (*layers[:-1], num_layers)
     elif layers[-1] == num_layers:
         others["the last after the final norm"] = (*layers[:-1], "final")
-    default = _defaults(num_layers)
-    if len(default) == len(layers) and layers != default:
-        others[f"the default boundaries {', '.join(map(str, default))}"] = default
+    usual = _usual(num_layers)
+    if len(usual) == len(layers) and layers != usual:
+        others[f"the default boundaries {', '.join(map(str, usual))}"] = usual
     for name, ids in others.items():
         if all(b == "final" or 0 <= b <= num_layers for b in ids):
             yield name, ids
-
-
-def _defaults(num_layers: int) -> tuple[int, ...]:
-    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
-
-
-def _words(convention: Convention) -> str:
-    return {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}[convention]

@@ -24,8 +24,8 @@ ROPE_KEYS = {
 """Rotary scalings that are read, and the keys that each must have."""
 
 
-def read_rope(fields: ConfigFields) -> tuple[dict, list[str]]:
-    """HF's `rope_parameters`, from its new or its old keys; and notes.
+def read_rope(fields: ConfigFields) -> dict:
+    """HF's `rope_parameters`, from its new or its old keys.
 
     Raises:
         ValueError: an unknown scaling, one that lacks a number, or a partial rotary embedding.
@@ -36,10 +36,10 @@ def read_rope(fields: ConfigFields) -> tuple[dict, list[str]]:
     rope = {key: given.get(key) for key in given.raw if given.get(key) is not None}
     kind = rope.pop("rope_type", rope.pop("type", "default"))
     rope.pop("type", None)
-    notes = []
     if kind == "mrope":  # on text its three positions are one
         rope.pop("mrope_section", None)
-        kind, notes = "default", ["rope type mrope is the default one on text"]
+        kind = "default"
+        fields.notes.append("rope type mrope is the default one on text")
     known = ROPE_KEYS.keys() & {"default", *ROPE_INIT_FUNCTIONS}
     if not isinstance(kind, str) or kind not in known:
         raise ValueError(f"{origin}: not supported: rope type {kind!r}; known: {sorted(ROPE_KEYS)}")
@@ -51,9 +51,10 @@ def read_rope(fields: ConfigFields) -> tuple[dict, list[str]]:
         raise ValueError(f"{origin}: not supported: partial_rotary_factor {partial!r}")
     inner, outer = given.number("rope_theta"), fields.number("rope_theta")
     if inner is not None and outer is not None and inner != outer:
-        notes.append(f"rope_theta {outer:g} beside {section}'s {inner:g}: the latter counts")
+        note = f"rope_theta {outer:g} beside {section}'s {inner:g}: the latter counts"
+        fields.notes.append(note)
     if inner is None and outer is None:
-        notes.append(
+        fields.notes.append(
             f"no rope_theta: base {DEFAULT_ROPE_THETA:g}, the producers' default, whatever the "
             "target's is"
         )
@@ -61,7 +62,7 @@ def read_rope(fields: ConfigFields) -> tuple[dict, list[str]]:
         numbers = value if isinstance(value, list) else [value]
         if not all(isinstance(number, int | float) for number in numbers):
             raise ValueError(f"{origin}: {key} must be a number or a list of them, got {value!r}")
-    return {**rope, "rope_type": kind, "rope_theta": inner or outer or DEFAULT_ROPE_THETA}, notes
+    return {**rope, "rope_type": kind, "rope_theta": inner or outer or DEFAULT_ROPE_THETA}
 
 
 def with_theta(rope: dict, theta: object) -> dict:

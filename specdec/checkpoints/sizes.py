@@ -12,9 +12,6 @@ from specdec.heads.config import LayerConfig
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 """Decoder layers that speculators builds heads of, by their `model_type`."""
 
-SPECULATORS_DRAFT_IDS = 32000
-"""Its default of `draft_vocab_size`."""
-
 _INERT = {
     *("torch_dtype", "dtype", "transformers_version", "architectures", "model_type"),
     *("max_window_layers", "sliding_window", "use_sliding_window", "layer_types"),
@@ -30,13 +27,8 @@ def inert_keys() -> set[str]:
 
 
 def fill_speculators(fields: ConfigFields) -> ConfigFields:
-    """Completes `transformer_layer_config`, stored as a difference to HF's defaults.
-
-    Args:
-        fields: config.json.
-
-    Returns:
-        Fields of the layers and of the top level side by side.
+    """Completes `transformer_layer_config`, stored as a difference to HF's defaults: fields of the
+    layers and of the top level side by side.
 
     Raises:
         ValueError: a layer type that speculators' heads do not have, or impossible values.
@@ -62,8 +54,8 @@ def fill_speculators(fields: ConfigFields) -> ConfigFields:
     return ConfigFields(top | own, fields.origin)
 
 
-def read_layer(fields: ConfigFields, **flags: bool) -> tuple[LayerConfig, list[str]]:
-    """The decoder layers of a head with a Llama's or Qwen3's keys; and notes.
+def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
+    """The decoder layers of a head with a Llama's or Qwen3's keys.
 
     Args:
         fields: config.json, a speculators file filled in.
@@ -83,8 +75,7 @@ def read_layer(fields: ConfigFields, **flags: bool) -> tuple[LayerConfig, list[s
     activation = fields.text("hidden_act", "silu")
     if activation not in ACT2FN:
         raise ValueError(f"{fields.origin}: hidden_act {activation!r} is not one of HF's")
-    rope, notes = read_rope(fields)
-    layer = LayerConfig(
+    return LayerConfig(
         hidden_size=hidden,
         intermediate_size=fields.integer("intermediate_size"),
         num_heads=heads,
@@ -92,15 +83,14 @@ def read_layer(fields: ConfigFields, **flags: bool) -> tuple[LayerConfig, list[s
         head_dim=fields.integer("head_dim", hidden // heads),
         rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
         hidden_act=activation,
-        rope=rope,
+        rope=read_rope(fields),
         max_position_embeddings=fields.integer("max_position_embeddings", 2048),
         **flags,
     )
-    return layer, notes
 
 
-def read_draft_vocab_size(fields: ConfigFields, *, is_speculators: bool) -> tuple[int, list[str]]:
-    """How many ids the head can propose; and notes.
+def read_draft_vocab_size(fields: ConfigFields, *, is_speculators: bool) -> int:
+    """How many ids the head can propose.
 
     Args:
         fields: config.json, a speculators file filled in.
@@ -113,19 +103,18 @@ def read_draft_vocab_size(fields: ConfigFields, *, is_speculators: bool) -> tupl
     sizes = {fields.integer(name) for name in names if fields.get(name) is not None}
     if len(sizes) > 1:
         raise ValueError(f"{fields.origin}: {' and '.join(names)} differ: {sorted(sizes)}")
-    notes = []
     if not sizes and is_speculators and names[0] not in fields.raw:
-        sizes.add(SPECULATORS_DRAFT_IDS)
-        notes.append(f"no draft_vocab_size: {SPECULATORS_DRAFT_IDS}, speculators' default")
+        sizes.add(32000)
+        fields.notes.append("no draft_vocab_size: 32000, speculators' default")
     elif not sizes:
         sizes.add(vocab_size)
-        notes.append("no draft_vocab_size: the full vocabulary")
+        fields.notes.append("no draft_vocab_size: the full vocabulary")
     size = sizes.pop()
     if size > vocab_size:
         raise ValueError(
             f"{fields.origin}: {size} draft ids are more than the vocabulary's {vocab_size}"
         )
-    return size, notes
+    return size
 
 
 def describe_layer(layer: LayerConfig, num_layers: int) -> dict[str, str]:

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.checkpoints.family import Family, Source, TargetSizes, Translation
+from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor, names_of
 from specdec.checkpoints.hub import find_folder
+from specdec.checkpoints.sizes import inert_keys
 from specdec.checkpoints.vocab_map import read_vocab_map
 
 FLOATS = {"BF16", "F16", "F32", "F64"}
@@ -161,25 +162,16 @@ def survey_checkpoint(
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - family.options:
         raise TypeError(f"unknown option {names_of(unknown)}; expected {names_of(family.options)}")
-    sizes = None if target is None else TargetSizes.of(target)
-    read = family.translate(folder, source, sizes, given)
+    read = family.translate(folder, source, target, given)
+    if (path / "adapter_config.json").exists():
+        note = "an adapter lies beside the head: it may want the target with it merged in"
+        read.fields.notes.append(note)
     expected = _expected_tensors(family, read.config)
     faults, unread = _compare(expected, read, ignore_tensors)
-    notes = list(read.notes)
-    if (path / "adapter_config.json").exists():
-        notes.append("an adapter lies beside the head: it may want the target with it merged in")
-    return Survey(
-        folder=path,
-        family=family,
-        source=source,
-        config=read.config,
-        stored=read.tensors,
-        expected=expected,
-        faults=tuple(faults),
-        unread=unread,
-        unread_keys=tuple(sorted(read.unread_keys)),
-        notes=tuple(notes),
-    )
+    unread_keys = tuple(sorted(read.fields.unread - inert_keys()))
+    notes = tuple(read.fields.notes)
+    wiring = read.config, read.tensors, expected
+    return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes)
 
 
 def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
@@ -206,7 +198,7 @@ def _expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]
 
 def _compare(
     expected: dict[str, tuple[int, ...]], read: Translation, ignore_tensors: Collection[str]
-) -> tuple[list[str], dict[str, str]]:
+) -> tuple[tuple[str, ...], dict[str, str]]:
     """What is wrong with the tensors, in words; and those to be left unread, with the reason."""
     stored, config = read.tensors, read.config
     maps = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
@@ -226,7 +218,7 @@ def _compare(
     for name in sorted(stored.keys() - unread.keys()):
         if stored[name].dtype not in (types := MAP_TYPES.get(name, FLOATS)):
             faults.append(f"{name} is stored as {stored[name].dtype}, not one of {names_of(types)}")
-    return faults, unread
+    return tuple(faults), unread
 
 
 def _harmless(name: str) -> str | None:

@@ -22,7 +22,7 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.heads.context import ContextRows, read_context
 from specdec.heads.rotary import rotary_table
-from specdec.heads.sharing import HoldsModel, borrow, check_vocabulary, model_of
+from specdec.heads.sharing import HoldsModel, borrow, model_of
 from specdec.types import Context
 
 
@@ -120,7 +120,11 @@ class HeadDrafter(Drafter):
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, naming both sides."""
-        check_vocabulary(self.config, vocab_size)
+        if self.config.vocab_size != vocab_size:
+            raise ValueError(
+                f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
+                f"is {vocab_size}; it was made for another target"
+            )
         if self.head.device != device:
             raise ValueError(
                 f"the head is on {self.head.device} and the target on {device}; move it with "

@@ -52,34 +52,35 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     Raises:
         ValueError: the head was made for another target; both sides are named.
     """
+    check_target(model, config.target_hidden_size, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    theirs, width = model.config.get_text_config(), embeddings.weight.shape[1]
-    check_vocabulary(config, theirs.vocab_size)
-    if config.target_hidden_size != theirs.hidden_size:
-        raise ValueError(
-            f"the head reads features of width {config.target_hidden_size} and the target's hidden "
-            f"size is {theirs.hidden_size}; it was made for another target"
-        )
-    if not config.has_embed_tokens and width != config.hidden_size:
-        raise ValueError(
-            f"the head is {config.hidden_size} wide and has no embeddings of its own; the target's "
-            f"are {width} wide and cannot be shared"
-        )
-    if not config.has_lm_head and theirs.hidden_size != config.hidden_size:
-        raise ValueError(
-            f"the head is {config.hidden_size} wide and has no vocabulary head of its own; the "
-            f"target's reads a width of {theirs.hidden_size} and cannot be shared"
-        )
+    theirs = model.config.get_text_config().hidden_size
+    for what, is_own, width in (
+        ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),
+        ("vocabulary head", config.has_lm_head, theirs),
+    ):
+        if not is_own and width != config.hidden_size:
+            raise ValueError(
+                f"the head is {config.hidden_size} wide and has no {what} of its own; the target's "
+                f"has a width of {width} and cannot be shared"
+            )
     return Borrowed(embeddings, lm_head)
 
 
-def check_vocabulary(config: HeadConfig, vocab_size: int) -> None:
-    """Raises `ValueError` if the head was made for another vocabulary than one of this size."""
-    if config.vocab_size != vocab_size:
-        raise ValueError(
-            f"the head was made for a vocabulary of {config.vocab_size} and the target's is "
-            f"{vocab_size}; it was made for another target"
-        )
+def check_target(
+    model: PreTrainedModel, hidden_size: int, vocab_size: int, *, what: str = "the head"
+) -> None:
+    """Raises `ValueError`, naming both sides, if a head was made for a target of other sizes."""
+    theirs = model.config.get_text_config()
+    for name, own, other in (
+        ("hidden size", hidden_size, theirs.hidden_size),
+        ("vocabulary", vocab_size, theirs.vocab_size),
+    ):
+        if own != other:
+            raise ValueError(
+                f"{what} was made for a target with a {name} of {own}, but {type(model).__name__} "
+                f"has {other}"
+            )
 
 
 def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:

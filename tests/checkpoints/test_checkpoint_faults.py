@@ -94,7 +94,7 @@ def test_a_map_of_another_type_is_refused(tmp_path):
 
 def test_another_hidden_size_is_refused_naming_both(tmp_path):
     folder = speculators().write(tmp_path)
-    with pytest.raises(ValueError, match=r"hidden size 32, but LlamaForCausalLM has 16"):
+    with pytest.raises(ValueError, match=r"hidden size of 32, but LlamaForCausalLM has 16"):
         read_checkpoint(folder, tiny_llama(hidden_size=16))
 
 

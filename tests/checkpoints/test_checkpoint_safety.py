@@ -25,13 +25,13 @@ from specdec.checkpoints.files import MAX_JSON_BYTES, MAX_TENSORS
 def test_a_truncated_file_is_refused(cut, tmp_path):
     path = safeailab_eagle3().write(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:cut])
-    refuses(tmp_path, "model.safetensors.* (truncated|not valid JSON)")
+    refuses(tmp_path, "model.safetensors is damaged or truncated: ")
 
 
 def test_trailing_bytes_are_refused(tmp_path):
     path = safeailab_eagle3().write(tmp_path) / "model.safetensors"
     path.write_bytes(path.read_bytes() + b"0123")
-    refuses(tmp_path, "model.safetensors has trailing bytes")
+    refuses(tmp_path, "model.safetensors is damaged or truncated: .*not fully covered")
 
 
 def rewritten(path, change):
@@ -43,24 +43,24 @@ def rewritten(path, change):
 
 
 HEADERS = {
-    "not valid JSON": lambda header: header[1:],
-    "must be a JSON object": lambda header: b"[1, 2]",
-    "keys that occur twice: d2t": lambda header: b'{"d2t":{},' + header[1:],
-    "the entry of 'x' is damaged": lambda header: b'{"x":7,' + header[1:],
-    "impossible shape": lambda header: header.replace(b'"shape":[32]', b'"shape":[-32]', 1),
-    "but 128 bytes of data": lambda header: header.replace(b'"shape":[32]', b'"shape":[33]', 1),
-    "overlap or leave holes": lambda header: (
+    "no JSON": lambda header: header[1:],
+    "no object": lambda header: b"[1, 2]",
+    "a key twice": lambda header: b'{"d2t":{},' + header[1:],
+    "an entry that is none": lambda header: b'{"x":7,' + header[1:],
+    "a negative size": lambda header: header.replace(b'"shape":[32]', b'"shape":[-32]', 1),
+    "more data than there is": lambda header: header.replace(b'"shape":[32]', b'"shape":[33]', 1),
+    "data that overlap": lambda header: (
         b'{"x":{"dtype":"U8","shape":[4],"data_offsets":[8,12]},' + header[1:]
     ),
-    "stored as 'F4'": lambda header: header.replace(b'"F32"', b'"F4"', 1),
+    "another type": lambda header: header.replace(b'"F32"', b'"F4"', 1),
 }
 
 
-@pytest.mark.parametrize("message", HEADERS)
-def test_a_corrupt_header_is_refused(message, tmp_path):
+@pytest.mark.parametrize("fault", HEADERS)
+def test_a_corrupt_header_is_refused(fault, tmp_path):
     path = safeailab_eagle3().write(tmp_path) / "model.safetensors"
-    rewritten(path, HEADERS[message])
-    refuses(tmp_path, message)
+    rewritten(path, HEADERS[fault])
+    refuses(tmp_path, "model.safetensors is damaged or truncated: .*header")
 
 
 def test_a_header_is_bounded_before_it_is_read(tmp_path):

@@ -165,7 +165,7 @@ MISFITS = {
     "embeddings": (
         flagged(EAGLE3, target_hidden_size=20),
         flagged(EAGLE3, target_hidden_size=20),
-        "16 wide and has no embeddings.* 20 wide",
+        "16 wide and has no embeddings.* width of 20",
     ),
     "vocabulary head": (
         flagged(EAGLE3, target_hidden_size=20, has_embed_tokens=True, has_lm_head=False),

@@ -232,4 +232,4 @@ def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
     assert main(["inspect", str(tmp_path), *options, "--num-draft-tokens", "0"]) == 2
     wrong = specforge().write(tmp_path / "wrong")
     assert main(["inspect", str(wrong), "--target", "zoo"]) == 2
-    assert "hidden size 32, but LlamaForCausalLM has 128" in capsys.readouterr().err
+    assert "hidden size of 32, but LlamaForCausalLM has 128" in capsys.readouterr().err
