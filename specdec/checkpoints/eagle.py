@@ -8,7 +8,7 @@ other meanings (`norm_output`, layer ids), so reading starts with the question w
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import TypedDict
 
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse
+from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import Convention, LayerIds
 from specdec.features import FeatureLayer
@@ -41,8 +41,6 @@ class EagleOptions(TypedDict, total=False):
     feedback_norm: bool | None
 
 
-# Names of tensors.
-
 _PREFIXES = ("model.", "speculator.")
 _AUX_NORMS = {
     f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
@@ -52,13 +50,7 @@ _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
 def canonical_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps the head's names to the names in the file.
-
-    Args:
-        names: tensors in the file.
-
-    Raises:
-        ValueError: two tensors in the file have the same meaning.
+    """Maps the head's names to the names in the file; `ValueError` if two of them mean the same.
 
     Example:
         >>> canonical_names(["midlayer.hidden_norm.weight"])
@@ -85,8 +77,6 @@ def _canonical(name: str) -> str:
         name = "layers.0." + name.removeprefix("midlayer.")
     return _AUX_NORMS.get(name, name)
 
-
-# Who wrote them.
 
 _NVIDIA_KEYS = {
     "use_aux_hidden_state",
@@ -126,9 +116,6 @@ def detect(folder: CheckpointFolder) -> Source | None:
         why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
         return Source("SafeAILab", "EAGLE-1", why)
     return None
-
-
-# What the library does not have.
 
 
 def _unsupported(
@@ -172,9 +159,6 @@ def _unsupported(
         yield is_deep, "num_hidden_layers > 1 (DeepSpec's layers all read the embedding)"
 
 
-# From the producer's terms to `EagleConfig`.
-
-
 def translate(
     folder: CheckpointFolder, source: Source, target: PreTrainedModel | None, options: EagleOptions
 ) -> Translation:
@@ -183,22 +167,26 @@ def translate(
     if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
         fields = sizes.fill_speculators(fields)
     tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
-    refuse(fields, _unsupported(fields, source, tensors))
-    reading = _Reading(fields, source, tensors, options)
+    refuse_unsupported(fields, _unsupported(fields, source, tensors))
+    reading = EagleReading(fields, source, tensors, options)
     config = reading.config(target)
-    _check_joined(config, fields, tensors)
+    if config.fusion == "attention" and config.has_fc:
+        _check_joined(config, fields, tensors.get("fc.weight"))
     fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
     return Translation(config, tensors, fields, reading.unused)
 
 
-class _Reading:
-    """One configuration in the making.
+class EagleReading:
+    """Reads one configuration, from its producer's terms to `EagleConfig`.
 
     Args:
         fields: config.json; a speculators file with its layer configuration filled in.
         source: who wrote it.
         names: tensors in the file; only optional parts of a head are recognised by them.
         options: what the caller asks for.
+
+    Attributes:
+        unused: see `Translation`.
     """
 
     def __init__(
@@ -377,27 +365,19 @@ _TOP_LEVEL: dict[str, tuple[Convention, int]] = {
 """Keys of ids at the top level, how their usual readers take them, and the lowest id."""
 
 
-def _check_joined(
-    config: EagleConfig, fields: ConfigFields, tensors: Mapping[str, StoredTensor]
-) -> None:
+def _check_joined(config: EagleConfig, fields: ConfigFields, fc: StoredTensor | None) -> None:
     """The number of features must be what the configuration and `fc` say."""
-    if config.fusion == "input" or not config.has_fc:
-        return
     count, width, said = len(config.feature_layers), config.target_hidden_size, {}
     if fields.get("num_aux_hidden_states") is not None:
         said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
-    joined = tensors["fc.weight"].shape if "fc.weight" in tensors else ()
-    if len(joined) == 2 and joined[1] % width == 0:
-        said[f"fc.weight {list(joined)} joins, at width {width},"] = joined[1] // width
+    if fc is not None and len(fc.shape) == 2 and fc.shape[1] % width == 0:
+        said[f"fc.weight {list(fc.shape)} joins, at width {width},"] = fc.shape[1] // width
     for what, number in said.items():
         if number != count:
             raise ValueError(
                 f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
                 f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
             )
-
-
-# What `specdec inspect` says of a head, and tries.
 
 
 def describe(config: EagleConfig) -> list[tuple[str, str]]:
@@ -447,11 +427,11 @@ def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misrea
     for name, layers in layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers):
         yield Misreading(name, replace(config, feature_layers=layers), f"feature_layers={layers}")
     if config.fusion == "attention":
-        names = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
-        for what, flag in names.items():
+        flags = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
+        if not config.output_norm:
+            del flags["feedback"]  # there is no norm to leave out or to use
+        for what, flag in flags.items():
             value = not getattr(config, flag)
-            if flag == "feedback_norm" and not config.output_norm:
-                continue  # there is no norm to leave out or to use
             name = f"{what} {'after' if value else 'before'} the norm"
             yield Misreading(name, replace(config, **{flag: value}), f"{flag}={value}")
     theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")

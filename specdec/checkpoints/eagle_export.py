@@ -14,8 +14,7 @@ from torch import Tensor
 
 from specdec.checkpoints.export import (
     layer_keys,
-    speculators_layer_keys,
-    speculators_proposal,
+    speculators_keys,
     with_vocab_map,
     write_checkpoint,
 )
@@ -65,10 +64,12 @@ def save_head(
         if lm_head is None:
             raise ValueError("the head uses the target's vocabulary head; pass it as lm_head")
         tensors["lm_head.weight"] = lm_head.to(head.dtype)
-    tensors = with_vocab_map(tensors, head.target_ids, config)
+    if head.target_ids is not None:
+        tensors = with_vocab_map(tensors, head.target_ids, config.vocab_size)
     dtype = str(head.dtype).removeprefix("torch.")
     if layout == "speculators":
-        keys = _speculators(config, dtype, num_draft_tokens, verifier)
+        proposal = {"num_draft_tokens": num_draft_tokens, "verifier": verifier}
+        keys = _speculators(config, dtype=dtype, **proposal)
     else:
         keys = _safeailab(config, dtype)
         if config.fusion == "attention":
@@ -135,9 +136,8 @@ def _safeailab(config: EagleConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def _speculators(
-    config: EagleConfig, dtype: str, num_draft_tokens: int, verifier: str | None
-) -> dict[str, Any]:
+def _speculators(config: EagleConfig, *, dtype: str, **proposal: Any) -> dict[str, Any]:
+    sizes = config.layer, config.num_layers, config.vocab_size
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -152,8 +152,5 @@ def _speculators(
         "embed_requires_grad": False,
         "dtype": dtype,
         "tie_word_embeddings": False,
-        "transformer_layer_config": speculators_layer_keys(
-            config.layer, config.num_layers, config.vocab_size, dtype=dtype
-        ),
-        "speculators_config": speculators_proposal("eagle3", num_draft_tokens, verifier),
+        **speculators_keys("eagle3", *sizes, dtype=dtype, **proposal),
     }

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.checkpoints.vocab_map import write_vocab_map
-from specdec.heads.config import HeadConfig, LayerConfig
+from specdec.heads.config import LayerConfig
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -30,25 +30,23 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
 
 
 def with_vocab_map(
-    tensors: dict[str, Tensor], target_ids: Tensor | None, config: HeadConfig
+    tensors: dict[str, Tensor], target_ids: Tensor, vocab_size: int
 ) -> dict[str, Tensor]:
-    """Tensors of a head with its map `d2t`, `t2d`, and its draft ids in ascending order: engines
-    that read `t2d` take them so.
+    """A head's tensors with `d2t` and `t2d`, and its draft ids in ascending order: engines that
+    read `t2d` take them so.
 
     Args:
         tensors: with `lm_head.weight`.
-        target_ids: `[Vd]` ids of the target; `None` adds nothing.
-        config: of the head.
+        target_ids: `[Vd]` ids of the target.
+        vocab_size: V.
 
     Raises:
         ValueError: a permuted full vocabulary, which no layout can express.
     """
-    if target_ids is None:
-        return tensors
-    if config.draft_vocab_size == config.vocab_size:
+    if len(target_ids) == vocab_size:
         raise ValueError("no layout can express a permuted full vocabulary")
     order = target_ids.argsort()
-    d2t, t2d = write_vocab_map(target_ids[order], config.vocab_size)
+    d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
     return {**tensors, "lm_head.weight": tensors["lm_head.weight"][order], "d2t": d2t, "t2d": t2d}
 
 
@@ -69,23 +67,26 @@ def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str
     }
 
 
-def speculators_layer_keys(
-    layer: LayerConfig, num_layers: int, vocab_size: int, *, dtype: str
+def speculators_keys(
+    algorithm: str,
+    layer: LayerConfig,
+    num_layers: int,
+    vocab_size: int,
+    *,
+    dtype: str,
+    num_draft_tokens: int,
+    verifier: str | None,
 ) -> dict[str, Any]:
-    """`transformer_layer_config` of a speculators file: the difference to HF's defaults."""
+    """Nested keys of a speculators file: its layers, as a difference to HF's defaults, and what it
+    proposes to draft for which target.
+    """
     layer_class = Qwen3Config if layer.has_qk_norm else LlamaConfig
-    return layer_class(
+    layers = layer_class(
         **layer_keys(layer, num_layers, vocab_size),
         attention_bias=layer.attention_bias,
         rope_parameters=dict(layer.rope),
         dtype=dtype,
-    ).to_diff_dict()
-
-
-def speculators_proposal(
-    algorithm: str, num_draft_tokens: int, verifier: str | None
-) -> dict[str, Any]:
-    """`speculators_config` of a speculators file."""
+    )
     proposal = {
         "proposal_type": "greedy",
         "speculative_tokens": num_draft_tokens,
@@ -93,8 +94,11 @@ def speculators_proposal(
         "accept_tolerance": 0.0,
     }
     return {
-        "algorithm": algorithm,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [proposal],
-        "verifier": {"name_or_path": verifier, "architectures": []},
+        "transformer_layer_config": layers.to_diff_dict(),
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
     }

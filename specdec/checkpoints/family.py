@@ -14,12 +14,8 @@ from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 
 
 class Source(NamedTuple):
-    """Whose conventions a checkpoint follows.
-
-    Args:
-        producer: who wrote it.
-        kind: what it holds, where a family has several kinds: `"EAGLE-3"` for instance.
-        why: what both were recognised by.
+    """Whose conventions a checkpoint follows, which kind of its family's heads it holds
+    (`"EAGLE-3"` for instance), and what both were recognised by.
     """
 
     producer: str
@@ -46,12 +42,8 @@ class Translation:
 
 
 class Misreading(NamedTuple):
-    """A usual mistake in reading a head, which its tensors do not reveal.
-
-    Args:
-        name: what is different.
-        config: of the head so read.
-        how: the option that loads it so, as Python writes it: `"rope_theta=10000"`.
+    """A usual mistake in reading a head, which its tensors do not reveal: what is different, the
+    configuration so read, and the option that loads it so (`"rope_theta=10000"`).
     """
 
     name: str
@@ -72,8 +64,8 @@ class Family:
         detect: (folder) -> whose conventions its files follow, or `None` if they are of no head of
             this family.
         translate: (folder, source, target or `None`, options that a caller set) -> `Translation`.
-            Raises `ValueError` for what is not supported (see `refuse`), for contradictions, and
-            for a head of another target.
+            Raises `ValueError` for what is not supported, for contradictions, and for a head of
+            another target.
         head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
             device: its state dict says which tensors there must be.
         describe: (config) -> lines (name, text) for `specdec inspect`.
@@ -91,12 +83,9 @@ class Family:
     options: frozenset[str] = frozenset()
 
 
-def refuse(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
-    """Raises `ValueError` with what a checkpoint needs and the library does not have.
-
-    Args:
-        fields: the configuration.
-        complaints: pairs (is it so, what to say of it).
+def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
+    """Raises `ValueError` with what a checkpoint needs and the library does not have, if there is
+    any: of pairs (is it so, what to say of it).
     """
     found = [text for is_so, text in complaints if is_so]
     if found:

@@ -45,13 +45,8 @@ Wanted = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor before its values are read.
-
-    Args:
-        name: as the file calls it.
-        dtype: safetensors' name of the type, `"BF16"` for instance.
-        shape: its extents.
-        read: returns the values.
+    """A tensor before its values are read: its name in the file, safetensors' name of its type
+    (`"BF16"`), its shape, and a function that returns the values.
     """
 
     name: str
@@ -195,15 +190,11 @@ def _read_pickle(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Args:
-        path: the file, which must lie in its own folder, links followed.
-        max_bytes: largest file that is parsed.
+    """Reads a JSON object from a file of at most `max_bytes`.
 
     Raises:
-        ValueError: no such file, too large, not an object, NaN or infinity among its values, or a
-            key that occurs twice (parsers disagree on which of them counts).
+        ValueError: no such file (see `inside`), too large, not an object, NaN or infinity among its
+            values, or a key that occurs twice (parsers disagree on which of them counts).
     """
     size = inside(path).stat().st_size
     if size > max_bytes:
@@ -229,13 +220,10 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
 
 def inside(path: Path) -> Path:
-    """Resolves a file that must exist and lie in its own folder once links are followed.
+    """Resolves a file; `ValueError` unless it exists and lies in its own folder, links followed.
 
     A snapshot in Hugging Face's cache consists of links into its repository's own `blobs`, so
     there the repository's folder is the border.
-
-    Raises:
-        ValueError: it does not exist, or lies elsewhere.
     """
     border = path.parent.resolve()
     if border.parent.name == "snapshots" and border.parent.parent.name.startswith("models--"):

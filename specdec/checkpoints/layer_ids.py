@@ -20,13 +20,8 @@ _MAX_LAYER = 4096
 
 
 class LayerIds(NamedTuple):
-    """Ids as a configuration holds them.
-
-    Args:
-        key: where they stand.
-        ids: what stands there.
-        usual: how the readers of that key take them.
-        least: the lowest id that the key may hold; -1 as a layer's output are the embeddings.
+    """What stands under a key, how the readers of that key usually take it, and the lowest id that
+    it may hold (-1 as a layer's output are the embeddings).
     """
 
     key: str

@@ -66,11 +66,7 @@ def read_rope(fields: ConfigFields) -> dict:
 
 
 def with_theta(rope: dict, theta: object) -> dict:
-    """The rope with the base that a caller asks for.
-
-    Raises:
-        ValueError: no positive number.
-    """
+    """The rope with the base that a caller asks for; `ValueError` if it is no positive number."""
     if not isinstance(theta, int | float) or not theta > 0:
         raise ValueError(f"rope_theta must be a positive number, got {theta!r}")
     return {**rope, "rope_theta": float(theta)}

@@ -90,11 +90,7 @@ def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
 
 
 def read_draft_vocab_size(fields: ConfigFields, *, is_speculators: bool) -> int:
-    """How many ids the head can propose.
-
-    Args:
-        fields: config.json, a speculators file filled in.
-        is_speculators: whether an absent key has speculators' default.
+    """How many ids the head can propose; an absent key may have speculators' default.
 
     Raises:
         ValueError: keys that contradict each other, or more ids than the vocabulary has.

@@ -38,11 +38,9 @@ class Checkpoint:
     """A head as it was read.
 
     Args:
-        family: that the head is of.
-        config: how it is wired.
+        family, config: what it is, and how it is wired.
         tensors: its weights under their names in the head.
         target_ids: `[Vd]` int64 ids of the target, or `None` where draft ids are the target's.
-        shared: parts that are the target's own: not in the file, or bit for bit equal to it.
         notes: what was decided and why, one line each.
     """
 
@@ -50,8 +48,13 @@ class Checkpoint:
     config: Any
     tensors: dict[str, Tensor]
     target_ids: Tensor | None
-    shared: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parts that are the target's: not in the file, or bit for bit equal to the target's."""
+        own = {"embed_tokens": self.config.has_embed_tokens, "lm_head": self.config.has_lm_head}
+        return tuple(name for name, is_own in own.items() if not is_own)
 
     def build(self) -> nn.Module:
         """The head in eval mode, its weights not copied."""
@@ -121,10 +124,7 @@ class Survey:
                 f"{self.folder} holds NaN or infinity in {names_of(broken)}"
                 + (f", read as {dtype}" if dtype else "")
             )
-        own = {"embed_tokens": config.has_embed_tokens, "lm_head": config.has_lm_head}
-        shared = tuple(name for name, is_own in own.items() if not is_own)
-        notes = (*self.notes, *map_notes)
-        return Checkpoint(self.family, config, tensors, target_ids, shared, notes)
+        return Checkpoint(self.family, config, tensors, target_ids, (*self.notes, *map_notes))
 
 
 def survey_checkpoint(
@@ -231,16 +231,17 @@ def _share_copies(
     """Drops from `tensors` what is bit for bit the target's own and can be used by reference."""
     head = target.get_output_embeddings()
     can_share_head = target_ids is None and isinstance(head, nn.Linear) and head.bias is None
-    if _is_copy(tensors.get("embed_tokens.weight"), target.get_input_embeddings()):
-        del tensors["embed_tokens.weight"]
-        config = replace(config, has_embed_tokens=False)
-    if can_share_head and _is_copy(tensors.get("lm_head.weight"), head):
-        del tensors["lm_head.weight"]
-        config = replace(config, has_lm_head=False)
+    for name, module in (
+        ("embed_tokens", target.get_input_embeddings()),
+        ("lm_head", head if can_share_head else None),
+    ):
+        if _is_copy(tensors.get(f"{name}.weight"), module):
+            del tensors[f"{name}.weight"]
+            config = replace(config, **{f"has_{name}": False})
     return config
 
 
-def _is_copy(own: Tensor | None, module: nn.Module) -> bool:
+def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
     weight = getattr(module, "weight", None)
     if own is None or weight is None or own.shape != weight.shape:
         return False

@@ -31,13 +31,12 @@ def read_vocab_map(
             one meaning, or a `t2d` that marks other ids.
 
     Example:
-        >>> ids, notes = read_vocab_map(
-        ...     torch.tensor([1, 2]), None, draft_vocab_size=2, vocab_size=5)
-        >>> ids
+        >>> read_vocab_map(torch.tensor([1, 2]), None, draft_vocab_size=2, vocab_size=5)[0]
         tensor([1, 3])
     """
+    is_reduced = draft_vocab_size < vocab_size
     if d2t is None:
-        if draft_vocab_size < vocab_size:
+        if is_reduced:
             raise ValueError(
                 f"a head of {draft_vocab_size} draft ids for a vocabulary of {vocab_size} must "
                 "bring the map d2t, and this one has none"
@@ -45,45 +44,37 @@ def read_vocab_map(
         d2t = torch.zeros(vocab_size, dtype=torch.int64)
     own = torch.arange(draft_vocab_size)
     ids = own + d2t.long()
-    _check_ids(ids, d2t, vocab_size)
-    if t2d is not None and draft_vocab_size < vocab_size:
+    if problem := _problem(ids, vocab_size):
+        hint = ""
+        if not _problem(d2t.long(), vocab_size):
+            hint = "; read as absolute ids it would be sound, but d2t holds offsets"
+        raise ValueError(f"d2t is no map into the target's vocabulary: {problem}{hint}")
+    checks = "injective, in range"
+    if t2d is not None and is_reduced:
         _check_membership(ids, t2d, vocab_size)
+        checks += ", equal to t2d"
     is_identity = ids.equal(own)
-    if draft_vocab_size == vocab_size and is_identity:
+    if is_identity and not is_reduced:
         return None, ["full vocabulary: draft ids are the target's"]
-    checks = ["injective", "in range"]
-    if t2d is not None and draft_vocab_size < vocab_size:
-        checks.append("equal to t2d")
     order = "ascending" if bool((ids.diff() > 0).all()) else "not ascending (as NVIDIA's)"
-    notes = [f"d2t: {draft_vocab_size} of {vocab_size} ids, {', '.join(checks)}, {order}"]
+    notes = [f"d2t: {draft_vocab_size} of {vocab_size} ids, {checks}, {order}"]
     if is_identity:
         notes.append(f"d2t is all zeros: draft ids are the target's first {draft_vocab_size}")
     return ids, notes
 
 
-def _check_ids(ids: Tensor, d2t: Tensor, vocab_size: int) -> None:
+def _problem(ids: Tensor, vocab_size: int) -> str | None:
+    """Why ids are no map, or `None` if they are one."""
     outside = ((ids < 0) | (ids >= vocab_size)).nonzero().flatten()
-    repeated = len(ids) - len(ids.unique())
-    if not len(outside) and not repeated:
-        return
     if len(outside):
         i = int(outside[0])
-        problem = (
-            f"draft id {i} + offset {int(d2t[i])} = {int(ids[i])} is outside of 0..{vocab_size - 1}"
-        )
-    else:
-        problem = f"{repeated} draft ids repeat the target id of another"
-    values = d2t.long()
-    is_absolute = bool(
-        ((values >= 0) & (values < vocab_size)).all() and len(values.unique()) == len(values)
-    )
-    hint = "; read as absolute ids it would be sound, but d2t holds offsets" if is_absolute else ""
-    raise ValueError(f"d2t is no map into the target's vocabulary: {problem}{hint}")
+        return f"draft id {i} would mean {int(ids[i])}, which is outside of 0..{vocab_size - 1}"
+    repeated = len(ids) - len(ids.unique())
+    return f"{repeated} draft ids repeat the target id of another" if repeated else None
 
 
 def _check_membership(ids: Tensor, t2d: Tensor, vocab_size: int) -> None:
-    marked = torch.zeros(vocab_size, dtype=torch.bool)
-    marked[ids] = True
+    marked = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
     differing = (marked != t2d.bool()).nonzero().flatten()
     if len(differing):
         first = int(differing[0])
@@ -102,8 +93,7 @@ def other_maps(target_ids: Tensor, vocab_size: int) -> Iterator[tuple[str, Tenso
         ("draft ids in ascending order", target_ids.sort().values),
         ("no map: the first ids", own),
     ):
-        is_map = bool(((ids >= 0) & (ids < vocab_size)).all()) and len(ids.unique()) == len(ids)
-        if is_map and not ids.equal(target_ids):
+        if not _problem(ids, vocab_size) and not ids.equal(target_ids):
             yield name, ids
 
 
@@ -115,6 +105,5 @@ def write_vocab_map(target_ids: Tensor, vocab_size: int) -> tuple[Tensor, Tensor
         (tensor([1, 2]), tensor([False,  True, False,  True, False]))
     """
     ids = target_ids.long().cpu()
-    t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[ids] = True
+    t2d = torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True)
     return ids - torch.arange(len(ids)), t2d

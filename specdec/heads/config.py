@@ -50,25 +50,16 @@ class LayerConfig:
     max_position_embeddings: int = 2048
 
     def __post_init__(self):
-        heads, kv_heads = self.num_heads, self.num_kv_heads
-        refuse_contradictions(
-            [
-                (
-                    kv_heads < 1 or heads % kv_heads,
-                    f"num_heads must be a multiple of num_kv_heads, got {heads} heads and "
-                    f"{kv_heads}",
-                ),
-                (
-                    self.head_dim % 2 or self.rope.get("partial_rotary_factor", 1) != 1,
-                    "rotary positions turn whole heads of even width, got head_dim "
-                    f"{self.head_dim} and rope {self.rope}",
-                ),
-            ]
-        )
+        heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim
+        is_uneven = kv_heads < 1 or heads % kv_heads
+        counts = f"num_heads must be a multiple of num_kv_heads, got {heads} heads and {kv_heads}"
+        is_partial = size % 2 or self.rope.get("partial_rotary_factor", 1) != 1
+        turns = "rotary positions turn whole heads of even width, got head_dim"
+        refuse([(is_uneven, counts), (is_partial, f"{turns} {size} and rope {self.rope}")])
 
 
 class HeadConfig(Protocol):
-    """What a head of any family declares: a frozen dataclass with these fields or properties.
+    """What the configuration of a head has, in every family; a frozen dataclass.
 
     Attributes:
         hidden_size: H of the head.
@@ -90,7 +81,7 @@ class HeadConfig(Protocol):
 
 
 def vocabulary_contradictions(config: HeadConfig) -> Iterator[tuple[bool, str]]:
-    """Pairs (is it so, what to say of it), for `refuse_contradictions`."""
+    """Pairs (is it so, what to say of it), for `refuse`."""
     draft_size, size = config.draft_vocab_size, config.vocab_size
     yield (
         not 0 < draft_size <= size,
@@ -103,8 +94,8 @@ def vocabulary_contradictions(config: HeadConfig) -> Iterator[tuple[bool, str]]:
     )
 
 
-def refuse_contradictions(pairs: Iterable[tuple[bool, str]]) -> None:
+def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:
     """Raises `ValueError` with the message of the first pair (is it so, message) that is so."""
-    for is_wrong, message in pairs:
+    for is_wrong, message in contradictions:
         if is_wrong:
             raise ValueError(message)

@@ -1,6 +1,6 @@
 """`ContextRows`: the new tokens of a context beside their features, at slots of a head's cache.
 
-Legend: B rows, N new tokens of a context, R rows of a head's input, F width of the features.
+Legend: B rows, N new tokens of a context, R tokens that a head reads of it, F width of features.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from specdec.types import Context
 
 @dataclass(frozen=True, eq=False)
 class ContextRows:
-    """What a head reads of a context, in order of positions; `read_context` makes it.
+    """What a head reads of a context, in the order of positions; made by `read_context`.
 
     Args:
-        tokens: `[B, R]` int64; 0 beyond `num_rows`.
-        features: `[B, N, F]`, the target's; anything beyond `num_rows`.
-        slots: `[B, R]` int64, slot (= position) of each; the cache's trash slot beyond `num_rows`.
-        num_rows: `[B]` int64, how many entries are real.
-        next_slot: `[B]` int64, the slot after the last real one.
+        tokens: `[B, R]` int64; 0 beyond `counts`.
+        features: `[B, N, F]`, the target's; anything beyond `counts`.
+        slots: `[B, R]` int64, slot (= position) of each; the trash slot beyond `counts`.
+        counts: `[B]` int64, how many tokens of each row are real.
+        next_slots: `[B]` int64, the slot after each row's last real one.
         cache: that the slots are of.
     """
 
     tokens: Tensor
     features: Tensor | None
     slots: Tensor
-    num_rows: Tensor
-    next_slot: Tensor
+    counts: Tensor
+    next_slots: Tensor
     cache: SlotCache
 
     def slots_with(self, num_later: int) -> Tensor:
@@ -40,13 +40,13 @@ class ContextRows:
         """
         if num_later == 0:
             return self.slots
-        following = self.next_slot[:, None] + self.cache.offsets[:num_later]
-        later = torch.where(self.num_rows[:, None] > 0, following, self.cache.trash)
+        following = self.next_slots[:, None] + self.cache.offsets[:num_later]
+        later = torch.where(self.counts[:, None] > 0, following, self.cache.trash)
         return torch.cat([self.slots, later], dim=1)
 
     def last(self, out: Tensor) -> Tensor:
-        """`[B, 1, H]`, what a head computed for each row's last real entry, out of `[B, R, H]`."""
-        index = (self.num_rows - 1).clamp(min=0)[:, None, None]
+        """`[B, 1, H]`, of `[B, R, H]`: what a head computed for each row's last real token."""
+        index = (self.counts - 1).clamp(min=0)[:, None, None]
         return out.gather(1, index.expand(-1, 1, out.shape[2]))
 
 
@@ -55,10 +55,10 @@ def read_context(context: Context, cache: SlotCache, *, shift: int = 1) -> Conte
 
     Entry j sits at position `start + j` and holds the token of position `start + j + shift`:
 
-    - `shift=1` (EAGLE, MTP, P-EAGLE): R = N; the feature of a position stands beside the token that
+    - `shift=1` (EAGLE, MTP, P-EAGLE): R = N. The feature of a position stands beside the token that
       it produced.
-    - `shift=0` (PARD): R = N + 1; a token stands at its own position, the anchor first, and the
-      last one has no feature yet.
+    - `shift=0` (PARD): R = N + 1. A token stands at its own position, the anchor first; the last
+      token has no feature yet.
 
     Args:
         context: at most N new tokens per row. Whatever lies beyond a row's own goes to the trash
@@ -67,9 +67,8 @@ def read_context(context: Context, cache: SlotCache, *, shift: int = 1) -> Conte
         shift: 0 or 1.
 
     Example:
-        >>> context = Context(
-        ...     torch.tensor([[5, 6, 7]]), None, torch.tensor([3]), torch.tensor([1]), longest=5
-        ... )
+        >>> ids, one = torch.tensor([[5, 6, 7]]), torch.tensor([1])
+        >>> context = Context(ids, None, start=3 * one, num_new=one, longest=5)
         >>> rows = read_context(context, SlotCache(1, 16))
         >>> rows.tokens, rows.slots_with(num_later=2)
         (tensor([[6, 0]]), tensor([[ 3, 16,  4,  5]]))
@@ -77,13 +76,13 @@ def read_context(context: Context, cache: SlotCache, *, shift: int = 1) -> Conte
         tensor([[5, 6, 0]])
     """
     tokens = context.tokens[:, shift:]
-    offsets, num_rows = cache.offsets[: tokens.shape[1]], context.num_new + 1 - shift
-    is_real = offsets < num_rows[:, None]  # [B, R]
+    offsets, counts = cache.offsets[: tokens.shape[1]], context.num_new + 1 - shift
+    is_real = offsets < counts[:, None]  # [B, R]
     return ContextRows(
         tokens=torch.where(is_real, tokens, 0),
         features=context.features,
         slots=torch.where(is_real, context.start[:, None] + offsets, cache.trash),
-        num_rows=num_rows,
-        next_slot=context.start + num_rows,
+        counts=counts,
+        next_slots=context.start + counts,
         cache=cache,
     )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.features import FeatureLayer
-from specdec.heads.config import LayerConfig, refuse_contradictions, vocabulary_contradictions
+from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
 from specdec.heads.layers import Attend, Attention, DecoderLayer, GatedMLP, RMSNorm
 from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
 
@@ -72,7 +72,7 @@ class EagleConfig:
     logit_scale: float = 1.0
 
     def __post_init__(self):
-        refuse_contradictions(self._contradictions())
+        refuse(self._contradictions())
 
     @property
     def hidden_size(self) -> int:
@@ -116,11 +116,7 @@ class EagleConfig:
 
 
 class FusingLayer(nn.Module):
-    """EAGLE-3's first layer: queries, keys and values read the embedding beside the hidden state.
-
-    Args:
-        config: of the head.
-    """
+    """EAGLE-3's first layer: attention reads the embedding beside the hidden state."""
 
     def __init__(self, config: EagleConfig):
         super().__init__()

@@ -22,13 +22,13 @@ from specdec.heads.rotary import cosines_and_sines
 
 
 class HFLayer(nn.Module):
-    """A new layer of an HF class. The configuration is copied, so the model that it comes from is
-    left as it is.
+    """A new layer of an HF class, with weights of its own. It works on a copy of the configuration,
+    so the model that both come from is left as it is.
 
     Args:
         layer_class: `LlamaDecoderLayer`, for instance.
         config: of the architecture's text model.
-        like: index of the layer of the architecture that this one is built as, where they differ
+        like: index of the layer of the architecture that this one is built as, where layers differ
             (dense or mixture of experts, full or sliding attention).
         index: of this layer in the head's cache.
 
@@ -53,7 +53,7 @@ class HFLayer(nn.Module):
 
     @classmethod
     def of(cls, model: PreTrainedModel, *, like: int, index: int) -> HFLayer:
-        """A new layer, with weights of its own, of the class and configuration of a model's."""
+        """A new layer of the class and configuration of a model's."""
         config = model.config.get_text_config()
         _, layers = decoder_layers(model, config.num_hidden_layers)
         return cls(type(layers[like]), config, like=like, index=index)
@@ -84,7 +84,7 @@ class HFLayer(nn.Module):
 
 
 def causal_window(count: int, device: torch.device | str = "cpu") -> Window:
-    """A pass over tokens 0 to count - 1 without a cache, each seeing itself and those before it."""
+    """A pass over positions `0..count - 1` without a cache: a token sees none that follow it."""
     return Window(torch.arange(count, device=device)[None], count)
 
 
@@ -95,19 +95,10 @@ def hf_rotary_table(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Angles of positions 0, 1, ... for the layers of an HF model.
-
-    Args:
-        model: whose decoder has a module `rotary_emb`; a new one of its class is used.
-        num_positions: S.
-        dtype: of the table; angles are computed in float32.
-        device: of the table.
-
-    Returns:
-        `[S, 2 D]`: cosines, then sines.
+    """As `rotary_table`, for the layers of an HF model: `[S, 2 D]`, cosines, then sines.
 
     Raises:
-        ValueError: the model has no such module.
+        ValueError: the model has no module `rotary_emb` beside its decoder layers.
     """
     config = model.config.get_text_config()
     backbone, _ = decoder_layers(model, config.num_hidden_layers)
@@ -117,5 +108,5 @@ def hf_rotary_table(
             f"{type(model).__name__} has no module rotary_emb beside its decoder layers; layers of "
             "such a model cannot be part of a head"
         )
-    angles = cosines_and_sines(type(rotary)(config), num_positions)
-    return torch.cat(angles, dim=-1).to(device, dtype)
+    # A new one: a model's own may be on another device, or rounded with the model.
+    return torch.cat(cosines_and_sines(type(rotary)(config), num_positions), -1).to(device, dtype)

@@ -65,16 +65,13 @@ class Attention(nn.Module):
         )
         if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        out = attend(self.index, rotate(query, angles), rotate(key, angles), value)
+        cos, sin = angles.chunk(2, dim=-1)
+        out = attend(self.index, rotate(query, cos, sin), rotate(key, cos, sin), value)
         return self.o_proj(rearrange(out, "b h n d -> b n (h d)"))
 
 
 class GatedMLP(nn.Module):
-    """`down(act(gate(x)) * up(x))`.
-
-    Args:
-        config: of the layer.
-    """
+    """`down(act(gate(x)) * up(x))`."""
 
     def __init__(self, config: LayerConfig):
         super().__init__()

@@ -13,17 +13,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdec.heads.config import LayerConfig
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotary positions, with HF's pairing of channel i and i + D / 2.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
 
     Args:
         x: `[B, heads, N, D]`.
-        angles: `[B, 1, N, 2 D]`, rows of `rotary_table`.
-
-    Returns:
-        `[B, heads, N, D]`.
+        cos: `[B, 1, N, D]`.
+        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
     """
-    cos, sin = angles.chunk(2, dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
@@ -89,11 +86,7 @@ def cosines_and_sines(rotary: nn.Module, num_positions: int) -> tuple[Tensor, Te
 
 
 class RotaryAngles:
-    """Angles of the first positions of a text, for training: computed once for the longest row.
-
-    Args:
-        layer: whose rope.
-    """
+    """Angles of the first positions of a text, for training: computed once for the longest row."""
 
     def __init__(self, layer: LayerConfig):
         self.layer = layer

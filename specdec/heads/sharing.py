@@ -6,8 +6,7 @@ propose.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +26,10 @@ def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
     return target if isinstance(target, PreTrainedModel) else target.model
 
 
-@dataclass(frozen=True, eq=False)
-class Borrowed:
+class Borrowed(NamedTuple):
     """Modules of the target that a head without its own uses, by reference.
 
-    It is no module itself, so that whoever holds it neither trains nor saves the target's weights.
+    It is no module itself, so whoever holds it neither trains nor saves the target's weights.
 
     Args:
         embeddings: the target's input embeddings.
@@ -54,10 +52,10 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     """
     check_target(model, config.target_hidden_size, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    theirs = model.config.get_text_config().hidden_size
+    hidden_size = model.config.get_text_config().hidden_size
     for what, is_own, width in (
         ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),
-        ("vocabulary head", config.has_lm_head, theirs),
+        ("vocabulary head", config.has_lm_head, hidden_size),
     ):
         if not is_own and width != config.hidden_size:
             raise ValueError(
@@ -90,15 +88,13 @@ def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def over_target_ids(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits over the target's vocabulary; ids that the head cannot propose get `-inf`.
+    """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot
+    propose get `-inf`.
 
     Args:
         logits: `[B, N, Vd]`.
         target_ids: `[Vd]` int64, the target's id of each; `None` where Vd = V and ids agree.
         vocab_size: V.
-
-    Returns:
-        `[B, N, V]`.
 
     Example:
         >>> over_target_ids(torch.tensor([[[0.5, 2.0]]]), torch.tensor([3, 0]), 4)
@@ -111,11 +107,11 @@ def over_target_ids(logits: Tensor, target_ids: Tensor | None, vocab_size: int) 
 
 
 def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
-    """The ids, if they can be right.
+    """The target's id of each id that a head can propose, if they can be right.
 
     Args:
-        target_ids: `[Vd]` int64, the target's id of each id that the head can propose (absolute
-            ids, not the offsets `d2t` of checkpoint files); `None` where they are the same.
+        target_ids: `[Vd]` int64, absolute (checkpoint files store offsets `d2t`); `None` where they
+            are the same.
         config: of the head.
 
     Raises:

@@ -7,7 +7,7 @@ attention head, S slots of the cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,8 @@ from specdec.cache import SlotCache, Window
 from specdec.heads.layers import Attend
 
 ALIGNMENT = 16
-"""Slots attended over are a multiple of this: attention kernels read masks in blocks of 16 bytes or
-more, and some fail on rows that start between two of them.
+"""W is a multiple of this: some attention kernels fail on rows of a mask that start elsewhere than
+at a multiple of 16 elements (cuDNN's, with "misaligned address").
 """
 
 Sees = Callable[[Tensor, Tensor], Tensor]
@@ -37,12 +37,7 @@ def sliding(width: int) -> Sees:
 
 
 def block(first: Tensor, last: Tensor) -> Sees:
-    """The tokens of a row's block see each other, in both directions.
-
-    Args:
-        first: `[B]`, the block's first slot.
-        last: `[B]`, its last.
-    """
+    """The tokens of a row's block, slots `first` to `last` (`[B]` each), see each other."""
     first, last = (rearrange(slots, "b -> b 1 1 1") for slots in (first, last))
     return lambda query, key: (query >= first) & (query <= last) & (key >= first) & (key <= last)
 
@@ -57,8 +52,7 @@ def either(one: Sees, other: Sees) -> Sees:
     return lambda query, key: one(query, key) | other(query, key)
 
 
-@dataclass(frozen=True, eq=False)
-class Pass:
+class Pass(NamedTuple):
     """One pass of a head over its cache.
 
     Args:
@@ -119,29 +113,21 @@ class WindowPlan:
         self._angles = F.embedding(slots, table)[:, None]  # [B, 1, N + M, 2 D]
 
     def open(self, index: int) -> Pass:
-        """The next pass: 0, then 1 to M.
-
-        The pass before must be over, since the cache has one open window at a time.
-        """
+        """Pass 0, then 1 to M. A pass ends where the next begins: the cache has one window."""
         first, count = (self._num_first + index - 1, 1) if index else (0, self._num_first)
-        window = self._cache.open_window(self._slots.narrow(1, first, count), reach=self._width)
-        angles = self._angles.narrow(2, first, count)
-        return Pass(angles, _attention(self._cache, self._masks[index]), self._cache, window)
+        cache, mask = self._cache, self._masks[index]
+        window = cache.open_window(self._slots.narrow(1, first, count), reach=self._width)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = cache.update(key, value, layer)
+            is_grouped = query.shape[1] != key.shape[1]
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, enable_gqa=is_grouped
+            )
+
+        return Pass(self._angles.narrow(2, first, count), attend, cache, window)
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, `-inf` elsewhere."""
     return torch.full_like(visible, -torch.inf, dtype=dtype).masked_fill_(visible, 0.0)
-
-
-def _attention(cache: SlotCache, mask: Tensor) -> Attend:
-    """Attention over the window that is open in a cache."""
-
-    def attend(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        keys, values = cache.update(key, value, index)
-        is_grouped = query.shape[1] != key.shape[1]
-        return F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, enable_gqa=is_grouped
-        )
-
-    return attend

@@ -52,11 +52,8 @@ class Trial:
 
 
 def alternatives(checkpoint: Checkpoint, target: PreTrainedModel) -> list[Reading]:
-    """The loader's reading, and the usual misreadings that the same tensors allow.
-
-    Args:
-        checkpoint: the head.
-        target: the model that it was read for.
+    """The loader's reading of a head for a target, and the usual misreadings that the same tensors
+    allow.
     """
     readings = [Reading("as read", checkpoint)]
     for other in checkpoint.family.misreadings(checkpoint.config, target):
@@ -79,7 +76,7 @@ def try_readings(
     max_new_tokens: int = 64,
     num_draft_tokens: int = 4,
 ) -> list[Trial]:
-    """Generates the same greedy text with each.
+    """Generates the same greedy text with each reading.
 
     Args:
         readings: from `alternatives`.

@@ -71,15 +71,9 @@ def eagle_config(
 def new_head(
     target: PreTrainedModel, kind: HeadKind, *, mlp_width: int | None = None, seed: int = 0
 ) -> EagleHead:
-    """An untrained head in float32, on the CPU. A vocabulary head of its own starts as the
-    target's.
+    """An untrained head in float32, on the CPU, whose vocabulary head starts as the target's.
 
-    Args:
-        target, kind, mlp_width: as `eagle_config`.
-        seed: of the weights.
-
-    Raises:
-        ValueError: as `eagle_config`.
+    Args and Raises: as `eagle_config`; `seed` is that of the weights.
 
     Example:
         >>> from specdec import zoo

@@ -19,7 +19,7 @@ EAGLE = [
         file="heads/context.py",
         old="return torch.cat([self.slots, later], dim=1)",
         new="""\
-is_last = self.cache.offsets[: self.slots.shape[1]] == self.num_rows[:, None] - 1
+is_last = self.cache.offsets[: self.slots.shape[1]] == self.counts[:, None] - 1
         read = torch.where(is_last, self.slots, self.cache.trash)
         return torch.cat([read, later], dim=1)""",
         caught_by=wiring_test("eagle3"),
@@ -28,24 +28,24 @@ is_last = self.cache.offsets[: self.slots.shape[1]] == self.num_rows[:, None] - 
         name="the head drafts behind the token before the bonus token",
         source="vllm#4212, vllm#5765 (row 30)",
         file="heads/context.py",
-        old="index = (self.num_rows - 1).clamp(min=0)[:, None, None]",
-        new="index = (self.num_rows - 2).clamp(min=0)[:, None, None]",
+        old="index = (self.counts - 1).clamp(min=0)[:, None, None]",
+        new="index = (self.counts - 2).clamp(min=0)[:, None, None]",
         caught_by=ORACLE,
     ),
     Mutant(
         name="the head drafts behind the right token for K = 1 only",
         source="vllm#9730 (row 31)",
         file="heads/context.py",
-        old="index = (self.num_rows - 1).clamp(min=0)[:, None, None]",
-        new="index = (self.num_rows - 1).clamp(0, 1)[:, None, None]",
+        old="index = (self.counts - 1).clamp(min=0)[:, None, None]",
+        new="index = (self.counts - 1).clamp(0, 1)[:, None, None]",
         caught_by=ORACLE,
     ),
     Mutant(
         name="draft tokens lie one slot behind their positions",
         source="lablup/mlxcel#994 (row 37)",
         file="heads/context.py",
-        old="next_slot=context.start + num_rows,",
-        new="next_slot=context.start + num_rows + 1,",
+        old="next_slots=context.start + counts,",
+        new="next_slots=context.start + counts + 1,",
         caught_by=wiring_test("eagle3"),
     ),
     Mutant(
