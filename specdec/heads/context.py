@@ -22,7 +22,7 @@ class ContextRows:
         tokens: `[B, R]` int64; 0 beyond `counts`.
         features: `[B, N, F]`, the target's; anything beyond `counts`.
         slots: `[B, R]` int64, slot (= position) of each; the trash slot beyond `counts`.
-        counts: `[B]` int64, how many tokens of each row are real.
+        counts: `[B]` int64, how many tokens of each row are real; 0 or less for none.
         next_slots: `[B]` int64, the slot after each row's last real one.
         cache: that the slots are of.
     """

@@ -129,5 +129,5 @@ class WindowPlan:
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, `-inf` elsewhere."""
-    return torch.full_like(visible, -torch.inf, dtype=dtype).masked_fill_(visible, 0.0)
+    """0 where visible, `-inf` elsewhere; contiguous, whatever the layout of `visible`."""
+    return visible.new_full(visible.shape, -torch.inf, dtype=dtype).masked_fill_(visible, 0.0)
