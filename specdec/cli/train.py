@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from specdec import zoo
+from specdec.cli.loading import load_pretrained, one_line
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.evaluation.evaluate import evaluate
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         _train(options)
     except (OSError, ValueError, TypeError, FloatingPointError) as error:
-        print(f"error: {_one_line(error)}", file=sys.stderr)
+        print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -86,11 +87,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--compile", action="store_true", help="run the loss through torch.compile")
     add("--seed", type=int, default=0, help="default: 0")
     return parser
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 400 else text[:397] + "..."
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -157,7 +153,7 @@ def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, li
     if options.target == "zoo":
         tokenizer = zoo.load_tokenizer()
     else:
-        tokenizer = _pretrained(AutoTokenizer, options.target)
+        tokenizer = load_pretrained(AutoTokenizer, options.target)
     if options.data == "zoo" and options.target == "zoo":
         return tokenizer, packing.encode_files(tokenizer, corpus.library_files())
     if options.data == "zoo":
@@ -170,20 +166,10 @@ def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, li
 def _load_target(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     if name == "zoo":
         return zoo.load_target()
-    model = _pretrained(AutoModelForCausalLM, name, dtype="auto")
+    model = load_pretrained(AutoModelForCausalLM, name, dtype="auto")
     vocab_size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > vocab_size:
         raise ValueError(
             f"the tokenizer of {name} has {len(tokenizer)} tokens and its model only {vocab_size}"
         )
     return model
-
-
-def _pretrained(auto_class: type, name: str, **options: object):
-    try:
-        return auto_class.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot load the target {name!r}: expected 'zoo', a folder or a Hugging Face id of a "
-            f"causal LM with its tokenizer ({error})"
-        ) from error

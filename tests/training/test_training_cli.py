@@ -122,7 +122,7 @@ def test_the_zoos_text_can_train_for_another_target(target, tmp_path):
 
 MISTAKES = {
     "no such data": (["--data", "nowhere.txt"], "no training data at nowhere.txt"),
-    "no such target": (["--target", "./no/such"], "cannot load the target './no/such': expected"),
+    "no such target": (["--target", "./no/such"], "cannot load './no/such': it must be a folder"),
     "no steps": (["--steps", "0"], "steps must be positive, got 0"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
