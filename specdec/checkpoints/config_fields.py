@@ -21,7 +21,7 @@ LIMITS = {
     "max_position_embeddings": 2**31,
     "parallel_draft_step": 2**10,
 }
-"""Largest values believed; what is larger would only exhaust the memory."""
+"""Largest values that are accepted; larger ones would only exhaust the memory."""
 
 
 class ConfigFields:

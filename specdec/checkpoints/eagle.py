@@ -121,7 +121,7 @@ def detect(folder: CheckpointFolder) -> Source | None:
 def _unsupported(
     fields: ConfigFields, source: Source, names: Collection[str]
 ) -> Iterator[tuple[bool, str]]:
-    """Pairs (is it so, what cannot be run as a sequential EAGLE head)."""
+    """Pairs (condition, message): what cannot be run as a sequential EAGLE head."""
     eagle = fields.section("eagle_config")
     kind = fields.get("speculators_model_type", "eagle3")
     yield kind != "eagle3", f"speculators_model_type {kind!r} (expected 'eagle3')"

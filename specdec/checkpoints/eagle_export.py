@@ -78,7 +78,7 @@ def save_head(
 
 
 def _obstacles(config: EagleConfig, layout: Layout) -> Iterator[tuple[bool, str]]:
-    """Pairs (is it there, what it is) of things that a layout has no words for."""
+    """Pairs (is it there, its name) of what a layout cannot express."""
     is_attention, layer = config.fusion == "attention", config.layer
     boundaries = [layer for layer in config.feature_layers if layer != "final"]
     yield config.logit_scale != 1, "logit_scale"

@@ -1,4 +1,4 @@
-"""`Family`: what the one reader of checkpoints needs to know of a kind of heads."""
+"""`Family`: what the one reader of checkpoints needs of each kind of heads."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ class Misreading(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """Heads of one design: how their checkpoints are recognised, read and doubted.
+    """Heads of one design: how their checkpoints are recognised and read, and which misreadings the
+    parity check tries.
 
     Its functions take and return the family's own configuration, a frozen dataclass that satisfies
     `specdec.heads.config.HeadConfig`.
@@ -84,8 +85,8 @@ class Family:
 
 
 def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
-    """Raises `ValueError` with what a checkpoint needs and the library does not have, if there is
-    any: of pairs (is it so, what to say of it).
+    """Raises `ValueError` with what a checkpoint needs and the library does not have: the messages
+    of all pairs (condition, message) that hold, if there are any.
     """
     found = [text for is_so, text in complaints if is_so]
     if found:

@@ -81,7 +81,7 @@ class HeadConfig(Protocol):
 
 
 def vocabulary_contradictions(config: HeadConfig) -> Iterator[tuple[bool, str]]:
-    """Pairs (is it so, what to say of it), for `refuse`."""
+    """Pairs (condition, message) for `refuse`: what is wrong with the two vocabularies."""
     draft_size, size = config.draft_vocab_size, config.vocab_size
     yield (
         not 0 < draft_size <= size,
@@ -95,7 +95,7 @@ def vocabulary_contradictions(config: HeadConfig) -> Iterator[tuple[bool, str]]:
 
 
 def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:
-    """Raises `ValueError` with the message of the first pair (is it so, message) that is so."""
+    """Raises `ValueError` with the message of the first pair (condition, message) that holds."""
     for is_wrong, message in contradictions:
         if is_wrong:
             raise ValueError(message)

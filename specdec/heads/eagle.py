@@ -85,7 +85,7 @@ class EagleConfig:
         return len(self.feature_layers) * self.target_hidden_size
 
     def _contradictions(self):
-        """Pairs (is it so, what to say of it)."""
+        """Pairs (condition, message) for `refuse`."""
         width, hidden = self.feature_width, self.hidden_size
         has_early_norm = self.norm_before_fc or self.fc_norm
         is_input = self.fusion == "input"

@@ -29,7 +29,7 @@ def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
 class Borrowed(NamedTuple):
     """Modules of the target that a head without its own uses, by reference.
 
-    It is no module itself, so whoever holds it neither trains nor saves the target's weights.
+    It is no module itself, so a drafter that holds it neither trains nor saves those weights.
 
     Args:
         embeddings: the target's input embeddings.
