@@ -201,8 +201,9 @@ class EagleReading:
         """Every convention resolved, for a target if there is one."""
         fields, names, num_layers = self.fields, self.names, None
         layer, vocab_size = self._layer(), fields.integer("vocab_size")
-        is_speculators = self.source.producer == "speculators"
-        draft_size = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
+        is_speculators, draft_size = self.source.producer == "speculators", vocab_size
+        if not self.is_eagle1:
+            draft_size = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
         target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
         if target is not None:
             num_layers = target.config.get_text_config().num_hidden_layers

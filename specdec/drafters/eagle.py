@@ -28,6 +28,9 @@ class EagleDrafter(HeadDrafter):
     output of the pass before. A row of which the target has read nothing yet (the first step of a
     one-token prompt) proposes nothing, since there is no feature to draft from.
 
+    `from_pretrained` reads the heads of SafeAILab (yuhuili), SpecForge (lmsys), speculators
+    (RedHatAI), NVIDIA and DeepSpec, with the options of `specdec.checkpoints.eagle.EagleOptions`.
+
     EAGLE-3 normalises embeddings, so a target's constant on them makes no difference.
     `EagleConfig.logit_scale` can make up for a target's scale on its logits.
 
