@@ -8,6 +8,7 @@ import ast
 import re
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -169,6 +170,14 @@ def late():
         "specdec.samplers.noise.Noise",
         "transformers.AutoModel",
     ]
+
+
+@pytest.mark.parametrize("name", ["specdec", "specdec.drafters", "specdec.training"])
+def test_every_public_name_is_there_also_those_that_are_imported_late(name):
+    module = import_module(name)
+    assert all(getattr(module, public) is not None for public in module.__all__)
+    with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
+        _ = module.nothing
 
 
 def test_every_library_that_is_imported_is_declared():

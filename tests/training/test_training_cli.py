@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from itertools import pairwise
 
 import numpy as np
@@ -85,6 +86,10 @@ def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
         ).stats.acceptance_length
         for t in (0, 1)
     }
+
+
+def test_the_module_runs_the_command():
+    assert import_module("specdec.training.__main__").main is main
 
 
 def test_a_run_goes_on_when_it_is_started_again(target, text, tmp_path):
