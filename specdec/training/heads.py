@@ -51,13 +51,14 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
 
 
 def untrained(make: Callable[[], Head], *, seed: int) -> Head:
-    """A head whose matrices are drawn from a generator of its own; torch's is left as it was.
+    """A head whose weights are drawn for its seed alone; torch's generator is left as it was.
 
     Args:
         make: builds the head.
         seed: of the weights.
     """
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
+        torch.manual_seed(seed)
         head = make()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
