@@ -3,7 +3,7 @@ models.
 """
 
 from specdec import certify
-from specdec.drafters import Drafter, EagleDrafter, ModelDrafter, NoDrafter, PromptLookupDrafter
+from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
@@ -34,3 +34,11 @@ __all__ = [
     "TypicalSampler",
     "certify",
 ]
+
+
+def __getattr__(name: str):
+    if name == "EagleDrafter":  # a family of heads is imported when it is first used
+        from specdec.drafters.eagle import EagleDrafter
+
+        return EagleDrafter
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,6 @@ The expectations are written out by hand: the configuration in the library's ter
 own names of the file's tensors.
 """
 
-from dataclasses import replace
-
 from architectures import VOCAB
 from checkpoint_parts import (
     DRAFT_VOCAB,
@@ -27,24 +25,20 @@ from checkpoint_writer import (
     speculators,
     vllm,
 )
+from eagle_heads import flagged
 
 from specdec.drafters import EagleConfig
+from specdec.heads.config import LayerConfig
 
 EAGLE3 = EagleConfig(
     fusion="attention",
-    hidden_size=32,
-    intermediate_size=24,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=8,
+    layer=LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5),
     vocab_size=61,
     draft_vocab_size=20,
     feature_layers=(2, 4, 5),
     target_hidden_size=32,
-    rms_norm_eps=1e-5,
 )
-EAGLE1 = replace(
+EAGLE1 = flagged(
     EAGLE3,
     fusion="input",
     draft_vocab_size=61,
@@ -53,12 +47,12 @@ EAGLE1 = replace(
     has_lm_head=False,
     fc_bias=True,
 )
-OWN = replace(EAGLE3, has_embed_tokens=True)
+OWN = flagged(EAGLE3, has_embed_tokens=True)
 
 
-SPECFORGE = replace(OWN, rope=rope(1e6))
-SPECULATORS = replace(OWN, rope=rope(5e5), rms_norm_eps=1e-6)
-DEEPSPEC = replace(
+SPECFORGE = flagged(OWN, rope=rope(1e6))
+SPECULATORS = flagged(OWN, rope=rope(5e5), rms_norm_eps=1e-6)
+DEEPSPEC = flagged(
     OWN,
     draft_vocab_size=61,
     feature_layers=(1, 2, 4, 6, 7),
@@ -84,73 +78,73 @@ CASES = {
     "SafeAILab EAGLE-1, bias true": (safeailab_eagle1().but(bias=True), EAGLE1),
     "SafeAILab EAGLE-1, bias false": (
         safeailab_eagle1(bias=False).but(bias=False),
-        replace(EAGLE1, fc_bias=False),
+        flagged(EAGLE1, fc_bias=False),
     ),
     "SafeAILab EAGLE-1, no word of a bias": (
         safeailab_eagle1(bias=False),
-        replace(EAGLE1, fc_bias=False),
+        flagged(EAGLE1, fc_bias=False),
     ),
     "SafeAILab EAGLE-1, qkv_bias": (
         safeailab_eagle1(qkv_bias=True).plus(**biases("layers.0", "qkv")),
-        replace(EAGLE1, attention_bias=True),
+        flagged(EAGLE1, attention_bias=True),
     ),
     "SafeAILab EAGLE-1, own embeddings, rope_theta": (
         safeailab_eagle1(rope_theta=500000.0).plus(embed_tokens__weight=noise(VOCAB, HIDDEN)),
-        replace(EAGLE1, has_embed_tokens=True, rope=rope(5e5)),
+        flagged(EAGLE1, has_embed_tokens=True, rope=rope(5e5)),
     ),
     "SafeAILab EAGLE-1, layers behind the first": (
         more_layers(safeailab_eagle1(), num_hidden_layers=3),
-        replace(EAGLE1, num_layers=3),
+        flagged(EAGLE1, num_layers=3),
     ),
     "SafeAILab EAGLE-3": (safeailab_eagle3(), EAGLE3),
     "SafeAILab EAGLE-3, linear rope": (
         safeailab_eagle3(rope_scaling={"type": "linear", "factor": 2.0}),
-        replace(EAGLE3, rope=rope(10000, rope_type="linear", factor=2.0)),
+        flagged(EAGLE3, rope=rope(10000, rope_type="linear", factor=2.0)),
     ),
     "SafeAILab EAGLE-3, narrower than its target": (
         narrower(),
-        replace(OWN, hidden_size=16),
+        flagged(OWN, hidden_size=16),
     ),
     "SafeAILab EAGLE-3, full vocabulary": (
         full_vocabulary(safeailab_eagle3(), draft_vocab_size=VOCAB),
-        replace(EAGLE3, draft_vocab_size=VOCAB),
+        flagged(EAGLE3, draft_vocab_size=VOCAB),
     ),
     "draft_vocab_size null": (
         full_vocabulary(safeailab_eagle3(), draft_vocab_size=None),
-        replace(EAGLE3, draft_vocab_size=VOCAB),
+        flagged(EAGLE3, draft_vocab_size=VOCAB),
     ),
     "draft_vocab_size null, target's vocabulary head": (
         safeailab_eagle3().but("d2t", "t2d", "lm_head.weight", draft_vocab_size=None),
-        replace(EAGLE3, draft_vocab_size=VOCAB, has_lm_head=False),
+        flagged(EAGLE3, draft_vocab_size=VOCAB, has_lm_head=False),
     ),
     "truncated_vocab_size": (
         safeailab_eagle3().but(draft_vocab_size=..., truncated_vocab_size=DRAFT_VOCAB),
         EAGLE3,
     ),
     "SpecForge": (specforge(), SPECFORGE),
-    "SpecForge, ids": (specforge(ids=[0, 2, 6]), replace(SPECFORGE, feature_layers=(1, 3, 7))),
+    "SpecForge, ids": (specforge(ids=[0, 2, 6]), flagged(SPECFORGE, feature_layers=(1, 3, 7))),
     "SpecForge, ids in no order": (
         specforge(ids=[6, 0, 2]),
-        replace(SPECFORGE, feature_layers=(1, 3, 7)),
+        flagged(SPECFORGE, feature_layers=(1, 3, 7)),
     ),
     "SpecForge, fc_norm": (
         specforge(fc_norm=True).plus(**_FC_NORMS),
-        replace(SPECFORGE, fc_norm=True),
+        flagged(SPECFORGE, fc_norm=True),
     ),
     "SGLang, use_aux_norm": (
         specforge(use_aux_norm=True).plus(
             **{f"aux_norm_{level}.weight": t for level, t in _AUX_NORMS.items()}
         ),
-        replace(SPECFORGE, fc_norm=True),
+        flagged(SPECFORGE, fc_norm=True),
     ),
     "SpecForge, norm_output true": (specforge(norm_output=True), SPECFORGE),
     "SpecForge, norm_output false": (
         specforge(norm_output=False),
-        replace(SPECFORGE, output_norm=False),
+        flagged(SPECFORGE, output_norm=False),
     ),
     "SpecForge, llama3 rope": (
         specforge().but(rope_scaling={"rope_type": "llama3", **LLAMA3}),
-        replace(SPECFORGE, rope=rope(1e6, rope_type="llama3", **LLAMA3)),
+        flagged(SPECFORGE, rope=rope(1e6, rope_type="llama3", **LLAMA3)),
     ),
     "SpecForge, mrope": (
         specforge().but(rope_scaling={"type": "mrope", "mrope_section": [1, 1, 2]}),
@@ -159,16 +153,16 @@ CASES = {
     "speculators": (speculators(), SPECULATORS),
     "speculators, Qwen3 layers": (
         speculators(kind="qwen3"),
-        replace(SPECULATORS, has_qk_norm=True, max_position_embeddings=32768),
+        flagged(SPECULATORS, has_qk_norm=True, max_position_embeddings=32768),
     ),
     "speculators, ids": (
         speculators(ids=(0, 3, 7)),
-        replace(SPECULATORS, feature_layers=(0, 3, 7)),
+        flagged(SPECULATORS, feature_layers=(0, 3, 7)),
     ),
     "speculators, ids null": (speculators(ids=None), SPECULATORS),
     "speculators, norm_before_residual": (
         speculators(norm_before_residual=True),
-        replace(SPECULATORS, norm_before_residual=True),
+        flagged(SPECULATORS, norm_before_residual=True),
     ),
     "speculators, no word of norm_before_residual": (
         speculators().but(norm_before_residual=...),
@@ -176,71 +170,71 @@ CASES = {
     ),
     "speculators, norm_before_fc": (
         speculators(norm_before_fc=True).plus(**norms("input_norm", width=3 * HIDDEN)),
-        replace(SPECULATORS, norm_before_fc=True),
+        flagged(SPECULATORS, norm_before_fc=True),
     ),
     "speculators, fc_norm": (
         speculators(fc_norm=True).plus(**_FC_NORMS),
-        replace(SPECULATORS, fc_norm=True),
+        flagged(SPECULATORS, fc_norm=True),
     ),
     "speculators, norm_output": (
         speculators(norm_output=True),
-        replace(SPECULATORS, feedback_norm=True),
+        flagged(SPECULATORS, feedback_norm=True),
     ),
     "speculators, attention_bias": (
         speculators(layers={"attention_bias": True}).plus(**biases("layers.0", "qkvo")),
-        replace(SPECULATORS, **ATTENTION_BIASES),
+        flagged(SPECULATORS, **ATTENTION_BIASES),
     ),
     "speculators, old rope keys": (
         speculators(layers={"rope_parameters": ..., "rope_theta": 3000.0}),
-        replace(SPECULATORS, rope=rope(3000)),
+        flagged(SPECULATORS, rope=rope(3000)),
     ),
     "speculators, layers behind the first": (
         more_layers(speculators(layers={"num_hidden_layers": 3})),
-        replace(SPECULATORS, num_layers=3),
+        flagged(SPECULATORS, num_layers=3),
     ),
     "speculators, SGLang's name of later norms": (
         more_layers(speculators(layers={"num_hidden_layers": 3}), norm="hidden_norm"),
-        replace(SPECULATORS, num_layers=3),
+        flagged(SPECULATORS, num_layers=3),
     ),
     "NVIDIA": (nvidia(), EAGLE3),
     "NVIDIA, without aux features": (
         nvidia(eagle=_NO_AUX).but("fc.weight"),
-        replace(EAGLE3, has_fc=False, feature_layers=("final",)),
+        flagged(EAGLE3, has_fc=False, feature_layers=("final",)),
     ),
     "NVIDIA, norm_before_fc": (
         nvidia(eagle={"norm_before_fc": True}).plus(**norms("input_norm", width=3 * HIDDEN)),
-        replace(EAGLE3, norm_before_fc=True),
+        flagged(EAGLE3, norm_before_fc=True),
     ),
     "NVIDIA, no last norm": (
         nvidia(eagle={"use_last_layernorm": False}).but("norm.weight"),
-        replace(EAGLE3, output_norm=False),
+        flagged(EAGLE3, output_norm=False),
     ),
     "NVIDIA, attention_bias": (
         nvidia().but(attention_bias=True).plus(**biases("layers.0", "qkvo")),
-        replace(EAGLE3, **ATTENTION_BIASES),
+        flagged(EAGLE3, **ATTENTION_BIASES),
     ),
     "NVIDIA, full vocabulary": (
         full_vocabulary(nvidia(), draft_vocab_size=VOCAB),
-        replace(EAGLE3, draft_vocab_size=VOCAB),
+        flagged(EAGLE3, draft_vocab_size=VOCAB),
     ),
     "DeepSpec": (deepspec(ids=(0, 1, 3, 5, 6)), DEEPSPEC),
     "DeepSpec, embeddings as -1": (
         deepspec(ids=(-1, 1, 3)),
-        replace(DEEPSPEC, feature_layers=(0, 2, 4)),
+        flagged(DEEPSPEC, feature_layers=(0, 2, 4)),
     ),
     "vLLM": (vllm(), EAGLE3),
     "vLLM, norm_before_residual": (
         vllm(norm_before_residual=True),
-        replace(EAGLE3, norm_before_residual=True),
+        flagged(EAGLE3, norm_before_residual=True),
     ),
-    "vLLM, norm_output": (vllm(norm_output=True), replace(EAGLE3, feedback_norm=True)),
-    "vLLM, logit_scale": (vllm(logit_scale=0.25), replace(EAGLE3, logit_scale=0.25)),
+    "vLLM, norm_output": (vllm(norm_output=True), flagged(EAGLE3, feedback_norm=True)),
+    "vLLM, logit_scale": (vllm(logit_scale=0.25), flagged(EAGLE3, logit_scale=0.25)),
     "vLLM, biases of q, k, v": (
         vllm(attention_bias=True).plus(**biases("layers.0", "qkv")),
-        replace(EAGLE3, attention_bias=True),
+        flagged(EAGLE3, attention_bias=True),
     ),
     "vLLM, fc bias": (
         vllm(bias=True).plus(fc__bias=noise(HIDDEN)),
-        replace(EAGLE3, fc_bias=True),
+        flagged(EAGLE3, fc_bias=True),
     ),
 }

@@ -14,7 +14,9 @@ from architectures import ARCHITECTURES, VOCAB
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specdec.drafters.checkpoints.reading import read_checkpoint
+from specdec.checkpoints import Checkpoint
+from specdec.checkpoints import survey_checkpoint as survey_any
+from specdec.checkpoints.eagle import EAGLE
 
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_DIM, DRAFT_VOCAB = 32, 24, 4, 2, 8, 20
 NUM_LAYERS = 8
@@ -191,6 +193,16 @@ def own_names(files, config):
         renamed.pop("norm.weight", None)
     maps = {name: renamed.pop(name) for name in ("d2t", "t2d") if name in renamed}
     return renamed, maps.get("d2t")
+
+
+def survey_checkpoint(folder, target=None, **options):
+    """Surveys an EAGLE checkpoint."""
+    return survey_any(folder, target, families=(EAGLE,), **options)
+
+
+def read_checkpoint(folder, target=None, **options) -> Checkpoint:
+    """Reads an EAGLE checkpoint."""
+    return survey_checkpoint(folder, target, **options).load(target)
 
 
 TARGET = tiny_llama()

@@ -1,6 +1,6 @@
 """Heads of every wiring, and a loop that brings features, shared by the tests of EAGLE drafters."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import torch
@@ -9,26 +9,31 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
-from specdec.drafters.layers import attend_causally
-from specdec.drafters.rotary import rotary_table
+from specdec.heads.config import LayerConfig
+from specdec.heads.layers import attend_causally
+from specdec.heads.rotary import rotary_table
 from specdec.types import Context
 
 VOCAB, WIDTH = 23, 16
 
+LAYER_FLAGS = {field.name for field in fields(LayerConfig)}
+
+
+def flagged(config: EagleConfig, **flags) -> EagleConfig:
+    """The config with some flags changed, its own or those of its layers."""
+    of_layer = {name: flags.pop(name) for name in LAYER_FLAGS & flags.keys()}
+    return replace(config, layer=replace(config.layer, **of_layer), **flags)
+
+
 EAGLE3 = EagleConfig(
     fusion="attention",
-    hidden_size=WIDTH,
-    intermediate_size=24,
-    num_layers=1,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=6,
+    layer=LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6),
     vocab_size=VOCAB,
     draft_vocab_size=VOCAB,
     feature_layers=(1, 2, 3),
     target_hidden_size=WIDTH,
 )
-EAGLE1 = replace(
+EAGLE1 = flagged(
     EAGLE3, fusion="input", feature_layers=("final",), output_norm=False, has_lm_head=False
 )
 _LLAMA3 = {
@@ -41,34 +46,34 @@ _LLAMA3 = {
 }
 WIRINGS = {
     "eagle1": EAGLE1,
-    "eagle1, fc bias": replace(EAGLE1, fc_bias=True),
-    "eagle1, two layers": replace(EAGLE1, num_layers=2),
-    "eagle1, own vocabulary head": replace(EAGLE1, has_lm_head=True, output_norm=True),
+    "eagle1, fc bias": flagged(EAGLE1, fc_bias=True),
+    "eagle1, two layers": flagged(EAGLE1, num_layers=2),
+    "eagle1, own vocabulary head": flagged(EAGLE1, has_lm_head=True, output_norm=True),
     "eagle3": EAGLE3,
-    "fc bias": replace(EAGLE3, fc_bias=True),
-    "attention bias": replace(EAGLE3, attention_bias=True),
-    "attention and output bias": replace(EAGLE3, attention_bias=True, attention_output_bias=True),
-    "qk norm": replace(EAGLE3, has_qk_norm=True),
-    "norm before fc": replace(EAGLE3, norm_before_fc=True),
-    "norm per feature": replace(EAGLE3, fc_norm=True),
-    "norm before residual": replace(EAGLE3, norm_before_residual=True),
-    "no output norm": replace(EAGLE3, output_norm=False),
-    "feedback norm": replace(EAGLE3, feedback_norm=True),
-    "feedback norm only": replace(EAGLE3, output_norm=False, feedback_norm=True),
-    "three layers": replace(EAGLE3, num_layers=3, has_qk_norm=True),
-    "five features": replace(EAGLE3, feature_layers=(0, 1, 3, 5, "final")),
-    "one feature": replace(EAGLE3, feature_layers=(2,)),
-    "no fc": replace(EAGLE3, feature_layers=("final",), has_fc=False),
-    "wider target": replace(EAGLE3, target_hidden_size=20, has_embed_tokens=True),
-    "own embeddings": replace(EAGLE3, has_embed_tokens=True),
-    "target's vocabulary head": replace(EAGLE3, has_lm_head=False),
-    "logit scale": replace(EAGLE3, logit_scale=0.3),
-    "fewer ids": replace(EAGLE3, draft_vocab_size=9),
-    "one head": replace(EAGLE3, num_heads=1, num_kv_heads=1),
-    "large eps": replace(EAGLE3, rms_norm_eps=0.1),
-    "rope base": replace(EAGLE3, rope={"rope_type": "default", "rope_theta": 5.0}),
-    "rope linear": replace(EAGLE3, rope={"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}),
-    "rope llama3": replace(EAGLE3, rope=_LLAMA3),
+    "fc bias": flagged(EAGLE3, fc_bias=True),
+    "attention bias": flagged(EAGLE3, attention_bias=True),
+    "attention and output bias": flagged(EAGLE3, attention_bias=True, attention_output_bias=True),
+    "qk norm": flagged(EAGLE3, has_qk_norm=True),
+    "norm before fc": flagged(EAGLE3, norm_before_fc=True),
+    "norm per feature": flagged(EAGLE3, fc_norm=True),
+    "norm before residual": flagged(EAGLE3, norm_before_residual=True),
+    "no output norm": flagged(EAGLE3, output_norm=False),
+    "feedback norm": flagged(EAGLE3, feedback_norm=True),
+    "feedback norm only": flagged(EAGLE3, output_norm=False, feedback_norm=True),
+    "three layers": flagged(EAGLE3, num_layers=3, has_qk_norm=True),
+    "five features": flagged(EAGLE3, feature_layers=(0, 1, 3, 5, "final")),
+    "one feature": flagged(EAGLE3, feature_layers=(2,)),
+    "no fc": flagged(EAGLE3, feature_layers=("final",), has_fc=False),
+    "wider target": flagged(EAGLE3, target_hidden_size=20, has_embed_tokens=True),
+    "own embeddings": flagged(EAGLE3, has_embed_tokens=True),
+    "target's vocabulary head": flagged(EAGLE3, has_lm_head=False),
+    "logit scale": flagged(EAGLE3, logit_scale=0.3),
+    "fewer ids": flagged(EAGLE3, draft_vocab_size=9),
+    "one head": flagged(EAGLE3, num_heads=1, num_kv_heads=1),
+    "large eps": flagged(EAGLE3, rms_norm_eps=0.1),
+    "rope base": flagged(EAGLE3, rope={"rope_type": "default", "rope_theta": 5.0}),
+    "rope linear": flagged(EAGLE3, rope={"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}),
+    "rope llama3": flagged(EAGLE3, rope=_LLAMA3),
 }
 
 
@@ -135,7 +140,7 @@ def head_for(
     }
     layers = (0, 1, 2) if kind == "attention" else ("final",)
     base = EAGLE3 if kind == "attention" else EAGLE1
-    config = replace(base, **({"feature_layers": layers} | sizes | flags))
+    config = flagged(base, **({"feature_layers": layers} | sizes | flags))
     return random_head(config, seed=seed, dtype=torch.float32)
 
 
@@ -149,7 +154,7 @@ def informed(model: PreTrainedModel, head: EagleHead, *, seed: int = 5) -> Eagle
     ids = torch.randint(1, text.vocab_size, (256, 24), generator=generator)
     features, logits = features_and_logits(model, ids, config.feature_layers)
     drafter = EagleDrafter(head, model, 1)
-    angles = rotary_table(config, 23, dtype=head.dtype)[None, :, None]
+    angles = rotary_table(config.layer, 23, dtype=head.dtype)[None, None]
     hidden = head.fuse(features[:, :-1])
     out = head(drafter.embed(ids[:, 1:]), hidden, angles, attend_causally)
     x = (head.norm(out) if config.output_norm else out).flatten(0, 1).double()

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
+from specdec.heads.config import LayerConfig
 
 WIDTH, VOCAB = 32, 26
 CIRCLE, ONE = slice(26, 30), 30  # channels of the position, and of the constant 1 in heads
@@ -73,7 +74,7 @@ def _zero(head: EagleHead) -> EagleHead:
 
 def _eagle1(model: GPT2LMHeadModel) -> EagleHead:
     config = EagleConfig(
-        *("input", WIDTH, 8, 1, 2, 2, 16, VOCAB, VOCAB, ("final",), WIDTH),
+        *("input", LayerConfig(WIDTH, 8, 2, 2, 16), VOCAB, VOCAB, ("final",), WIDTH),
         fc_bias=True,
         output_norm=False,
         has_lm_head=False,
@@ -89,11 +90,10 @@ def _eagle1(model: GPT2LMHeadModel) -> EagleHead:
 
 
 def _eagle3(model: GPT2LMHeadModel) -> EagleHead:
+    layer = LayerConfig(WIDTH, 8, 1, 1, WIDTH, attention_bias=True, rms_norm_eps=0.0)
     config = EagleConfig(
-        *("attention", WIDTH, 8, 1, 1, 1, WIDTH, VOCAB, VOCAB, (2, 0, 1), WIDTH),
+        *("attention", layer, VOCAB, VOCAB, (2, 0, 1), WIDTH),
         fc_bias=True,
-        attention_bias=True,
-        rms_norm_eps=0.0,
     )
     head = _zero(EagleHead(config))
     attention, tokens = head.layers[0].self_attn, torch.eye(WIDTH)

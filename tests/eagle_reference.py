@@ -85,14 +85,14 @@ def stack(config, weights, embeds: Tensor, hidden: Tensor, positions: list[int])
 
 def attention(config, weights, name: str, x: Tensor, positions: list[int]) -> Tensor:
     """Causal attention of n rows, one head at a time."""
-    size, group = config.head_dim, config.num_heads // config.num_kv_heads
+    size, group = config.layer.head_dim, config.layer.num_heads // config.layer.num_kv_heads
     query, key, value = (linear(weights, f"{name}.{part}_proj", x) for part in "qkv")
     heads = []
-    for h in range(config.num_heads):
+    for h in range(config.layer.num_heads):
         q = query[:, h * size : (h + 1) * size]
         k = key[:, h // group * size : (h // group + 1) * size]
         v = value[:, h // group * size : (h // group + 1) * size]
-        if config.has_qk_norm:
+        if config.layer.has_qk_norm:
             q = rms_norm(config, q, weights[f"{name}.q_norm.weight"])
             k = rms_norm(config, k, weights[f"{name}.k_norm.weight"])
         scores = rotated(config, q, positions) @ rotated(config, k, positions).T / math.sqrt(size)
@@ -103,8 +103,9 @@ def attention(config, weights, name: str, x: Tensor, positions: list[int]) -> Te
 
 def rotated(config, x: Tensor, positions: list[int]) -> Tensor:
     """Rows `[n, D]` turned by their positions: channels i and i + D / 2 are a plane."""
-    half = config.head_dim // 2
-    angles = torch.tensor(positions).float()[:, None] * frequencies(config.rope, config.head_dim)
+    size = config.layer.head_dim
+    half, speeds = size // 2, frequencies(config.layer.rope, size)
+    angles = torch.tensor(positions).float()[:, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     a, b = x[:, :half], x[:, half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=1)
@@ -127,7 +128,7 @@ def frequencies(rope: dict, size: int) -> Tensor:
 
 def rms_norm(config, x: Tensor, weight: Tensor) -> Tensor:
     """Root-mean-square norm of the last dimension."""
-    return x / (x.square().mean(-1, keepdim=True) + config.rms_norm_eps).sqrt() * weight
+    return x / (x.square().mean(-1, keepdim=True) + config.layer.rms_norm_eps).sqrt() * weight
 
 
 def linear(weights, name: str, x: Tensor) -> Tensor:

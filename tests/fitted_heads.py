@@ -7,8 +7,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import EagleHead
-from specdec.drafters.layers import attend_causally
-from specdec.drafters.rotary import rotary_table
+from specdec.heads.layers import attend_causally
+from specdec.heads.rotary import rotary_table
 
 IGNORED = -100
 """Label of a token that the head has no id for."""
@@ -34,7 +34,7 @@ def learn_by_heart(
         draft_ids[head.target_ids] = torch.arange(config.draft_vocab_size)
         labels = draft_ids[labels]
     embeds = F.embedding(ids, model.get_input_embeddings().weight.detach())
-    angles = rotary_table(config, length, dtype=head.dtype)[None, :, None]
+    angles = rotary_table(config.layer, length, dtype=head.dtype)[None, None]
     if is_blind:
         first = head.layers[0]
         for weight in (first.input_layernorm.weight, first.self_attn.o_proj.weight):
@@ -44,9 +44,11 @@ def learn_by_heart(
     optimizer = torch.optim.Adam(free, lr=1e-2)
     for _ in range(steps):
         keys = {}
-        out = head(embeds[:, 1:], head.fuse(features), angles[:, : length - 1], _first_pass(keys))
+        out = head(
+            embeds[:, 1:], head.fuse(features), angles[:, :, : length - 1], _first_pass(keys)
+        )
         hidden = head.feedback(out)[:, :-1]
-        later = head(embeds[:, 2:], hidden, angles[:, 1 : length - 1], _second_pass(keys))
+        later = head(embeds[:, 2:], hidden, angles[:, :, 1 : length - 1], _second_pass(keys))
         loss = sum(
             F.cross_entropy(
                 head.logits(x).flatten(0, 1), labels[:, i:].flatten(), ignore_index=IGNORED
@@ -81,6 +83,6 @@ def _second_pass(keys: dict):
         seen = (query @ earlier.mT * scale).masked_fill(future, -torch.inf)
         own = (query * key).sum(-1, keepdim=True) * scale
         weights = torch.cat([seen, own], dim=-1).softmax(dim=-1)
-        return (weights[..., :-1] @ old + weights[..., -1:] * value).transpose(1, 2)
+        return weights[..., :-1] @ old + weights[..., -1:] * value
 
     return attend

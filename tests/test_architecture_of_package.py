@@ -1,6 +1,9 @@
 """The house: every import goes down the floors, and public parts say what they are."""
 
 import ast
+import re
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,7 +32,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def floor_of(room: str) -> int:
-    return next(level for level, rooms in enumerate(FLOORS) if room in rooms)
+    """Public names (`from specdec import Target`) lie above everything but the command line."""
+    own = (level for level, rooms in enumerate(FLOORS) if room in rooms)
+    return next(own, len(FLOORS) - 1.5)
 
 
 def room_of(file: Path) -> str:
@@ -59,7 +64,7 @@ def test_every_room_has_a_floor():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(PACKAGE)))
 def test_every_import_goes_down(file):
     room = room_of(file)
-    if room in ENTRANCES:
+    if room in ENTRANCES or file.stem == "__main__":
         return
     for line, other in imports_of(file):
         if other != room:
@@ -79,7 +84,42 @@ def test_every_file_and_public_part_says_what_it_is(file):
 
 def test_an_import_that_goes_up_would_be_seen(tmp_path):
     file = tmp_path / "guilty.py"
-    file.write_text(
-        "def late():\n    from specdec.zoo import load_target\n    import specdec.cli\n"
-    )
+    lines = "def late():", "    from specdec.zoo import load_target", "    import specdec.cli"
+    file.write_text("\n".join(lines))
     assert imports_of(file) == [(2, "zoo"), (3, "cli")]
+
+
+LIBRARIES = {
+    "types": {"torch"},
+    "graphs": {"torch"},
+    "kernels": {"torch", "triton", "einops"},
+    "samplers": {"torch"},
+}
+"""Libraries that a room may import, besides Python's own."""
+
+
+@pytest.mark.parametrize("room", LIBRARIES)
+def test_a_room_imports_only_the_libraries_that_it_needs(room):
+    for file in FILES:
+        if room_of(file) == room:
+            tree = ast.walk(ast.parse(file.read_text()))
+            names = {n.module for n in (nodes := list(tree)) if isinstance(n, ast.ImportFrom)}
+            names |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
+            found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+            assert found <= LIBRARIES[room] | {"specdec"}
+
+
+def test_every_library_that_is_imported_is_declared():
+    declared = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
+    optional = [name for names in declared["optional-dependencies"].values() for name in names]
+    known = {re.split(r"[ >=;\[]", n)[0] for n in (*declared["dependencies"], *optional)}
+    known = {name.replace("-", "_") for name in known}
+    for file in FILES:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = []
+            if isinstance(node, ast.ImportFrom) and node.module:
+                names = [node.module]
+            elif isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            outside = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+            assert outside <= known | {"specdec"}, f"{file}: {outside - known} is not declared"

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from specdec.cli import certify, demo, generate, inspect
+from specdec.cli.loading import one_line
 
 EXIT_BAD_INPUT = 2
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except (ValueError, TypeError, OSError) as error:
-        print(f"specdec: {_one_line(error)}", file=sys.stderr)
+        print(f"specdec: {one_line(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
 
 
@@ -37,8 +38,3 @@ def _parser() -> argparse.ArgumentParser:
     for command in (demo, generate, certify, inspect):
         command.add_parser(commands)
     return parser
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 400 else text[:397] + "..."

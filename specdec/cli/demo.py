@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import sys
 from statistics import median
 
-from specdec.cli.loading import timed
-from specdec.display import colour_key, coloured_text
+from specdec.evaluation.display import colour_key, coloured_text
 
 DRAFTERS = {"eagle3": "EAGLE-3 head", "model": "draft LM", "lookup": "prompt lookup"}
 
@@ -33,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     import torch
 
     from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
+    from specdec.evaluation import evaluate
 
     if arguments.prompts < 1:
         raise ValueError(f"--prompts must be at least 1, got {arguments.prompts}")
@@ -62,18 +61,10 @@ def run(arguments: argparse.Namespace) -> int:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
         texts = []
         for name, generator in generators.items():
-            result, taken_s = timed(
-                functools.partial(
-                    generator.generate,
-                    ids,
-                    max_new_tokens=arguments.new_tokens,
-                    do_sample=False,
-                    trace=True,
-                )
-            )
-            seconds[name].append(taken_s)
-            steps[name].append(result.trace[0])
-            texts.append(result.sequences)
+            done = evaluate(generator, ids, max_new_tokens=arguments.new_tokens)
+            seconds[name].append(done.seconds)
+            steps[name].append(done.result.trace[0])
+            texts.append(done.result.sequences)
         is_equal &= all(torch.equal(texts[0], text) for text in texts[1:])
         print("\n" + "-" * 80)
         print(coloured_text(tokenizer, prompt, steps[shown][-1], sys.stdout))

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from specdec.cli.loading import load_model, load_pretrained, make_drafter, timed
-from specdec.display import colour_key, coloured_text
+from specdec.evaluation.display import colour_key, coloured_text
 
 
 def add_parser(commands) -> None:

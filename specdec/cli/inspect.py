@@ -18,7 +18,7 @@ def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser(
         "inspect",
-        help="show how an EAGLE checkpoint is read, and try the usual misreadings",
+        help="show how a drafter checkpoint is read, and try the usual misreadings",
         description="Prints who wrote a checkpoint, how it is wired, and whether its tensors are "
         "those of such a head. With a target, generates with that reading and with the usual "
         "misreadings (layers off by one, norms, rope base, vocabulary map) and compares how many "
@@ -45,9 +45,11 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
-    from specdec.drafters.checkpoints.reading import survey_checkpoint
+    from specdec.checkpoints import survey_checkpoint
+    from specdec.drafters import EagleDrafter
     from specdec.inspection import alternatives, describe, table, try_readings
 
+    drafters = {drafter.family: drafter for drafter in (EagleDrafter,)}
     options = {
         "allow_pickle": arguments.allow_pickle,
         "revision": arguments.revision,
@@ -58,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     model, tokenizer, prompts = None, None, None
     if arguments.target is not None:
         model, tokenizer, prompts = _load_target(arguments)
-    survey = survey_checkpoint(arguments.checkpoint, model, **options)
+    survey = survey_checkpoint(arguments.checkpoint, model, families=tuple(drafters), **options)
     try:
         checkpoint = survey.load(model)
     except ValueError:
@@ -72,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
     ).to(model.device)
     trials = try_readings(
         alternatives(checkpoint, model),
+        drafters[survey.family],
         model,
         inputs.input_ids,
         inputs.attention_mask,

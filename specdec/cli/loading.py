@@ -46,6 +46,12 @@ def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device
     return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
 
 
+def one_line(error: Exception) -> str:
+    """What an error says, for a terminal."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
 def timed(run: Callable[[], Any]) -> tuple[Any, float]:
     """The result and the seconds that it took."""
     start = time.perf_counter()

@@ -1,18 +1,22 @@
 """Drafters: components that propose tokens."""
 
+from importlib import import_module
+
 from specdec.drafters.base import Drafter, NoDrafter
-from specdec.drafters.eagle import EagleDrafter
-from specdec.drafters.eagle_config import EagleConfig
-from specdec.drafters.eagle_head import EagleHead
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 
-__all__ = [
-    "Drafter",
-    "EagleConfig",
-    "EagleDrafter",
-    "EagleHead",
-    "ModelDrafter",
-    "NoDrafter",
-    "PromptLookupDrafter",
-]
+_OF_FAMILIES = {
+    "EagleConfig": "specdec.heads.eagle",
+    "EagleDrafter": "specdec.drafters.eagle",
+    "EagleHead": "specdec.heads.eagle",
+}
+"""Names of families of heads, imported when they are first used."""
+
+__all__ = ["Drafter", "ModelDrafter", "NoDrafter", "PromptLookupDrafter", *_OF_FAMILIES]
+
+
+def __getattr__(name: str):
+    if name in _OF_FAMILIES:
+        return getattr(import_module(_OF_FAMILIES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from specdec.drafters.checkpoints.manifest import expected_tensors
-from specdec.drafters.checkpoints.reading import Checkpoint, Survey
-from specdec.drafters.checkpoints.safe_json import names_of
-from specdec.drafters.eagle_config import EagleConfig
+from specdec.checkpoints.files import names_of
+from specdec.checkpoints.survey import Checkpoint, Survey
 from specdec.inspection.parity import Trial
 
 INDENT = 14
@@ -24,28 +22,25 @@ def describe(survey: Survey, checkpoint: Checkpoint | None) -> str:
         survey: of the checkpoint.
         checkpoint: its values, or `None` where they could not be read.
     """
-    config, source = (survey if checkpoint is None else checkpoint).config, survey.source
-    kind = "EAGLE-3" if config.fusion == "attention" else "EAGLE-1 / EAGLE-2"
+    read = survey if checkpoint is None else checkpoint
+    config, source = read.config, survey.source
+    parts = {"embeddings": config.has_embed_tokens, "vocabulary head": config.has_lm_head}
+    whose = {True: "its own", False: "the target's"}
+    verdict = "not as expected" if survey.faults else "none missing, none unexpected"
+    own = [name for name in survey.expected if checkpoint is None or name in checkpoint.tensors]
     lines = [
         ("checkpoint", str(survey.folder)),
         ("producer", f"{source.producer} ({source.why})"),
-        ("head", f"{kind}, {_sizes(config)}"),
-        ("features", _features(config)),
-        ("norms", _norms(config)),
-        ("attention", _attention(config)),
-        ("rope", ", ".join(f"{key} {value}" for key, value in sorted(config.rope.items()))),
+        *survey.family.describe(config),
         ("vocabulary", f"{config.draft_vocab_size} draft ids, {config.vocab_size} of the target"),
-        ("parts", _parts(config)),
+        ("parts", "; ".join(f"{name}: {whose[is_own]}" for name, is_own in parts.items())),
+        ("tensors", f"{len(own)} make up such a head: {verdict}"),
+        *(("fault", fault) for fault in survey.faults),
+        *(("unread", f"{name}: {why}") for name, why in sorted(survey.unread.items())),
     ]
-    if config.logit_scale != 1:
-        lines.append(("logits", f"times {config.logit_scale:g}"))
-    verdict = "not as expected" if survey.faults else "none missing, none unexpected"
-    lines.append(("tensors", f"{len(expected_tensors(config))} make up such a head: {verdict}"))
-    lines += [("fault", fault) for fault in survey.faults]
-    lines += [("unread", f"{name}: {why}") for name, why in sorted(survey.unread.items())]
     if survey.unread_keys:
         lines.append(("keys unread", names_of(survey.unread_keys)))
-    lines += [("note", note) for note in (survey if checkpoint is None else checkpoint).notes]
+    lines += [("note", note) for note in read.notes]
     return "\n".join(f"{name:<{INDENT}}{text}" for name, text in lines)
 
 
@@ -77,52 +72,3 @@ def _conclusion(as_read: Trial, best: Trial) -> str:
             "new tokens or prompts"
         )
     return f"'{best.reading.name}' accepts more; to load the head so: {best.reading.how}"
-
-
-def _sizes(config: EagleConfig) -> str:
-    layers = f"{config.num_layers} layer{'s' if config.num_layers > 1 else ''}"
-    return (
-        f"{layers}, width {config.hidden_size}, MLP {config.intermediate_size} "
-        f"({config.hidden_act}), {config.num_heads} heads of {config.head_dim} "
-        f"({config.num_kv_heads} for keys and values)"
-    )
-
-
-def _features(config: EagleConfig) -> str:
-    names = ", ".join(map(str, config.feature_layers))
-    if config.feature_layers == ("final",):
-        names = "the state after the final norm"
-    else:
-        names = f"boundaries {names}"
-    if config.fusion == "input":
-        joined = "with the embedding through fc" + (" (with bias)" if config.fc_bias else "")
-    elif config.has_fc:
-        joined = "joined by fc" + (" (with bias)" if config.fc_bias else "")
-    else:
-        joined = "taken as it is, without fc"
-    return f"{names}, {config.target_hidden_size} wide, {joined}"
-
-
-def _norms(config: EagleConfig) -> str:
-    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
-    if config.norm_before_fc:
-        parts.append("one over all features before fc")
-    if config.fc_norm:
-        parts.append("one per feature before fc")
-    if config.fusion == "attention":
-        residual = "normed" if config.norm_before_residual else "raw"
-        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
-    parts.append(f"feedback {'after' if config.feedback_norm else 'before'} the norm")
-    return f"{'; '.join(parts)}; eps {config.rms_norm_eps:g}"
-
-
-def _attention(config: EagleConfig) -> str:
-    biases = "queries, keys, values" if config.attention_bias else "none"
-    biases += ", output" if config.attention_output_bias else ""
-    return f"biases: {biases}; queries and keys {'' if config.has_qk_norm else 'not '}normed"
-
-
-def _parts(config: EagleConfig) -> str:
-    owns = {"embeddings": config.has_embed_tokens, "vocabulary head": config.has_lm_head}
-    whose = {True: "its own", False: "the target's"}
-    return "; ".join(f"{name}: {whose[is_own]}" for name, is_own in owns.items())

@@ -74,6 +74,12 @@ class Window:
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[int | str, Tensor] = {}
 
+    def over_layers(self, layer_windows: Mapping[int, int | None]) -> "Window":
+        """The same window for layers with other sliding windows; masks are shared."""
+        other = Window(self.slots, self.num_attended, layer_windows)
+        other.masks = self.masks
+        return other
+
 
 class SlotCache(Cache):
     """Static key/value storage for B rows of S slots, written in place, that an HF model sees as
@@ -202,3 +208,33 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """HF's question for mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
+
+
+class ShapeRecorder(Cache):
+    """Sees what the layers of a model store of one forward, and stores nothing.
+
+    Attributes:
+        shapes: by layer index.
+    """
+
+    def __init__(self):
+        super().__init__(layers=[])
+        self.shapes: dict[int, KeyValueShape] = {}
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
+        """HF's entry: gives the states back."""
+        sizes = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+        self.shapes[layer_idx] = KeyValueShape(*sizes, key_states.dtype, key_states.device)
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Nothing has been stored."""
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """Nothing has been stored."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """HF's question for mask sizes; the masks that follow from it are only described."""
+        return 1, 0

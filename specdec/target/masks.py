@@ -45,6 +45,30 @@ def all_of(*predicates: Visible) -> Visible:
     return visible
 
 
+def block(first: Tensor, last: Tensor) -> Visible:
+    """The tokens of a row's block, slots `first` to `last` (`[B]` each), see each other. For masks
+    of queries `[B, 1, N]`.
+    """
+    first, last = first[:, None, None, None], last[:, None, None, None]
+
+    def visible(queries: Tensor, keys: Tensor) -> Tensor:
+        return (queries >= first) & (queries <= last) & (keys >= first) & (keys <= last)
+
+    return visible
+
+
+def any_of(*predicates: Visible) -> Visible:
+    """What some predicate lets a token see."""
+
+    def visible(queries: Tensor, keys: Tensor) -> Tensor:
+        seen = predicates[0](queries, keys)
+        for predicate in predicates[1:]:
+            seen = seen | predicate(queries, keys)
+        return seen
+
+    return visible
+
+
 def causal_within(sliding_window: int | None) -> Visible:
     """`causal`, and `within` a sliding window if there is one."""
     return causal if sliding_window is None else all_of(causal, within(sliding_window))

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.target.cache import KeyValueShape, ShapeRecorder, SlotCache
 from specdec.target.features import decoder_layers
 from specdec.target.view import wrap_forward
 
@@ -75,7 +74,7 @@ def find_route(model: SlotModel) -> Route:
 def _through_attention_interface(model: SlotModel) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
-    view, shapes = model.open_view(PROBE), _ShapeRecorder()
+    view, shapes = model.open_view(PROBE), ShapeRecorder()
     view(input_ids=_tokens(model, 2), past_key_values=shapes, use_cache=True, slot_window=learned)
     for layer, (mask, _) in learned.items():
         if mask is not None and not mask.is_causal_within():
@@ -95,32 +94,9 @@ def _with_dense_mask(model: SlotModel) -> Route:
     """For models that never call the interface."""
     if _sliding_layers(model) or getattr(model.config, "sliding_window", None):
         raise ValueError("one dense mask cannot hold a sliding window of some layers")
-    shapes = _ShapeRecorder()
+    shapes = ShapeRecorder()
     model.open_view(None)(input_ids=_tokens(model, 2), past_key_values=shapes, use_cache=True)
     return Route(None, {}, shapes.shapes, ())
-
-
-class _ShapeRecorder(Cache):
-    """Sees what a model stores, and stores nothing."""
-
-    def __init__(self):
-        super().__init__(layers=[])
-        self.shapes: dict[int, KeyValueShape] = {}
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        sizes = key_states.shape[1], key_states.shape[3], value_states.shape[3]
-        where = key_states.dtype, key_states.device
-        self.shapes[layer_idx] = KeyValueShape(*sizes, *where)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return 2, 0
 
 
 def _sliding_layers(model: SlotModel) -> list[int]:

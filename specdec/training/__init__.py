@@ -1,25 +1,38 @@
-"""Training: one `accelerate` loop for every drafter, and what each of them minimises."""
+"""Training: one `accelerate` loop for every drafter, and what each of them minimises.
 
-from specdec.training.data import PackedStream, encode_texts, read_texts
-from specdec.training.eagle import FeatureAndToken, TrainingTimeTest
-from specdec.training.evaluation import measure_acceptance
-from specdec.training.heads import eagle_config, new_head
+The objectives of a family of heads are in its own module, `specdec.training.eagle` for instance.
+"""
+
+from importlib import import_module
+
+from specdec.training.data import PackedStream, encode_texts, hold_out, read_texts
 from specdec.training.loop import train
-from specdec.training.objectives import Distillation, NextToken
+from specdec.training.losses import Distillation, NextToken
 from specdec.training.plan import TrainingPlan, TrainingProgress
+
+_OF_FAMILIES = {
+    "FeatureAndToken": "specdec.training.eagle",
+    "TrainingTimeTest": "specdec.training.eagle",
+    "eagle_config": "specdec.training.eagle",
+    "new_head": "specdec.training.eagle",
+}
+"""Names of families of heads, imported when they are first used."""
 
 __all__ = [
     "Distillation",
-    "FeatureAndToken",
     "NextToken",
     "PackedStream",
     "TrainingPlan",
     "TrainingProgress",
-    "TrainingTimeTest",
-    "eagle_config",
     "encode_texts",
-    "measure_acceptance",
-    "new_head",
+    "hold_out",
     "read_texts",
     "train",
+    *_OF_FAMILIES,
 ]
+
+
+def __getattr__(name: str):
+    if name in _OF_FAMILIES:
+        return getattr(import_module(_OF_FAMILIES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
+
+PROMPT_TOKENS = 64
+"""Of each text that is held out for evaluation."""
 
 
 def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
@@ -45,12 +49,12 @@ def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator
         yield path.read_text(encoding="utf-8-sig", errors="replace")
 
 
-def _text_of(line: bytes, place: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _text_of(line: bytes, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The document of a line."""
     try:
         entry = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:
-        raise ValueError(f"{place} is not JSON in UTF-8: {error}") from None
+        raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
     entry = entry if isinstance(entry, dict) else {}
     if isinstance(entry.get("text"), str):
         return entry["text"]
@@ -58,13 +62,13 @@ def _text_of(line: bytes, place: str, tokenizer: PreTrainedTokenizerBase) -> str
     if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
         shown = line[:60].decode("utf-8", errors="replace")
         raise ValueError(
-            f"{place} must be an object with 'text', or with 'messages' of 'role' and 'content', "
+            f"{where} must be an object with 'text', or with 'messages' of 'role' and 'content', "
             f"got {shown!r}"
         )
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False)
     except Exception as error:  # a template is a program of the tokenizer's authors
-        raise ValueError(f"{place}: the tokenizer has no chat template for it: {error}") from error
+        raise ValueError(f"{where}: the tokenizer has no chat template for it: {error}") from error
 
 
 def _is_message(message: object) -> bool:
@@ -97,6 +101,36 @@ def encode_texts(
         for ids in tokenizer(chunk, add_special_tokens=False, verbose=False).input_ids:
             documents.append(np.array([*ids, *end], dtype=dtype))
     return documents
+
+
+def hold_out(documents: list[np.ndarray], num_prompts: int) -> tuple[list[np.ndarray], Tensor]:
+    """Takes prompts from the end of the data, at most every fourth document; if there are too few
+    documents for that, they are cut into pieces first.
+
+    Args:
+        documents: ids of each.
+        num_prompts: how many prompts are wanted; there may be fewer.
+
+    Returns:
+        The documents, or pieces of them, to train on; and prompts `[num_prompts, 64]`, the starts
+        of those that are kept from training.
+
+    Raises:
+        ValueError: a negative number of prompts.
+    """
+    if num_prompts < 0:
+        raise ValueError(f"the number of evaluation prompts must be >= 0, got {num_prompts}")
+    if sum(len(ids) >= PROMPT_TOKENS for ids in documents) < 4 * num_prompts:
+        size = max(sum(map(len, documents)) // (4 * num_prompts), PROMPT_TOKENS)
+        documents = [
+            ids[start : start + size] for ids in documents for start in range(0, len(ids), size)
+        ]
+    long = [index for index, ids in enumerate(documents) if len(ids) >= PROMPT_TOKENS]
+    held_out = long[max(len(long) - num_prompts, (3 * len(long) + 3) // 4) :]
+    prompts = np.array([documents[index][:PROMPT_TOKENS] for index in held_out], dtype=np.int64)
+    kept = set(held_out)
+    rest = [ids for index, ids in enumerate(documents) if index not in kept]
+    return rest, torch.from_numpy(prompts.reshape(-1, PROMPT_TOKENS))
 
 
 class PackedStream:
@@ -134,7 +168,7 @@ class PackedStream:
         """Passes over the documents so far."""
         return self.epoch + self.position / len(self._stream)
 
-    def take(self, batch_size: int, length: int) -> torch.Tensor:
+    def take(self, batch_size: int, length: int) -> Tensor:
         """The next rows, ids `[B, T + 1]`: inputs and, shifted by one, their labels.
 
         What an epoch has left after its last whole batch is not seen in that epoch.
@@ -157,19 +191,15 @@ class PackedStream:
         return torch.from_numpy(rows.astype(np.int64))
 
     def state_dict(self) -> dict[str, int]:
-        """The place in the stream; the documents themselves are not part of it."""
-        place = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
-        return place | {"num_tokens": len(self._stream)}
+        """The position in the stream; the documents themselves are not part of it."""
+        position = {"seed": self.seed, "epoch": self.epoch, "position": self.position}
+        return position | {"num_tokens": len(self._stream)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Returns to the place that `state_dict` gave.
-
-        Raises:
-            ValueError: that was in another text.
-        """
+        """Returns to the position of `state_dict`; `ValueError` if that was in another text."""
         if state["num_tokens"] != len(self._stream):
             raise ValueError(
-                f"the place was in a text of {state['num_tokens']} tokens, this one has "
+                f"the position was in a text of {state['num_tokens']} tokens, this one has "
                 f"{len(self._stream)}"
             )
         self.seed, self.epoch, self.position = state["seed"], state["epoch"], state["position"]

@@ -19,9 +19,9 @@ from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from specdec.training.checkpoint import Checkpoint
 from specdec.training.data import PackedStream
 from specdec.training.plan import TrainingPlan, TrainingProgress
+from specdec.training.run_checkpoint import RunCheckpoint
 
 Evaluate = Callable[[], dict[str, float]]
 Schedule = list[tuple[torch.optim.Optimizer, float]]
@@ -82,7 +82,7 @@ def train(
     model = accelerator.prepare(objective)
     # One program per row length: with symbolic sizes each would be slower.
     loss_of = torch.compile(model, dynamic=False) if plan.compiled else model
-    checkpoint = Checkpoint(Path(work_dir), accelerator, progress, stream)
+    checkpoint = RunCheckpoint(Path(work_dir), accelerator, progress, stream)
     with _own_generators(plan.seed, accelerator), _mode(objective, is_training=True):
         checkpoint.load()
         saved_at_s = progress.wall_s

@@ -17,11 +17,19 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional as F
+from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec import zoo
+from specdec.evaluation.evaluate import evaluate
+from specdec.generator import SpeculativeGenerator
 from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.zoo import corpus
 from specdec.zoo.packing import encode_files
+
+NUM_PROMPTS = 32
+NEW_TOKENS = 128
+NUM_DRAFT_TOKENS = 4
 
 
 @torch.inference_mode()
@@ -61,8 +69,8 @@ def heldout_agreement(
 
     Returns:
         `top1_agreement`: share of positions where both prefer the same token.
-        `probability_overlap`: mean of sum_v min(p(v), q(v)), the expected acceptance of one
-        sampled draft token (Theorem 3.5, arXiv:2211.17192).
+        `probability_overlap`: mean of sum_v min(target(v), draft(v)), the expected acceptance of
+        one sampled draft token (Theorem 3.5, arXiv:2211.17192).
     """
     agreement, overlap, num_positions = 0.0, 0.0, 0
     for ids in _heldout_windows(tokenizer):
@@ -119,17 +127,64 @@ def write_card(
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
+def measure_acceptance(name: str) -> dict:
+    """Generate from held-out prompts with one of the zoo's drafters and count.
+
+    Args:
+        name: The drafter, as `zoo.load_drafter` knows it.
+
+    Returns:
+        Per temperature the acceptance length and rate, and acceptance by position; conditions with
+        them.
+    """
+    tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+    drafter = zoo.load_drafter(name, target, num_draft_tokens=NUM_DRAFT_TOKENS)
+    generator = SpeculativeGenerator(target, drafter)
+    prompts = zoo.heldout_prompts(NUM_PROMPTS)
+    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    text, measured = (inputs.input_ids, inputs.attention_mask), {}
+    for temperature in tqdm((0.0, 1.0), desc=f"acceptance of {name}"):
+        options = {"max_new_tokens": NEW_TOKENS, "temperature": temperature}
+        stats = evaluate(generator, *text, **options).stats
+        measured[f"temperature {temperature:g}"] = {
+            "acceptance_length": round(stats.acceptance_length, 3),
+            "acceptance_rate": round(stats.acceptance_rate, 3),
+            "conditional_rates": [round(rate, 3) for rate in stats.conditional_rates],
+            "joint_rates": [round(rate, 3) for rate in stats.joint_rates],
+            "num_steps": sum(stats.steps),
+        }
+    conditions = {
+        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
+        "seeds": f"0..{NUM_PROMPTS - 1}, one per prompt",
+        "command": "python -m specdec.zoo.recipe measure",
+    }
+    return {**measured, "conditions": conditions}
+
+
+def write_acceptance(name: str, weights_dir: Path) -> None:
+    """Measure a drafter of the package and enter the figures in its card.
+
+    Args:
+        name: The drafter, as `zoo.load_drafter` knows it.
+        weights_dir: The folder that holds the folders of the zoo's models.
+    """
+    path = weights_dir / zoo.DRAFTERS[name] / "card.json"
+    card = json.loads(path.read_text(encoding="utf-8"))
+    card["acceptance"] = measure_acceptance(name)
+    path.write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
+
+
 def _describe_model(model: nn.Module) -> dict:
-    """Say how large a model or a drafter's head is; both name their sizes alike."""
+    """Say how large a model or a drafter's head is."""
     config = model.config
-    layers = getattr(config, "num_hidden_layers", None) or config.num_layers
-    heads = getattr(config, "num_attention_heads", None) or config.num_heads
+    is_head = hasattr(config, "layer")
     return {
         "num_parameters": sum(p.numel() for p in model.parameters()),
-        "num_layers": layers,
+        "num_layers": config.num_layers if is_head else config.num_hidden_layers,
         "width": config.hidden_size,
-        "mlp_width": config.intermediate_size,
-        "num_heads": heads,
+        "mlp_width": (config.layer if is_head else config).intermediate_size,
+        "num_heads": config.layer.num_heads if is_head else config.num_attention_heads,
         "vocab_size": config.vocab_size,
     }
 

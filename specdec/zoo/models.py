@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from specdec.drafters.eagle_config import EagleConfig
-from specdec.drafters.eagle_head import EagleHead
+from specdec.heads.eagle import EagleHead
+from specdec.training.eagle import eagle_config
 
 
 def build_model(
@@ -68,8 +68,7 @@ def initialise(model: LlamaForCausalLM) -> None:
 def build_eagle3_head(target: LlamaForCausalLM, *, mlp_width: int, seed: int) -> EagleHead:
     """Build an untrained one-layer EAGLE-3 head over the target's whole vocabulary.
 
-    Its features are the usual three boundaries (2, L / 2, L - 3); its output norm and vocabulary
-    head start as the target's.
+    Its output norm and vocabulary head start as the target's.
 
     Args:
         target: The model that it will draft for.
@@ -80,23 +79,7 @@ def build_eagle3_head(target: LlamaForCausalLM, *, mlp_width: int, seed: int) ->
         A float32 head.
     """
     torch.manual_seed(seed)
-    theirs = target.config
-    config = EagleConfig(
-        fusion="attention",
-        hidden_size=theirs.hidden_size,
-        intermediate_size=mlp_width,
-        num_layers=1,
-        num_heads=theirs.num_attention_heads,
-        num_kv_heads=theirs.num_key_value_heads,
-        head_dim=theirs.head_dim,
-        vocab_size=theirs.vocab_size,
-        draft_vocab_size=theirs.vocab_size,
-        feature_layers=(2, theirs.num_hidden_layers // 2, theirs.num_hidden_layers - 3),
-        target_hidden_size=theirs.hidden_size,
-        rms_norm_eps=theirs.rms_norm_eps,
-        max_position_embeddings=theirs.max_position_embeddings,
-    )
-    head = EagleHead(config)
+    head = EagleHead(eagle_config(target, "eagle3", mlp_width=mlp_width))
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             is_write = name.endswith(("o_proj", "down_proj"))

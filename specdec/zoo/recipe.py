@@ -28,11 +28,10 @@ from specdec.training import (
     PackedStream,
     TrainingPlan,
     TrainingProgress,
-    TrainingTimeTest,
     train,
 )
+from specdec.training.eagle import TrainingTimeTest
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
-from specdec.zoo.acceptance import write_acceptance
 from specdec.zoo.owntext import continue_windows
 
 TARGET_PLAN = TrainingPlan(steps=1700, tokens_per_step=32768)
@@ -98,7 +97,7 @@ def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     model, target = _export(model, out_dir / "draft"), target.cpu()
     heldout = cards.heldout_loss(model, tokenizer)
     heldout |= cards.heldout_agreement(model, target, tokenizer)
-    loss = "cross-entropy to the target's law (KL(target || draft) + constant)"
+    loss = "cross-entropy to the target's distribution (KL(target || draft) + constant)"
     _write_card(out_dir, "draft", "draft", model, plan, progress, heldout, loss)
 
 
@@ -191,7 +190,7 @@ def main(arguments: list[str] | None = None) -> None:
         "text": lambda: make_text(out, work),
         "draft": lambda: make_draft(out, work, replace(DRAFTER_PLAN, **given)),
         "eagle3": lambda: make_eagle3(out, work, replace(DRAFTER_PLAN, **given)),
-        "measure": lambda: [write_acceptance(n, out) for n in ("model", "eagle3")],
+        "measure": lambda: [cards.write_acceptance(n, out) for n in ("model", "eagle3")],
     }
     for stage in options.stages or STAGES:
         run[stage]()

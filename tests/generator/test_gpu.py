@@ -12,7 +12,7 @@ from drafting import perturbed, ragged_prompts
 from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
 from specdec.drafters import EagleHead
 from specdec.samplers import Noise, Stream
-from specdec.training.heads import eagle_config
+from specdec.training.eagle import eagle_config
 
 pytestmark = pytest.mark.gpu
 NAMES = ["llama", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "gpt2", "deepseek_v3", "gptj"]

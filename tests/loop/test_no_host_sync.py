@@ -21,7 +21,7 @@ from specdec import (
 )
 from specdec.drafters import EagleHead
 from specdec.graphs import HostSyncError, no_host_sync
-from specdec.training.heads import eagle_config
+from specdec.training.eagle import eagle_config
 
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = {

@@ -121,7 +121,7 @@ self.lengths += tokens.shape[1]
         name="an end of sequence in the draft ends its row although it is rejected",
         source="openvino.genai#3293 (row 63)",
         file="loop/step.py",
-        old="state.buffer.commit(verdict.tokens,",
+        old="state.buffer.commit(tokens,",
         new="""\
 state.buffer.commit(
         __import__("torch").cat([draft.tokens, verdict.tokens[:, -1:]], dim=1),""",

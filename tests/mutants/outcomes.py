@@ -62,10 +62,10 @@ OUTCOMES = [
     Mutant(
         name="half of a character is shown before its other bytes have come",
         source="mlx-vlm#1778, sglang#31598 (row 92)",
-        file="display.py",
+        file="evaluation/display.py",
         old='if text.endswith("\\ufffd") and end < len(tokens):',
         new="if False:",
-        caught_by="test_display.py::"
+        caught_by="evaluation/test_display.py::"
         "test_without_its_marks_it_is_the_text_character_for_character[file-hanzi-0]",
     ),
     Mutant(

@@ -1,0 +1,115 @@
+"""`ConfigFields`: a checkpoint's configuration, read field by field with types and bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+LIMITS = {
+    "hidden_size": 2**17,
+    "target_hidden_size": 2**17,
+    "intermediate_size": 2**20,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 2**13,
+    "vocab_size": 2**23,
+    "draft_vocab_size": 2**23,
+    "truncated_vocab_size": 2**23,
+    "num_aux_hidden_states": 64,
+    "max_position_embeddings": 2**31,
+    "parallel_draft_step": 2**10,
+}
+"""Largest values that are accepted; larger ones would only exhaust the memory."""
+
+
+class ConfigFields:
+    """Fields of a configuration; `null` means absent, as in Hugging Face's own configurations.
+
+    Every method that names a type raises `ValueError`, with file, key and value, where it finds
+    something else.
+
+    Args:
+        raw: the parsed JSON object.
+        origin: what to call it in messages.
+
+    Attributes:
+        notes: what readers of the fields decided and why, one line each.
+
+    Example:
+        >>> fields = ConfigFields({"hidden_size": 64, "bias": None}, "config.json")
+        >>> fields.integer("hidden_size"), fields.flag("bias", default=True), fields.unread
+        (64, True, set())
+        >>> fields.integer("num_hidden_layers")
+        Traceback (most recent call last):
+        ValueError: config.json lacks num_hidden_layers
+    """
+
+    def __init__(self, raw: Mapping[str, Any], origin: str):
+        self.raw = raw
+        self.origin = origin
+        self.notes: list[str] = []
+        self._read: set[str] = set()
+        self._sections: dict[str, ConfigFields] = {}
+
+    @property
+    def unread(self) -> set[str]:
+        """Keys that no call has asked for; those of sections as `section.key`."""
+        nested = {
+            f"{name}.{key}" for name, section in self._sections.items() for key in section.unread
+        }
+        return (self.raw.keys() - self._read) | nested
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of any type, or `default` where it is absent or null."""
+        self._read.add(name)
+        value = self.raw.get(name)
+        return default if value is None else value
+
+    def integer(
+        self, name: str, default: int | None = None, *, low: int = 1, high: int | None = None
+    ) -> int:
+        """An integer in `low..high`, where `high` is by default `LIMITS[name]`."""
+        value, high = self.get(name, default), LIMITS[name] if high is None else high
+        if value is None:
+            raise ValueError(f"{self.origin} lacks {name}")
+        if type(value) is not int or not low <= value <= high:
+            self._refuse(name, f"an integer in {low}..{high}")
+        return value
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        return value if type(value) is bool else self._refuse(name, "true or false")
+
+    def number(self, name: str, default: float | None = None) -> float | None:
+        """A positive finite number, or `default`."""
+        value = self.get(name, default)
+        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
+            self._refuse(name, "a positive number")
+        return value if value is None else float(value)
+
+    def text(self, name: str, default: str) -> str:
+        """A string."""
+        value = self.get(name, default)
+        return value if isinstance(value, str) else self._refuse(name, "a string")
+
+    def strings(self, name: str) -> list[str]:
+        """A list of strings; empty where it is absent."""
+        value = self.get(name, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            self._refuse(name, "a list of strings")
+        return value
+
+    def section(self, name: str) -> ConfigFields:
+        """A nested object; empty where it is absent."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            self._refuse(name, "an object")
+        return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
+
+    def _refuse(self, name: str, expected: str) -> NoReturn:
+        shown = repr(self.raw.get(name))
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        raise ValueError(f"{self.origin}: {name} must be {expected}, got {shown}")

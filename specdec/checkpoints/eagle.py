@@ -1,0 +1,454 @@
+"""EAGLE-1, 2 and 3 checkpoints of every public layout.
+
+SafeAILab (yuhuili), SpecForge (lmsys), speculators (RedHatAI), NVIDIA Model-Optimizer and DeepSpec
+write the same few tensors under different names, keys and conventions. They use the same keys with
+other meanings (`norm_output`, layer ids), so reading starts with the question who wrote the files.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from typing import TypedDict
+
+from transformers import PreTrainedModel
+
+from specdec.checkpoints import layer_ids, rope, sizes
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+from specdec.checkpoints.layer_ids import Convention, LayerIds
+from specdec.heads.config import LayerConfig
+from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.sharing import check_target
+from specdec.target.features import FeatureLayer
+
+
+class EagleOptions(TypedDict, total=False):
+    """What a caller may know better than a checkpoint's configuration says; `None` leaves it.
+
+    `layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever
+    the producer usually means. `feature_layers`: the boundaries themselves (or `"final"`).
+    `rope_theta`: base of the rotary embedding. `norm_before_residual` and `feedback_norm`: as in
+    `EagleConfig`.
+    """
+
+    layer_convention: Convention | None
+    feature_layers: tuple[FeatureLayer, ...] | None
+    rope_theta: float | None
+    norm_before_residual: bool | None
+    feedback_norm: bool | None
+
+
+_PREFIXES = ("model.", "speculator.")
+_AUX_NORMS = {
+    f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
+    for i, level in enumerate(("low", "mid", "high"))
+}
+_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
+
+
+def canonical_names(names: Iterable[str]) -> dict[str, str]:
+    """Maps the head's names to the names in the file; `ValueError` if two of them mean the same.
+
+    Example:
+        >>> canonical_names(["midlayer.hidden_norm.weight"])
+        {'layers.0.hidden_norm.weight': 'midlayer.hidden_norm.weight'}
+    """
+    renamed = {name: _canonical(name) for name in names}
+    taken, result = set(renamed.values()), {}
+    for name, canonical in renamed.items():
+        later = _LATER_HIDDEN_NORM.fullmatch(canonical)
+        if later is not None:
+            # SGLang calls the norm of layers after the first so, all others input_layernorm.
+            usual = f"layers.{later[1]}.input_layernorm.weight"
+            canonical = canonical if usual in taken else usual
+        if canonical in result:
+            raise ValueError(f"{name} and {result[canonical]} are two names for one tensor")
+        result[canonical] = name
+    return result
+
+
+def _canonical(name: str) -> str:
+    while name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    if name.startswith("midlayer."):
+        name = "layers.0." + name.removeprefix("midlayer.")
+    return _AUX_NORMS.get(name, name)
+
+
+_NVIDIA_KEYS = {
+    "use_aux_hidden_state",
+    "use_input_layernorm_in_first_layer",
+    "use_last_layernorm",
+    "use_mtp_layernorm",
+    "next_layer_regular",
+    "parallel_draft_step",
+}
+_SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
+
+
+def detect(folder: CheckpointFolder) -> Source | None:
+    """The producer: `"SafeAILab"` (yuhuili), `"SpecForge"` (lmsys), `"speculators"` (RedHatAI),
+    `"NVIDIA"` (Model-Optimizer), `"DeepSpec"`, or `"vLLM"`: names and keys as vLLM reads them,
+    without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
+    """
+    fields, in_file = folder.fields, folder.tensors()
+    names, architectures = canonical_names(in_file), fields.strings("architectures")
+    nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
+    if "speculators_model_type" in fields.raw:
+        return Source("speculators", "EAGLE-3", "config.json has speculators_model_type")
+    if "target_layer_ids" in fields.raw and any(a.endswith("Eagle3Model") for a in architectures):
+        return Source("DeepSpec", "EAGLE-3", f"architectures {architectures} and target_layer_ids")
+    if any("midlayer." in name for name in in_file):
+        keys = sorted(_SPECFORGE_KEYS & fields.raw.keys())
+        keys += [a for a in architectures if a.endswith("Eagle3")]
+        if keys:
+            return Source("SpecForge", "EAGLE-3", f"tensors midlayer.* with {', '.join(keys)}")
+        return Source("SafeAILab", "EAGLE-3", "tensors midlayer.*, no key of another producer")
+    if nvidia_keys:
+        why = f"eagle_config has {sorted(nvidia_keys)[-1]}, tensors layers.0.*"
+        return Source("NVIDIA", "EAGLE-3", why)
+    if "layers.0.hidden_norm.weight" in names:
+        return Source("vLLM", "EAGLE-3", "tensors layers.0.*, no key of a producer")
+    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
+        why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
+        return Source("SafeAILab", "EAGLE-1", why)
+    return None
+
+
+def _unsupported(
+    fields: ConfigFields, source: Source, names: Collection[str]
+) -> Iterator[tuple[bool, str]]:
+    """Pairs (condition, message): what cannot be run as a sequential EAGLE head."""
+    eagle = fields.section("eagle_config")
+    kind = fields.get("speculators_model_type", "eagle3")
+    yield kind != "eagle3", f"speculators_model_type {kind!r} (expected 'eagle3')"
+    for key in ("ptd_token_id", "mask_token_id", "pard_token"):
+        yield fields.get(key) is not None, f"{key}: a parallel (mask-token) head"
+    for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
+        yield fields.get(key) is not None, f"{key}: a block or Medusa drafter"
+    yield "mask_hidden" in names, "tensor mask_hidden: a parallel (mask-token) head"
+    steps = eagle.integer("parallel_draft_step", 1)
+    yield steps > 1, "eagle_config.parallel_draft_step > 1: parallel draft heads"
+    has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
+    yield has_parallel and steps == 1, "tensors parallel_draft_heads.*: parallel draft heads"
+    yield (
+        fields.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in names),
+        "kv_lora_rank: a drafter with multi-head latent attention (MLA)",
+    )
+    has_experts = any(".experts." in name for name in names)
+    yield has_experts, "tensors *.experts.*: a mixture-of-experts drafter"
+    yield fields.flag("mlp_bias"), "mlp_bias: biases in the MLP"
+    is_quantised = fields.get("quantization_config") is not None
+    yield is_quantised, "quantization_config: quantised weights"
+    kinds = set(fields.strings("layer_types"))
+    yield (
+        source.producer in ("speculators", "DeepSpec") and bool(kinds - {"full_attention"}),
+        f"layer_types {sorted(kinds)}: only full_attention layers",
+    )
+    is_mtp = eagle.flag("use_mtp_layernorm")
+    yield is_mtp, "eagle_config.use_mtp_layernorm: norms of an MTP module"
+    for key in ("use_input_layernorm_in_first_layer", "next_layer_regular"):
+        yield not eagle.flag(key, default=True), f"eagle_config.{key}: false"
+    if source.producer == "DeepSpec":
+        others = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
+        yield bool(others), f"architectures {others} (of DeepSpec, Qwen3Eagle3Model is read)"
+        is_deep = fields.integer("num_hidden_layers", 1) > 1
+        yield is_deep, "num_hidden_layers > 1 (DeepSpec's layers all read the embedding)"
+
+
+def translate(
+    folder: CheckpointFolder, source: Source, target: PreTrainedModel | None, options: EagleOptions
+) -> Translation:
+    """Reads the whole configuration; see `Family`."""
+    fields, in_file = folder.fields, folder.tensors()
+    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
+        fields = sizes.fill_speculators(fields)
+    tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
+    refuse_unsupported(fields, _unsupported(fields, source, tensors))
+    reading = EagleReading(fields, source, tensors, options)
+    config = reading.config(target)
+    if config.fusion == "attention" and config.has_fc:
+        _check_joined(config, fields, tensors.get("fc.weight"))
+    fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
+    return Translation(config, tensors, fields, reading.unused)
+
+
+class EagleReading:
+    """Reads one configuration, from its producer's terms to `EagleConfig`.
+
+    Args:
+        fields: config.json; a speculators file with its layer configuration filled in.
+        source: who wrote it.
+        names: tensors in the file; only optional parts of a head are recognised by them.
+        options: what the caller asks for.
+
+    Attributes:
+        unused: see `Translation`.
+    """
+
+    def __init__(
+        self, fields: ConfigFields, source: Source, names: Collection[str], options: EagleOptions
+    ):
+        self.fields, self.source, self.names, self.options = fields, source, names, options
+        self.eagle, self.notes = fields.section("eagle_config"), fields.notes
+        self.is_eagle1 = source.kind == "EAGLE-1"
+        self.unused: dict[str, str] = {}
+
+    def config(self, target: PreTrainedModel | None) -> EagleConfig:
+        """Every convention resolved, for a target if there is one."""
+        fields, names, num_layers = self.fields, self.names, None
+        layer, vocab_size = self._layer(), fields.integer("vocab_size")
+        is_speculators, draft_size = self.source.producer == "speculators", vocab_size
+        if not self.is_eagle1:
+            draft_size = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
+        target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
+        if target is not None:
+            num_layers = target.config.get_text_config().num_hidden_layers
+            check_target(target, target_hidden_size, vocab_size, what=fields.origin)
+        flags = self._eagle1() if self.is_eagle1 else self._eagle3()
+        # The head's own modules are of its width; the target's serve only where that is the same.
+        is_other_width = layer.hidden_size != target_hidden_size
+        return EagleConfig(
+            fusion="input" if self.is_eagle1 else "attention",
+            layer=layer,
+            vocab_size=vocab_size,
+            draft_vocab_size=draft_size,
+            feature_layers=self._features(flags.get("has_fc", False), num_layers),
+            target_hidden_size=target_hidden_size,
+            num_layers=fields.integer("num_hidden_layers", 1),
+            has_embed_tokens=is_other_width or "embed_tokens.weight" in names,
+            has_lm_head=is_other_width or "lm_head.weight" in names or draft_size < vocab_size,
+            logit_scale=fields.number("logit_scale", 1.0),
+            **flags,
+        )
+
+    def _layer(self) -> LayerConfig:
+        fields, producer = self.fields, self.source.producer
+        follows_hf = producer in ("speculators", "NVIDIA", "DeepSpec")
+        is_speculators_qwen3 = producer == "speculators" and fields.get("model_type") == "qwen3"
+        has_bias = fields.flag("attention_bias")
+        layer = sizes.read_layer(
+            fields,
+            attention_bias=has_bias or fields.flag("qkv_bias"),
+            attention_output_bias=has_bias
+            and (follows_hf or "layers.0.self_attn.o_proj.bias" in self.names),
+            has_qk_norm=producer == "DeepSpec"
+            or is_speculators_qwen3
+            or "layers.0.self_attn.q_norm.weight" in self.names,
+        )
+        if "rope_theta" in self.options:
+            layer = replace(layer, rope=rope.with_theta(layer.rope, self.options["rope_theta"]))
+            self.notes.append(f"as asked for: rope_theta = {layer.rope['rope_theta']:g}")
+        rope.check_rope(layer)
+        return layer
+
+    def _eagle1(self) -> dict[str, bool]:
+        """Embedding and final feature through `fc`; no norm before the first layer or the head."""
+        fields = self.fields
+        if {"norm_before_residual", "feedback_norm"} & self.options.keys():
+            raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
+        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
+            if fields.flag(name):
+                raise ValueError(
+                    f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
+                )
+        for entry in self._explicit_ids():
+            raise ValueError(
+                f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
+                "of an EAGLE-1 head, which reads the final state"
+            )
+        # The reference takes an absent key for true; a file that holds none can only mean false.
+        fc_bias = fields.flag("bias", default="fc.bias" in self.names)
+        if fields.get("bias") is None:
+            word = "a" if fc_bias else "no"
+            self.notes.append(f"no key bias: fc has {word} bias, as the file")
+        return {"fc_bias": fc_bias, "output_norm": False}
+
+    def _eagle3(self) -> dict[str, bool]:
+        """Flags of the dialects."""
+        fields, eagle, notes = self.fields, self.eagle, self.notes
+        flags = {
+            "has_fc": eagle.flag("use_aux_hidden_state", default=True),
+            "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
+            "fc_norm": fields.flag("fc_norm") or fields.flag("use_aux_norm"),
+            "norm_before_residual": fields.flag("norm_before_residual"),
+            "fc_bias": fields.flag("bias") and "fc.bias" in self.names,
+        }
+        if flags["norm_before_fc"] and flags["fc_norm"]:
+            raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
+        if not flags["has_fc"]:
+            if flags["norm_before_fc"] or flags["fc_norm"]:
+                raise ValueError(
+                    f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is "
+                    "false"
+                )
+            notes.append("use_aux_hidden_state is false: the final state is the feature, no fc")
+            unmeant = [entry for entry in self._explicit_ids() if entry.ids]
+            notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
+        if self.source.producer == "speculators" and fields.get("norm_before_residual") is None:
+            notes.append(
+                "no norm_before_residual: false, speculators' default (vLLM would take it for true)"
+            )
+        if self.source.producer == "SpecForge":
+            # Its trainer reads the key, true by default, as "a norm stands before the vocabulary
+            # head", and always feeds the raw output back.
+            flags["output_norm"] = fields.flag("norm_output", default=True)
+            if fields.get("norm_output") is not None:
+                notes.append(
+                    "norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
+                    "feedback (vLLM and SGLang would take it for normalised feedback)"
+                )
+            if not flags["output_norm"]:
+                why = "norm_output is false: no norm before the vocabulary head"
+                self.unused["norm.weight"] = why
+        else:
+            flags["feedback_norm"] = fields.flag("norm_output")
+            flags["output_norm"] = eagle.flag("use_last_layernorm", default=True)
+        for key in ("norm_before_residual", "feedback_norm"):
+            if key in self.options:
+                flags[key] = self.options[key]
+                notes.append(f"as asked for: {key} = {flags[key]}")
+        return flags
+
+    def _features(self, joins: bool, num_layers: int | None) -> tuple[FeatureLayer, ...]:
+        """The boundaries that the head reads; one, the final state, if it does not join several."""
+        fields, producer = self.fields, self.source.producer
+        convention = layer_ids.check_convention(self.options.get("layer_convention"))
+        if "feature_layers" in self.options:
+            layers = layer_ids.check_boundaries(self.options["feature_layers"], num_layers)
+            if not joins and len(layers) != 1:
+                raise ValueError(f"the head reads one feature, got feature_layers {list(layers)}")
+            self.notes.append(f"as asked for: feature_layers = {layers}")
+            return layers
+        if not joins:
+            return ("final",)
+        found = self._explicit_ids()
+        layers = layer_ids.read_layer_ids(
+            found, fields, num_layers, producer=producer, convention=convention
+        )
+        if producer == "NVIDIA" and not found:
+            self.notes.append(
+                "NVIDIA's exporter writes the ids, so the defaults are a guess here "
+                "(vllm-project/vllm#50170 measured 1 % acceptance on such a head)"
+            )
+        elif producer == "NVIDIA" and convention is None:
+            self.notes.append(
+                "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
+            )
+        if producer == "DeepSpec" and layers[-1] == num_layers:
+            self.notes.append(
+                f"DeepSpec's trainer sees {num_layers} after the final norm: compare with 'final'"
+            )
+        return layers
+
+    def _explicit_ids(self) -> list[LayerIds]:
+        """Every key under which ids stand."""
+        # SpecForge's trainer hooks the outputs of layers. NVIDIA's heads are read as boundaries by
+        # vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
+        is_output = self.source.producer in ("SpecForge", "SafeAILab")
+        nested = "layer_output" if is_output else "boundary"
+        found = [LayerIds(key, self.fields.get(key), *taken) for key, taken in _TOP_LEVEL.items()]
+        found.append(LayerIds(f"eagle_config.{_IDS}", self.eagle.get(_IDS), nested))
+        found.append(LayerIds("eagle_config.layer_ids", self.eagle.get("layer_ids"), "boundary"))
+        return [entry for entry in found if entry.ids is not None]
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+_TOP_LEVEL: dict[str, tuple[Convention, int]] = {
+    _IDS: ("boundary", 0),
+    "aux_hidden_state_layer_ids": ("boundary", 0),
+    "target_layer_ids": ("layer_output", -1),  # DeepSpec's -1 are the embeddings
+    "eagle3_layers_to_capture": ("layer_output", 0),
+}
+"""Keys of ids at the top level, how their usual readers take them, and the lowest id."""
+
+
+def _check_joined(config: EagleConfig, fields: ConfigFields, fc: StoredTensor | None) -> None:
+    """The number of features must be what the configuration and `fc` say."""
+    count, width, said = len(config.feature_layers), config.target_hidden_size, {}
+    if fields.get("num_aux_hidden_states") is not None:
+        said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
+    if fc is not None and len(fc.shape) == 2 and fc.shape[1] % width == 0:
+        said[f"fc.weight {list(fc.shape)} joins, at width {width},"] = fc.shape[1] // width
+    for what, number in said.items():
+        if number != count:
+            raise ValueError(
+                f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
+                f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
+            )
+
+
+def describe(config: EagleConfig) -> list[tuple[str, str]]:
+    """Lines (name, text)."""
+    kind = "EAGLE-3" if config.fusion == "attention" else "EAGLE-1 / EAGLE-2"
+    layer = sizes.describe_layer(config.layer, config.num_layers)
+    lines = [
+        ("head", f"{kind}, {layer['sizes']}"),
+        ("features", _describe_features(config)),
+        ("norms", _describe_norms(config)),
+        ("attention", layer["attention"]),
+        ("rope", layer["rope"]),
+    ]
+    if config.logit_scale != 1:
+        lines.append(("logits", f"times {config.logit_scale:g}"))
+    return lines
+
+
+def _describe_features(config: EagleConfig) -> str:
+    names = f"boundaries {', '.join(map(str, config.feature_layers))}"
+    if config.feature_layers == ("final",):
+        names = "the state after the final norm"
+    fc = "fc (with bias)" if config.fc_bias else "fc"
+    if config.fusion == "input":
+        joined = f"with the embedding through {fc}"
+    else:
+        joined = f"joined by {fc}" if config.has_fc else "taken as it is, without fc"
+    return f"{names}, {config.target_hidden_size} wide, {joined}"
+
+
+def _describe_norms(config: EagleConfig) -> str:
+    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
+    if config.norm_before_fc:
+        parts.append("one over all features before fc")
+    if config.fc_norm:
+        parts.append("one per feature before fc")
+    if config.fusion == "attention":
+        residual = "normed" if config.norm_before_residual else "raw"
+        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
+    parts.append(f"feedback {'after' if config.feedback_norm else 'before'} the norm")
+    return f"{'; '.join(parts)}; eps {config.layer.rms_norm_eps:g}"
+
+
+def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misreading]:
+    """Layers off by one, norms, and the base of the rotary embedding."""
+    text = target.config.get_text_config()
+    for name, layers in layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers):
+        yield Misreading(name, replace(config, feature_layers=layers), f"feature_layers={layers}")
+    if config.fusion == "attention":
+        flags = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
+        if not config.output_norm:
+            del flags["feedback"]  # there is no norm to leave out or to use
+        for what, flag in flags.items():
+            value = not getattr(config, flag)
+            name = f"{what} {'after' if value else 'before'} the norm"
+            yield Misreading(name, replace(config, **{flag: value}), f"{flag}={value}")
+    theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
+    for name, other, how in rope.other_bases(config.layer.rope, theta):
+        layer = replace(config.layer, rope=other)
+        yield Misreading(name, replace(config, layer=layer), how)
+
+
+EAGLE = Family(
+    name="EAGLE",
+    marks="tensors midlayer.*, layers.0.hidden_norm, or fc beside layers.0.*",
+    detect=detect,
+    translate=translate,
+    head=EagleHead,
+    describe=describe,
+    misreadings=misreadings,
+    options=frozenset(EagleOptions.__annotations__),
+)
+"""EAGLE-1, EAGLE-2 and EAGLE-3."""

@@ -1,0 +1,104 @@
+"""What writing a head has in common in every family and layout."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+from torch import Tensor
+from transformers import LlamaConfig, Qwen3Config
+
+from specdec.checkpoints.vocab_map import write_vocab_map
+from specdec.heads.config import LayerConfig
+
+
+def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """Writes `config.json` and `model.safetensors`.
+
+    Args:
+        folder: made if need be; files in it are replaced.
+        keys: of config.json.
+        tensors: by their names in the file.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
+    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+
+
+def with_vocab_map(
+    tensors: dict[str, Tensor], target_ids: Tensor, vocab_size: int
+) -> dict[str, Tensor]:
+    """A head's tensors with `d2t` and `t2d`, and its draft ids in ascending order: engines that
+    read `t2d` take them so.
+
+    Args:
+        tensors: with `lm_head.weight`.
+        target_ids: `[Vd]` ids of the target.
+        vocab_size: V.
+
+    Raises:
+        ValueError: a permuted full vocabulary, which no layout can express.
+    """
+    if len(target_ids) == vocab_size:
+        raise ValueError("no layout can express a permuted full vocabulary")
+    order = target_ids.argsort()
+    d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
+    return {**tensors, "lm_head.weight": tensors["lm_head.weight"][order], "d2t": d2t, "t2d": t2d}
+
+
+def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:
+    """Keys of an HF configuration of a head's decoder layers."""
+    return {
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "hidden_act": layer.hidden_act,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "max_position_embeddings": layer.max_position_embeddings,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": False,
+    }
+
+
+def speculators_keys(
+    algorithm: str,
+    layer: LayerConfig,
+    num_layers: int,
+    vocab_size: int,
+    *,
+    dtype: str,
+    num_draft_tokens: int,
+    verifier: str | None,
+) -> dict[str, Any]:
+    """Nested keys of a speculators file: its layers, as a difference to HF's defaults, and what it
+    proposes to draft for which target.
+    """
+    layer_class = Qwen3Config if layer.has_qk_norm else LlamaConfig
+    layers = layer_class(
+        **layer_keys(layer, num_layers, vocab_size),
+        attention_bias=layer.attention_bias,
+        rope_parameters=dict(layer.rope),
+        dtype=dtype,
+    )
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": num_draft_tokens,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "transformer_layer_config": layers.to_diff_dict(),
+        "speculators_config": {
+            "algorithm": algorithm,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+    }

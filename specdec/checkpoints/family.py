@@ -1,0 +1,93 @@
+"""`Family`: what the one reader of checkpoints needs of each kind of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+
+
+class Source(NamedTuple):
+    """Whose conventions a checkpoint follows, which kind of its family's heads it holds
+    (`"EAGLE-3"` for instance), and what both were recognised by.
+    """
+
+    producer: str
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Translation:
+    """A checkpoint in the library's terms, before any value is read.
+
+    Args:
+        config: every convention resolved.
+        tensors: those in the file, under the names that the head gives them (`state_dict`), and
+            the vocabulary map's `d2t` and `t2d`. One may be composed of several in the file.
+        fields: the configuration that was read, with the notes of its readers.
+        unused: names of `tensors` that such files may hold without using them, with the reason.
+    """
+
+    config: Any
+    tensors: dict[str, StoredTensor]
+    fields: ConfigFields
+    unused: dict[str, str] = field(default_factory=dict)
+
+
+class Misreading(NamedTuple):
+    """A usual mistake in reading a head, which its tensors do not reveal: what is different, the
+    configuration so read, and the option that loads it so (`"rope_theta=10000"`).
+    """
+
+    name: str
+    config: Any
+    how: str
+
+
+@dataclass(frozen=True)
+class Family:
+    """Heads of one design: how their checkpoints are recognised and read, and which misreadings the
+    parity check tries.
+
+    Its functions take and return the family's own configuration, a frozen dataclass that satisfies
+    `specdec.heads.config.HeadConfig`.
+
+    Args:
+        name: of the family.
+        marks: what its files are recognised by, for the error where no family fits.
+        detect: (folder) -> whose conventions its files follow, or `None` if they are of no head of
+            this family.
+        translate: (folder, source, target or `None`, options that a caller set) -> `Translation`.
+            Raises `ValueError` for what is not supported, for contradictions, and for a head of
+            another target.
+        head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
+            device: its state dict says which tensors there must be.
+        describe: (config) -> lines (name, text) for `specdec inspect`.
+        misreadings: (config, target) -> what the parity check should try beside the vocabulary map.
+        options: names of the options that `translate` takes.
+    """
+
+    name: str
+    marks: str
+    detect: Callable[[CheckpointFolder], Source | None]
+    translate: Callable[[CheckpointFolder, Source, PreTrainedModel | None, dict], Translation]
+    head: Callable[[Any, Tensor | None], nn.Module]
+    describe: Callable[[Any], list[tuple[str, str]]]
+    misreadings: Callable[[Any, PreTrainedModel], Iterable[Misreading]]
+    options: frozenset[str] = frozenset()
+
+
+def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:
+    """Raises `ValueError` with what a checkpoint needs and the library does not have: the messages
+    of all pairs (condition, message) that hold, if there are any.
+    """
+    found = [text for is_so, text in complaints if is_so]
+    if found:
+        raise ValueError(f"{fields.origin}: not supported: {'; '.join(found)}")

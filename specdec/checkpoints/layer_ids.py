@@ -1,0 +1,159 @@
+"""Which target features a head reads: every producer's numbering, turned into boundaries.
+
+Boundary b is the residual stream after b decoder layers; the output of layer o (from 0) is boundary
+o + 1. Reading one for the other is the field's most frequent silent fault: such a head still runs,
+and hardly anything that it drafts is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
+
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.target.features import FeatureLayer
+
+Convention = Literal["boundary", "layer_output"]
+
+_WORDS = {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}
+_MAX_LAYER = 4096
+
+
+class LayerIds(NamedTuple):
+    """What stands under a key, how the readers of that key usually take it, and the lowest id that
+    it may hold (-1 as a layer's output are the embeddings).
+    """
+
+    key: str
+    ids: object
+    usual: Convention
+    least: int = 0
+
+
+def read_layer_ids(
+    found: Sequence[LayerIds],
+    fields: ConfigFields,
+    num_layers: int | None,
+    *,
+    producer: str,
+    convention: Convention | None = None,
+) -> tuple[FeatureLayer, ...]:
+    """Boundaries, ascending: all producers join features in the order of layers.
+
+    Args:
+        found: explicit ids; without any, the boundaries 2, N // 2 and N - 3 that all producers take
+            for granted (symbolic where N is not known).
+        fields: the configuration.
+        num_layers: N of the target, or `None` where no target is known.
+        producer: whose conventions `found` follows.
+        convention: how to take the ids, whatever the producer usually means.
+
+    Raises:
+        ValueError: ids that are no list of distinct layers of the target, keys that contradict each
+            other, or defaults that coincide for a target of so few layers.
+    """
+    if not found:
+        return _default_boundaries(fields, num_layers)
+    why = "as asked for" if convention else f"by the convention of {producer}"
+    boundaries = {}
+    for entry in found:
+        key, ids, read_as = entry.key, entry.ids, convention or entry.usual
+        boundaries[key] = _boundaries(entry, read_as, num_layers)
+        note = f"{key} {ids} are {_WORDS[read_as]}, {why}: boundaries {list(boundaries[key])}"
+        if ids != sorted(ids):
+            note += "; features are joined in the order of layers, not of the list"
+        fields.notes.append(note)
+    if len(set(boundaries.values())) > 1:
+        readings = "; ".join(f"{key}: boundaries {list(b)}" for key, b in boundaries.items())
+        raise ValueError(
+            f"{fields.origin} names layers more than once and not the same ones: {readings}. Pass "
+            "feature_layers=(...) with the boundaries that are meant"
+        )
+    return boundaries[key]
+
+
+def _boundaries(entry: LayerIds, convention: Convention, num_layers: int | None) -> tuple[int, ...]:
+    key, ids = entry.key, entry.ids
+    if not isinstance(ids, list) or not ids or not all(type(i) is int for i in ids):
+        raise ValueError(f"{key} must be a list of layer numbers, got {str(ids)[:80]}")
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{key} names a layer twice: {ids}")
+    limit = _MAX_LAYER if num_layers is None else num_layers
+    boundaries = tuple(sorted(i + (convention == "layer_output") for i in ids))
+    if min(ids) < entry.least or boundaries[0] < 0 or boundaries[-1] > limit:
+        target = "" if num_layers is None else f" of the target's {num_layers} layers"
+        raise ValueError(
+            f"{key} {str(ids)[:80]}, read as {_WORDS[convention]}, names boundaries "
+            f"{boundaries[0]}..{boundaries[-1]} outside of 0..{limit}{target}; layer_convention= "
+            "chooses the other reading"
+        )
+    return boundaries
+
+
+def _default_boundaries(fields: ConfigFields, num_layers: int | None) -> tuple[FeatureLayer, ...]:
+    if num_layers is None:
+        fields.notes.append("no layer ids: the default boundaries 2, N//2 and N-3")
+        return 2, "N//2", "N-3"
+    layers = _usual(num_layers)
+    if len(layers) < 3 or layers[0] < 0:
+        raise ValueError(
+            f"{fields.origin} names no layer ids, and of the default boundaries 2, N//2, N-3 some "
+            f"coincide for a target of N = {num_layers} layers; pass feature_layers=(...)"
+        )
+    fields.notes.append(f"no layer ids: the default boundaries {list(layers)}")
+    return layers
+
+
+def _usual(num_layers: int) -> tuple[int, ...]:
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+def check_convention(convention: object) -> Convention | None:
+    """The convention that a caller asks for; `ValueError` if there is no such."""
+    if convention not in (None, *_WORDS):
+        raise ValueError(
+            f"layer_convention must be 'boundary' or 'layer_output', got {convention!r}"
+        )
+    return convention
+
+
+def check_boundaries(
+    layers: Sequence[FeatureLayer], num_layers: int | None
+) -> tuple[FeatureLayer, ...]:
+    """The boundaries (or `"final"`) that a caller asks for; `ValueError` if there are none, one is
+    named twice, or the target does not have one.
+    """
+    layers = tuple(layers)
+    for layer in layers:
+        is_boundary = type(layer) is int and layer >= 0
+        if layer != "final" and not (is_boundary and layer <= (num_layers or layer)):
+            raise ValueError(
+                f"feature_layers {list(layers)} must be boundaries 0..{num_layers or 'N'} or "
+                "'final'"
+            )
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"feature_layers {list(layers)} must name at least one, and none twice")
+    return layers
+
+
+def other_boundaries(
+    layers: tuple[FeatureLayer, ...], num_layers: int
+) -> Iterator[tuple[str, tuple[FeatureLayer, ...]]]:
+    """Misreadings of feature layers, each as name and boundaries: off by one, the other side of the
+    final norm, the defaults.
+    """
+    others = {
+        f"{word}: boundaries {', '.join(map(str, ids))}": ids
+        for word, shift in (("one layer lower", -1), ("one layer higher", 1))
+        if (ids := tuple(b if b == "final" else b + shift for b in layers)) != layers
+    }
+    if layers[-1] == "final":
+        others["before the final norm"] = (*layers[:-1], num_layers)
+    elif layers[-1] == num_layers:
+        others["the last after the final norm"] = (*layers[:-1], "final")
+    usual = _usual(num_layers)
+    if len(usual) == len(layers) and layers != usual:
+        others[f"the default boundaries {', '.join(map(str, usual))}"] = usual
+    for name, ids in others.items():
+        if all(b == "final" or 0 <= b <= num_layers for b in ids):
+            yield name, ids

@@ -1,0 +1,250 @@
+"""Reads checkpoints of any family into one form.
+
+A checkpoint is surveyed first, from its configuration and the headers of its files: which family it
+is of, who wrote it, how it is wired, which tensors there must be. Only if all of that fits are
+values read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.family import Family, Source, Translation
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor, names_of
+from specdec.checkpoints.hub import find_folder
+from specdec.checkpoints.sizes import inert_keys
+from specdec.checkpoints.vocab_map import read_vocab_map
+
+FLOATS = {"BF16", "F16", "F32", "F64"}
+MAP_TYPES = {"d2t": {"I32", "I64"}, "t2d": {"BOOL", "U8", "I8", "I32", "I64"}}
+
+HARMLESS = {
+    r"(.*\.)?rotary_emb\.inv_freq": "rotary frequencies follow from the configuration",
+    r"verifier_(lm_head|norm)\.weight": "a copy of the target's, used in training only",
+}
+"""Names (regular expressions) of tensors that may be left unread, and why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A head as it was read.
+
+    Args:
+        family, config: what it is, and how it is wired.
+        tensors: its weights under their names in the head.
+        target_ids: `[Vd]` int64 ids of the target, or `None` where draft ids are the target's.
+        notes: what was decided and why, one line each.
+    """
+
+    family: Family
+    config: Any
+    tensors: dict[str, Tensor]
+    target_ids: Tensor | None
+    notes: tuple[str, ...]
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """Parts that are the target's: not in the file, or bit for bit equal to the target's."""
+        own = {"embed_tokens": self.config.has_embed_tokens, "lm_head": self.config.has_lm_head}
+        return tuple(name for name, is_own in own.items() if not is_own)
+
+    def build(self) -> nn.Module:
+        """The head in eval mode, its weights not copied."""
+        with torch.device("meta"):  # no memory for weights that are replaced at once
+            head = self.family.head(self.config, self.target_ids)
+        head.load_state_dict(self.tensors, strict=True, assign=True)
+        return head.eval()
+
+
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What a checkpoint turns out to be before its values are read.
+
+    Args:
+        folder: where it is.
+        family: that the head is of.
+        source: who wrote it.
+        config: how it is wired. Without a target, default boundaries are symbolic.
+        stored: its tensors under their names in the head.
+        expected: names and shapes of the head's own weights.
+        faults: what is wrong with its tensors, in words; empty if nothing is.
+        unread: tensors that are left alone, with the reason.
+        unread_keys: keys of config.json that no part of the reading asked for, but for those that
+            every HF configuration has.
+        notes: what was decided and why, one line each.
+    """
+
+    folder: Path
+    family: Family
+    source: Source
+    config: Any
+    stored: dict[str, StoredTensor]
+    expected: dict[str, tuple[int, ...]]
+    faults: tuple[str, ...]
+    unread: dict[str, str]
+    unread_keys: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def load(self, target: PreTrainedModel | None = None) -> Checkpoint:
+        """Reads the values.
+
+        Args:
+            target: whose data type the weights take, and whose embedding and vocabulary head are
+                used where the checkpoint's are missing or equal.
+
+        Raises:
+            ValueError: tensors are missing, unexpected, of another shape or type, damaged or not
+                finite, or the vocabulary map is none.
+        """
+        if self.faults:
+            raise ValueError(
+                f"{self.folder} does not hold the tensors of the head that its configuration "
+                f"describes: {'; '.join(self.faults)}"
+            )
+        config, dtype = self.config, None
+        maps = [self.stored[name].read() if name in self.stored else None for name in MAP_TYPES]
+        sizes = {"draft_vocab_size": config.draft_vocab_size, "vocab_size": config.vocab_size}
+        target_ids, map_notes = read_vocab_map(*maps, **sizes)
+        tensors = {name: self.stored[name].read() for name in self.expected}
+        if target is not None:
+            dtype = target.dtype
+            config = _share_copies(config, tensors, target_ids, target)
+        tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+        broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
+        if broken:
+            raise ValueError(
+                f"{self.folder} holds NaN or infinity in {names_of(broken)}"
+                + (f", read as {dtype}" if dtype else "")
+            )
+        return Checkpoint(self.family, config, tensors, target_ids, (*self.notes, *map_notes))
+
+
+def survey_checkpoint(
+    path_or_id: str | Path,
+    target: PreTrainedModel | None = None,
+    *,
+    families: Sequence[Family],
+    allow_pickle: bool = False,
+    ignore_tensors: Collection[str] = (),
+    revision: str | None = None,
+    **options: Any,
+) -> Survey:
+    """Reads a checkpoint's configuration and the headers of its files.
+
+    Args:
+        path_or_id: a folder, or a Hugging Face id.
+        target: the model that the head must fit; `None` leaves that unchecked.
+        families: that it may be of; the first that recognises the files reads them.
+        allow_pickle: also read pickled `.bin` files, with `torch.load(weights_only=True)`. A bug in
+            the unpickler could let such a file run code: only for files whose origin you trust.
+        ignore_tensors: names of tensors, as in the file, that may be left unread.
+        revision: branch, tag or commit on the hub.
+        options: of the family's reading (`layer_convention`, `rope_theta`, ...); `None` is the same
+            as not given.
+
+    Raises:
+        TypeError: an option that the family does not have.
+        ValueError: a checkpoint of none of the families, one that is unsafe or damaged, of an
+            unsupported kind, in contradiction with itself, or made for another target. Tensors that
+            do not fit are listed in the result's `faults`.
+    """
+    path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
+    folder = CheckpointFolder(path, allow_pickle=allow_pickle)
+    family, source = _recognise(folder, families)
+    given = {name: value for name, value in options.items() if value is not None}
+    if unknown := given.keys() - family.options:
+        raise TypeError(f"unknown option {names_of(unknown)}; expected {names_of(family.options)}")
+    read = family.translate(folder, source, target, given)
+    if (path / "adapter_config.json").exists():
+        note = "an adapter lies beside the head: it may want the target with it merged in"
+        read.fields.notes.append(note)
+    expected = _expected_tensors(family, read.config)
+    faults, unread = _compare(expected, read, ignore_tensors)
+    unread_keys = tuple(sorted(read.fields.unread - inert_keys()))
+    notes = tuple(read.fields.notes)
+    wiring = read.config, read.tensors, expected
+    return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes)
+
+
+def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
+    for family in families:
+        source = family.detect(folder)
+        if source is not None:
+            return family, source
+    known = "; ".join(f"{family.name} ({family.marks})" for family in families)
+    raise ValueError(
+        f"{folder.fields.origin} and its tensors look like a head of none of the families that are "
+        f"read: {known}. It has {names_of(folder.tensors()) or 'no tensors'}"
+    )
+
+
+def _expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a head's weights: those of the head itself, built without memory."""
+    count, ids = config.draft_vocab_size, None
+    if count < config.vocab_size:
+        ids = torch.arange(count)  # any map will do
+    with torch.device("meta"):
+        head = family.head(config, ids)
+    return {name: tuple(tensor.shape) for name, tensor in head.state_dict().items()}
+
+
+def _compare(
+    expected: dict[str, tuple[int, ...]], read: Translation, ignore_tensors: Collection[str]
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """What is wrong with the tensors, in words; and those to be left unread, with the reason."""
+    stored, config = read.tensors, read.config
+    maps = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
+    wanted = expected | {name: shape for name, shape in maps.items() if name in stored}
+    surplus = {name: stored[name] for name in stored.keys() - wanted.keys()}
+    ignored = {n: "ignored on request" for n, t in surplus.items() if t.name in ignore_tensors}
+    reasons = {name: _harmless(name) for name in surplus} | ignored | read.unused
+    unread = {name: reasons[name] for name in surplus if reasons[name]}
+    missing, unexpected = wanted.keys() - stored.keys(), surplus.keys() - unread.keys()
+    faults = [f"missing {names_of(missing)}"] if missing else []
+    faults += [f"unexpected {names_of(unexpected)}"] if unexpected else []
+    there = sorted(wanted.keys() & stored.keys())
+    for name in there:
+        if stored[name].shape != wanted[name]:
+            shape = list(stored[name].shape)
+            faults.append(f"{name} has shape {shape}, not {list(wanted[name])}")
+    for name in sorted(stored.keys() - unread.keys()):
+        if stored[name].dtype not in (types := MAP_TYPES.get(name, FLOATS)):
+            faults.append(f"{name} is stored as {stored[name].dtype}, not one of {names_of(types)}")
+    return tuple(faults), unread
+
+
+def _harmless(name: str) -> str | None:
+    return next((why for pattern, why in HARMLESS.items() if re.fullmatch(pattern, name)), None)
+
+
+def _share_copies(
+    config: Any, tensors: dict[str, Tensor], target_ids: Tensor | None, target: PreTrainedModel
+) -> Any:
+    """Drops from `tensors` what is bit for bit the target's own and can be used by reference."""
+    head = target.get_output_embeddings()
+    can_share_head = target_ids is None and isinstance(head, nn.Linear) and head.bias is None
+    for name, module in (
+        ("embed_tokens", target.get_input_embeddings()),
+        ("lm_head", head if can_share_head else None),
+    ):
+        if _is_copy(tensors.get(f"{name}.weight"), module):
+            del tensors[f"{name}.weight"]
+            config = replace(config, **{f"has_{name}": False})
+    return config
+
+
+def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
+    weight = getattr(module, "weight", None)
+    if own is None or weight is None or own.shape != weight.shape:
+        return False
+    if not weight.is_floating_point():  # a quantised target
+        return False
+    return torch.equal(own.to(weight.device, weight.dtype), weight)

@@ -1,0 +1,175 @@
+"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`.
+
+Runs unchanged under `accelerate launch` (on CPUs: `ACCELERATE_USE_CPU=true accelerate launch
+--multi_gpu --num_processes 2 …`; with `--cpu` it starts one process, whatever is asked for).
+Evaluation drafts with the head and prints its true acceptance length; the texts that it continues
+are taken from the end of the data and not trained on. A run that was interrupted goes on when it is
+started again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+from accelerate import PartialState
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from specdec import zoo
+from specdec.cli.loading import load_pretrained, one_line
+from specdec.drafters.eagle import EagleDrafter
+from specdec.drafters.head import HeadDrafter
+from specdec.evaluation.evaluate import evaluate
+from specdec.generator import SpeculativeGenerator
+from specdec.training.data import PackedStream, encode_texts, hold_out, read_texts
+from specdec.training.eagle import FeatureAndToken, TrainingTimeTest, new_head
+from specdec.training.loop import train
+from specdec.training.plan import TrainingPlan
+from specdec.zoo import corpus, packing
+
+DEFAULT_STEPS = 10_000
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Trains what the command line says, and saves it in the SafeAILab layout.
+
+    Returns:
+        The exit status: 0, or 2 for a mistake that can be named, in one line.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        _train(options)
+    except (OSError, ValueError, TypeError, FloatingPointError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 2
+    return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line, and not the usage as well."""
+        self.exit(2, f"error: {message}; see --help\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m specdec.training",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("kind", choices=tuple(KINDS))
+    add("--target", required=True, help="'zoo', a folder or a Hugging Face id")
+    add("--data", required=True, help="'zoo', a .jsonl or text file, or a folder of them")
+    add("--output", type=Path, required=True, help="folder of the trained head and its checkpoint")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--steps", type=int, help=f"default: {DEFAULT_STEPS}")
+    length.add_argument("--minutes", type=float, help="of training, instead of steps")
+    add("--tokens-per-step", type=int, default=16384, help="default: 16384")
+    add("--length", type=int, default=512, help="tokens per row; default: 512")
+    add("--accumulation", type=int, default=1, help="batches per step; default: 1")
+    add("--lr", type=float, default=5e-3, help="peak rate of hidden matrices; default: 0.005")
+    add("--mlp-width", type=int, help="of the head; default: the target's")
+    add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
+    add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
+    add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
+    add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
+    add("--precision", choices=("bf16", "no"), default="bf16", help="default: bf16")
+    add("--compile", action="store_true", help="run the loss through torch.compile")
+    add("--seed", type=int, default=0, help="default: 0")
+    return parser
+
+
+def _train(options: argparse.Namespace) -> None:
+    plan = _plan(options)
+    options.output.mkdir(parents=True, exist_ok=True)
+    tokenizer, documents = _load_data(options)
+    trained_on, prompts = hold_out(documents, options.evaluation_prompts)
+    stream = PackedStream(trained_on, seed=options.seed)
+    model = _load_target(options.target, tokenizer)
+    drafter, objective = KINDS[options.kind](options, model)
+
+    def measure() -> dict[str, float]:
+        generator = SpeculativeGenerator(model, drafter)
+        stats = {t: evaluate(generator, prompts, temperature=t).stats for t in (0.0, 1.0)}
+        return {f"acceptance length at T = {t:g}": s.acceptance_length for t, s in stats.items()}
+
+    train(
+        objective,
+        stream,
+        plan=plan,
+        work_dir=options.output / "run",
+        evaluate=measure if len(prompts) else None,
+    )
+    state = PartialState()
+    if state.is_main_process:
+        drafter.save_pretrained(options.output)
+        print(f"saved in {options.output}")
+    state.wait_for_everyone()
+
+
+def _eagle(options: argparse.Namespace, target: PreTrainedModel) -> tuple[HeadDrafter, nn.Module]:
+    head = new_head(target, options.kind, mlp_width=options.mlp_width, seed=options.seed)
+    drafter = EagleDrafter(head, target, options.num_draft_tokens)
+    if options.kind == "eagle3":
+        return drafter, TrainingTimeTest(drafter, target, options.unrolled_steps)
+    return drafter, FeatureAndToken(drafter, target)
+
+
+KINDS = {"eagle3": _eagle, "eagle1": _eagle}
+"""What can be trained: (options, target) -> an untrained drafter and its objective."""
+
+
+def _plan(options: argparse.Namespace) -> TrainingPlan:
+    has_length = options.steps is not None or options.minutes is not None
+    return TrainingPlan(
+        steps=options.steps if has_length else DEFAULT_STEPS,
+        minutes=options.minutes,
+        tokens_per_step=options.tokens_per_step,
+        lengths=((1.0, options.length),),
+        accumulation=options.accumulation,
+        lr_matrices=options.lr,
+        lr_others=0.4 * options.lr,
+        seed=options.seed,
+        precision=options.precision,
+        evaluate_every=options.evaluate_every,
+        compiled=options.compile,
+    )
+
+
+def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, list[np.ndarray]]:
+    """The target's tokenizer, and ids of each document."""
+    if options.data != "zoo" and not Path(options.data).exists():
+        raise FileNotFoundError(f"no training data at {options.data}")
+    if options.target == "zoo":
+        tokenizer = zoo.load_tokenizer()
+    else:
+        tokenizer = load_pretrained(AutoTokenizer, options.target)
+    if options.data == "zoo" and options.target == "zoo":
+        return tokenizer, packing.encode_files(tokenizer, corpus.library_files())
+    if options.data == "zoo":
+        texts = (corpus.read_source(path) for path in corpus.library_files())
+    else:
+        texts = read_texts(options.data, tokenizer)
+    return tokenizer, encode_texts(texts, tokenizer)
+
+
+def _load_target(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    if name == "zoo":
+        return zoo.load_target()
+    model = load_pretrained(AutoModelForCausalLM, name, dtype="auto")
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > vocab_size:
+        raise ValueError(
+            f"the tokenizer of {name} has {len(tokenizer)} tokens and its model only {vocab_size}"
+        )
+    return model

@@ -1,0 +1,168 @@
+"""`HeadDrafter`: what drafters with a learned head have in common.
+
+Legend: B rows, N tokens, K draft tokens, H width of the head, V target vocabulary, D width of an
+attention head, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.family import Family
+from specdec.checkpoints.survey import survey_checkpoint
+from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.proposal import Kind, Proposal
+from specdec.heads.context import ContextRows, read_context
+from specdec.heads.rotary import rotary_table
+from specdec.heads.sharing import HoldsModel, borrow, model_of
+from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.types import Context
+
+
+@dataclass(frozen=True, eq=False)
+class HeadState:
+    """The head's keys and values, row t of a text in slot t.
+
+    Args:
+        cache: of S slots.
+        angles: `[S + 1, 2 D]`, see `rotary_table`.
+    """
+
+    cache: SlotCache
+    angles: Tensor
+
+    def keep(self, rows: list[int]) -> HeadState:
+        """The given rows, in the storage of all."""
+        return replace(self, cache=self.cache.keep(rows))
+
+    def reset(self) -> None:
+        """Empties the slots."""
+        self.cache.reset()
+
+
+class HeadDrafter(Drafter):
+    """A drafter whose weights are a head that reads the target's features.
+
+    Where the head has no embeddings or no vocabulary head of its own it uses the target's, by
+    reference: they are no parameters of the drafter. Of the embeddings it reads the plain table, as
+    the trainers of public heads do, also where the target multiplies them by a constant (Gemma). Of
+    the vocabulary head it uses the module; what the target's model does to its logits afterwards (a
+    scale in Cohere, a soft cap in Gemma 2) is left out.
+
+    Args:
+        head: the weights, in eval mode, on the target's device. Its data type may be another.
+        target: the HF model, or `Target`, that the head was made for.
+        num_draft_tokens: K.
+        proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
+            the most likely tokens, a deterministic proposal.
+        draft_temperature: of the draft where the target samples; `None` is the target's own.
+
+    Raises:
+        ValueError: the head does not fit the target (vocabulary, widths), K < 0, or see `Proposal`.
+    """
+
+    family: ClassVar[Family]
+    """The checkpoints that `from_pretrained` reads."""
+
+    def __init__(
+        self,
+        head: nn.Module,
+        target: PreTrainedModel | HoldsModel,
+        num_draft_tokens: int = 4,
+        *,
+        proposal: Kind = "sample",
+        draft_temperature: float | None = None,
+    ):
+        super().__init__()
+        self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        self.proposal = Proposal(proposal, draft_temperature)
+        self.head, self.config = head, head.config
+        self.feature_layers = head.config.feature_layers
+        self._borrowed = borrow(head.config, model_of(target))
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path_or_id: str | Path,
+        target: PreTrainedModel | HoldsModel,
+        num_draft_tokens: int = 4,
+        *,
+        proposal: Kind = "sample",
+        draft_temperature: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """Loads a public head; `specdec inspect` shows how it is read.
+
+        Args:
+            path_or_id: a folder, or a Hugging Face id.
+            target: whose device and data type the head takes.
+            num_draft_tokens, proposal, draft_temperature: as for the class.
+            options: of the reading (`allow_pickle`, `layer_convention`, `rope_theta`, ...), see
+                `survey_checkpoint` and the family's options.
+
+        Raises:
+            TypeError: an option that does not exist.
+            ValueError: an unsafe, damaged, unsupported or contradictory checkpoint, or one of a
+                head for another target.
+        """
+        model = model_of(target)
+        survey = survey_checkpoint(path_or_id, model, families=(cls.family,), **options)
+        head = survey.load(model).build().to(model.get_input_embeddings().weight.device)
+        kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
+        return cls(head, target, num_draft_tokens, **kinds)
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Refuses another vocabulary or another device, naming both sides."""
+        if self.config.vocab_size != vocab_size:
+            raise ValueError(
+                f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
+                f"is {vocab_size}; it was made for another target"
+            )
+        if self.head.device != device:
+            raise ValueError(
+                f"the head is on {self.head.device} and the target on {device}; move it with "
+                f"drafter.to({str(device)!r})"
+            )
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> HeadState:
+        """Key/value storage for `max_length` tokens per row."""
+        layer, dtype = self.config.layer, self.head.dtype
+        shape = KeyValueShape(layer.num_kv_heads, layer.head_dim, layer.head_dim, dtype, device)
+        shapes = dict.fromkeys(range(self.config.num_layers), shape)
+        cache = SlotCache(batch_size, max_length, shapes)
+        table = rotary_table(layer, cache.num_slots + 1, dtype=dtype, device=device)
+        return HeadState(cache, table)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
+        has_own = self.config.has_embed_tokens
+        table = self.head.embed_tokens if has_own else self._borrowed.embeddings
+        return F.embedding(tokens, table.weight).to(self.head.dtype)
+
+    def logits(self, out: Tensor) -> Tensor:
+        """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
+        the target's.
+        """
+        return self.head.logits(out, self._borrowed.lm_head)
+
+    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
+        """The rows that the head reads of a context, see `read_context`.
+
+        Raises:
+            ValueError: the context has no features.
+        """
+        if context.features is None:
+            raise ValueError(
+                f"the head needs the target's features {self.feature_layers}, and the context "
+                "brings none"
+            )
+        return read_context(context, state.cache, shift=shift)

@@ -1,0 +1,5 @@
+"""Evaluation: what drafting yields, measured by doing it, and how it is shown."""
+
+from specdec.evaluation.evaluate import Evaluation, evaluate
+
+__all__ = ["Evaluation", "evaluate"]

@@ -1,0 +1,123 @@
+"""Decoder layers of heads.
+
+The modules hold weights only. How queries find keys is a function that the caller passes
+(`Attend`): over a window of a cache while drafting, causal over a whole text, or whatever a
+training loss needs.
+
+Legend: B rows, N tokens of a pass, H width of the head, D width of an attention head, Hq query
+heads, Hkv key and value heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from specdec.heads.config import LayerConfig
+from specdec.heads.rotary import rotate
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, N, D]`) -> `[B, Hq, N,
+D]`. Queries and keys have been rotated.
+"""
+
+
+class RMSNorm(nn.RMSNorm):
+    """Computes in the weight's data type, also where autocast hands in a narrower one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[..., width]` to the same."""
+        return super().forward(x.to(self.weight.dtype))
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions.
+
+    Args:
+        config: of the layer.
+        index: of the layer, for `Attend`.
+        input_width: width of what queries, keys and values are projected from; `None` is H.
+    """
+
+    def __init__(self, config: LayerConfig, index: int, input_width: int | None = None):
+        super().__init__()
+        self.index, self.head_dim = index, config.head_dim
+        inner, bias = input_width or config.hidden_size, config.attention_bias
+        queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(inner, queries, bias=bias)
+        self.k_proj = nn.Linear(inner, keys, bias=bias)
+        self.v_proj = nn.Linear(inner, keys, bias=bias)
+        self.o_proj = nn.Linear(queries, config.hidden_size, bias=config.attention_output_bias)
+        self.has_qk_norm = config.has_qk_norm
+        if self.has_qk_norm:
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+
+    def forward(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+        """`[B, N, H]`, given input `[B, N, input_width]` and angles `[B, 1, N, 2 D]`."""
+        query, key, value = (
+            rearrange(project(x), "b n (h d) -> b h n d", d=self.head_dim)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.has_qk_norm:
+            query, key = self.q_norm(query), self.k_norm(key)
+        cos, sin = angles.chunk(2, dim=-1)
+        out = attend(self.index, rotate(query, cos, sin), rotate(key, cos, sin), value)
+        return self.o_proj(rearrange(out, "b h n d -> b n (h d)"))
+
+
+class GatedMLP(nn.Module):
+    """`down(act(gate(x)) * up(x))`."""
+
+    def __init__(self, config: LayerConfig):
+        super().__init__()
+        width, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.act = ACT2FN[config.hidden_act]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, N, H]` to `[B, N, H]`."""
+        return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    """A plain pre-norm layer.
+
+    Args:
+        config: of the layer.
+        index: of the layer, for `Attend`.
+        has_input_norm: whether the attention reads a normalised input (the first layer of EAGLE-1
+            does not).
+    """
+
+    def __init__(self, config: LayerConfig, index: int, *, has_input_norm: bool = True):
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn = Attention(config, index)
+        self.mlp = GatedMLP(config)
+        self.input_layernorm = RMSNorm(width, eps) if has_input_norm else nn.Identity()
+        self.post_attention_layernorm = RMSNorm(width, eps)
+
+    def forward(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+        """`[B, N, H]`, given the residual stream `[B, N, H]` and angles `[B, 1, N, 2 D]`."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), angles, attend)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+def attend_causally(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention without a cache: each token sees itself and those before it (`Attend`).
+
+    Example:
+        >>> import torch
+        >>> q, kv = torch.randn(1, 4, 3, 2), torch.randn(1, 2, 3, 2)
+        >>> attend_causally(0, q, kv, kv)[:, :2, 0].equal(kv[:, [0, 0], 0])
+        True
+    """
+    is_grouped = query.shape[1] != key.shape[1]
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)

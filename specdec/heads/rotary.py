@@ -1,0 +1,101 @@
+"""Rotary positions of heads.
+
+Legend: B rows, N tokens of a pass, D width of an attention head, S positions.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from specdec.heads.config import LayerConfig
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
+
+    Args:
+        x: `[B, heads, N, D]`.
+        cos: `[B, 1, N, D]`.
+        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+def rotary_table(
+    layer: LayerConfig,
+    num_positions: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Angles of positions 0, 1, ..., computed by HF's own code for the rope that the layer names.
+
+    Args:
+        layer: whose rope.
+        num_positions: S.
+        dtype: of the table; angles are computed in float32.
+        device: of the table.
+
+    Returns:
+        `[S, 2 D]`: cosines, then sines, negated in their first half (see `rotate`).
+
+    Example:
+        >>> rotary_table(LayerConfig(8, 8, 2, 2, 4), 3, dtype=torch.float32)[0]
+        tensor([1., 1., 1., 1., -0., -0., 0., 0.])
+
+    Reference: Su et al., arXiv:2104.09864, eq. 34.
+    """
+    config = LlamaConfig(
+        hidden_size=layer.num_heads * layer.head_dim,
+        num_attention_heads=layer.num_heads,
+        head_dim=layer.head_dim,
+        rope_parameters=dict(layer.rope),
+        max_position_embeddings=layer.max_position_embeddings,
+    )
+    cos, sin = cosines_and_sines(LlamaRotaryEmbedding(config), num_positions)
+    half = layer.head_dim // 2
+    return torch.cat([cos, -sin[:, :half], sin[:, half:]], dim=-1).to(device, dtype)
+
+
+def cosines_and_sines(rotary: nn.Module, num_positions: int) -> tuple[Tensor, Tensor]:
+    """What an HF rotary module returns for positions 0, 1, ....
+
+    Two kinds of rope ("dynamic", "longrope") change their frequencies with the length of the text.
+    Position t is rotated here as the last one of a text of t + 1 tokens, which is what HF does when
+    it decodes token by token. So the angles of a row depend neither on other rows nor on the length
+    that the text will reach.
+
+    Args:
+        rotary: `LlamaRotaryEmbedding`, or the module of that role of another architecture.
+        num_positions: S.
+
+    Returns:
+        Cosines and sines, `[S, D]` float32 each.
+    """
+    rope, limit = rotary.config.rope_parameters, rotary.config.max_position_embeddings
+    positions = torch.arange(num_positions)[None]
+    parts = list(positions.split(rope.get("original_max_position_embeddings") or limit, dim=1))
+    if rope["rope_type"] == "dynamic":
+        parts[1:] = [position for part in parts[1:] for position in part.split(1, dim=1)]
+    like = torch.empty(0)
+    cos, sin = zip(*(rotary(like, part) for part in parts), strict=True)
+    return torch.cat(cos, dim=1)[0], torch.cat(sin, dim=1)[0]
+
+
+class RotaryAngles:
+    """Angles of the first positions of a text, for training: computed once for the longest row."""
+
+    def __init__(self, layer: LayerConfig):
+        self.layer = layer
+        self._table: Tensor | None = None
+
+    @torch.compiler.disable
+    def __call__(self, count: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Angles `[1, 1, count, 2 D]` of positions `0..count - 1`."""
+        table = self._table
+        if table is None or len(table) < count or (table.dtype, table.device) != (dtype, device):
+            table = self._table = rotary_table(self.layer, count, dtype=dtype, device=device)
+        return table[None, None, :count]

@@ -1,0 +1,139 @@
+"""What a head shares with its target: embeddings, the vocabulary head, token ids.
+
+Legend: B rows, N tokens, H width of the head, V target vocabulary, Vd ids that the head can
+propose.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.heads.config import HeadConfig
+
+
+class HoldsModel(Protocol):
+    """A `Target`, as far as a drafter uses it."""
+
+    model: PreTrainedModel
+
+
+def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
+    """The HF model of a target that may be wrapped."""
+    return target if isinstance(target, PreTrainedModel) else target.model
+
+
+class Borrowed(NamedTuple):
+    """Modules of the target that a head without its own uses, by reference.
+
+    It is no module itself, so a drafter that holds it neither trains nor saves those weights.
+
+    Args:
+        embeddings: the target's input embeddings.
+        lm_head: the target's vocabulary head.
+    """
+
+    embeddings: nn.Module
+    lm_head: nn.Module
+
+
+def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
+    """The target's embeddings and vocabulary head.
+
+    Args:
+        config: of the head.
+        model: of the target.
+
+    Raises:
+        ValueError: the head was made for another target; both sides are named.
+    """
+    check_target(model, config.target_hidden_size, config.vocab_size)
+    embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
+    hidden_size = model.config.get_text_config().hidden_size
+    for what, is_own, width in (
+        ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),
+        ("vocabulary head", config.has_lm_head, hidden_size),
+    ):
+        if not is_own and width != config.hidden_size:
+            raise ValueError(
+                f"the head is {config.hidden_size} wide and has no {what} of its own; the target's "
+                f"has a width of {width} and cannot be shared"
+            )
+    return Borrowed(embeddings, lm_head)
+
+
+def check_target(
+    model: PreTrainedModel, hidden_size: int, vocab_size: int, *, what: str = "the head"
+) -> None:
+    """Raises `ValueError`, naming both sides, if a head was made for a target of other sizes."""
+    theirs = model.config.get_text_config()
+    for name, own, other in (
+        ("hidden size", hidden_size, theirs.hidden_size),
+        ("vocabulary", vocab_size, theirs.vocab_size),
+    ):
+        if own != other:
+            raise ValueError(
+                f"{what} was made for a target with a {name} of {own}, but {type(model).__name__} "
+                f"has {other}"
+            )
+
+
+def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
+    """Logits `[B, N, V]` of hidden states `[B, N, H]`, which take the data type of its weights."""
+    dtype = lm_head.weight.dtype
+    return lm_head(hidden.to(dtype) if dtype.is_floating_point else hidden)  # or it is quantised
+
+
+def over_target_ids(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot
+    propose get `-inf`.
+
+    Args:
+        logits: `[B, N, Vd]`.
+        target_ids: `[Vd]` int64, the target's id of each; `None` where Vd = V and ids agree.
+        vocab_size: V.
+
+    Example:
+        >>> over_target_ids(torch.tensor([[[0.5, 2.0]]]), torch.tensor([3, 0]), 4)
+        tensor([[[2.0000,   -inf,   -inf, 0.5000]]])
+    """
+    if target_ids is None:
+        return logits
+    wide = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
+    return wide.index_copy(-1, target_ids, logits)
+
+
+def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
+    """The target's id of each id that a head can propose, if they can be right.
+
+    Args:
+        target_ids: `[Vd]` int64, absolute (checkpoint files store offsets `d2t`); `None` where they
+            are the same.
+        config: of the head.
+
+    Raises:
+        ValueError: ids that are missing, of another number than Vd, beyond V, or not distinct.
+    """
+    count, vocab_size = config.draft_vocab_size, config.vocab_size
+    if target_ids is None:
+        if count != vocab_size:
+            raise ValueError(
+                f"a head of {count} ids for a target of {vocab_size} needs target_ids, the "
+                "target's id of each"
+            )
+        return None
+    if target_ids.shape != (count,) or target_ids.dtype != torch.long:
+        raise ValueError(
+            f"target_ids must be {count} int64 ids (draft_vocab_size), got shape "
+            f"{list(target_ids.shape)} of {target_ids.dtype}"
+        )
+    low, high, distinct = target_ids.min(), target_ids.max(), target_ids.unique().numel()
+    if low < 0 or high >= vocab_size or distinct != count:
+        raise ValueError(
+            f"target_ids must be distinct ids in 0..{vocab_size - 1}, got {distinct} distinct ones "
+            f"in {int(low)}..{int(high)}; checkpoints store offsets, id minus index"
+        )
+    return target_ids

@@ -1,0 +1,92 @@
+"""`WindowPlan`: the passes that a head makes over its cache in one step, planned together.
+
+Legend: B rows, N tokens of the first pass, M later passes, W slots attended over, D width of an
+attention head, S slots of the cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+from specdec.heads.layers import Attend
+from specdec.target.cache import SlotCache, Window, round_up
+from specdec.target.masks import Visible, causal, slot_mask
+
+
+class Pass(NamedTuple):
+    """One pass of a head over its cache.
+
+    Args:
+        angles: `[B, 1, N, 2 D]`, rows of the rotary table.
+        attend: writes keys and values into the pass's slots, and attends.
+        cache: that is written.
+        window: of the pass, for layers that attend by themselves (`HFLayer`).
+    """
+
+    angles: Tensor
+    attend: Attend
+    cache: SlotCache
+    window: Window
+
+
+class WindowPlan:
+    """A first pass over several tokens and later passes over one token each.
+
+    Slots, angles and masks of all passes are computed at once. The mask of each pass is a
+    contiguous block of its own, W slots wide.
+
+    Args:
+        cache: the rows' storage.
+        slots: `[B, N + M]` int64, the slot (= position) of each token; the cache's trash slot for
+            tokens to forget.
+        num_later: M.
+        num_attended: host upper bound of the largest real slot, plus 1. W is the next multiple of
+            `SLOT_MULTIPLE`; slots between the bound and W are masked.
+        table: `[S + 1, 2 D]`, see `rotary_table`.
+        visible: what a token attends to; see `slot_mask`.
+
+    Example:
+        >>> import torch
+        >>> cache, table = SlotCache(1, 32, {}), torch.zeros(33, 4)
+        >>> plan = WindowPlan(cache, torch.tensor([[3, 4, 5]]), 1, num_attended=6, table=table)
+        >>> plan.open(0).angles.shape, plan.open(1).angles.shape
+        (torch.Size([1, 1, 2, 4]), torch.Size([1, 1, 1, 4]))
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        slots: Tensor,
+        num_later: int = 0,
+        *,
+        num_attended: int,
+        table: Tensor,
+        visible: Visible = causal,
+    ):
+        self._cache, self._slots = cache, slots
+        self._num_first = count = slots.shape[1] - num_later
+        self._width = min(round_up(num_attended), cache.num_slots)
+        self._masks = [slot_mask(slots[:, None, :count], self._width, visible, table.dtype)]
+        if num_later:
+            later = rearrange(slots[:, count:], "b m -> m b 1 1")
+            self._masks += slot_mask(later, self._width, visible, table.dtype).unbind()
+        self._angles = F.embedding(slots, table)[:, None]  # [B, 1, N + M, 2 D]
+
+    def open(self, index: int) -> Pass:
+        """Pass 0, then 1 to M. A pass ends where the next begins: the cache has one window."""
+        first, count = (self._num_first + index - 1, 1) if index else (0, self._num_first)
+        cache, mask = self._cache, self._masks[index]
+        window = cache.open_window(self._slots.narrow(1, first, count), num_attended=self._width)
+
+        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            keys, values = cache.update(key, value, layer)
+            is_grouped = query.shape[1] != key.shape[1]
+            return F.scaled_dot_product_attention(
+                query, keys, values, attn_mask=mask, enable_gqa=is_grouped
+            )
+
+        return Pass(self._angles.narrow(2, first, count), attend, cache, window)

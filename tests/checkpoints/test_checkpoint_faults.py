@@ -1,0 +1,169 @@
+"""A checkpoint whose tensors or numbers cannot be right ends in one error that lists them."""
+
+import pytest
+import torch
+from checkpoint_parts import (
+    HIDDEN,
+    TARGET,
+    Files,
+    read_checkpoint,
+    refuses,
+    survey_checkpoint,
+    tiny_llama,
+)
+from checkpoint_writer import nvidia, safeailab_eagle3, speculators, vllm
+
+from specdec.drafters import EagleDrafter
+
+
+def test_a_whole_checkpoint_is_read(tmp_path):
+    assert read_checkpoint(safeailab_eagle3().write(tmp_path), TARGET).tensors
+
+
+def test_missing_tensors_are_listed(tmp_path):
+    files = safeailab_eagle3().but("fc.weight", "midlayer.hidden_norm.weight")
+    refuses(files.write(tmp_path), "missing fc.weight, layers.0.hidden_norm.weight")
+
+
+def test_a_missing_map_of_a_reduced_vocabulary_is_missed(tmp_path):
+    refuses(safeailab_eagle3().but("d2t").write(tmp_path), "must bring the map d2t")
+
+
+def test_unexpected_tensors_are_listed_and_can_be_ignored_by_name(tmp_path):
+    files = vllm().plus(extra__weight=torch.ones(3), layers__0__input_norm__bias=torch.ones(3))
+    folder = files.write(tmp_path)
+    refuses(folder, "unexpected extra.weight, layers.0.input_norm.bias")
+    names = ["extra.weight", "layers.0.input_norm.bias"]
+    refuses(folder, "unexpected layers.0.input_norm.bias", ignore_tensors=names[:1])
+    survey = survey_checkpoint(folder, TARGET, ignore_tensors=names)
+    assert survey.unread == dict.fromkeys(names, "ignored on request")
+    assert survey.load(TARGET).tensors.keys().isdisjoint(names)
+
+
+def test_tensors_known_to_be_harmless_are_left_unread(tmp_path):
+    names = ("rotary_emb.inv_freq", "midlayer.self_attn.rotary_emb.inv_freq")
+    extra = {name: torch.ones(4) for name in (*names, "verifier_norm.weight")}
+    survey = survey_checkpoint(safeailab_eagle3().plus(**extra).write(tmp_path), TARGET)
+    assert set(survey.unread) == {name.replace("midlayer", "layers.0") for name in extra}
+    assert not survey.faults
+
+
+def test_two_names_for_one_tensor_are_refused(tmp_path):
+    files = safeailab_eagle3().plus(layers__0__hidden_norm__weight=torch.ones(HIDDEN))
+    refuses(files.write(tmp_path), "midlayer.hidden_norm.weight.* two names for one tensor")
+
+
+def test_a_norm_that_engines_read_differently_is_refused(tmp_path):
+    """vLLM takes one of them, SGLang the other."""
+    names = ("layers.1.hidden_norm.weight", "layers.1.input_layernorm.weight")
+    files = vllm(num_hidden_layers=2).plus(**{name: torch.ones(HIDDEN) for name in names})
+    refuses(files.write(tmp_path), "unexpected layers.1.hidden_norm.weight")
+
+
+def test_wrong_shapes_are_listed_with_the_right_ones(tmp_path):
+    files = safeailab_eagle3().plus(norm__weight=torch.ones(HIDDEN + 1))
+    refuses(files.write(tmp_path), r"norm.weight has shape \[33\], not \[32\]")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_refused(value, tmp_path):
+    files = safeailab_eagle3()
+    files.tensors["midlayer.mlp.up_proj.weight"][3, 5] = value
+    refuses(files.write(tmp_path), "NaN or infinity in layers.0.mlp.up_proj.weight")
+
+
+def test_weights_that_overflow_the_targets_type_are_refused(tmp_path):
+    files = safeailab_eagle3()
+    files.tensors["norm.weight"][0] = 1e5
+    with pytest.raises(ValueError, match=r"infinity in norm.weight, read as torch.float16"):
+        EagleDrafter.from_pretrained(files.write(tmp_path), tiny_llama().half())
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.float8_e4m3fn])
+def test_weights_of_another_type_are_refused(dtype, tmp_path):
+    files = safeailab_eagle3()
+    fc = {"fc.weight": files.tensors["fc.weight"].to(dtype)}
+    refuses(Files(files.config, files.tensors | fc).write(tmp_path), "fc.weight.* is stored as")
+
+
+def test_a_map_of_another_type_is_refused(tmp_path):
+    files = safeailab_eagle3()
+    d2t = {"d2t": files.tensors["d2t"].float()}
+    refuses(Files(files.config, files.tensors | d2t).write(tmp_path), "d2t is stored as F32")
+
+
+def test_another_hidden_size_is_refused_naming_both(tmp_path):
+    folder = speculators().write(tmp_path)
+    with pytest.raises(ValueError, match=r"hidden size of 32, but LlamaForCausalLM has 16"):
+        read_checkpoint(folder, tiny_llama(hidden_size=16))
+
+
+def test_another_vocabulary_is_refused_naming_both(tmp_path):
+    folder = nvidia().write(tmp_path)
+    with pytest.raises(ValueError, match=r"vocabulary of 61, but LlamaForCausalLM has 64"):
+        read_checkpoint(folder, tiny_llama(vocab_size=64))
+
+
+def test_layers_that_the_target_does_not_have_are_refused(tmp_path):
+    folder = speculators(ids=(2, 4, 7)).write(tmp_path)
+    with pytest.raises(ValueError, match=r"boundaries 2..7 outside of 0..6 of the target's 6"):
+        read_checkpoint(folder, tiny_llama(num_layers=6))
+    with pytest.raises(ValueError, match=r"defaults? .*coincide for a target of N = 4"):
+        read_checkpoint(safeailab_eagle3().write(tmp_path / "b"), tiny_llama(num_layers=4))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"hidden_size": 2**40}, "hidden_size must be an integer in 1..131072, got 1099511627776"),
+        ({"hidden_size": -1}, "hidden_size must be an integer"),
+        ({"hidden_size": True}, "hidden_size must be an integer"),
+        ({"hidden_size": "32"}, "hidden_size must be an integer"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"vocab_size": 10**12}, "vocab_size must be an integer"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer in 1..64"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer"),
+        ({"draft_vocab_size": 62}, "62 draft ids are more than the vocabulary's 61"),
+        ({"truncated_vocab_size": 19}, "draft_vocab_size and truncated_vocab_size differ"),
+        ({"num_key_value_heads": 3}, "do not divide evenly"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
+        ({"logit_scale": "1"}, "logit_scale must be a positive number"),
+        ({"norm_before_residual": 1}, "norm_before_residual must be true or false"),
+        ({"hidden_act": "no such"}, "hidden_act 'no such' is not one of HF's"),
+        ({"eagle_config": [1]}, "eagle_config must be an object"),
+        ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
+        ({"rope_scaling": {"rope_type": "strange"}}, "rope type 'strange'"),
+        ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number"),
+        ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+    ],
+)
+def test_values_of_the_configuration_are_checked_before_anything_is_made(keys, message, tmp_path):
+    refuses(safeailab_eagle3().but(**keys).write(tmp_path), message)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size"])
+def test_so_are_those_of_a_nested_configuration(name, tmp_path):
+    refuses(speculators(layers={name: 10**10}).write(tmp_path), f"{name} must be an integer")
+
+
+D2T = {
+    "outside of 0..60": lambda d2t: d2t.index_fill(0, torch.tensor([4]), 1000),
+    "outside of 0..60, hint": lambda d2t: d2t + torch.arange(20),
+    "repeat the target id": lambda d2t: d2t.index_copy(0, torch.tensor([4]), d2t[3:4] - 1),
+    "t2d contradicts d2t in 2 ids": lambda d2t: d2t.index_add(
+        0, torch.tensor([4]), torch.tensor([1])
+    ),
+}
+
+
+@pytest.mark.parametrize("message", D2T)
+def test_a_vocabulary_map_must_be_one(message, tmp_path):
+    files = safeailab_eagle3()
+    d2t = {"d2t": D2T[message](files.tensors["d2t"])}
+    folder = Files(files.config, files.tensors | d2t).write(tmp_path)
+    if message.endswith("hint"):
+        # Absolute ids 1, 4, 7, ... would be sound, but offsets they are not.
+        message = "repeat the target id|outside of 0..60.*d2t holds offsets"
+    refuses(folder, message)

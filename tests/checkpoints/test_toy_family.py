@@ -1,0 +1,62 @@
+"""A family that the library does not have loads, inspects, drafts and trains on the same rooms."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import toy_mask_token
+from architectures import build
+from checkpoint_parts import TARGET
+from checkpoint_writer import safeailab_eagle3
+from toy_mask_token import TOY
+
+import specdec
+from specdec.checkpoints import survey_checkpoint
+from specdec.checkpoints.eagle import EAGLE
+
+
+def test_it_needs_nothing_of_another_family(tmp_path):
+    """In a process of its own, which ends with a look at `sys.modules`."""
+    root = str(Path(specdec.__file__).parent.parent)
+    environment = os.environ | {"PYTHONPATH": root, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(
+        [sys.executable, toy_mask_token.__file__, str(tmp_path)],
+        env=environment | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "head          toy, 1 layer, width 32" in done.stdout
+    assert "one layer higher: boundaries 3" in done.stdout
+
+
+def test_the_first_family_that_recognises_a_checkpoint_reads_it(tmp_path):
+    toy_mask_token.save(toy_mask_token.new_head(build("llama")), tmp_path / "toy")
+    eagle3 = safeailab_eagle3().write(tmp_path / "eagle")
+    families = TOY, EAGLE
+    assert survey_checkpoint(tmp_path / "toy", families=families).family is TOY
+    assert survey_checkpoint(eagle3, TARGET, families=families).family is EAGLE
+    with pytest.raises(ValueError, match="tensor mask_hidden: a parallel"):
+        survey_checkpoint(tmp_path / "toy", families=(EAGLE,))
+    with pytest.raises(ValueError, match=r"none of the families .*: toy \(key toy_mask_token_id"):
+        survey_checkpoint(eagle3, families=(TOY,))
+
+
+def test_its_tensors_are_those_of_the_head_and_its_options_are_its_own(tmp_path):
+    target, head = build("llama"), toy_mask_token.new_head(build("llama"))
+    toy_mask_token.save(head, tmp_path)
+    survey = survey_checkpoint(tmp_path, target, families=(TOY,), feature_layers=(1,))
+    assert survey.config.feature_layers == (1,)
+    assert survey.expected == {k: tuple(t.shape) for k, t in head.state_dict().items()}
+    assert survey.unread_keys == ()
+    with pytest.raises(TypeError, match="unknown option norm_output; expected feature_layers"):
+        survey_checkpoint(tmp_path, target, families=(TOY,), norm_output=True, rope_theta=None)
+    with torch.no_grad():
+        head.mask_hidden[3] = torch.inf
+    toy_mask_token.save(head, tmp_path)
+    with pytest.raises(ValueError, match="NaN or infinity in mask_hidden"):
+        survey_checkpoint(tmp_path, target, families=(TOY,)).load(target)

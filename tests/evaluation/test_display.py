@@ -1,0 +1,70 @@
+"""Coloured text is the decoded text with marks in it, however characters fall into tokens."""
+
+import io
+
+import pytest
+import torch
+
+from specdec import zoo
+from specdec.evaluation.display import colour_key, coloured_text, uses_colour
+from specdec.results import RowStep
+
+TOKENIZER = zoo.load_tokenizer()
+TEXTS = {
+    "hanzi": "x = 'é漢字'",
+    "emoji": "🙂🙂",
+    "ascii": "def f():\n    return 1",
+    "quotes": "naïve – “quotes”",
+}
+
+
+class Terminal(io.StringIO):
+    """Wants colour."""
+
+    def isatty(self) -> bool:
+        """It does."""
+        return True
+
+
+def steps_of(tokens: list[int], seed: int) -> list[RowStep]:
+    """The tokens in blocks of one to three, as if drafts of three had been accepted in part."""
+    generator, steps = torch.Generator().manual_seed(seed), []
+    while tokens:
+        accepted = int(torch.randint(0, 4, (), generator=generator))
+        new, tokens = tokens[: accepted + 1], tokens[accepted + 1 :]
+        steps.append(RowStep([*new[:accepted], *[7] * 3][:3], accepted, new))
+    return steps
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["file", "terminal"])
+def test_without_its_marks_it_is_the_text_character_for_character(text, seed, stream, monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    tokens = TOKENIZER(text, add_special_tokens=False).input_ids
+    shown = coloured_text(TOKENIZER, "prompt: ", steps_of(tokens, seed), stream)
+    assert ("\x1b" in shown) == uses_colour(stream)
+    for mark in ("\x1b[32m", "\x1b[31m", "\x1b[34m", "\x1b[0m", "[", "]", "<", ">"):
+        shown = shown.replace(mark, "")
+    assert shown == "prompt: " + text == "prompt: " + TOKENIZER.decode(tokens)
+
+
+def test_every_kind_of_token_has_its_mark():
+    a, b, c, d = TOKENIZER("wxyz" * 4, add_special_tokens=False).input_ids[:4]
+    steps = [RowStep([a, 7], 1, [a, b]), RowStep([c], 1, [c, d])]
+    w, x, y, z = (TOKENIZER.decode([token]) for token in (a, b, c, d))
+    assert coloured_text(TOKENIZER, "", steps, io.StringIO()) == f"{w}[{x}]{y}<{z}>"
+
+
+def test_some_characters_need_several_tokens():
+    tokens = TOKENIZER(TEXTS["emoji"], add_special_tokens=False).input_ids
+    assert "\ufffd" in TOKENIZER.decode(tokens[:1])
+
+
+def test_a_file_and_no_color_get_markers(monkeypatch):
+    assert "\x1b" not in colour_key(io.StringIO())
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not uses_colour(Terminal())
+    assert "\x1b" not in colour_key(Terminal())
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" in colour_key(Terminal())

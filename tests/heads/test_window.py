@@ -1,0 +1,151 @@
+"""A plan's passes attend to what their predicates say, through masks that any kernel can read.
+
+The oracle knows every row's keys and values by slot, as a list, and attends row by row.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.heads.window import WindowPlan
+from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.target.masks import all_of, any_of, block, causal, within
+
+HEADS, KV_HEADS, SIZE = 4, 2, 6
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Rows:
+    """Keys and values of every row by slot, and attention over a visible set of them."""
+
+    def __init__(self, count):
+        self.slots = [{} for _ in range(count)]
+
+    def write(self, slots, key, value, trash):
+        for b, row in enumerate(slots.tolist()):
+            for i, slot in enumerate(row):
+                if slot != trash:
+                    self.slots[b][slot] = key[b, :, i], value[b, :, i]
+
+    def attend(self, b, query, visible):
+        """`[Hq, D]` of one query `[Hq, D]` of row b."""
+        group, out = HEADS // KV_HEADS, []
+        for h, q in enumerate(query):
+            keys = torch.stack([self.slots[b][slot][0][h // group] for slot in visible])
+            values = torch.stack([self.slots[b][slot][1][h // group] for slot in visible])
+            out.append((keys @ q / SIZE**0.5).softmax(0) @ values)
+        return torch.stack(out)
+
+
+SEES = {
+    "causal": (lambda first, last: causal, lambda q, k, first, last: k <= q),
+    "sliding": (
+        lambda first, last: all_of(causal, within(3)),
+        lambda q, k, first, last: q - 3 < k <= q,
+    ),
+    "block": (
+        lambda first, last: any_of(causal, block(first, last)),
+        lambda q, k, first, last: k <= q or (first <= q <= last and first <= k <= last),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEES)
+@settings(max_examples=15)
+@given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(0, 3), st.integers(7, 40))
+@torch.no_grad()
+def test_every_pass_attends_to_what_its_predicate_shows(name, seed, rows, count, later, slack):
+    """Ragged rows over a cache of garbage: each first pass has tokens to forget at its end."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape):
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    make, shows = SEES[name]
+    shape = KeyValueShape(KV_HEADS, SIZE, SIZE, torch.float64, torch.device("cpu"))
+    cache = SlotCache(rows, 10 + count + later + slack, {0: shape})
+    oracle, num_slots = Rows(rows), cache.num_slots
+    everywhere = torch.arange(num_slots).expand(rows, num_slots)
+    table = noise(num_slots + 1, 2 * SIZE)
+    start = torch.randint(0, 10, (rows,), generator=generator)
+    real = torch.randint(1, count + 1, (rows,), generator=generator)
+    garbage = noise(2, rows, KV_HEADS, num_slots, SIZE)
+    known = torch.arange(num_slots) < start[:, None]
+    oracle.write(torch.where(known, everywhere, -1), *garbage, trash=-1)
+    WindowPlan(cache, everywhere, num_attended=num_slots, table=table).open(0).attend(
+        0, noise(rows, HEADS, num_slots, SIZE), *garbage
+    )
+    offsets = torch.arange(count + later)
+    slots = torch.where(
+        offsets[:count] < real[:, None], start[:, None] + offsets[:count], num_slots
+    )
+    slots = torch.cat([slots, (start + real)[:, None] + offsets[:later]], dim=1)
+    first, last = start, start + real - 1
+    bound = int((start + real).max()) + later
+    plan = WindowPlan(
+        cache, slots, later, num_attended=bound, table=table, visible=make(first, last)
+    )
+    for i in range(1 + later):
+        own = slots[:, :count] if i == 0 else slots[:, count + i - 1 : count + i]
+        query = noise(rows, HEADS, own.shape[1], SIZE)
+        key, value = noise(2, rows, KV_HEADS, own.shape[1], SIZE)
+        step = plan.open(i)
+        assert step.angles[:, 0].equal(table[own])
+        out = step.attend(0, query, key, value)
+        oracle.write(own, key, value, num_slots)
+        for b in range(rows):
+            for j, slot in enumerate(own[b].tolist()):
+                if slot < num_slots:
+                    seen = [k for k in oracle.slots[b] if shows(slot, k, first[b], last[b])]
+                    expected = oracle.attend(b, query[b, :, j], seen)
+                    torch.testing.assert_close(out[b, :, j], expected, rtol=0, atol=1e-12)
+                else:
+                    assert out[b, :, j].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("num_slots", "bound"), [(64, 5), (64, 16), (64, 17), (64, 64), (21, 18)])
+def test_every_mask_is_a_contiguous_block_whose_rows_start_at_multiples_of_16(
+    num_slots, bound, rows, dtype, monkeypatch
+):
+    """cuDNN's attention dies with a misaligned address on views cut out of a narrower mask."""
+    seen, attention = [], F.scaled_dot_product_attention
+
+    def spy(query, key, value, attn_mask, enable_gqa):
+        seen.append((attn_mask, key.shape[2]))
+        return attention(query, key, value, attn_mask=attn_mask, enable_gqa=enable_gqa)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    shape = KeyValueShape(1, 2, 2, dtype, torch.device("cpu"))
+    cache, table = SlotCache(rows, num_slots, {0: shape}), torch.zeros(99, 4, dtype=dtype)
+    slots = (bound - 5 + torch.arange(5)).expand(rows, 5)
+    plan = WindowPlan(cache, slots, 3, num_attended=bound, table=table)
+    for i, count in enumerate((2, 1, 1, 1)):
+        states = torch.zeros(rows, 1, count, 2, dtype=dtype)
+        plan.open(i).attend(0, states, states, states)
+    width = -(-bound // 16) * 16
+    for (mask, num_keys), count in zip(seen, (2, 1, 1, 1), strict=True):
+        assert mask.shape == (rows, 1, count, width)
+        assert num_keys == width
+        assert mask.dtype == dtype
+        assert mask.is_contiguous()
+        assert mask.data_ptr() % (16 * mask.element_size()) == 0
+
+
+def test_predicates_are_what_they_are_called():
+    keys, queries = torch.arange(7), torch.tensor([2, 4]).view(1, 1, 2, 1)
+    rows = {
+        "causal": (causal, [[0, 1, 2], [0, 1, 2, 3, 4]]),
+        "sliding": (all_of(causal, within(2)), [[1, 2], [3, 4]]),
+        "block": (block(torch.tensor([3]), torch.tensor([5])), [[], [3, 4, 5]]),
+        "either": (
+            any_of(causal, block(torch.tensor([3]), torch.tensor([5]))),
+            [[0, 1, 2], [0, 1, 2, 3, 4, 5]],
+        ),
+    }
+    for sees, expected in rows.values():
+        found = sees(queries, keys)[0, 0]
+        assert [row.nonzero().flatten().tolist() for row in found] == expected

@@ -1,0 +1,235 @@
+"""`specdec inspect` shows the reading, and its parity check finds a head that is read wrongly.
+
+The heads of these tests are fitted to a random target under one reading and stored so that they are
+read in another, as happens to public heads. The check must name the reading that they were fitted
+under.
+"""
+
+import functools
+import re
+
+import pytest
+import torch
+from checkpoint_parts import survey_checkpoint, tiny_llama
+from checkpoint_writer import nvidia, safeailab_eagle1, safeailab_eagle3, specforge
+from eagle_heads import flagged, head_for
+from fitted_heads import learn_by_heart
+from safetensors.torch import load_file, save_file
+
+from specdec import SpeculativeGenerator, Target, zoo
+from specdec.cli import main
+from specdec.drafters import EagleDrafter
+from specdec.heads.eagle import EagleHead
+from specdec.inspection import alternatives, table, try_readings
+from specdec.inspection.parity import Trial
+
+ROPE = {"rope_type": "default", "rope_theta": 100.0}
+TARGET = tiny_llama(rope_parameters=ROPE)
+WRAPPED = Target(TARGET)
+PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5, 8, 9, 7, 9], [3, 2, 3, 8, 4]])
+NEW_TOKENS = 40
+
+
+@functools.cache
+def head_that_knows(name):
+    """The greedy text behind `PROMPTS`, by heart."""
+    flags = {
+        "residual": {"norm_before_residual": True, "feature_layers": (3, 5, 6)},
+        "feedback": {"feedback_norm": True, "feature_layers": (2, 4, 5)},
+        "rope": {"feature_layers": (3, 5, 6)},
+    }[name]
+    generator = SpeculativeGenerator(WRAPPED, None)
+    text = generator.generate(PROMPTS, max_new_tokens=NEW_TOKENS, do_sample=False).sequences
+    head = head_for(TARGET, rope=ROPE, **flags)
+    if name == "feedback":
+        head.norm.weight.data[:] = torch.tensor([1.0, -1.0]).repeat(16)  # unlike raw states
+        head.norm.weight.requires_grad_(False)
+    return learn_by_heart(TARGET, head, text, is_blind=name != "rope")
+
+
+def misread(head, **changes):
+    """The same weights under a config that says something else."""
+    other = EagleHead(flagged(head.config, **changes), head.target_ids)
+    other.load_state_dict(head.state_dict())
+    return other
+
+
+def saved(head, folder):
+    EagleDrafter(head, TARGET).save_pretrained(folder, "speculators")
+    return folder
+
+
+def compare(folder, **options):
+    checkpoint = survey_checkpoint(folder, TARGET, **options).load(TARGET)
+    readings = alternatives(checkpoint, TARGET)
+    options = {"max_new_tokens": NEW_TOKENS, "num_draft_tokens": 2}
+    trials = try_readings(readings, EagleDrafter, TARGET, PROMPTS, **options)
+    return max(trials, key=lambda trial: trial.acceptance_length).reading, table(trials)
+
+
+FAULTS = {
+    "ids of the other convention": (
+        "residual",
+        {"feature_layers": (2, 4, 5)},
+        "one layer higher: boundaries 3, 5, 6",
+    ),
+    "ids shifted twice": (
+        "residual",
+        {"feature_layers": (4, 6, 7)},
+        "one layer lower: boundaries 3, 5, 6",
+    ),
+    "ids of something else": (
+        "feedback",
+        {"feature_layers": (0, 1, 8)},
+        "the default boundaries 2, 4, 5",
+    ),
+    "residual": (
+        "residual",
+        {"norm_before_residual": False},
+        "residual after the norm",
+    ),
+    "feedback": ("feedback", {"feedback_norm": False}, "feedback after the norm"),
+    "rope base": (
+        "rope",
+        {"rope": {"rope_type": "default", "rope_theta": 1e6}},
+        "rope base 100, the target's",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_parity_check_names_the_fault(fault, tmp_path):
+    name, changes, expected = FAULTS[fault]
+    best, shown = compare(saved(misread(head_that_knows(name), **changes), tmp_path))
+    assert best.name == expected, shown
+    assert f"'{expected}' accepts more; to load the head so: {best.how}" in shown
+
+
+@pytest.mark.parametrize("name", ["residual", "feedback", "rope"])
+def test_the_parity_check_finds_no_fault_in_a_sound_head(name, tmp_path):
+    best, shown = compare(saved(head_that_knows(name), tmp_path))
+    assert best.name == "as read", shown
+    assert "no usual misreading accepts more" in shown
+
+
+def test_the_parity_check_names_a_map_of_absolute_ids(tmp_path):
+    """Absolute ids in the place of offsets can be a sound map by chance, and a useless one."""
+    head = head_that_knows("residual")
+    few = EagleHead(flagged(head.config, draft_vocab_size=30), torch.arange(30))
+    weights = head.state_dict()
+    few.load_state_dict(weights | {"lm_head.weight": weights["lm_head.weight"][:30]})
+    path = saved(few, tmp_path) / "model.safetensors"
+    tensors = load_file(path)
+    tensors["d2t"] = torch.arange(30)  # draft id 3 would mean id 6 now
+    del tensors["t2d"]
+    save_file(tensors, path)
+    best, shown = compare(tmp_path)
+    assert best.name == "d2t as absolute ids", shown
+    assert "to load the head so: store d2t as offsets" in shown
+
+
+def test_each_alternative_is_what_its_options_load(tmp_path):
+    folder = saved(head_for(TARGET, draft_vocab_size=20, feature_layers=(3, 5, 6)), tmp_path)
+    checkpoint = survey_checkpoint(folder, TARGET).load(TARGET)
+    readings = [r for r in alternatives(checkpoint, TARGET) if "d2t" not in r.how]
+    assert len(readings) >= 6
+    options = {"max_new_tokens": 16, "num_draft_tokens": 3}
+    trials = try_readings(readings, EagleDrafter, TARGET, PROMPTS, **options)
+    for trial in trials:
+        options = eval(f"dict({trial.reading.how})")
+        drafter = EagleDrafter.from_pretrained(folder, TARGET, 3, proposal="argmax", **options)
+        result = SpeculativeGenerator(WRAPPED, drafter).generate(
+            PROMPTS, max_new_tokens=16, do_sample=False
+        )
+        assert result.stats.acceptance_length == trial.acceptance_length, trial.reading.name
+
+
+def test_a_head_of_final_features_is_tried_before_the_final_norm(tmp_path):
+    no_aux = {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": []}
+    for i, files in enumerate((nvidia(eagle=no_aux).but("fc.weight"), safeailab_eagle1())):
+        folder = files.write(tmp_path / str(i))
+        checkpoint = survey_checkpoint(folder, TARGET).load(TARGET)
+        names = {reading.name: reading for reading in alternatives(checkpoint, TARGET)}
+        assert names["before the final norm"].checkpoint.config.feature_layers == (8,)
+        assert names["as read"].checkpoint.config.feature_layers == ("final",)
+
+
+def test_a_small_advantage_is_called_noise(tmp_path):
+    checkpoint = survey_checkpoint(safeailab_eagle3().write(tmp_path), TARGET).load(TARGET)
+    readings = alternatives(checkpoint, TARGET)[:2]
+    trials = [Trial(readings[0], 2.0, 0.1, [0.5]), Trial(readings[1], 2.3, 0.1, [0.6])]
+    assert "within the noise" in table(trials)
+    trials[1] = Trial(readings[1], 2.5, 0.1, [0.6])
+    assert "accepts more; to load the head so: feature_layers=" in table(trials)
+
+
+def test_the_report_names_every_decision(tmp_path, capsys):
+    folder = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True, odd_key=3)
+    folder = folder.plus(**{f"fc_norm.{i}.weight": torch.ones(32) for i in range(3)}).write(
+        tmp_path
+    )
+    assert main(["inspect", str(folder)]) == 0
+    report = capsys.readouterr().out
+    for line in (
+        r"producer +SpecForge \(tensors midlayer",
+        "head +EAGLE-3, 1 layer, width 32",
+        "features +boundaries 2, 4, 5, 32 wide, joined by fc",
+        "norms +before the vocabulary head; one per feature before fc; residual raw",
+        "rope +rope_theta 1000000.0",
+        "vocabulary +20 draft ids, 61 of the target",
+        "parts +embeddings: its own; vocabulary head: its own",
+        "tensors +17 make up such a head: none missing, none unexpected",
+        "keys unread +odd_key",
+        "note +eagle_config.eagle_aux.* are outputs of layers",
+        "note +norm_output is taken as SpecForge's",
+        "note +d2t: 20 of 61 ids, injective, in range, equal to t2d, ascending",
+    ):
+        assert re.search(line, report), line
+
+
+def test_a_faulty_checkpoint_is_reported_and_ends_in_one_line(tmp_path, capsys):
+    folder = safeailab_eagle3().but("fc.weight").plus(y=torch.ones(1)).write(tmp_path)
+    assert main(["inspect", str(folder)]) == 2
+    printed = capsys.readouterr()
+    assert re.search("fault +missing fc.weight\nfault +unexpected y\n", printed.out)
+    assert re.fullmatch("specdec: .* missing fc.weight; unexpected y\n", printed.err)
+    assert main(["inspect", str(tmp_path / "none")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_options_reach_the_reading(tmp_path, capsys):
+    folder = str(nvidia(ids=(1, 3, 6)).write(tmp_path))
+    for options, layers in (
+        ([], "1, 3, 6"),
+        (["--layer-convention", "layer_output"], "2, 4, 7"),
+        (["--feature-layers", "0,8,final"], "0, 8, final"),
+    ):
+        assert main(["inspect", folder, *options, "--rope-theta", "7"]) == 0
+        report = capsys.readouterr().out
+        assert f"boundaries {layers}," in report
+        assert "rope_theta 7.0" in report
+    assert main(["inspect", folder, "--feature-layers", "two"]) == 2
+    assert "--feature-layers must be boundaries like 2,16,29" in capsys.readouterr().err
+
+
+def test_pickles_need_the_option(tmp_path, capsys):
+    folder = str(safeailab_eagle3().write(tmp_path, "bin"))
+    assert main(["inspect", folder]) == 2
+    assert "--allow-pickle" in capsys.readouterr().err
+    assert main(["inspect", folder, "--allow-pickle"]) == 0
+
+
+def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
+    target = zoo.load_target()
+    head = head_for(target, feature_layers=(2, 8, 13))
+    EagleDrafter(head, target).save_pretrained(tmp_path)
+    options = ["--target", "zoo", "--new-tokens", "4", "--prompt", "import os"]
+    assert main(["inspect", str(tmp_path), *options]) == 0
+    report = capsys.readouterr().out
+    assert "parity check, greedy, K = 4" in report
+    assert re.search(r"as read +\d\.\d\d ± \d\.\d\d", report)
+    assert report.count("<- best") == 1
+    assert main(["inspect", str(tmp_path), *options, "--num-draft-tokens", "0"]) == 2
+    wrong = specforge().write(tmp_path / "wrong")
+    assert main(["inspect", str(wrong), "--target", "zoo"]) == 2
+    assert "hidden size of 32, but LlamaForCausalLM has 128" in capsys.readouterr().err

@@ -1,0 +1,245 @@
+"""`python -m specdec.training`: from text to a head that loads again; mistakes are one line."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from training_runs import on_a_cpu
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specdec import SpeculativeGenerator, zoo
+from specdec.cli.train import main
+from specdec.drafters import EagleDrafter
+from specdec.evaluation import evaluate
+from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out
+from specdec.zoo import corpus
+
+TEXT = "".join(f"def function_{i}(x):\n    return x + {i % 7}\n\n\n" for i in range(150))
+SMALL = ["--steps", "2", "--tokens-per-step", "128", "--length", "32", "--precision", "no"]
+SMALL += ["--mlp-width", "24", "--evaluation-prompts", "2", "--num-draft-tokens", "3"]
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu():
+    with on_a_cpu():
+        yield
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    """Folder of a tiny random Llama with the zoo's tokenizer."""
+    folder, tokenizer = tmp_path_factory.mktemp("target"), zoo.load_tokenizer()
+    special = {f"{name}_token_id": tokenizer.eos_token_id for name in ("bos", "eos", "pad")}
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 256}
+    config = LlamaConfig(**ARCHITECTURES["llama"][1] | sizes | special)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.py"
+    path.write_text(TEXT)
+    return path
+
+
+def saved_progress(output):
+    """What the run has kept of itself."""
+    return torch.load(output / "run" / "checkpoint" / "custom_checkpoint_0.pkl", weights_only=False)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
+    kind, target, text, tmp_path, capsys
+):
+    output = tmp_path / "new" / "head"
+    arguments = [kind, "--target", str(target), "--data", str(text), "--output", str(output)]
+    assert main([*arguments, *SMALL]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.splitlines()[-1] == f"saved in {output}"
+    assert "step 2: acceptance length at T = 0 " in printed.out
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    drafter = EagleDrafter.from_pretrained(output, model, 3)
+    assert drafter.config.layer.intermediate_size == 24
+    trained = load_file(output / "run" / "checkpoint" / "model.safetensors")
+    assert {f"drafter.head.{key}" for key in drafter.head.state_dict()} == set(trained)
+    for key, weight in drafter.head.state_dict().items():
+        assert weight.equal(trained[f"drafter.head.{key}"])
+    _, prompts = hold_out(encode_texts([TEXT], zoo.load_tokenizer()), 2)
+    generator = SpeculativeGenerator(model, drafter)
+    (evaluation,) = saved_progress(output)["evaluations"]
+    assert evaluation == {"step": 2} | {
+        f"acceptance length at T = {t}": evaluate(
+            generator, prompts, temperature=t
+        ).stats.acceptance_length
+        for t in (0, 1)
+    }
+
+
+def test_the_module_runs_the_command():
+    assert import_module("specdec.training.__main__").main is main
+
+
+def test_a_run_goes_on_when_it_is_started_again(target, text, tmp_path):
+    arguments = ["eagle3", "--target", str(target), "--data", str(text), *SMALL]
+    arguments += ["--evaluation-prompts", "0"]
+    assert main([*arguments, "--output", str(tmp_path / "a")]) == 0
+    assert main([*arguments, "--output", str(tmp_path / "a"), "--steps", "3"]) == 0
+    progress = saved_progress(tmp_path / "a")
+    assert progress["num_steps"] == 3
+    assert progress["num_tokens"] == 3 * 128
+    assert progress["evaluations"] == []
+
+
+@pytest.fixture
+def _little_library(monkeypatch):
+    files = [corpus.stdlib_root() / name for name in ("copy.py", "ast.py", "dis.py")]
+    monkeypatch.setattr(corpus, "library_files", lambda: files)
+
+
+@pytest.mark.usefixtures("_little_library")
+def test_the_zoo_trains_a_head_for_its_own_target(tmp_path):
+    output = tmp_path / "head"
+    arguments = ["eagle3", "--target", "zoo", "--data", "zoo", "--output", str(output), *SMALL]
+    assert main([*arguments, "--evaluation-prompts", "0"]) == 0
+    drafter = EagleDrafter.from_pretrained(output, zoo.load_target())
+    assert drafter.feature_layers == (2, 8, 13)
+
+
+@pytest.mark.usefixtures("_little_library")
+def test_the_zoos_text_can_train_for_another_target(target, tmp_path):
+    arguments = ["--target", str(target), "--data", "zoo", "--output", str(tmp_path / "head")]
+    assert main(["eagle1", *arguments, *SMALL]) == 0
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["hidden_size"] == 32
+
+
+MISTAKES = {
+    "no such data": (["--data", "nowhere.txt"], "no training data at nowhere.txt"),
+    "no such target": (["--target", "./no/such"], "cannot load './no/such': it must be a folder"),
+    "no steps": (["--steps", "0"], "steps must be positive, got 0"),
+    "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
+    "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
+    "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
+    "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be at least 1"),
+    "negative prompts": (["--evaluation-prompts", "-1"], "must be >= 0, got -1"),
+    "negative K": (["--num-draft-tokens", "-1"], "num_draft_tokens must be >= 0, got -1"),
+    "no batches": (["--accumulation", "0"], "accumulation must be positive, got 0"),
+    "output is a file": (["--output", __file__], "File exists"),
+    "absurd rate": (["--lr", "1e30"], "the loss of step"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_a_mistake_is_told_in_one_line(case, target, text, tmp_path, capsys):
+    wrong, message = MISTAKES[case]
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path / "head")]
+    assert main(["eagle3", *usual, *SMALL, *wrong]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line.lower()]
+    assert len(errors) == 1
+    assert errors[0].startswith("error: ")
+    assert message in errors[0]
+    assert len(errors[0]) < 420
+    assert not (tmp_path / "head" / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (["--minutes", "3"], "argument --minutes: not allowed with argument --steps"),
+        (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
+        (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
+        (["--data"], "argument --data: expected one argument"),
+    ],
+)
+def test_a_wrong_option_is_told_in_one_line(wrong, message, capsys):
+    arguments = ["eagle3", "--target", "zoo", "--data", "zoo", "--output", "x", *SMALL, *wrong]
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+    assert line.endswith("; see --help")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "fine"}\n{"txet": "typo"}\n', "text.jsonl, line 2 must be an object with"),
+        ("", "there is no text to train on"),
+        ('{"text": "short"}\n', "a batch takes 129 tokens and the text has"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_told_in_one_line(content, message, tmp_path, capsys):
+    path = tmp_path / "text.jsonl"
+    path.write_text(content)
+    arguments = ["eagle3", "--target", "zoo", "--data", str(path), "--output", str(tmp_path / "x")]
+    assert main([*arguments, *SMALL]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_checkpoint_of_another_head_is_told_in_one_line(target, text, tmp_path, capsys):
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path), *SMALL]
+    assert main(["eagle3", *usual, "--evaluation-prompts", "0"]) == 0
+    assert main(["eagle1", *usual, "--evaluation-prompts", "0"]) == 2
+    assert "is of another run, delete it" in capsys.readouterr().err.splitlines()[-1]
+
+
+@given(st.lists(st.integers(0, 400), max_size=12), st.integers(0, 6))
+def test_prompts_are_held_out_from_the_end_and_nothing_is_lost(lengths, num_prompts):
+    ends = np.cumsum([0, *lengths])
+    documents = [np.arange(a, b) for a, b in pairwise(ends)]
+    rest, prompts = hold_out(documents, num_prompts)
+    assert prompts.shape[0] <= num_prompts
+    assert prompts.shape[1] == PROMPT_TOKENS
+    trained_on = [token for ids in rest for token in ids.tolist()]
+    assert len(set(trained_on)) == len(trained_on)
+    assert not set(trained_on) & set(prompts.flatten().tolist())
+    total = ends[-1]
+    assert len(rest) >= 3 * len(prompts)
+    for prompt in prompts.tolist():
+        assert prompt == list(range(prompt[0], prompt[0] + PROMPT_TOKENS))
+        assert sum(len(ids) >= PROMPT_TOKENS and ids[0] > prompt[0] for ids in rest) == 0
+    if num_prompts == 0:
+        assert len(trained_on) == total
+    elif max(lengths, default=0) == total >= 4 * num_prompts * PROMPT_TOKENS:
+        assert len(prompts) == num_prompts  # also of a single text
+
+
+@pytest.mark.slow
+def test_the_command_runs_unchanged_under_accelerate_launch(target, text, tmp_path):
+    """Slow: three interpreters start. `--cpu` would launch one process whatever is asked for."""
+    arguments = ["eagle3", "--target", str(target), "--data", str(text), *SMALL]
+    assert main([*arguments, "--output", str(tmp_path / "one")]) == 0
+    launch = "--multi_gpu --num_processes 2 --num_machines 1 --main_process_port 0 --dynamo_backend"
+    command = [sys.executable, "-m", "accelerate.commands.launch", *launch.split(), "no"]
+    command += ["--mixed_precision", "bf16", "-m", "specdec.training", *arguments]
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "two")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("saved in") == 1
+    assert done.stdout.count("step 2: acceptance length") == 1
+    one, two = (saved_progress(tmp_path / name) for name in ("one", "two"))
+    assert two["num_tokens"] == one["num_tokens"]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+    heads = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    for key, weight in heads[0].items():
+        torch.testing.assert_close(heads[1][key], weight, rtol=0, atol=1e-3)
+    assert len(list((tmp_path / "two" / "run" / "checkpoint").glob("random_states_*"))) == 2

@@ -1,0 +1,242 @@
+"""The training-time test is drafting: every unrolled step predicts what a draft would.
+
+The oracle for step m at place t is a head that has read the text up to token t + 1 beside the
+target's features up to position t, and then m tokens of the text beside its own feedback: once
+recomputed straight without a cache, once as `EagleDrafter` itself when it drafts those tokens.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import drawing
+from eagle_heads import FeatureLoop, features_and_logits, head_for
+from eagle_oracle import oracle_drafter, oracle_target
+from eagle_reference import draft_outputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.drafters import EagleDrafter
+from specdec.samplers import Noise, Warp
+from specdec.training import FeatureAndToken, TrainingTimeTest
+
+MODEL = build("llama", dtype=torch.float64)
+TABLES = [m.weight.detach() for m in (MODEL.get_input_embeddings(), MODEL.get_output_embeddings())]
+HEADS = {
+    "one layer, GQA": {},
+    "two layers": {"num_layers": 2},
+    "three layers, qk norm": {"num_layers": 3, "has_qk_norm": True},
+    "own embeddings": {"has_embed_tokens": True},
+    "feedback norm": {"feedback_norm": True},
+    "norm before residual": {"norm_before_residual": True},
+    "target's vocabulary head": {"has_lm_head": False},
+    "logit scale": {"logit_scale": 0.3},
+    "fewer ids": {"draft_vocab_size": 19},
+    "eagle1": {"kind": "input"},
+    "eagle1, two layers": {"kind": "input", "num_layers": 2, "fc_bias": True},
+}
+seeds = st.integers(0, 2**32 - 1)
+
+
+def drafter_of(name, *, seed=0):
+    """A random head of some wiring, in float64."""
+    return EagleDrafter(head_for(MODEL, seed=seed, **HEADS[name]).double(), MODEL)
+
+
+def random_ids(seed, rows, length):
+    return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def recomputed(drafter, ids, features, place, num_steps, positions=None):
+    """Logits `[M, Vd]` and feedback `[M, H]` of a draft behind a place of one row's text."""
+    behind = [*ids[place + 2 :].tolist(), 0][:num_steps]  # nobody reads the last one
+    text, known = ids[: place + 2].tolist(), features[: place + 1]
+    weights = dict(drafter.head.named_parameters())
+    tables = TABLES if drafter.head.target_ids is None else [TABLES[0], None]
+    return draft_outputs(drafter.config, weights, tables, text, known, behind, positions)
+
+
+@pytest.mark.parametrize("name", HEADS)
+@settings(max_examples=4)
+@given(seeds, st.integers(1, 5), st.integers(1, 7), st.data())
+@torch.no_grad()
+def test_a_step_at_a_place_is_a_draft_behind_that_place(name, seed, num_steps, count, data):
+    drafter, ids = drafter_of(name, seed=seed), random_ids(seed, 2, num_steps + count)
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    steps = torch.stack(TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features))
+    assert steps.shape == (num_steps, 2, count, drafter.config.draft_vocab_size)
+    row, place = data.draw(st.integers(0, 1)), data.draw(st.integers(0, count - 1))
+    expected, _ = recomputed(drafter, ids[row], features[row], place, num_steps)
+    torch.testing.assert_close(steps[:, row, place], expected, rtol=0, atol=1e-5)
+
+
+SHIFTS = {
+    "tokens": lambda ids, features: (ids.roll(1), features, None),
+    "later tokens": lambda ids, features: (torch.cat([ids[:6], ids[5:-1]]), features, None),
+    "features": lambda ids, features: (ids, features.roll(1, 0), None),
+    "later positions": lambda ids, features: (ids, features, [*range(5), *range(6, 9)]),
+    "positions that stay": lambda ids, features: (ids, features, [*range(5), 4, 4, 4]),
+}
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+@pytest.mark.parametrize("name", ["one layer, GQA", "two layers", "eagle1"])
+@torch.no_grad()
+def test_a_token_feature_or_position_that_is_one_off_is_noticed(name, shift):
+    """The comparison above has no blind spot: place 4, four steps."""
+    drafter, ids = drafter_of(name), random_ids(3, 1, 12)
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    steps = torch.stack(TrainingTimeTest(drafter, MODEL, 4).unroll(ids, features))[:, 0, 4]
+    wrong_ids, wrong_features, positions = SHIFTS[shift](ids[0], features[0])
+    right, _ = recomputed(drafter, ids[0], features[0], 4, 4)
+    wrong, _ = recomputed(drafter, wrong_ids, wrong_features, 4, 4, positions)
+    assert (steps - right).abs().max() < 1e-5
+    assert (steps - wrong).abs().amax(dim=1)[-1] > 1e-2
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_the_steps_behind_a_text_have_the_laws_that_the_drafter_draws_from(name):
+    """The drafter continues a text, and the unrolled head reads what it drafted."""
+    drafter, num_steps, length = drafter_of(name), 4, 9
+    drafter.num_draft_tokens = num_steps
+    prompts = random_ids(1, 3, length)
+    features, _ = features_and_logits(MODEL, prompts, drafter.feature_layers)
+    loop = FeatureLoop(prompts.tolist(), num_steps, features)
+    state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
+    loop.prefill(drafter, state, 4)
+    noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), num_steps + 1)
+    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    ids = torch.cat([prompts, draft.tokens], dim=1)
+    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
+    steps = TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features)
+    laws = torch.stack([s[:, length - 2] for s in steps], dim=1)
+    laws = drafter.head.over_target_ids(laws).softmax(dim=-1)  # [B, K, V]
+    torch.testing.assert_close(draft.probs.double(), laws, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_loss_and_gradients_are_those_of_all_drafts_one_by_one(name):
+    num_steps, count = 3, 4
+    drafter, ids = drafter_of(name), random_ids(2, 2, num_steps + count)
+    objective = TrainingTimeTest(drafter, MODEL, num_steps, step_weight=0.5)
+    parameters = dict(drafter.head.named_parameters())
+    features, logits = features_and_logits(MODEL, ids, drafter.feature_layers)
+    laws = logits.softmax(dim=-1)
+    if drafter.head.target_ids is not None:
+        laws = laws[..., drafter.head.target_ids]
+    expected = 0.0
+    for row in range(2):
+        for t in range(count):
+            drafts, _ = recomputed(drafter, ids[row], features[row], t, num_steps)
+            for m in range(num_steps):
+                law = laws[row, t + m + 1]
+                nats = -(law * drafts[m].log_softmax(dim=-1)).sum()
+                expected += 0.5**m / 1.75 * nats / (2 * count)
+    loss = objective(ids)
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=0)
+    ours = torch.autograd.grad(loss, list(parameters.values()))
+    theirs = torch.autograd.grad(expected, list(parameters.values()))
+    for key, got, want in zip(parameters, ours, theirs, strict=True):
+        assert want.abs().max() > 0, f"{key} takes no part"
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: k + m)
+
+
+def test_places_whose_ids_the_head_cannot_propose_count_for_less():
+    drafter = drafter_of("fewer ids")
+    drafter.head.lm_head.weight.data.zero_()  # every law is uniform: log 19 nats
+    ids = random_ids(5, 2, 10)
+    _, logits = features_and_logits(MODEL, ids, drafter.feature_layers)
+    within = logits.softmax(dim=-1)[:, 1:, drafter.head.target_ids].sum(dim=-1).mean()
+    loss = TrainingTimeTest(drafter, MODEL, 1)(ids)
+    torch.testing.assert_close(loss.item(), (within * torch.tensor(19.0).log()).item())
+
+
+def test_rows_too_short_to_unroll_are_refused():
+    objective = TrainingTimeTest(drafter_of("one layer, GQA"), MODEL, 5)
+    assert objective(random_ids(0, 1, 6)) > 0
+    with pytest.raises(ValueError, match=r"rows of 4 tokens are too short for 5 unrolled steps"):
+        objective(random_ids(0, 1, 5))
+    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+        TrainingTimeTest(objective.drafter, MODEL, 0)
+
+
+def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
+    drafter = drafter_of("one layer, GQA")
+    objective = TrainingTimeTest(drafter, MODEL, 2)
+    short, long = random_ids(1, 1, 5), random_ids(1, 1, 30)
+    losses = [objective(ids).item() for ids in (short, long, short)]
+    assert losses[0] == losses[2]
+    assert losses[1] == TrainingTimeTest(drafter, MODEL, 2)(long).item()
+    drafter.head.float()
+    assert objective(long).item() == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_the_loss_of_a_head_that_predicts_features_exactly_is_that_of_its_tokens():
+    target = oracle_target()
+    drafter = oracle_drafter(target, "eagle1", 4)
+    ids = torch.randint(26, (2, 20), generator=torch.Generator().manual_seed(0))
+    law = target(input_ids=ids).logits[:, 1:].softmax(dim=-1)
+    entropy = -(law * law.log()).sum(dim=-1).mean()
+    for weight in (0.1, 0.7):
+        loss = FeatureAndToken(drafter, target, token_weight=weight).eval()(ids)
+        torch.testing.assert_close(loss, weight * entropy, rtol=1e-4, atol=0)
+
+
+def test_feature_and_token_losses_are_those_of_one_draft_per_place():
+    objective, ids = (
+        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval(),
+        random_ids(7, 2, 8),
+    )
+    features, logits = features_and_logits(MODEL, ids, ("final",))
+    nats, errors = [], []
+    for row in range(2):
+        for t in range(7):
+            draft, feedback = recomputed(objective.drafter, ids[row], features[row], t, 1)
+            law = logits[row, t + 1].softmax(dim=-1)
+            nats.append(-(law * draft[0].log_softmax(dim=-1)).sum())
+            error = (feedback[0] - features[row, t + 1]).abs()
+            errors.append(torch.where(error < 1, error**2 / 2, error - 0.5).mean())
+    expected = torch.stack(errors).mean() + 0.3 * torch.stack(nats).mean()
+    torch.testing.assert_close(objective(ids).double(), expected, rtol=1e-5, atol=0)
+
+
+def test_noise_moves_features_a_little_and_only_in_training(monkeypatch):
+    objective, ids, seen = (
+        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25),
+        random_ids(7, 2, 30),
+        [],
+    )
+    fuse = objective.drafter.head.fuse
+    monkeypatch.setattr(objective.drafter.head, "fuse", lambda x: seen.append(x) or fuse(x))
+    features, _ = features_and_logits(MODEL, ids, ("final",))
+    for is_training in (False, True, True):
+        objective.train(is_training)(ids)
+    exact, first, second = ((x - features[:, :-1]).abs() for x in seen)
+    assert exact.max() < 1e-9
+    assert 0.24 < first.max() <= 0.25
+    assert (first - second).abs().max() > 0.1
+    FeatureAndToken(objective.drafter, MODEL, noise=0.0).train()(ids)
+    assert (seen[-1] - features[:, :-1]).abs().max() < 1e-9
+
+
+def test_a_head_that_cannot_predict_its_features_is_sent_to_the_other_loss():
+    with pytest.raises(ValueError, match=r"width 96 and its output is 32.*TrainingTimeTest"):
+        FeatureAndToken(drafter_of("one layer, GQA"), MODEL)
+
+
+@pytest.mark.parametrize("name", ["one layer, GQA", "target's vocabulary head", "eagle1"])
+def test_only_the_head_is_trained_and_kept(name):
+    model = build("llama")
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    drafter = EagleDrafter(head_for(model, **HEADS[name]), model)
+    is_first = HEADS[name].get("kind") == "input"
+    objective = (FeatureAndToken if is_first else TrainingTimeTest)(drafter, model)
+    objective.train()(random_ids(0, 2, 12)).backward()
+    names = {f"drafter.head.{key}" for key, _ in drafter.head.named_parameters()}
+    assert {key for key, _ in objective.named_parameters()} == names == set(objective.state_dict())
+    assert all(p.grad is not None for p in objective.parameters())
+    targets = {p.data_ptr() for p in model.parameters()}
+    assert targets.isdisjoint(p.data_ptr() for p in objective.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+    assert not model.training
+    assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
