@@ -98,28 +98,27 @@ LIBRARIES = {
 """Libraries that a room may import, besides Python's own."""
 
 
+def libraries_of(file: Path) -> set[str]:
+    """Libraries that a file imports, besides Python's own and ours."""
+    names = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    return {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"specdec"}
+
+
 @pytest.mark.parametrize("room", LIBRARIES)
 def test_a_room_imports_only_the_libraries_that_it_needs(room):
     for file in FILES:
         if room_of(file) == room:
-            tree = ast.walk(ast.parse(file.read_text()))
-            names = {n.module for n in (nodes := list(tree)) if isinstance(n, ast.ImportFrom)}
-            names |= {a.name for n in nodes if isinstance(n, ast.Import) for a in n.names}
-            found = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-            assert found <= LIBRARIES[room] | {"specdec"}
+            assert libraries_of(file) <= LIBRARIES[room]
 
 
 def test_every_library_that_is_imported_is_declared():
     declared = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    optional = [name for names in declared["optional-dependencies"].values() for name in names]
-    known = {re.split(r"[ >=;\[]", n)[0] for n in (*declared["dependencies"], *optional)}
-    known = {name.replace("-", "_") for name in known}
+    names = [*declared["dependencies"], *sum(declared["optional-dependencies"].values(), [])]
+    known = {re.split(r"[ >=;\[]", name)[0].replace("-", "_") for name in names}
     for file in FILES:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names = []
-            if isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-            elif isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            outside = {name.split(".")[0] for name in names} - sys.stdlib_module_names
-            assert outside <= known | {"specdec"}, f"{file}: {outside - known} is not declared"
+        assert libraries_of(file) <= known, file
