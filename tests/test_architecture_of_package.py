@@ -118,7 +118,8 @@ def test_a_room_imports_only_the_libraries_that_it_needs(room):
 
 def test_every_library_that_is_imported_is_declared():
     declared = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]
-    names = [*declared["dependencies"], *sum(declared["optional-dependencies"].values(), [])]
+    groups = declared["dependencies"], *declared["optional-dependencies"].values()
+    names = [name for group in groups for name in group]
     known = {re.split(r"[ >=;\[]", name)[0].replace("-", "_") for name in names}
     for file in FILES:
         assert libraries_of(file) <= known, file
