@@ -14,13 +14,13 @@ _FAULTS = {
         "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
         "its dtype (float16 overflows) and logits processors that forbid every token"
     ),
-    Fault.DRAFT_LAW: (
-        "a draft law does not sum to 1; Draft.probs must hold probabilities over the target's "
-        "vocabulary, not logits"
+    Fault.DRAFT_PROBS: (
+        "draft probabilities are negative or do not sum to 1; Draft.probs must hold probabilities "
+        "over the target's vocabulary, not logits"
     ),
     Fault.DRAFT_TOKEN: (
-        "a draft token has probability 0 under its own law; Draft.probs must be the law that "
-        "the token was actually drawn from, or None for a deterministic proposal"
+        "a draft token has probability 0 in Draft.probs; it must hold the distribution that the "
+        "token was actually drawn from, or be None for a deterministic proposal"
     ),
 }
 

@@ -19,10 +19,10 @@ class Fault(IntFlag):
 
     TARGET_LOGITS = 1
     """NaN or infinity among the target's logits, or all of them -inf."""
-    DRAFT_LAW = 2
-    """A draft law that does not sum to 1."""
+    DRAFT_PROBS = 2
+    """Draft probabilities that are negative or do not sum to 1."""
     DRAFT_TOKEN = 4
-    """A draft token that its own law gives no probability."""
+    """A draft token that its own probabilities rule out."""
 
 
 def _expect(name: str, tensor: Tensor, *shape: int) -> None:

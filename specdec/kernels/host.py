@@ -7,14 +7,11 @@ does their work in the time of two of them.
 Legend: B rows, K draft tokens.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.overrides import has_torch_function
 
 from specdec.kernels.books import Books
-from specdec.types import PAD_TOKEN, Fault
 
 MAX_ROWS = 16
 """For more rows tensor operations are the faster."""
@@ -27,26 +24,6 @@ def is_at_hand(tensor: Tensor) -> bool:
     `no_host_sync`) is to see those that a GPU would run.
     """
     return tensor.is_cpu and tensor.shape[0] <= MAX_ROWS and not has_torch_function((tensor,))
-
-
-def verify_draws(
-    draft_tokens: Tensor, num_valid: Tensor | None, target_tokens: Tensor, largest_logits: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `ops.verify_draws`."""
-    rows, width = draft_tokens.shape
-    limits = [width] * rows if num_valid is None else num_valid.tolist()
-    tokens, counts, faults = [], [], []
-    for drafted, drawn, largest, limit in zip(
-        draft_tokens.tolist(), target_tokens.tolist(), largest_logits.tolist(), limits, strict=True
-    ):
-        count = 0
-        while count < limit and drafted[count] == drawn[count]:
-            count += 1
-        is_sound = all(map(math.isfinite, largest[: count + 1]))
-        tokens.append(drawn[: count + 1] + [PAD_TOKEN] * (width - count))
-        counts.append(count)
-        faults.append(0 if is_sound else int(Fault.TARGET_LOGITS))
-    return torch.tensor(tokens), torch.tensor(counts), torch.tensor(faults)
 
 
 class HostBooks(Books):

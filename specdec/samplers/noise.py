@@ -224,7 +224,7 @@ class CoupledStepNoise(StepNoise):
             return logits.argmax(dim=-1)
         places = torch.arange(1 + index, 1 + index + logits.shape[1], device=logits.device)
         return race(
-            logits, warp.gate(logits), self._key, self._start[:, None] + places, _RACE_STREAM
+            logits, warp.params(logits), self._key, self._start[:, None] + places, _RACE_STREAM
         )
 
 

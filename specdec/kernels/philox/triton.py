@@ -1,6 +1,4 @@
-"""Noise made where it is used: Philox 4x32-10 in a kernel, the bits of `specdec.kernels.philox`
-(Salmon et al., SC 2011, section 3.3).
-"""
+"""Philox inside a kernel: the bits of `philox.reference`, made in registers where they are used."""
 
 import triton
 import triton.language as tl
@@ -8,23 +6,23 @@ import triton.language as tl
 
 @triton.jit
 def to_uniforms(high, low):
-    """float64 in [0, 1) from two words each: 52 bits."""
+    """float64 in [0, 1) from two 32-bit words each, of which 52 bits are used."""
     bits = (high.to(tl.uint64) << 20) | (low >> 12).to(tl.uint64)
     return bits.to(tl.float64) * 2.220446049250313e-16  # 2**-52
 
 
 @triton.jit
 def token_uniforms(key, row, position, stream, chunk, block: tl.constexpr):
-    """Uniforms of the tokens of a chunk: the counter is (position, token // 2, stream, 0), and its
-    four words serve two tokens.
+    """Uniforms of the tokens of a chunk. The counter is (position, token // 2, stream, 0); its four
+    words serve two tokens.
 
     Args:
         key: `[B, 2]` int64, the two 32-bit words of each row's seed.
-        row: whose key.
+        row: which of the B seeds.
         position: in the text.
-        stream: what the noise is for.
-        chunk: which block tokens.
-        block: even.
+        stream: different streams have independent noise.
+        chunk: the tokens are `chunk * block` and those after it.
+        block: number of tokens, even.
 
     Returns:
         `[block]` float64.

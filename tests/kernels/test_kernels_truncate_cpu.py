@@ -1,9 +1,9 @@
-"""Wide rows on a CPU: the floor of top-p is that of its definition however it is found, and the law
-is that of the gate to the last bit.
+"""Wide rows on a CPU: the cutoff of top-p is that of its definition however it is found, and the
+probabilities are those of `warp_probs` to the last bit.
 
-The definition, in whole numbers: sort by (logit, id), add up masses of 2**-52 rounded down, let go
+The definition, in whole numbers: sort by (logit, id), add up masses of 2**-52 rounded down, drop
 while the sum, as a float32, is at most the float32 of 1 - top_p. `few` and `samples` are forced so
-small that rows of a few tokens are narrowed round by round.
+small that rows of a few tokens take several rounds.
 """
 
 from unittest import mock
@@ -14,8 +14,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specdec.graphs import HostSyncError, no_host_sync
-from specdec.kernels import Gate, Truncation, cpu, draw
-from specdec.kernels import gate as gates
+from specdec.kernels import Cutoff, Truncation, WarpParams, draw, warp_probs
+from specdec.kernels.truncate import cpu, find_cutoff, is_kept, scale
 from specdec.samplers import Warp
 
 seeds = st.integers(0, 2**32 - 1)
@@ -76,26 +76,26 @@ def masses_of(row):
     return [int(mass) for mass in (row.softmax(-1) * 2.0**52).tolist()]
 
 
-def plain_edge(row, may_go):
-    """The id of the last kept token of a row `[V]`, by the definition."""
+def first_kept(row, may_be_dropped):
+    """The id of the least likely kept token of a row `[V]`, by the definition."""
     logits, masses, reached = row.tolist(), masses_of(row), 0
     *others, best = sorted(range(len(logits)), key=lambda v: (logits[v], v))
     for v in others:
         reached += masses[v]
-        if not may_go(reached):
+        if not may_be_dropped(reached):
             return v
     return best
 
 
-def plain_floor(row, top_p):
-    tail = as_float32(1 - top_p)
-    edge = plain_edge(row, lambda mass: as_float32(mass / 2**52) <= tail)
-    return row[edge].item(), edge
+def plain_cutoff(row, top_p):
+    droppable = as_float32(1 - top_p)
+    token = first_kept(row, lambda mass: as_float32(mass / 2**52) <= droppable)
+    return row[token].item(), token
 
 
-def found_floor(row, top_p, few, samples):
-    limit = cpu._largest_gone(torch.tensor([1 - top_p], dtype=torch.float64))
-    logits, ids = cpu.top_p_floor(row[None], limit, few, samples)
+def found_cutoff(row, top_p, few, samples):
+    limit = cpu._largest_droppable(torch.tensor([1 - top_p], dtype=torch.float64))
+    logits, ids = cpu.top_p_cutoff(row[None], limit, few, samples)
     return logits.item(), ids.item()
 
 
@@ -104,27 +104,27 @@ def found_floor(row, top_p, few, samples):
 @example("ties", 3000, 0.5, (64, 5), 1)
 @example("normal", 5000, 0.9, (1, 512), 2)
 @example("flat", 2000, 0.9, (2, 33), 3)
-def test_the_floor_is_that_of_the_definition_however_few_tokens_guide_to_it(
+def test_the_cutoff_is_that_of_the_definition_however_few_tokens_guide_to_it(
     kind, vocab, top_p, setting, seed
 ):
     row = made(kind, (vocab,), seed)
-    assert found_floor(row, top_p, *setting) == plain_floor(row, top_p)
+    assert found_cutoff(row, top_p, *setting) == plain_cutoff(row, top_p)
 
 
 @given(kinds, st.integers(1, 40), settings, st.integers(0, 39), st.sampled_from([0, 1]), seeds)
-def test_a_token_goes_up_to_and_including_the_limit(kind, vocab, setting, count, less, seed):
+def test_a_token_is_dropped_up_to_and_including_the_limit(kind, vocab, setting, count, less, seed):
     row = 2 * made(kind, (vocab,), seed)
     limit = max(sum(sorted(masses_of(row))[:count]) - less, 0)
-    edge = plain_edge(row, lambda mass: mass <= limit)
-    assert cpu._edge(row, float(limit), *setting)[1] == edge
+    token = first_kept(row, lambda mass: mass <= limit)
+    assert cpu._smallest_kept(row, float(limit), *setting)[1] == token
 
 
 @given(st.integers(2**23, 2**24), st.integers(0, 20), st.integers(-2, 2))
-def test_a_sum_may_go_iff_its_float32_is_at_most_the_float32_of_the_tail(bits, exponent, offset):
-    tail = torch.tensor([bits * 2.0 ** (-24 - exponent)], dtype=torch.float64)
-    largest = int(cpu._largest_gone(tail).item())
+def test_a_sum_is_droppable_iff_its_float32_is_at_most_that_of_the_limit(bits, exponent, offset):
+    droppable = torch.tensor([bits * 2.0 ** (-24 - exponent)], dtype=torch.float64)
+    largest = int(cpu._largest_droppable(droppable).item())
     mass = largest + offset
-    assert (as_float32(mass / 2**52) <= as_float32(tail.item())) == (mass <= largest)
+    assert (as_float32(mass / 2**52) <= as_float32(droppable.item())) == (mass <= largest)
 
 
 @given(kinds, st.integers(1, 70), st.integers(0, 69), seeds)
@@ -134,17 +134,18 @@ def test_the_logits_above_a_pivot_are_all_found_and_no_other(kind, vocab, at, se
     assert cpu._above(row, pivot).tolist() == [v for v in range(vocab) if row[v] > pivot]
 
 
-def lying(vocab, step, *, sampled, others):
-    """A row whose every step-th token, all that a sample sees, is of one kind and the rest not."""
+def misleading(vocab, step, *, sampled, others):
+    """A row whose every step-th token, all that a sample holds, is unlike the others."""
     return torch.full((vocab,), others).index_fill(0, torch.arange(0, vocab, step), sampled)
 
 
-class Aims(list):
-    """The arguments of each call of `cpu._aim`, while it lasts."""
+class Rounds(list):
+    """The arguments of each call of `cpu._choose_pivot`, while it lasts."""
 
     def __enter__(self):
-        aim = cpu._aim
-        self._patch = mock.patch.object(cpu, "_aim", lambda *args: self.append(args) or aim(*args))
+        choose = cpu._choose_pivot
+        spy = mock.Mock(side_effect=lambda *args: self.append(args) or choose(*args))
+        self._patch = mock.patch.object(cpu, "_choose_pivot", spy)
         self._patch.__enter__()
         return self
 
@@ -162,39 +163,39 @@ class Aims(list):
 
 @pytest.mark.parametrize(("sampled", "others"), [(0.0, 1.0), (1.0, 0.0), (-9.0, 3.0), (9.0, 3.0)])
 @pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
-def test_a_sample_that_lies_costs_time_only(sampled, others, top_p):
+def test_a_sample_that_misleads_costs_time_only(sampled, others, top_p):
     noise = torch.randn(4096, generator=torch.Generator().manual_seed(0)) / 100
-    row = lying(4096, 16, sampled=sampled, others=others) + noise
-    with Aims() as aims:
-        found = found_floor(row, top_p, 8, 256)
-    assert found == plain_floor(row, top_p)
-    assert len(aims) > 1
+    row = misleading(4096, 16, sampled=sampled, others=others) + noise
+    with Rounds() as rounds:
+        found = found_cutoff(row, top_p, 8, 256)
+    assert found == plain_cutoff(row, top_p)
+    assert len(rounds) > 1
 
 
 def test_a_miss_is_noticed_and_the_other_side_taken():
     noise = torch.randn(4096, generator=torch.Generator().manual_seed(0)) / 100
-    row = lying(4096, 16, sampled=-9.0, others=3.0) + noise
-    row[::256] = 4.0  # of what the sample sees these have all the mass, in the row nearly none
-    with Aims() as aims:
-        assert found_floor(row, 0.9, 8, 256) == plain_floor(row, 0.9)
-    assert aims.misses > 0
+    row = misleading(4096, 16, sampled=-9.0, others=3.0) + noise
+    row[::256] = 4.0  # they have all the mass of the sample, and of the row nearly none
+    with Rounds() as rounds:
+        assert found_cutoff(row, 0.9, 8, 256) == plain_cutoff(row, 0.9)
+    assert rounds.misses > 0
 
 
-def test_a_mass_that_is_slightly_off_gives_another_floor():
+def test_a_mass_that_is_slightly_off_gives_another_cutoff():
     row = made("nearly flat", (4096,), 0)
-    assert found_floor(row, 0.9, 8, 256) == plain_floor(row, 0.9)
+    assert found_cutoff(row, 0.9, 8, 256) == plain_cutoff(row, 0.9)
     wrong = mock.patch.object(cpu, "_sum", side_effect=lambda masses: 0.95 * float(masses.sum()))
     with wrong:
-        assert found_floor(row, 0.9, 8, 256) != plain_floor(row, 0.9)
+        assert found_cutoff(row, 0.9, 8, 256) != plain_cutoff(row, 0.9)
 
 
 @pytest.mark.parametrize("kind", ["normal", "half precision", "peaked", "nearly flat", "forbidden"])
 def test_a_wide_row_is_narrowed_to_a_few_tokens_in_a_few_rounds(kind):
     row = made(kind, (40_000,), 5)
-    with Aims() as aims:
-        assert found_floor(row, 0.9, cpu.FEW, cpu.SAMPLES) == plain_floor(row, 0.9)
-    assert aims.sizes[0] == 40_000
-    assert len(aims) <= 3
+    with Rounds() as rounds:
+        assert found_cutoff(row, 0.9, cpu.FEW, cpu.SAMPLES) == plain_cutoff(row, 0.9)
+    assert rounds.sizes[0] == 40_000
+    assert len(rounds) <= 3
 
 
 def columns(values, dtype):
@@ -215,10 +216,9 @@ rows_of_truncations = st.lists(
 def truncation_of(rows, *, uses):
     top_ks, top_ps, min_ps = zip(*rows, strict=True)
     uses = uses - {"top_k"} if max(top_ks) == 0 else uses
-    tails = [1 - p if p < 1 else -1.0 for p in top_ps]
     return Truncation(
         columns(top_ks, torch.long) if "top_k" in uses else None,
-        columns(tails, torch.float64) if "top_p" in uses or not uses else None,
+        columns(top_ps, torch.float64) if "top_p" in uses or not uses else None,
         columns(min_ps, torch.float64) if "min_p" in uses else None,
         max(top_ks),
     )
@@ -232,54 +232,53 @@ uses_some = st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1)
 
 
 @given(kinds, rows_of_truncations, uses_some, st.integers(1, 50), seeds)
-def test_rows_keep_what_the_gate_keeps_unless_a_mass_is_within_rounding_of_the_tail(
+def test_rows_keep_what_the_definition_keeps_unless_a_mass_is_within_rounding_of_the_limit(
     kind, rows, uses, vocab, seed
 ):
     logits = made(kind, (len(rows), 2, vocab), seed)
     temperature = columns([0.7, 1.0, 1.3][: len(rows)], torch.float64)
     truncation = truncation_of(rows, uses=uses)
     with forced_small():
-        floor = cpu.find_floor(logits, temperature, truncation)
-    scaled = gates.scale(logits, temperature)
-    kept = gates.is_kept(scaled, floor)
-    expected = gates.is_kept(scaled, gates.find_floor(logits, temperature, truncation))
-    for place in (kept != expected).any(dim=-1).nonzero().tolist():
-        assert is_close_call(scaled[tuple(place)], truncation, place[0])
+        cutoff = cpu.find_cutoff(logits, temperature, truncation)
+    scaled = scale(logits, temperature)
+    kept = is_kept(scaled, cutoff)
+    expected = is_kept(scaled, find_cutoff(logits, temperature, truncation))
+    for index in (kept != expected).any(dim=-1).nonzero().tolist():
+        assert is_close_call(scaled[tuple(index)], truncation, index[0])
 
 
 def is_close_call(row, truncation, b):
-    """Whether some mass that top-p compares is within float32 rounding of the tail."""
+    """Whether some mass that top-p compares is within float32 rounding of the limit."""
     one = Truncation(
         None if truncation.top_k is None else truncation.top_k[b : b + 1],
-        largest_k=truncation.largest_k,
+        max_top_k=truncation.max_top_k,
     )
     if one.top_k is not None:
-        floor = gates.find_floor(row[None], None, one)
-        row = row.masked_fill(~gates.is_kept(row[None], floor)[0], -torch.inf)
+        cutoff = find_cutoff(row[None], None, one)
+        row = row.masked_fill(~is_kept(row[None], cutoff)[0], -torch.inf)
     masses = row.double().sort().values.softmax(-1).cumsum(-1)
-    return bool(((masses - truncation.tail[b]).abs() < 1e-6).any())
+    return bool(((masses - (1 - truncation.top_p[b])).abs() < 1e-6).any())
 
 
 @given(kinds, rows_of_truncations, uses_some, st.booleans(), st.integers(1, 50), seeds)
-def test_the_law_of_wide_rows_is_the_law_of_the_gate_to_the_last_bit(
+def test_the_probabilities_of_wide_rows_are_those_of_the_definition_to_the_last_bit(
     kind, rows, uses, is_mixed, vocab, seed
 ):
     logits = made(kind, (len(rows), 2, vocab), seed)
     temperature = columns([0.7, 1.0, 1.3][: len(rows)], torch.float64)
-    floor = gates.find_floor(logits, temperature, truncation_of(rows, uses=uses))
+    cutoff = find_cutoff(logits, temperature, truncation_of(rows, uses=uses))
     is_greedy = torch.arange(len(rows)) % 2 == 1 if is_mixed else None
-    for gate in (Gate(temperature, is_greedy, floor), Gate(None, is_greedy, None)):
-        assert torch.equal(cpu.law(logits, gate), gates.law(logits, gate))
-        flat = Gate(gate.temperature, is_greedy, gate.floor and gates.Floor(*at_first(floor)))
-        assert torch.equal(cpu.law(logits[:, 0], flat), gates.law(logits[:, 0], flat))
+    for params in (WarpParams(temperature, is_greedy, cutoff), WarpParams(None, is_greedy, None)):
+        expected = warp_probs(logits, params)
+        assert torch.equal(cpu.warp_probs(logits, params), expected)
+        first = params.cutoff and Cutoff(*(values[:, 0] for values in cutoff))
+        assert torch.equal(
+            cpu.warp_probs(logits[:, 0], params._replace(cutoff=first)), expected[:, 0]
+        )
         table = torch.full((len(rows), 3, 2, vocab), 7.0)
-        cpu.law(logits, gate, table[:, 1])
-        assert torch.equal(table[:, 1], gates.law(logits, gate))
+        cpu.warp_probs(logits, params, table[:, 1])
+        assert torch.equal(table[:, 1], expected)
         assert bool((table[:, ::2] == 7).all())
-
-
-def at_first(floor):
-    return (column[:, 0] for column in floor)
 
 
 WIDE = cpu.WIDE + 37  # neither a multiple of 16 nor of a vector
@@ -303,14 +302,14 @@ def drawn(warp, logits):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_wide_draw_is_the_draw_of_the_gate(dtype):
+def test_a_wide_draw_is_the_draw_of_the_definition(dtype):
     logits = wide_logits().to(dtype)
     warp = Warp(2, temperature=[0.8, 1.2], top_k=[0, 3000], top_p=[0.9, 0.7], min_p=[0.0, 1e-6])
     with mock.patch.object(cpu, "WIDE", WIDE + 1):
-        expected, law = drawn(warp, logits)
-    tokens, wide_law = drawn(warp, logits)
+        expected, probs = drawn(warp, logits)
+    tokens, wide_probs = drawn(warp, logits)
     assert torch.equal(tokens, expected)
-    assert torch.equal(wide_law, law)
+    assert torch.equal(wide_probs, probs)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -320,25 +319,25 @@ def test_a_wide_draw_does_not_wait_and_is_one_operation_where_it_looks_at_data(m
     with no_host_sync() as seen, mode():
         drawn(warp, logits)
     names = [name for name, _ in seen.shapes]  # one for each of its two results
-    assert names.count("specdec.top_p_floor.default") == 2 * 6
+    assert names.count("specdec.top_p_cutoff.default") == 2 * 6
     with pytest.raises(HostSyncError), no_host_sync(), mode():
-        cpu._edge(logits[0, 0], 0.1 * cpu.UNITS, cpu.FEW, cpu.SAMPLES)
+        cpu._smallest_kept(logits[0, 0], 0.1 * cpu.UNITS, cpu.FEW, cpu.SAMPLES)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("places", [slice(0, 1), slice(None)])
-def test_a_row_that_has_no_law_harms_no_other_row(bad, places):
+@pytest.mark.parametrize("tokens_of_it", [slice(0, 1), slice(None)])
+def test_a_row_that_has_no_distribution_harms_no_other_row(bad, tokens_of_it):
     logits = wide_logits()
     warp = Warp(2, top_k=[0, 9], top_p=0.9, min_p=[0.0, 0.1])
     expected, _ = drawn(warp, logits)
-    spoilt = logits.clone()
-    spoilt[1, 1, places] = bad
-    tokens, law = drawn(warp, spoilt)
+    broken = logits.clone()
+    broken[1, 1, tokens_of_it] = bad
+    tokens, probs = drawn(warp, broken)
     assert bool(((tokens >= 0) & (tokens < WIDE)).all())
     is_other = torch.ones(2, 3, dtype=torch.bool).index_put(
         (torch.tensor(1), torch.tensor(1)), torch.tensor(False)
     )
     assert torch.equal(tokens[is_other], expected[is_other])
-    assert bool(law[is_other].isfinite().all())
+    assert bool(probs[is_other].isfinite().all())
     uniforms = torch.full((2, 3), 0.37, dtype=torch.float64)
-    assert torch.equal(draw(law, uniforms), tokens)
+    assert torch.equal(draw(probs, uniforms), tokens)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 WIDE = 16384
-"""Weights per row from which on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a
-wide row costs more in memory traffic than all else in a draw."""
+"""From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
+row costs more memory traffic than all else in a draw."""
 BLOCK = 512
 
 
@@ -32,14 +32,14 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniforms[..., None] * cumulative[..., -1:]
     index = torch.searchsorted(cumulative, threshold, right=True)[..., 0]
-    return index.clamp(max=weights.shape[-1] - 1)  # only weights that are NaN can run past the end
+    return index.clamp(max=weights.shape[-1] - 1)  # only weights that are NaN run past the end
 
 
 def draw_by_blocks(weights: Tensor, uniforms: Tensor, size: int) -> Tensor:
-    """`draw` in two levels: the block of `size` weights first, then the index in it.
+    """`draw` in two levels: first the block of `size` weights, then the index in the block.
 
-    A cumulative weight is that of the blocks before plus that within the block. It is the one of
-    `draw` but for the last bits of float64.
+    The cumulative weight of an index is the sum of the blocks before it plus the sum within its
+    block. It equals that of `draw` but for the last bits of float64.
     """
     vocab = weights.shape[-1]
     whole = vocab // size * size
@@ -56,7 +56,8 @@ def draw_by_blocks(weights: Tensor, uniforms: Tensor, size: int) -> Tensor:
     inside = weights.gather(-1, ids.clamp(max=vocab - 1)).masked_fill(ids >= vocab, 0)
     cumulative = inside.cumsum(dim=-1, dtype=torch.float64)
     index = torch.searchsorted(cumulative, threshold - before, right=True)
-    # The levels round differently: a threshold just past the block falls on its last weight > 0.
+    # The two levels round differently. A threshold just past the end of the block falls on the
+    # block's last weight > 0.
     last = (cumulative < cumulative[..., -1:]).sum(dim=-1, keepdim=True)
     index = block * size + torch.minimum(index, last)
     return index[..., 0].clamp(max=vocab - 1)
