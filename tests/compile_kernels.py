@@ -60,8 +60,8 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     for draft_probs, by_block in ((None, False), (probs, False), (probs, True)):
         draft = Draft(tokens, draft_probs, num_valid)
         triton_verify.verify(draft, logits, params, uniforms, by_block=by_block)
-    triton_sample.sample(logits, params, draws)
-    triton_sample.sample_tokens(logits, params, draws)
+    triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
+    triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)

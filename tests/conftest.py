@@ -39,7 +39,7 @@ def _filled(allocate):
     def allocate_filled(*args, **kwargs):
         tensor = allocate(*args, **kwargs)
         caller = sys._getframe(1).f_globals.get("__name__", "")
-        if not caller.startswith("specdec.kernels."):
+        if not f"{caller}.".startswith("specdec.kernels."):
             return tensor
         return tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
 

@@ -16,7 +16,6 @@ from specdec.kernels import (
     Truncation,
     VerifyUniforms,
     WarpParams,
-    block_rule,
     draw,
     find_faults,
     token_rule,
@@ -29,6 +28,7 @@ from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import find_cutoff, is_kept, scale
 from specdec.kernels.truncate import triton as triton_truncate
+from specdec.kernels.verify import block_rule
 from specdec.kernels.verify import triton as triton_verify
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -129,8 +129,14 @@ def assert_near(case: Case, rule: str, ours: tuple) -> int:
     return int((~is_equal).sum())
 
 
+def sample_by_kernel(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> tuple:
+    """Tokens and probabilities; every one of the latter is written."""
+    probs = torch.full(logits.shape, torch.nan, device=logits.device)
+    return triton_sample.sample(logits, params, uniforms, probs, **options), probs
+
+
 def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **options) -> None:
-    tokens, probs = triton_sample.sample(logits, params, uniforms, **options)
+    tokens, probs = sample_by_kernel(logits, params, uniforms, **options)
     expected = warp_probs(logits, params)
     assert probs.shape == logits.shape
     assert probs.dtype == torch.float32
@@ -140,12 +146,11 @@ def assert_sample_near(logits: Tensor, params: WarpParams, uniforms: Tensor, **o
     ends = [(uniforms + by).clamp(0, LARGEST_UNIFORM) for by in (-MARGIN, MARGIN)]
     low, high = (draw(expected, u) for u in ends)
     assert bool(((low <= tokens) & (tokens <= high)).all())
-    assert torch.equal(triton_sample.sample_tokens(logits, params, uniforms, **options), tokens)
+    assert torch.equal(triton_sample.sample(logits, params, uniforms, None, **options), tokens)
     table = probs.new_full((len(probs), 3, *probs.shape[1:]), 7.0)
-    again, filled = triton_sample.sample(logits, params, uniforms, table[:, 1], **options)
+    again = triton_sample.sample(logits, params, uniforms, table[:, 1], **options)
     assert torch.equal(again, tokens)
     assert torch.equal(table[:, 1], probs)
-    assert filled.data_ptr() == table[:, 1].data_ptr()
     assert bool((table[:, ::2] == 7).all())  # its neighbours are untouched
 
 

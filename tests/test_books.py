@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.graphs import no_host_sync
-from specdec.kernels import Books, open_books, verify_draws, verify_points
+from specdec.kernels import Books, open_books
 from specdec.kernels.host import MAX_ROWS, HostBooks
-from specdec.types import PAD_TOKEN, Fault, rows_to_keep
+from specdec.types import PAD_TOKEN, rows_to_keep
 
 VOCAB, ENDS = 7, (5, 2, 900)
 BY_ROW = "text", "lengths", "anchor", "remaining", "recent", "start", "num_new"
@@ -84,29 +84,6 @@ def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
     ended = books.commit(torch.tensor([[5, 1, 1, 1]]).repeat(3, 1), torch.tensor([3, 3, 3]))
     assert ended.tolist() == [False, False, True]
     assert books.num_new.tolist() == [0, 0, 1]
-
-
-@few
-@given(st.integers(1, 4), st.integers(0, 4), st.booleans(), st.booleans(), seeds)
-def test_the_host_decides_draws_as_the_definition_does(rows, width, is_ragged, is_broken, seed):
-    generator = torch.Generator().manual_seed(seed)
-    drafted = torch.randint(0, 2, (rows, width), generator=generator)
-    drawn = torch.randint(0, 2, (rows, width + 1), generator=generator)
-    num_valid = torch.randint(0, width + 1, (rows,), generator=generator) if is_ragged else None
-    largest = torch.randn(rows, width + 1, generator=generator)
-    if is_broken:
-        bad = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0])
-        kinds = torch.randint(0, 4, largest.shape, generator=generator)
-        largest = torch.where(kinds < 3, bad[kinds], largest)
-    decided = verify_draws(drafted, num_valid, drawn, largest)
-    tokens, count = verify_points(drafted, num_valid, drawn)
-    assert torch.equal(decided[0], tokens)
-    assert torch.equal(decided[1], count)
-    is_bad = ~largest.isfinite() & (torch.arange(width + 1) <= count[:, None])
-    assert torch.equal(decided[2], is_bad.any(dim=1) * int(Fault.TARGET_LOGITS))
-    with no_host_sync():  # which is shown the operations of any device
-        plain = verify_draws(drafted, num_valid, drawn, largest)
-    assert all(torch.equal(*pair) for pair in zip(plain, decided, strict=True))
 
 
 @pytest.mark.parametrize("rows", [1, MAX_ROWS, MAX_ROWS + 1])

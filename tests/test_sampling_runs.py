@@ -38,7 +38,7 @@ from specdec import (
     Sampler,
     SpeculativeGenerator,
 )
-from specdec.kernels.reference import draw
+from specdec.kernels import draw
 from specdec.samplers.noise import Stream
 from specdec.types import Draft, Verdict
 

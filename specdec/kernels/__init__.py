@@ -10,19 +10,17 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
+from specdec.kernels import truncate
 from specdec.kernels.books import Books
 from specdec.kernels.ops import open_books
 from specdec.kernels.philox import philox
-from specdec.kernels.race import first_arrival
-from specdec.kernels.race import race as race_by_definition
+from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
 from specdec.kernels.truncate import Cutoff, Truncation, WarpParams, cpu, warp_probs
-from specdec.kernels.truncate import find_cutoff as find_cutoff_by_definition
 from specdec.kernels.verify import (
     VerifyUniforms,
     append_token,
     block_rule,
-    find_draft_faults,
     find_faults,
     find_target_faults,
     point_rule,
@@ -37,16 +35,12 @@ __all__ = [
     "VerifyUniforms",
     "WarpParams",
     "append_token",
-    "block_rule",
     "draw",
     "find_cutoff",
-    "find_draft_faults",
     "find_faults",
-    "find_target_faults",
     "first_arrival",
     "open_books",
     "philox",
-    "point_rule",
     "race",
     "sample",
     "sample_tokens",
@@ -73,8 +67,8 @@ def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncati
         from specdec.kernels.truncate import triton
 
         return triton.find_cutoff(logits, temperature, truncation)
-    find = cpu.find_cutoff if cpu.is_wide(logits) else find_cutoff_by_definition
-    return find(logits, temperature, truncation)
+    definition = cpu if cpu.is_wide(logits) else truncate
+    return definition.find_cutoff(logits, temperature, truncation)
 
 
 def sample(
@@ -95,7 +89,9 @@ def sample(
     if _has_kernel(logits):
         from specdec.kernels.sample import triton
 
-        return triton.sample(logits, params, uniforms, out)
+        if out is None:
+            out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        return triton.sample(logits, params, uniforms, out), out
     probs = _probs(logits, params, out)
     return draw(probs, uniforms), probs
 
@@ -105,7 +101,7 @@ def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tenso
     if _has_kernel(logits):
         from specdec.kernels.sample import triton
 
-        return triton.sample_tokens(logits, params, uniforms)
+        return triton.sample(logits, params, uniforms, None)
     return draw(_probs(logits, params), uniforms)
 
 
@@ -115,13 +111,13 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
     Args:
         logits: `[B, N, V]`.
         params: how they become probabilities.
-        key, position, stream: of the noise; see `race.reference.race`.
+        key, position, stream: of the noise; see `race.reference.race_weights`.
     """
     if _has_kernel(logits):
         from specdec.kernels.race import triton
 
         return triton.race(logits, params, key, position, stream)
-    return race_by_definition(_probs(logits, params), key, position, stream)
+    return race_weights(_probs(logits, params), key, position, stream)
 
 
 def verify_tokens(
@@ -142,24 +138,20 @@ def verify_tokens(
         from specdec.kernels.verify import triton
 
         return triton.verify(draft, logits, params, uniforms, by_block=False)
-    tokens, num_accepted = token_rule(draft, _probs(logits, params), uniforms)
-    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+    return _verdict(draft, logits, *token_rule(draft, _probs(logits, params), uniforms))
 
 
 def verify_blocks(
     draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms
 ) -> Verdict:
-    """`verify.reference.block_rule` on the target's logits; Args as `verify_tokens`, and
-    `draft.probs` is needed.
+    """`verify.reference.block_rule` on the target's logits, with what is wrong with the inputs;
+    Args as `verify_tokens`, and `draft.probs` is needed.
     """
     if _has_kernel(logits):
         from specdec.kernels.verify import triton
 
         return triton.verify(draft, logits, params, uniforms, by_block=True)
-    tokens, num_accepted = block_rule(draft, _probs(logits, params), uniforms)
-    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+    return _verdict(draft, logits, *block_rule(draft, _probs(logits, params), uniforms))
 
 
 def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
@@ -185,3 +177,8 @@ def _probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Ten
         return cpu.warp_probs(logits, params, out)
     probs = warp_probs(logits, params)
     return probs if out is None else out.copy_(probs)
+
+
+def _verdict(draft: Draft, logits: Tensor, tokens: Tensor, num_accepted: Tensor) -> Verdict:
+    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)

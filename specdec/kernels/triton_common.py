@@ -24,6 +24,7 @@ from specdec.kernels.truncate.reference import Cutoff, WarpParams
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))
+GROUP = tl.constexpr(8)  # tokens
 NO_FUSION = {"enable_fp_fusion": False}
 """Option of a launch: no fused multiply-add."""
 
@@ -108,32 +109,23 @@ def _partials_kernel(rows, partials, num_valid, block: tl.constexpr):
         is_used = index <= tl.load(num_valid + row)
     if is_used:
         ids = chunk * block + tl.arange(0, block)
-        params = read_params(rows, row, index)
-        x = drop_below(rows, params, ids, read_logits(rows, row, index, ids))
+        x = read_logits(rows, row, index, ids)
         row_max = tl.max(x, axis=0)
         origin = tl.where(row_max == -INFINITY, 0.0, row_max)  # -inf - -inf would be NaN
-        row_sum = tl.sum(tl.exp2((x - origin) * params[0]), axis=0)
-        slot = (tl.cast(row, tl.int64) * rows.num_indices + index) * partials.num_chunks + chunk
-        tl.store(partials.row_max + slot, row_max)
-        tl.store(partials.row_sum + slot, row_sum)
+        row_sum = tl.sum(tl.exp2((x - origin) * read_rate(rows, row)), axis=0)
+        entry = (tl.cast(row, tl.int64) * rows.num_indices + index) * partials.num_chunks + chunk
+        tl.store(partials.row_max + entry, row_max)
+        tl.store(partials.row_sum + entry, row_sum)
         if rows.params.is_greedy is not None:
             best = tl.min(tl.where(x == row_max, ids, rows.vocab - 1), axis=0)
-            tl.store(partials.best + slot, best)
+            tl.store(partials.best + entry, best)
 
 
 @triton.jit
 def row_start(table, row, index):
     """Pointer to the first entry of a row. In 64 bits: tables may have more than 2**31 entries."""
-    offset = tl.cast(row, tl.int64) * table.row_stride + tl.cast(index, tl.int64) * table.index_stride
-    return table.data + offset
-
-
-@triton.jit
-def read_logits(rows, row, index, ids):
-    """float32 logits of tokens `ids`, -inf for ids outside the vocabulary."""
-    is_token = (ids >= 0) & (ids < rows.vocab)
-    x = tl.load(row_start(rows.logits, row, index) + ids, mask=is_token, other=-INFINITY)
-    return x.to(tl.float32)
+    row, index = tl.cast(row, tl.int64), tl.cast(index, tl.int64)
+    return table.data + (row * table.row_stride + index * table.index_stride)
 
 
 @triton.jit
@@ -146,48 +138,40 @@ def read_temperature(rows, row):
 
 
 @triton.jit
-def read_params(rows, row, index):
-    """The parameters of a row: the rate, by which weights are `exp2((logit - row_max) * rate)`; the
-    least and the largest unscaled logit at the cutoff; and the id below which tokens of these
-    logits are dropped. Greedy rows have no cutoff, nor have indices after the last.
-    """
-    params, temperature = rows.params, read_temperature(rows, row)
-    rate = tl.div_rn(tl.full((), LOG2_E, tl.float32), temperature)
-    low, high, tie = -INFINITY, -INFINITY, 0
-    if params.cutoff is not None:
-        slot, is_index = row * rows.num_indices + index, index < rows.num_indices
-        low = tl.load(params.cutoff.logits + slot, is_index, -INFINITY)
-        tie = tl.load(params.cutoff.ids + slot, is_index, 0).to(tl.int32)
-        if params.is_greedy is not None:
-            is_greedy = tl.load(params.is_greedy + row)
-            low, tie = tl.where(is_greedy, -INFINITY, low), tl.where(is_greedy, 0, tie)
-        high = low
-        if params.temperature is not None:
-            low, high = _unscale(low, temperature)
-    return rate, low, high, tie
+def read_rate(rows, row):
+    """The factor of unscaled logits in `exp2`: log2(e) / temperature."""
+    return tl.div_rn(tl.full((), LOG2_E, tl.float32), read_temperature(rows, row))
 
 
 @triton.jit
-def drop_below(rows, params, ids, x):
-    """The unscaled logits x of tokens `ids`, -inf below the cutoff; `params` of `read_params`."""
-    _, low, high, tie = params
+def read_logits(rows, row, index, ids):
+    """float32 logits of tokens `ids`, unscaled; -inf for ids outside the vocabulary, and below the
+    cutoff in rows that are not greedy.
+    """
+    is_token = (ids >= 0) & (ids < rows.vocab)
+    x = tl.load(row_start(rows.logits, row, index) + ids, mask=is_token, other=-INFINITY)
+    x = x.to(tl.float32)
     if rows.params.cutoff is not None:
+        low, high, tie = _read_cutoff(rows, row, index)
         x = tl.where((x < low) | ((x <= high) & (ids < tie)), -INFINITY, x)
     return x
 
 
 @triton.jit
-def to_key(x):
-    """int32 in the order of float32; both zeros are 0."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
-
-
-@triton.jit
-def from_key(key):
-    """The float32 of a key."""
-    value = tl.abs(key).to(tl.float32, bitcast=True)
-    return tl.where(key < 0, -value, value)
+def _read_cutoff(rows, row, index):
+    """The least and the largest unscaled logit at a row's cutoff, and the id below which tokens of
+    these logits are dropped. Greedy rows have no cutoff, nor have indices after the last.
+    """
+    params, entry, is_index = rows.params, row * rows.num_indices + index, index < rows.num_indices
+    at = tl.load(params.cutoff.logits + entry, is_index, -INFINITY)
+    tie = tl.load(params.cutoff.ids + entry, is_index, 0).to(tl.int32)
+    if params.is_greedy is not None:
+        is_greedy = tl.load(params.is_greedy + row)
+        at, tie = tl.where(is_greedy, -INFINITY, at), tl.where(is_greedy, 0, tie)
+    low, high = at, at
+    if params.temperature is not None:
+        low, high = _unscale(at, read_temperature(rows, row))
+    return low, high, tie
 
 
 @triton.jit
@@ -208,65 +192,71 @@ def _unscale(scaled, temperature):
 
 
 @triton.jit
+def to_key(x):
+    """int32 in the order of float32; both zeros are 0."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, -(bits & 0x7FFFFFFF), bits)
+
+
+@triton.jit
+def from_key(key):
+    """The float32 of a key."""
+    value = tl.abs(key).to(tl.float32, bitcast=True)
+    return tl.where(key < 0, -value, value)
+
+
+@triton.jit
 def merge_partials(
-    rows, partials, row, index, is_read, rate, block: tl.constexpr, padded_chunks: tl.constexpr
+    rows, partials, row, index, is_read, block: tl.constexpr, padded_chunks: tl.constexpr
 ):
     """The distributions of a row's window indices `[P]`, from the partials of their chunks.
 
     Returns:
-        A tuple for `probs_of`, `[P]` each: the largest logit; the scale, 1 / the sum of weights,
-        NaN where the logits give no distribution or are not read; and the token of a one-hot
-        distribution, -1 of others. And the probabilities of the chunks, `[P, C]` float64.
+        A tuple for `read_probs`, `[P]` each: the largest logit; the sum of weights, NaN where the
+        logits give no distribution or are not read; and the token of a one-hot distribution, -1 of
+        others. And the probabilities of the chunks, `[P, C]` float64.
     """
     chunk = tl.arange(0, padded_chunks)[None]
-    slots = (tl.cast(row, tl.int64) * rows.num_indices + index)[:, None] * partials.num_chunks
-    slots, is_chunk = slots + chunk, (chunk < partials.num_chunks) & is_read[:, None]
-    maxima = tl.load(partials.row_max + slots, is_chunk, -INFINITY)
+    entries = (tl.cast(row, tl.int64) * rows.num_indices + index)[:, None] * partials.num_chunks
+    entries, is_chunk = entries + chunk, (chunk < partials.num_chunks) & is_read[:, None]
+    maxima = tl.load(partials.row_max + entries, is_chunk, -INFINITY)
     row_max = tl.max(maxima, axis=1)
-    weights = tl.exp2((maxima - row_max[:, None]) * rate)  # NaN where all logits are -inf
-    sums = tl.load(partials.row_sum + slots, is_chunk, 0.0) * weights
-    total = tl.sum(sums, axis=1)
-    scale = tl.where(total > 0, tl.div_rn(1.0, total), float("nan"))
+    weights = tl.exp2((maxima - row_max[:, None]) * read_rate(rows, row))  # NaN if all are -inf
+    sums = tl.load(partials.row_sum + entries, is_chunk, 0.0) * weights
+    row_sum = tl.sum(sums, axis=1)
+    row_sum = tl.where(row_sum > 0, row_sum, float("nan"))
+    scale = tl.div_rn(1.0, row_sum)[:, None]
     # A chunk whose largest probability rounds to 0 has no token that can be drawn.
-    is_empty = weights * scale[:, None] == 0
-    shares = tl.where(is_empty, 0.0, sums * scale[:, None]).to(tl.float64)
+    shares = tl.where(weights * scale == 0, 0.0, sums * scale).to(tl.float64)
     one_hot = tl.full(row_max.shape, -1, tl.int32)
     if rows.params.is_greedy is not None:
-        best = tl.load(partials.best + slots, is_chunk, 0)
+        best = tl.load(partials.best + entries, is_chunk, 0)
         best = tl.min(tl.where(maxima == row_max[:, None], best, rows.vocab - 1), axis=1)
         one_hot = tl.where(tl.load(rows.params.is_greedy + row), best, -1)
         is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
         shares = tl.where((one_hot < 0)[:, None], shares, is_hot)
-    return (row_max, scale, one_hot), shares
+    return (row_max, row_sum, one_hot), shares
 
 
 @triton.jit
-def merge_row(
-    rows, partials, row, index, rate, block: tl.constexpr, padded_chunks: tl.constexpr
-):
-    """`merge_partials` of one window index: a tuple of `[1]`, and the probabilities of the chunks,
-    `[C]`.
-    """
+def merge_row(rows, partials, row, index, block: tl.constexpr, padded_chunks: tl.constexpr):
+    """`merge_partials` of one window index: a tuple of `[1]`, and `[C]`."""
     one = index + tl.arange(0, 1)
-    distribution, shares = merge_partials(
-        rows, partials, row, one, one >= 0, rate, block, padded_chunks
-    )
+    distribution, shares = merge_partials(rows, partials, row, one, one >= 0, block, padded_chunks)
     return distribution, tl.reshape(shares, (padded_chunks,))
 
 
 @triton.jit
-def probs_of(rows, params, distribution, ids, x):
-    """Probabilities of tokens `ids` from their unscaled logits x, which `drop_below` does not need
-    to have seen; a GPU flushes those below 2**-126 to 0. `distribution` is of `merge_partials`.
+def read_probs(rows, row, index, distribution, ids):
+    """Probabilities of tokens `ids`; a GPU flushes those below 2**-126 to 0. `distribution` is of
+    `merge_partials`.
     """
-    row_max, scale, one_hot = distribution
-    probs = tl.exp2((drop_below(rows, params, ids, x) - row_max) * params[0]) * scale
+    row_max, row_sum, one_hot = distribution
+    weights = tl.exp2((read_logits(rows, row, index, ids) - row_max) * read_rate(rows, row))
+    probs = weights * tl.div_rn(1.0, row_sum)
     if rows.params.is_greedy is not None:
         probs = tl.where(one_hot < 0, probs, tl.where(ids == one_hot, 1.0, 0.0))
     return probs
-
-
-GROUP = tl.constexpr(8)
 
 
 @triton.jit

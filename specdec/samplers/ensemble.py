@@ -12,7 +12,7 @@ from specdec.types import Draft, Verdict
 
 
 class EnsembleSampler(Sampler):
-    """Samples exactly from w p + (1 - w) q at every drafted place, so that more is accepted. This
+    """Samples exactly from w p + (1 - w) q at every drafted index, so that more is accepted. This
     does not keep the target's distribution p.
 
     It is the rejection rule with the mixture in place of the target. Where the draft is a draw from

@@ -43,7 +43,10 @@ def test_a_race_with_another_stream_key_or_position_has_other_winners():
 
 
 def test_logits_that_are_nan_give_a_token_of_the_vocabulary():
-    logits, params = torch.full((2, 3, 40), torch.nan), WarpParams(None, torch.tensor([True, False]))
+    logits, params = (
+        torch.full((2, 3, 40), torch.nan),
+        WarpParams(None, torch.tensor([True, False])),
+    )
     key, position = torch.zeros(2, 2, dtype=torch.long), torch.zeros(2, 3, dtype=torch.long)
     tokens = triton.race(logits, params, key, position, 3, **SMALL)
     assert bool(((tokens >= 0) & (tokens < 40)).all())

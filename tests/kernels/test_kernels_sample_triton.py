@@ -17,10 +17,10 @@ from kernel_cases import (
     assert_sample_near,
     random_logits,
     random_params,
+    sample_by_kernel,
 )
 
 from specdec.kernels import WarpParams, warp_probs
-from specdec.kernels.sample import triton
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like
@@ -48,7 +48,7 @@ def test_a_sample_and_its_probabilities_are_the_definitions(rows, width, vocab, 
 def test_a_greedy_row_samples_its_largest_logit_also_beside_others_and_where_it_is_infinite():
     logits = torch.tensor([[0.0, torch.inf, 1.0], [3.0, 0.0, 0.0]])
     params = WarpParams(None, torch.tensor([True, False]))
-    token, probs = triton.sample(logits, params, torch.zeros(2).double(), **SMALL)
+    token, probs = sample_by_kernel(logits, params, torch.zeros(2).double(), **SMALL)
     assert token.tolist() == [1, 0]
     torch.testing.assert_close(probs, warp_probs(logits, params), rtol=1e-6, atol=0)
 
@@ -58,13 +58,13 @@ def test_masses_below_the_normal_floats_are_never_drawn_where_they_round_to_zero
     logits = torch.full((1, 1, 64), -104.0)  # exp(-104) is 0 in float32, and 64 of them are not
     logits[0, 0, 40], logits[0, 0, 41] = 0.0, -90.0  # the latter is subnormal
     uniforms = torch.tensor([[u]], dtype=torch.float64)
-    token, probs = triton.sample(logits, WarpParams(), uniforms, **SMALL)
+    token, probs = sample_by_kernel(logits, WarpParams(), uniforms, **SMALL)
     assert probs[0, 0, token.item()] > 0
     assert token.item() == 40
 
 
 def test_no_rows_have_samples_of_no_rows():
     logits = torch.zeros(0, 3, 40)
-    tokens, probs = triton.sample(logits, WarpParams(), torch.zeros(0, 3).double(), **SMALL)
+    tokens, probs = sample_by_kernel(logits, WarpParams(), torch.zeros(0, 3).double(), **SMALL)
     assert tokens.shape == (0, 3)
     assert probs.shape == (0, 3, 40)

@@ -22,10 +22,10 @@ from kernel_cases import (
     at_index,
     exact_case,
     random_case,
+    sample_by_kernel,
 )
 
 from specdec.kernels import WarpParams, warp_probs
-from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.verify import triton
 from specdec.types import Fault
 
@@ -114,7 +114,7 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(rule, u):
     case = random_case(4, 1, 50, seed=2, dtype=torch.float32, is_warped=True)
     uniforms = torch.full((4,), u, dtype=torch.float64)
     first = case.logits[:, 0], at_index(case.params, 0)
-    expected, probs = triton_sample.sample(*first, uniforms, **SMALL)
+    expected, probs = sample_by_kernel(*first, uniforms, **SMALL)
     case.draft_probs = probs[:, None] * (1 + 2.0**-20)  # agrees up to rounding, nowhere below
     case.draft_tokens = probs.argmax(-1, keepdim=True)
     case.accept, case.resample = torch.full((4, 1), LARGEST_UNIFORM).double(), uniforms

@@ -1,4 +1,4 @@
-"""`race`: the definition, in plain PyTorch.
+"""`race_weights`: the definition of `race`, in plain PyTorch.
 
 Legend: B rows, N window indices, V vocabulary.
 """
@@ -10,7 +10,7 @@ from torch import Tensor
 from specdec.kernels.philox.reference import philox, to_uniforms
 
 
-def race(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
+def race_weights(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
     """Draws an index in proportion to weights by an exponential race: the least `E_v / weight_v`
     wins. It is the Gumbel-max trick, written without logarithms of weights.
 
@@ -32,7 +32,7 @@ def race(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:
 
 
 def exponentials(key: Tensor, position: Tensor, stream: int, vocab: int) -> Tensor:
-    """Independent Exp(1) draws `[B, N, V]` float64; Args as `race`."""
+    """Independent Exp(1) draws `[B, N, V]` float64; Args as `race_weights`."""
     num_pairs = (vocab + 1) // 2  # the four words of one counter serve two tokens
     counter = torch.zeros(*position.shape, num_pairs, 4, dtype=torch.long, device=position.device)
     counter[..., 0] = position[..., None]

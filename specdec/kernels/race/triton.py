@@ -12,13 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.philox.triton import token_uniforms
-from specdec.kernels.triton_common import (
-    INFINITY,
-    drop_below,
-    read_logits,
-    read_params,
-    rows_of,
-)
+from specdec.kernels.triton_common import INFINITY, read_logits, read_rate, rows_of
 from specdec.kernels.truncate.reference import WarpParams
 
 BLOCK, NUM_WARPS = 1024, 4
@@ -70,39 +64,41 @@ def race(
 @triton.jit
 def _heat_kernel(rows, key, position, stream, heats, block: tl.constexpr):
     row, index, chunk = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    slot = row * rows.num_indices + index
-    uniforms = token_uniforms(key, row, tl.load(position + slot), stream, chunk, block)
+    entry = row * rows.num_indices + index
+    uniforms = token_uniforms(key, row, tl.load(position + entry), stream, chunk, block)
     ids = chunk * block + tl.arange(0, block)
-    params = read_params(rows, row, index)
-    x = drop_below(rows, params, ids, read_logits(rows, row, index, ids))
+    x = read_logits(rows, row, index, ids)
     row_max = tl.max(x, axis=0)
-    weights = tl.exp2((x - row_max) * params[0])
+    weights = tl.exp2((x - row_max) * read_rate(rows, row))
     # E = -log(1 - u); 1 - u is exact, since u has 52 bits. A weight that is NaN does not win.
     time = (0.0 - tl.log(1.0 - uniforms)) / weights.to(tl.float64)
     time = tl.where(weights > 0, time, INFINITY)
     if rows.params.is_greedy is not None:  # the first of the largest logits wins
         time = tl.where(tl.load(rows.params.is_greedy + row) & (x == row_max), 0.0, time)
-    slot = tl.cast(slot, tl.int64) * heats.num_chunks + chunk
-    tl.store(heats.row_max + slot, row_max)
-    tl.store(heats.time + slot, tl.min(time, axis=0))
+    entry = tl.cast(entry, tl.int64) * heats.num_chunks + chunk
+    tl.store(heats.row_max + entry, row_max)
+    tl.store(heats.time + entry, tl.min(time, axis=0))
     winner = chunk * block + tl.argmin(time, axis=0)  # the first of equal times
-    tl.store(heats.winner + slot, tl.minimum(winner, rows.vocab - 1))
+    tl.store(heats.winner + entry, tl.minimum(winner, rows.vocab - 1))
 
 
 @triton.jit
 def _final_kernel(rows, heats, tokens, padded_chunks: tl.constexpr):
     row, index = tl.program_id(0), tl.program_id(1)
-    slot, chunk = row * rows.num_indices + index, tl.arange(0, padded_chunks)
-    slots, is_chunk = tl.cast(slot, tl.int64) * heats.num_chunks + chunk, chunk < heats.num_chunks
-    maxima = tl.load(heats.row_max + slots, mask=is_chunk, other=-INFINITY)
-    time = tl.load(heats.time + slots, mask=is_chunk, other=INFINITY)
+    entry, chunk = row * rows.num_indices + index, tl.arange(0, padded_chunks)
+    entries, is_chunk = (
+        tl.cast(entry, tl.int64) * heats.num_chunks + chunk,
+        chunk < heats.num_chunks,
+    )
+    maxima = tl.load(heats.row_max + entries, mask=is_chunk, other=-INFINITY)
+    time = tl.load(heats.time + entries, mask=is_chunk, other=INFINITY)
     row_max = tl.max(maxima, axis=0)
     # Times are brought to weights relative to the largest logit of the row.
-    slower = tl.exp2(((row_max - maxima) * read_params(rows, row, index)[0]).to(tl.float64))
+    slower = tl.exp2(((row_max - maxima) * read_rate(rows, row)).to(tl.float64))
     time = tl.where(slower < INFINITY, time * slower, INFINITY)
     if rows.params.is_greedy is not None:
-        is_behind = (maxima != row_max).to(tl.float64)
-        time = tl.where(tl.load(rows.params.is_greedy + row), is_behind, time)
-    first = tl.cast(slot, tl.int64) * heats.num_chunks
+        is_slower = (maxima != row_max).to(tl.float64)
+        time = tl.where(tl.load(rows.params.is_greedy + row), is_slower, time)
+    first = tl.cast(entry, tl.int64) * heats.num_chunks
     winner = tl.load(heats.winner + first + tl.argmin(time, axis=0))
-    tl.store(tokens + slot, winner.to(tl.int64))
+    tl.store(tokens + entry, winner.to(tl.int64))

@@ -114,9 +114,7 @@ def drop_below(scaled: Tensor, at: Tensor, ids: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("specdec::top_p_cutoff", mutates_args=(), device_types="cpu")
-def top_p_cutoff(
-    scaled: Tensor, limit: Tensor, few: int, samples: int
-) -> tuple[Tensor, Tensor]:
+def top_p_cutoff(scaled: Tensor, limit: Tensor, few: int, samples: int) -> tuple[Tensor, Tensor]:
     """The cutoff of top-p: tokens are dropped, least likely first and of equal logits the lowest id
     first, while their cumulative mass is at most 1 - top_p.
 

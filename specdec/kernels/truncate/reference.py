@@ -65,7 +65,7 @@ def warp_probs(logits: Tensor, params: WarpParams) -> Tensor:
 
 
 def one_hot_greedy_rows(probs: Tensor, logits: Tensor, is_greedy: Tensor | None) -> Tensor:
-    """The probabilities `[B, ..., V]`, replaced by one-hot ones in the rows `[B]` that are greedy."""
+    """The probabilities `[B, ..., V]`, one-hot in the rows `[B]` that are greedy."""
     if is_greedy is None:
         return probs
     best = logits.argmax(dim=-1, keepdim=True)  # the first of equal maxima

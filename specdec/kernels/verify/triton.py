@@ -1,7 +1,7 @@
 """`verify_tokens` and `verify_blocks` on a GPU, in four launches: softmax partials of the target's
 rows; accept; residual sums; and finalize, which draws the extra token.
 
-Legend: B rows, K draft tokens (width), V vocabulary, C chunks of a row.
+Legend: as `triton_accept`.
 """
 
 import torch
@@ -11,8 +11,15 @@ from torch import Tensor
 from specdec.kernels.triton_common import NO_FUSION, rows_of, softmax_partials, table_of
 from specdec.kernels.truncate.reference import WarpParams
 from specdec.kernels.verify.reference import VerifyUniforms
-from specdec.kernels.verify.triton_accept import Inputs, Outcome, Target, accept_kernel
-from specdec.kernels.verify.triton_residual import Residuals, finalize_kernel, residual_kernel
+from specdec.kernels.verify.triton_accept import (
+    Inputs,
+    Outcome,
+    Residuals,
+    Tables,
+    Target,
+    accept_kernel,
+)
+from specdec.kernels.verify.triton_residual import finalize_kernel, residual_kernel
 from specdec.types import Draft, Verdict
 
 BLOCK, NUM_WARPS = 4096, 4
@@ -38,7 +45,7 @@ def verify(
         by_block = by_block and draft.probs is not None and width > 0  # else the rules are the same
         rows, inputs = rows_of(logits, params), _inputs_of(draft, uniforms)
         with torch.cuda.device_of(logits):
-            _launch(rows, inputs, outcome, by_block, width, block, num_warps)
+            _launch(rows, inputs, outcome, by_block, block, num_warps)
     return Verdict(*outcome[:2], draft.num_valid, outcome.faults)
 
 
@@ -52,29 +59,22 @@ def _inputs_of(draft: Draft, uniforms: VerifyUniforms) -> Inputs:
     )
 
 
-def _launch(rows, inputs, outcome, by_block, width, block, num_warps) -> None:
+def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -> None:
     """Fills `outcome`."""
-    count, device = len(outcome.tokens), outcome.tokens.device
-    partials = softmax_partials(
-        rows, block=block, num_warps=num_warps, num_valid=inputs.num_valid
-    )
+    (count, width), device = inputs.tokens.shape, inputs.tokens.device
+    partials = softmax_partials(rows, block=block, num_warps=num_warps, num_valid=inputs.num_valid)
     row_max = torch.empty(count, width + 1, dtype=torch.float32, device=device)
     one_hot = torch.empty_like(row_max, dtype=torch.int32)
     path = torch.empty_like(row_max, dtype=torch.float64)
     target = Target(row_max, torch.empty_like(row_max), one_hot, path)
-    num_slots = width if by_block else 1
-    sums = torch.empty(2, count, num_slots, partials.num_chunks, device=device)
-    residuals = Residuals(sums[0], sums[1], num_slots)
-    sizes = {"by_block": by_block, "width": width, "block": block}
-    padded = {
-        "padded_indices": triton.next_power_of_2(width + 1),
-        "padded_chunks": triton.next_power_of_2(partials.num_chunks),
-    }
-    accept_kernel[(count,)](rows, inputs, partials, target, outcome, **sizes, **padded, **NO_FUSION)
+    num_residuals, num_chunks = width if by_block else 1, partials.num_chunks
+    sums = torch.empty(count, num_residuals, num_chunks, dtype=torch.float32, device=device)
+    residuals = Residuals(sums, torch.empty_like(sums), num_residuals)
+    tables = Tables(rows, inputs, partials, target, residuals, outcome)
+    sizes = {"by_block": by_block, "width": width, "block": block, **NO_FUSION}
+    padded_chunks = triton.next_power_of_2(num_chunks)
+    padded = {"padded_indices": triton.next_power_of_2(width + 1), "padded_chunks": padded_chunks}
+    accept_kernel[(count,)](tables, **sizes, **padded)
     if width:
-        residual_kernel[(count, num_slots, partials.num_chunks)](
-            rows, inputs, target, residuals, outcome, **sizes, num_warps=num_warps, **NO_FUSION
-        )
-    finalize_kernel[(count,)](
-        rows, inputs, partials, target, residuals, outcome, **sizes, **padded, **NO_FUSION
-    )
+        residual_kernel[(count, num_residuals, num_chunks)](tables, **sizes, num_warps=num_warps)
+    finalize_kernel[(count,)](tables, **sizes, **padded)
