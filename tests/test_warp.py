@@ -11,7 +11,7 @@ import torch
 from exact_law import bisect
 from hypothesis import given
 from hypothesis import strategies as st
-from warpers import by_row, gates, huggingface_law
+from warpers import by_row, huggingface_law, warps
 
 from specdec.kernels import draw
 from specdec.samplers import Warp
@@ -28,45 +28,47 @@ def random_logits(rows, width, vocab, dtype, seed):
     return logits.masked_fill(is_forbidden, -torch.inf)
 
 
-def oracle(logits, gates):
-    return torch.stack([huggingface_law(x, gate) for x, gate in zip(logits, gates, strict=True)])
+def oracle(logits, warps):
+    return torch.stack(
+        [huggingface_law(x, options) for x, options in zip(logits, warps, strict=True)]
+    )
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-7), (torch.float64, 1e-12)])
-@given(st.lists(gates, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 33), seeds)
+@given(st.lists(warps, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 33), seeds)
 def test_warp_is_the_warpers_of_huggingface_with_one_value_per_row(
-    dtype, tolerance, gates, width, vocab, seed
+    dtype, tolerance, warps, width, vocab, seed
 ):
-    logits = random_logits(len(gates), width, vocab, dtype, seed)
-    probs = Warp(len(gates), **by_row(gates))(logits)
-    expected = oracle(logits, gates)
+    logits = random_logits(len(warps), width, vocab, dtype, seed)
+    probs = Warp(len(warps), **by_row(warps))(logits)
+    expected = oracle(logits, warps)
     assert probs.dtype == dtype
     assert torch.equal(probs > 0, expected > 0)
     torch.testing.assert_close(probs, expected, rtol=0, atol=tolerance)
 
 
-@given(st.lists(gates, min_size=1, max_size=4), st.integers(1, 9), seeds)
-def test_a_window_of_one_is_a_row_and_a_batch_is_its_rows_alone(gates, vocab, seed):
-    logits = random_logits(len(gates), 1, vocab, torch.float32, seed)
-    warp = Warp(len(gates), **by_row(gates))
+@given(st.lists(warps, min_size=1, max_size=4), st.integers(1, 9), seeds)
+def test_a_window_of_one_is_a_row_and_a_batch_is_its_rows_alone(warps, vocab, seed):
+    logits = random_logits(len(warps), 1, vocab, torch.float32, seed)
+    warp = Warp(len(warps), **by_row(warps))
     probs = warp(logits[:, 0])
     assert torch.equal(probs, warp(logits)[:, 0])
-    alone = [Warp(1, **gate)(x) for gate, x in zip(gates, logits, strict=True)]
+    alone = [Warp(1, **options)(x) for options, x in zip(warps, logits, strict=True)]
     assert torch.equal(probs, torch.cat(alone))
 
 
-@given(gates, seeds)
-def test_a_single_value_holds_for_every_row(gate, seed):
+@given(warps, seeds)
+def test_a_single_value_holds_for_every_row(options, seed):
     logits = random_logits(3, 2, 7, torch.float32, seed)
-    assert torch.equal(Warp(3, **gate)(logits), Warp(3, **by_row([gate] * 3))(logits))
+    assert torch.equal(Warp(3, **options)(logits), Warp(3, **by_row([options] * 3))(logits))
 
 
-@given(gates, seeds)
-def test_half_precision_is_widened_before_anything_is_computed(gate, seed):
+@given(warps, seeds)
+def test_half_precision_is_widened_before_anything_is_computed(options, seed):
     logits = random_logits(2, 2, 9, torch.bfloat16, seed) * 1.37
-    probs = Warp(2, **gate)(logits)
+    probs = Warp(2, **options)(logits)
     assert probs.dtype == torch.float32
-    assert torch.equal(probs, Warp(2, **gate)(logits.float()))
+    assert torch.equal(probs, Warp(2, **options)(logits.float()))
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=9, unique=True), st.integers(1, 99))
@@ -103,12 +105,12 @@ def test_a_batch_of_greedy_rows_draws_the_lowest_id_whatever_the_noise(vocab, se
     assert torch.equal(warp(logits), torch.nn.functional.one_hot(tokens, vocab).float())
 
 
-@given(st.lists(gates, min_size=1, max_size=3), seeds)
-def test_warp_draws_from_the_probabilities_that_it_returns(gates, seed):
+@given(st.lists(warps, min_size=1, max_size=3), seeds)
+def test_warp_draws_from_the_probabilities_that_it_returns(warps, seed):
     generator = torch.Generator().manual_seed(seed)
-    logits = random_logits(len(gates), 1, 6, torch.float32, seed)[:, 0]
-    uniforms = torch.rand(len(gates), generator=generator, dtype=torch.float64)
-    warp = Warp(len(gates), **by_row(gates))
+    logits = random_logits(len(warps), 1, 6, torch.float32, seed)[:, 0]
+    uniforms = torch.rand(len(warps), generator=generator, dtype=torch.float64)
+    warp = Warp(len(warps), **by_row(warps))
     tokens, probs = warp.draw(logits, uniforms)
     assert tokens.tolist() == draw(warp(logits), uniforms).tolist()
     assert probs is None if warp.is_greedy else torch.equal(probs, warp(logits))
@@ -142,11 +144,11 @@ def test_a_wrong_number_of_values_is_refused(name):
         Warp(3, **{name: [1, 1]})
 
 
-@given(gates.filter(lambda gate: gate["temperature"] > 0), seeds)
-def test_the_probabilities_that_come_with_a_draw_are_those_of_the_draw(gate, seed):
+@given(warps.filter(lambda options: options["temperature"] > 0), seeds)
+def test_the_probabilities_that_come_with_a_draw_are_those_of_the_draw(options, seed):
     vocab = 6
     logits = random_logits(1, 1, vocab, torch.float32, seed)[:, 0] * 1.37
-    warp, ids = Warp(vocab, **gate), torch.arange(vocab)
+    warp, ids = Warp(vocab, **options), torch.arange(vocab)
     cuts = bisect(lambda u: warp.draw(logits.expand(vocab, -1), u)[0] <= ids, vocab)
     drawn = cuts.diff(prepend=torch.zeros(1, dtype=torch.float64))
     _, returned = warp.draw(logits.expand(vocab, -1), torch.zeros(vocab, dtype=torch.float64))

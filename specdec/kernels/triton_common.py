@@ -206,44 +206,48 @@ def from_key(key):
 
 
 @triton.jit
-def merge_partials(
-    rows, partials, row, index, is_read, block: tl.constexpr, padded_chunks: tl.constexpr
-):
-    """The distributions of a row's window indices `[P]`, from the partials of their chunks.
+def merge_partials(rows, partials, row, index, last, padded_chunks: tl.constexpr):
+    """The distributions of a row's window indices `[P]`, up to index `last`, from the partials of
+    their chunks.
 
     Returns:
         A tuple for `read_probs`, `[P]` each: the largest logit; the sum of weights, NaN where the
-        logits give no distribution or are not read; and the token of a one-hot distribution, -1 of
-        others. And the probabilities of the chunks, `[P, C]` float64.
+        logits give no distribution and after `last`; and the token of a one-hot distribution, -1 of
+        others.
     """
     chunk = tl.arange(0, padded_chunks)[None]
-    entries = (tl.cast(row, tl.int64) * rows.num_indices + index)[:, None] * partials.num_chunks
-    entries, is_chunk = entries + chunk, (chunk < partials.num_chunks) & is_read[:, None]
-    maxima = tl.load(partials.row_max + entries, is_chunk, -INFINITY)
+    entry = (tl.cast(row, tl.int64) * rows.num_indices + index)[:, None] * partials.num_chunks
+    entry, is_chunk = entry + chunk, (chunk < partials.num_chunks) & (index <= last)[:, None]
+    maxima = tl.load(partials.row_max + entry, is_chunk, -INFINITY)
     row_max = tl.max(maxima, axis=1)
     weights = tl.exp2((maxima - row_max[:, None]) * read_rate(rows, row))  # NaN if all are -inf
-    sums = tl.load(partials.row_sum + entries, is_chunk, 0.0) * weights
-    row_sum = tl.sum(sums, axis=1)
+    row_sum = tl.sum(tl.load(partials.row_sum + entry, is_chunk, 0.0) * weights, axis=1)
     row_sum = tl.where(row_sum > 0, row_sum, float("nan"))
-    scale = tl.div_rn(1.0, row_sum)[:, None]
-    # A chunk whose largest probability rounds to 0 has no token that can be drawn.
-    shares = tl.where(weights * scale == 0, 0.0, sums * scale).to(tl.float64)
     one_hot = tl.full(row_max.shape, -1, tl.int32)
     if rows.params.is_greedy is not None:
-        best = tl.load(partials.best + entries, is_chunk, 0)
+        best = tl.load(partials.best + entry, is_chunk, 0)
         best = tl.min(tl.where(maxima == row_max[:, None], best, rows.vocab - 1), axis=1)
         one_hot = tl.where(tl.load(rows.params.is_greedy + row), best, -1)
-        is_hot = (chunk == (best // block)[:, None]).to(tl.float64)
-        shares = tl.where((one_hot < 0)[:, None], shares, is_hot)
-    return (row_max, row_sum, one_hot), shares
+    return row_max, row_sum, one_hot
 
 
 @triton.jit
-def merge_row(rows, partials, row, index, block: tl.constexpr, padded_chunks: tl.constexpr):
-    """`merge_partials` of one window index: a tuple of `[1]`, and `[C]`."""
-    one = index + tl.arange(0, 1)
-    distribution, shares = merge_partials(rows, partials, row, one, one >= 0, block, padded_chunks)
-    return distribution, tl.reshape(shares, (padded_chunks,))
+def chunk_probs(
+    rows, partials, row, index, distribution, block: tl.constexpr, padded_chunks: tl.constexpr
+):
+    """The probabilities of a row's chunks, `[C]` float64, given its distribution. If the largest
+    probability of a chunk rounds to 0, so that no token of it can be drawn, they are 0, too.
+    """
+    row_max, row_sum, one_hot = distribution
+    chunk, entry = tl.arange(0, padded_chunks), tl.cast(row, tl.int64) * rows.num_indices + index
+    entry, is_chunk = entry * partials.num_chunks + chunk, chunk < partials.num_chunks
+    maxima = tl.load(partials.row_max + entry, is_chunk, -INFINITY)
+    largest = tl.exp2((maxima - row_max) * read_rate(rows, row)) * tl.div_rn(1.0, row_sum)
+    sums = tl.load(partials.row_sum + entry, is_chunk, 0.0)
+    probs = tl.where(largest == 0, 0.0, sums * largest).to(tl.float64)
+    if rows.params.is_greedy is not None:
+        probs = tl.where(one_hot < 0, probs, (chunk == one_hot // block).to(tl.float64))
+    return probs
 
 
 @triton.jit

@@ -21,6 +21,7 @@ from kernel_cases import (
 )
 
 from specdec.kernels import WarpParams, warp_probs
+from specdec.kernels.triton_common import rows_of, softmax_partials
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like
@@ -68,3 +69,14 @@ def test_no_rows_have_samples_of_no_rows():
     tokens, probs = sample_by_kernel(logits, WarpParams(), torch.zeros(0, 3).double(), **SMALL)
     assert tokens.shape == (0, 3)
     assert probs.shape == (0, 3, 40)
+
+
+def test_partials_of_indices_that_are_not_drafted_are_not_written():
+    """In tests fresh memory of kernels is NaN, so what reads them shows."""
+    rows = rows_of(torch.zeros(2, 3, 20), WarpParams())
+    partials = softmax_partials(rows, num_valid=torch.tensor([0, 1]), **SMALL)
+    expected = torch.tensor([[False, True, True], [False, False, True]])[..., None].expand(
+        -1, -1, 2
+    )
+    assert torch.equal(partials.row_max.isnan(), expected)
+    assert torch.equal(partials.row_sum.isnan(), expected)

@@ -61,7 +61,7 @@ LAWS = [
 params = warp.params(target_logits)
         if params.cutoff is not None:
             params.cutoff.logits[:, :-1] = -float("inf")""",
-        caught_by=law_test("RejectionSampler", gate="min-p"),
+        caught_by=law_test("RejectionSampler", warp="min-p"),
     ),
     Mutant(
         name="the probabilities returned are those of the raw logits, not the ones drawn from",

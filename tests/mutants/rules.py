@@ -3,10 +3,10 @@
 from mutation import Mutant
 
 
-def law_test(sampler: str, kind: str = "soft", gate: str = "none", size: str = "2-4") -> str:
+def law_test(sampler: str, kind: str = "soft", warp: str = "none", size: str = "2-4") -> str:
     """The exact law of one round, of K-V tables."""
     name = "test_a_round_has_the_law_of_the_target_behind_each_filter"
-    return f"test_sampler_laws.py::{name}[{size}-{gate}-{kind}-{sampler}]"
+    return f"test_sampler_laws.py::{name}[{size}-{warp}-{kind}-{sampler}]"
 
 
 RULES = [

@@ -86,19 +86,15 @@ def _heat_kernel(rows, key, position, stream, heats, block: tl.constexpr):
 def _final_kernel(rows, heats, tokens, padded_chunks: tl.constexpr):
     row, index = tl.program_id(0), tl.program_id(1)
     entry, chunk = row * rows.num_indices + index, tl.arange(0, padded_chunks)
-    entries, is_chunk = (
-        tl.cast(entry, tl.int64) * heats.num_chunks + chunk,
-        chunk < heats.num_chunks,
-    )
-    maxima = tl.load(heats.row_max + entries, mask=is_chunk, other=-INFINITY)
-    time = tl.load(heats.time + entries, mask=is_chunk, other=INFINITY)
+    first, is_chunk = tl.cast(entry, tl.int64) * heats.num_chunks, chunk < heats.num_chunks
+    maxima = tl.load(heats.row_max + first + chunk, mask=is_chunk, other=-INFINITY)
+    time = tl.load(heats.time + first + chunk, mask=is_chunk, other=INFINITY)
     row_max = tl.max(maxima, axis=0)
     # Times are brought to weights relative to the largest logit of the row.
     slower = tl.exp2(((row_max - maxima) * read_rate(rows, row)).to(tl.float64))
     time = tl.where(slower < INFINITY, time * slower, INFINITY)
     if rows.params.is_greedy is not None:
-        is_slower = (maxima != row_max).to(tl.float64)
-        time = tl.where(tl.load(rows.params.is_greedy + row), is_slower, time)
-    first = tl.cast(entry, tl.int64) * heats.num_chunks
+        is_less = (maxima != row_max).to(tl.float64)  # the first chunk with the largest logit wins
+        time = tl.where(tl.load(rows.params.is_greedy + row), is_less, time)
     winner = tl.load(heats.winner + first + tl.argmin(time, axis=0))
     tl.store(tokens + entry, winner.to(tl.int64))

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from specdec.kernels.triton_common import (
     NO_FUSION,
+    chunk_probs,
     find_past,
     find_past_in_chunk,
-    merge_row,
+    merge_partials,
     read_probs,
     row_start,
     rows_of,
@@ -67,10 +68,12 @@ def _sample_kernel(
     rows, partials, uniforms, tokens, probs, block: tl.constexpr, padded_chunks: tl.constexpr
 ):
     row, index, item = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    distribution, shares = merge_row(rows, partials, row, index, block, padded_chunks)
+    one = index + tl.arange(0, 1)
+    distribution = merge_partials(rows, partials, row, one, index, padded_chunks)
     if item == 0:
-        threshold = tl.load(row_start(uniforms, row, index)) * tl.sum(shares, axis=0)
-        chunk, before = find_past(shares, threshold, padded_chunks)
+        chunks = chunk_probs(rows, partials, row, index, distribution, block, padded_chunks)
+        threshold = tl.load(row_start(uniforms, row, index)) * tl.sum(chunks, axis=0)
+        chunk, before = find_past(chunks, threshold, padded_chunks)
         first = tl.minimum(chunk, partials.num_chunks - 1) * block  # past the end where all is NaN
         weights = read_probs(rows, row, index, distribution, first + tl.arange(0, block))
         token = first + find_past_in_chunk(weights, threshold - before, block)

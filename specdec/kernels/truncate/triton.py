@@ -26,7 +26,7 @@ from specdec.kernels.triton_common import (
     NO_FUSION,
     Rows,
     from_key,
-    merge_row,
+    merge_partials,
     read_logits,
     read_temperature,
     rows_of,
@@ -113,9 +113,8 @@ def find_cutoff(
     t = Tables(rows, limits, _new_candidates(rows, capacity or triton.cdiv(rows.vocab, 4)))
     with torch.cuda.device_of(logits):
         partials = softmax_partials(rows, block=block, num_warps=num_warps)
-        sizes = {"block": block, "padded_chunks": triton.next_power_of_2(partials.num_chunks)}
-        options = {"samples": samples, "num_warps": SAMPLE_WARPS, **NO_FUSION}
-        _guess_kernel[shape](t, partials, **sizes, **options)
+        sizes = {"padded_chunks": triton.next_power_of_2(partials.num_chunks), "samples": samples}
+        _guess_kernel[shape](t, partials, **sizes, num_warps=SAMPLE_WARPS, **NO_FUSION)
         chunks = *shape, partials.num_chunks
         _list_kernel[chunks](t, block=block, num_warps=num_warps, **NO_FUSION)
         _search_kernel[shape](t, cutoff, part=part, num_warps=SEARCH_WARPS, **NO_FUSION)
@@ -171,15 +170,14 @@ def _without_id(pair):
 
 
 @triton.jit
-def _guess_kernel(
-    t, partials, block: tl.constexpr, padded_chunks: tl.constexpr, samples: tl.constexpr
-):
+def _guess_kernel(t, partials, padded_chunks: tl.constexpr, samples: tl.constexpr):
     """One program per row: the cutoff of the row lies near that of a sample."""
     row, index = tl.program_id(0), tl.program_id(1)
     top_k, droppable = _read_limits(t, row)
-    distribution, _ = merge_row(t.rows, partials, row, index, block, padded_chunks)
-    peak = tl.div_rn(tl.max(distribution[0], axis=0), read_temperature(t.rows, row))
-    mass = tl.sum(distribution[1], axis=0)
+    one = index + tl.arange(0, 1)
+    row_max, row_sum, _ = merge_partials(t.rows, partials, row, one, index, padded_chunks)
+    peak = tl.div_rn(tl.max(row_max, axis=0), read_temperature(t.rows, row))
+    mass = tl.sum(row_sum, axis=0)
 
     rank, count = tl.arange(0, samples), tl.minimum(t.rows.vocab, samples)
     ids = rank * tl.maximum(t.rows.vocab // samples, 1)

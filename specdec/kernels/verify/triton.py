@@ -71,10 +71,12 @@ def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -
     sums = torch.empty(count, num_residuals, num_chunks, dtype=torch.float32, device=device)
     residuals = Residuals(sums, torch.empty_like(sums), num_residuals)
     tables = Tables(rows, inputs, partials, target, residuals, outcome)
-    sizes = {"by_block": by_block, "width": width, "block": block, **NO_FUSION}
+    sizes = {"by_block": by_block, "width": width, **NO_FUSION}
     padded_chunks = triton.next_power_of_2(num_chunks)
     padded = {"padded_indices": triton.next_power_of_2(width + 1), "padded_chunks": padded_chunks}
     accept_kernel[(count,)](tables, **sizes, **padded)
     if width:
-        residual_kernel[(count, num_residuals, num_chunks)](tables, **sizes, num_warps=num_warps)
-    finalize_kernel[(count,)](tables, **sizes, **padded)
+        residual_kernel[(count, num_residuals, num_chunks)](
+            tables, **sizes, block=block, num_warps=num_warps
+        )
+    finalize_kernel[(count,)](tables, **sizes, **padded, block=block)

@@ -118,7 +118,6 @@ def accept_kernel(
     t,
     by_block: tl.constexpr,
     width: tl.constexpr,
-    block: tl.constexpr,
     padded_indices: tl.constexpr,
     padded_chunks: tl.constexpr,
 ):
@@ -127,9 +126,7 @@ def accept_kernel(
     """
     row, index = tl.program_id(0), tl.arange(0, padded_indices)
     num_valid = read_num_valid(t.inputs, row, width)
-    distribution, _ = merge_partials(
-        t.rows, t.partials, row, index, index <= num_valid, block, padded_chunks
-    )
+    distribution = merge_partials(t.rows, t.partials, row, index, num_valid, padded_chunks)
     is_drafted = index < num_valid
     token = tl.load(t.inputs.tokens + row * width + index, is_drafted, -1)
     p = read_probs(t.rows, row, index, distribution, token).to(tl.float64)

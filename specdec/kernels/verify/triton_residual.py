@@ -11,9 +11,9 @@ import triton
 import triton.language as tl
 
 from specdec.kernels.triton_common import (
+    chunk_probs,
     find_past,
     find_past_in_chunk,
-    merge_row,
     read_probs,
     row_start,
 )
@@ -96,15 +96,9 @@ def _draw_extra(
     are `[C]` float64, unless all are 0 or nothing was rejected; then from the target.
     """
     is_short &= tl.sum(sums, axis=0) > 0
-    merged, shares = merge_row(t.rows, t.partials, row, count, block, padded_chunks)
-    stored = _read_target(t, row, count, width)
-    # Chunk sums and token weights must come from the same numbers, or a weight of 0 may be drawn.
-    distribution = (
-        tl.where(is_short, stored[0], merged[0]),
-        tl.where(is_short, stored[1], merged[1]),
-        tl.where(is_short, stored[2], merged[2]),
-    )
-    sums = tl.where(is_short, sums, shares)
+    distribution = _read_target(t, row, count, width)
+    chunks = chunk_probs(t.rows, t.partials, row, count, distribution, block, padded_chunks)
+    sums = tl.where(is_short, sums, chunks)
     threshold = tl.load(row_start(t.inputs.resample, row, 0)) * tl.sum(sums, axis=0)
     chunk, before = find_past(sums, threshold, padded_chunks)
     first = tl.minimum(chunk, t.partials.num_chunks - 1) * block  # past the end where all is NaN
