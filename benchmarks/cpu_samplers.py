@@ -2,7 +2,7 @@
 
     python benchmarks/cpu_samplers.py
 
-The work is logits in, tokens and the law they were drawn from out. Hugging Face's side is what
+The work is logits in, tokens and their probabilities out. Hugging Face's side is what
 `generate` runs: its warpers, a softmax and `torch.multinomial`; for a verdict, the warpers on each
 of the K + 1 rows and then its function of speculative sampling. Our side includes its noise.
 
@@ -34,7 +34,7 @@ from specdec.samplers import Noise, RejectionSampler, Stream, Warp
 from specdec.types import Draft
 
 TEMPERATURE = 0.8
-GATES = {"no truncation": {}, "top-p 0.9": {"top_p": 0.9}, "top-k 50": {"top_k": 50}}
+TRUNCATIONS = {"no truncation": {}, "top-p 0.9": {"top_p": 0.9}, "top-k 50": {"top_k": 50}}
 Side = Callable[[Tensor], object]
 
 
@@ -68,14 +68,18 @@ def warpers(top_p: float | None = None, top_k: int | None = None) -> LogitsProce
     return LogitsProcessorList(chain + ([TopPLogitsWarper(top_p)] if top_p else []))
 
 
-def samplers(gate: dict) -> tuple[Side, Side]:
+def samplers(truncation: dict) -> tuple[Side, Side]:
     """Ways to draw one token for each row of logits `[1, N, V]`."""
-    processors, warp, noise = warpers(**gate), Warp(1, temperature=TEMPERATURE, **gate), Noise([7])
+    processors, warp, noise = (
+        warpers(**truncation),
+        Warp(1, temperature=TEMPERATURE, **truncation),
+        Noise([7]),
+    )
     start = torch.tensor([5])
 
     def hugging_face(logits: Tensor):
-        law = processors(None, logits[0]).softmax(dim=-1)
-        return torch.multinomial(law, num_samples=1), law
+        probs = processors(None, logits[0]).softmax(dim=-1)
+        return torch.multinomial(probs, num_samples=1), probs
 
     def ours(logits: Tensor):
         uniforms = noise.at(start, width=logits.shape[1]).uniform(Stream.PROPOSE)
@@ -84,16 +88,20 @@ def samplers(gate: dict) -> tuple[Side, Side]:
     return hugging_face, ours
 
 
-def verifiers(gate: dict, draft_logits: Tensor) -> tuple[Side, Side]:
+def verifiers(truncation: dict, draft_logits: Tensor) -> tuple[Side, Side]:
     """Ways to decide on K tokens, drafted from logits `[1, K, V]`, given logits `[1, K + 1, V]`.
 
-    The draft is made beforehand: its logits are warped, its laws known.
+    The draft is made beforehand, with its warped logits and its probabilities.
     """
-    processors, warp, noise = warpers(**gate), Warp(1, temperature=TEMPERATURE, **gate), Noise([7])
+    processors, warp, noise = (
+        warpers(**truncation),
+        Warp(1, temperature=TEMPERATURE, **truncation),
+        Noise([7]),
+    )
     width, start = draft_logits.shape[1], torch.tensor([5])
     warped = processors(None, draft_logits[0])[None]
-    tokens, laws = warp.draw(draft_logits, noise.at(start, width).uniform(Stream.PROPOSE))
-    draft, sampler = Draft(tokens, laws), RejectionSampler()
+    tokens, probs = warp.draw(draft_logits, noise.at(start, width).uniform(Stream.PROPOSE))
+    draft, sampler = Draft(tokens, probs), RejectionSampler()
     names = inspect.signature(_speculative_sampling).parameters
     verdict = functools.partial(
         _speculative_sampling,
@@ -149,9 +157,9 @@ def main() -> None:
         for kind in args.kinds:
             inputs = [LOGITS[kind]((1, rows, args.vocab), generator) for _ in range(8)]
             noise = torch.randn(inputs[0][:, :-1].shape, generator=generator)
-            for name, gate in GATES.items():
-                compare(f"sample, {kind}, {name}", samplers(gate), inputs, args.rounds)
-                sides = verifiers(gate, inputs[0][:, :-1] + noise)
+            for name, truncation in TRUNCATIONS.items():
+                compare(f"sample, {kind}, {name}", samplers(truncation), inputs, args.rounds)
+                sides = verifiers(truncation, inputs[0][:, :-1] + noise)
                 compare(f"verify, {kind}, {name}", sides, inputs, args.rounds)
     print(f"\nload {os.getloadavg()[0]:.1f}")
 

@@ -9,7 +9,8 @@ per cent to either side, so all is done with several sets of tables. Results are
 definition's: they are equal but for draws within rounding of a boundary.
 
 The bytes of a verdict are those that any algorithm must read once: all target logits, and of the
-draft laws (float32) all K rows by the block rule, and one row per rejection by the token rule.
+draft probabilities (float32) all K rows by the block rule, and one row per rejection by the token
+rule.
 """
 
 import argparse
@@ -20,14 +21,32 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.kernels import find_floor, race, reference, sample, verify_blocks, verify_tokens
-from specdec.kernels import gate as gates
-from specdec.kernels.gate import Floor, Gate, Truncation
+from specdec.kernels import (
+    Cutoff,
+    Truncation,
+    VerifyUniforms,
+    WarpParams,
+    draw,
+    find_cutoff,
+    find_faults,
+    race,
+    sample,
+    token_rule,
+    verify_blocks,
+    verify_tokens,
+    warp_probs,
+)
+from specdec.kernels.race import race_weights
+from specdec.kernels.truncate import find_cutoff as defined_cutoff
+from specdec.kernels.truncate import is_kept
+from specdec.kernels.verify import block_rule
+from specdec.types import Draft, Verdict
 
 NUM_DRAFT_TOKENS, VOCAB = 5, 128256
 PLACEMENTS = 3  # of all tables in memory
 SET_BYTES = 2e9  # many times the cache; and a graph's own start is to count little
-SPREADS = {"top-p floor": 3, "flat floor": 0.3, "tied floor": 0}  # of logits, for top-p 0.9
+VERDICTS = ["verify blocks", "verify tokens", "verify points", "step"]
+SPREADS = {"top-p": 3, "flat top-p": 0.3, "tied top-p": 0, "tied top-k": 0}  # of logits
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 Op = Callable[[], tuple[Tensor, ...]]
 
@@ -89,68 +108,85 @@ def num_launches(op: Op) -> int:
 
 
 def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
-    """`verify_blocks` or `verify_tokens`, of soft laws or of points."""
+    """`verify_blocks` or `verify_tokens`, of draft probabilities or of points. "step" is all of a
+    step's sampling: K draws with their probabilities, and `verify_blocks`.
+    """
     rule, k = kind.split()[-1], NUM_DRAFT_TOKENS
-    op = verify_blocks if rule == "blocks" else verify_tokens
-    define = reference.verify_block if rule == "blocks" else reference.verify_chain
+    num_draws = k if kind == "step" else 0
+    by_block = rule in ("blocks", "step")
+    op, define = (verify_blocks, block_rule) if by_block else (verify_tokens, token_rule)
 
     def inputs() -> tuple:
         logits = 3 * torch.randn(rows, k + 1, VOCAB, device="cuda")
         probs = (logits[:, :k] + torch.randn_like(logits[:, :k])).softmax(-1)
         tokens = probs.flatten(0, 1).multinomial(1).view(rows, k)
         uniforms = torch.rand(2, rows, k, dtype=torch.float64, device="cuda")
-        soft = None if rule == "points" else probs
-        return (tokens, soft, None), logits.to(dtype), (uniforms[0], uniforms[1, :, 0])
+        draft = Draft(tokens, None if rule == "points" else probs)
+        return draft, logits.to(dtype), VerifyUniforms(uniforms[0], uniforms[1, :, 0])
 
-    def defined(draft, logits, uniforms):
-        tokens, count = define(*draft, gates.law(logits, Gate()), *uniforms)
-        return tokens, count, reference.find_faults(*draft, logits.amax(-1), count)
+    def ours(draft, logits, uniforms):
+        for i in range(num_draws):
+            sample(logits[:, i : i + 1], WarpParams(), uniforms.accept[:, i : i + 1])
+        verdict: Verdict = op(draft, logits, WarpParams(), uniforms)
+        return verdict.tokens, verdict.num_accepted, verdict.faults
+
+    def theirs(draft, logits, uniforms):
+        for i in range(num_draws):
+            draw(warp_probs(logits[:, i], WarpParams()), uniforms.accept[:, i])
+        tokens, count = define(draft, warp_probs(logits, WarpParams()), uniforms)
+        return tokens, count, find_faults(draft, logits.amax(-1), count)
 
     data = [inputs() for _ in range(sets)]
-    laws = rows * k if rule == "blocks" else 0
-    ours = [lambda d=d: op(*d[0], d[1], Gate(), *d[2]) for d in data]
+    draft_rows = rows * k if by_block else 0
     if rule == "tokens":
-        laws = statistics.mean(int((run()[1] < k).sum()) for run in ours)
+        draft_rows = statistics.mean(int((ours(*d)[1] < k).sum()) for d in data)
     return Contest(
-        ours,
-        [lambda d=d: defined(*d) for d in data],
-        data[0][1].numel() * dtype.itemsize + laws * VOCAB * 4,
+        [lambda d=d: ours(*d) for d in data],
+        [lambda d=d: theirs(*d) for d in data],
+        data[0][1].numel() * dtype.itemsize
+        + draft_rows * VOCAB * 4
+        + rows * num_draws * VOCAB * (dtype.itemsize + 4),
         lambda _, one, other: (one[0] == other[0]).all(-1),
     )
 
 
 def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
-    """`sample` of one place, `race` and `find_floor` of a window."""
-    places = 1 if kind == "sample" else NUM_DRAFT_TOKENS + 1
+    """`sample` of one window index, `race` and `find_cutoff` of a window.
+
+    "cutoff" is top-k 50, top-p 0.9 and min-p 0.05 together; the kinds of SPREADS are top-p 0.9, and
+    "tied top-k" is top-p 0.9 of what top-k 50 keeps, which are all ties.
+    """
+    width = 1 if kind == "sample" else NUM_DRAFT_TOKENS + 1
     key = torch.arange(2 * rows, device="cuda").view(rows, 2)
-    position = torch.arange(rows * places, device="cuda").view(rows, places)
-    tail = torch.full((rows,), 0.1, dtype=torch.float64, device="cuda")
-    truncation = Truncation(torch.full((rows,), 50, device="cuda"), tail, tail / 2, 50)
+    position = torch.arange(rows * width, device="cuda").view(rows, width)
+    top_k = torch.full((rows,), 50, device="cuda")
+    top_p = torch.full((rows,), 0.9, dtype=torch.float64, device="cuda")
+    truncation = Truncation(top_k, top_p, torch.full_like(top_p, 0.05), 50)
     if kind in SPREADS:
-        truncation = Truncation(None, tail)
-    spread, shape = SPREADS.get(kind, 3), (rows, places, VOCAB)
+        truncation = Truncation(top_k if kind == "tied top-k" else None, top_p, None, 50)
+    spread, shape = SPREADS.get(kind, 3), (rows, width, VOCAB)
     data = [(spread * torch.randn(shape, device="cuda")).to(dtype) for _ in range(sets)]
-    draws = torch.rand(rows, places, dtype=torch.float64, device="cuda")
+    draws = torch.rand(rows, width, dtype=torch.float64, device="cuda")
 
     def ours(x: Tensor) -> tuple:
         if kind == "sample":
-            return sample(x, Gate(), draws)
+            return sample(x, WarpParams(), draws)
         if kind == "race":
-            return (race(x, Gate(), key, position, 3),)
-        return find_floor(x, None, truncation)
+            return (race(x, WarpParams(), key, position, 3),)
+        return find_cutoff(x, None, truncation)
 
     def theirs(x: Tensor) -> tuple:
         if kind == "sample":
-            law = gates.law(x, Gate())
-            return reference.draw(law, draws), law
+            probs = warp_probs(x, WarpParams())
+            return draw(probs, draws), probs
         if kind == "race":
-            return (reference.race(gates.law(x, Gate()), key, position, 3),)
-        return gates.find_floor(x, None, truncation)
+            return (race_weights(warp_probs(x, WarpParams()), key, position, 3),)
+        return defined_cutoff(x, None, truncation)
 
     def agree(index: int, one: tuple, other: tuple) -> Tensor:
-        if not kind.endswith("floor"):
+        if kind in ("sample", "race"):
             return one[0] == other[0]
-        kept = [gates.is_kept(gates.scale(data[index], None), Floor(*f)) for f in (one, other)]
+        kept = [is_kept(data[index].float(), Cutoff(*cutoff)) for cutoff in (one, other)]
         return (kept[0] == kept[1]).all(-1)
 
     written = 4 if kind == "sample" else 0
@@ -173,8 +209,8 @@ def compete(contest: Contest, sets: int, rounds: int) -> list[list[float]]:
 def measure(name: str, rows: int, dtype_name: str, rounds: int) -> str:
     """Checks and times one operation; returns a line of the table."""
     torch.manual_seed(rows)
-    dtype, make = DTYPES[dtype_name], verdict if name.startswith("verify") else drawing
-    size = rows * VOCAB * (NUM_DRAFT_TOKENS + 1) * (dtype.itemsize + 4 * name.startswith("verify"))
+    dtype, make = DTYPES[dtype_name], verdict if name in VERDICTS else drawing
+    size = rows * VOCAB * (NUM_DRAFT_TOKENS + 1) * (dtype.itemsize + 4 * (name in VERDICTS))
     sets = 2 if name == "race" else max(2, min(32, round(SET_BYTES / size)))
     times, matches, rates = [], [], []
     for _ in range(PLACEMENTS):
@@ -203,7 +239,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
     args = parser.parse_args()
-    names = ["verify blocks", "verify tokens", "verify points", "sample", "race", "floor", *SPREADS]
+    names = [*VERDICTS, "sample", "race", "cutoff", *SPREADS]
     chosen = [n for n in names if not args.only or n.startswith(tuple(args.only))]
     lines = [
         measure(name, rows, dtype, args.rounds if name != "race" else min(args.rounds, 5))

@@ -5,15 +5,17 @@ Triton asks a driver what to compile for, and hands it what it compiled. Here th
 one kind of GPU and has none, and every launch ends when its kernel is compiled.
 """
 
-import sys
-
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import triton_floor, triton_race, triton_sample, triton_verify
-from specdec.kernels.gate import Floor, Gate, Truncation
+from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams
+from specdec.kernels.race import triton as triton_race
+from specdec.kernels.sample import triton as triton_sample
+from specdec.kernels.truncate import triton as triton_truncate
+from specdec.kernels.verify import triton as triton_verify
+from specdec.types import Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
 
@@ -32,7 +34,7 @@ class NoDevice:
 
 
 def compile_only() -> None:
-    """From here on no kernel is launched; and launches overlap, as on a Hopper GPU."""
+    """From here on no kernel is launched."""
     driver.set_active(NoDevice())
     run = JITFunction.run
 
@@ -42,31 +44,30 @@ def compile_only() -> None:
         return kernel
 
     JITFunction.run = compiled
-    for name, module in sys.modules.items():
-        if name.startswith("specdec.kernels.") and hasattr(module, "overlap"):
-            module.overlap = lambda tensor: {"is_early": True, "launch_pdl": True}
 
 
-def compile_all(dtype: torch.dtype, *, is_gated: bool) -> None:
+def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     """Every operation, as the library calls it."""
     shape = ROWS, WIDTH + 1
     logits, probs = torch.zeros(*shape, VOCAB, dtype=dtype), torch.zeros(ROWS, WIDTH, VOCAB)
     tokens, draws = torch.zeros(ROWS, WIDTH).long(), torch.zeros(shape, dtype=torch.float64)
-    gate, num_valid = Gate(), None
-    if is_gated:
-        floor = Floor(torch.zeros(shape), torch.zeros(shape).long())
-        gate = Gate(draws[:, 0] + 1, torch.zeros(ROWS).bool(), floor)
+    params, num_valid = WarpParams(), None
+    if is_warped:
+        cutoff = Cutoff(torch.zeros(shape), torch.zeros(shape).long())
+        params = WarpParams(draws[:, 0] + 1, torch.zeros(ROWS).bool(), cutoff)
         num_valid = tokens[:, 0]
-    uniforms = draws[:, :WIDTH], draws[:, 0]
-    for laws, by_block in ((None, False), (probs, False), (probs, True)):
-        triton_verify.verify(tokens, laws, num_valid, logits, gate, *uniforms, by_block=by_block)
-    triton_sample.sample(logits, gate, draws)
-    triton_race.race(logits, gate, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
+    uniforms = VerifyUniforms(draws[:, :WIDTH], draws[:, 0])
+    for draft_probs, by_block in ((None, False), (probs, False), (probs, True)):
+        draft = Draft(tokens, draft_probs, num_valid)
+        triton_verify.verify(draft, logits, params, uniforms, by_block=by_block)
+    triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
+    triton_sample.sample(logits, params, draws, None)
+    triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
-    triton_floor.find_floor(logits, gate.temperature, truncation)
+    triton_truncate.find_cutoff(logits, params.temperature, truncation)
 
 
 if __name__ == "__main__":
     compile_only()
-    compile_all(torch.bfloat16, is_gated=True)
-    compile_all(torch.float32, is_gated=False)
+    compile_all(torch.bfloat16, is_warped=True)
+    compile_all(torch.float32, is_warped=False)

@@ -27,11 +27,11 @@ __all__ = [
     "Worlds",
     "assert_lossless",
     "bisect",
-    "gated",
     "joint_law",
     "law_error",
     "random_weights",
     "random_worlds",
+    "warped",
 ]
 
 
@@ -50,17 +50,17 @@ class Rows:
 
 
 def random_worlds(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Worlds:
-    """Worlds of a size (V, K, W), without a gate; see `specdec.certify.worlds.random_worlds`."""
+    """Worlds of a size (V, K, W), without a warp; see `specdec.certify.worlds.random_worlds`."""
     return draw_worlds(*size, torch.Generator().manual_seed(seed), kind=kind)
 
 
-def gated(worlds: Worlds, gates: list[dict]) -> Worlds:
-    """The same worlds behind one gate each; the laws that they should have are HF's."""
+def warped(worlds: Worlds, warps: list[dict]) -> Worlds:
+    """The same worlds with one warp each; the laws that they should have are HF's."""
     levels = [
-        [huggingface_law(x, gate) for x, gate in zip(level, gates, strict=True)]
+        [huggingface_law(x, options) for x, options in zip(level, warps, strict=True)]
         for level in worlds.logits
     ]
-    return replace(worlds, warp=by_row(gates), target=[torch.stack(level) for level in levels])
+    return replace(worlds, warp=by_row(warps), target=[torch.stack(level) for level in levels])
 
 
 def law_error(sampler: Callable[..., Verdict], worlds: Worlds, target: list[Tensor]) -> float:

@@ -17,7 +17,7 @@ from specdec import (
     RejectionSampler,
     SpeculativeGenerator,
 )
-from specdec.kernels.reference import exponentials
+from specdec.kernels.race import exponentials
 from specdec.types import Draft
 
 MODEL = build("llama")

@@ -1,6 +1,7 @@
 """Law 6, zero: no token of target probability 0 is emitted; an empty residual is no accident.
 
-Uniforms are set to the ends of their range, draft laws to the target's own, to NaN and to infinity.
+Uniforms are set to the ends of their range, draft probabilities to the target's own, to NaN and to
+infinity.
 """
 
 import pytest
@@ -9,7 +10,8 @@ from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.kernels import draw, verify_chain, verify_points
+from specdec.kernels import VerifyUniforms, draw, token_rule
+from specdec.kernels.verify import point_rule
 from specdec.samplers import Noise, RejectionSampler, ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -66,12 +68,13 @@ def test_a_token_is_accepted_strictly_below_its_ratio():
     for u, accepted in ((0.5 - 2.0**-52, 1), (0.5, 0)):
         uniforms = torch.tensor([[u]], dtype=torch.float64)
         half = torch.tensor([0.5], dtype=torch.float64)
-        _, num_accepted = verify_chain(torch.tensor([[0]]), draft, None, target, uniforms, half)
+        noise = VerifyUniforms(uniforms, half)
+        _, num_accepted = token_rule(Draft(torch.tensor([[0]]), draft), target, noise)
         assert num_accepted.item() == accepted
 
 
 @given(st.integers(2, 6), st.integers(1, 3), seeds)
-def test_a_draft_law_equal_to_the_target_is_always_accepted(vocab, width, seed):
+def test_a_draft_from_the_targets_own_distribution_is_always_accepted(vocab, width, seed):
     generator = torch.Generator().manual_seed(seed)
     logits = random_weights((3, width + 1, vocab), generator).log().float()
     warp = Warp(3)
@@ -91,8 +94,8 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, 
     draft = target[:, :1] * (1 + 2.0**-40)  # agrees up to rounding, and nowhere below the target
     uniforms = torch.full((4,), resample, dtype=torch.float64)
     rejects = torch.full((4, 1), LARGEST_UNIFORM, dtype=torch.float64)
-    tokens, num_accepted = verify_chain(
-        target[:, :1].argmax(-1), draft, None, target, rejects, uniforms
+    tokens, num_accepted = token_rule(
+        Draft(target[:, :1].argmax(-1), draft), target, VerifyUniforms(rejects, uniforms)
     )
     assert num_accepted.tolist() == [0] * 4
     assert tokens[:, 0].tolist() == draw(target[:, 0], uniforms).tolist()
@@ -121,12 +124,10 @@ def test_a_greedy_batch_decides_as_the_rule_does_with_one_hot_laws(vocab, width,
     num_valid = torch.randint(0, width + 1, (4,), generator=generator) if is_ragged else None
     uniforms = torch.rand(4, len(Stream), width + 1, generator=generator, dtype=torch.float64)
     warp = Warp(4, temperature=0)
-    verdict = RejectionSampler()(
-        Draft(tokens, None, num_valid), logits, warp, ScriptedNoise(uniforms)
-    )
-    expected = verify_chain(
-        tokens, None, num_valid, warp(logits), uniforms[:, Stream.ACCEPT, :width], uniforms[:, 0, 0]
-    )
+    draft = Draft(tokens, None, num_valid)
+    verdict = RejectionSampler()(draft, logits, warp, ScriptedNoise(uniforms))
+    noise = VerifyUniforms(uniforms[:, Stream.ACCEPT, :width], uniforms[:, 0, 0])
+    expected = token_rule(draft, warp(logits), noise)
     assert verdict.tokens.tolist() == expected[0].tolist()
     assert verdict.num_accepted.tolist() == expected[1].tolist()
 
@@ -194,8 +195,9 @@ def test_point_masses_are_decided_as_the_general_rule_decides_them(
     num_valid = torch.randint(0, width + 1, (rows,), generator=generator) if is_ragged else None
     if is_ragged:
         tokens[torch.arange(width) >= num_valid[:, None]] = PAD_TOKEN
-    law = torch.nn.functional.one_hot(target, vocab).float()
+    one_hot = torch.nn.functional.one_hot(target, vocab).float()
     u = torch.full((rows, width + 1), uniform, dtype=torch.float64)
-    general = verify_chain(tokens, probs, num_valid, law, u[:, :width], u[:, 0])
-    for ours, theirs in zip(verify_points(tokens, num_valid, target), general, strict=True):
+    draft = Draft(tokens, probs, num_valid)
+    general = token_rule(draft, one_hot, VerifyUniforms(u[:, :width], u[:, 0]))
+    for ours, theirs in zip(point_rule(draft, target), general, strict=True):
         assert torch.equal(ours, theirs)

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, gated, joint_law, random_worlds
+from exact_law import assert_lossless, joint_law, random_worlds, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -20,10 +20,10 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
-from warpers import gates
+from warpers import warps
 
 from specdec.certify.enumeration import find_flips
-from specdec.certify.worlds import GATES, Worlds, gated_law
+from specdec.certify.worlds import WARPS, Worlds, warped_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,
@@ -59,7 +59,7 @@ lossless = pytest.mark.parametrize("sampler", LOSSLESS, ids=lambda s: type(s).__
 def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, name, width, vocab):
     worlds = random_worlds((vocab, width, 6), seed=width, kind=kind)
     if name != "none":
-        worlds = gated(worlds, [NEUTRAL | FILTERS[name]] * 6)
+        worlds = warped(worlds, [NEUTRAL | FILTERS[name]] * 6)
     assert_lossless(sampler, worlds, seed=0)
 
 
@@ -71,10 +71,10 @@ def test_a_round_has_the_law_of_the_target_for_tables_of_any_size(sampler, size,
 
 
 @lossless
-@given(sizes, kinds, st.lists(gates, min_size=2, max_size=2), seeds)
+@given(sizes, kinds, st.lists(warps, min_size=2, max_size=2), seeds)
 @settings(max_examples=15)
-def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, gates, seed):
-    assert_lossless(sampler, gated(random_worlds((*size[:2], 2), seed, kind), gates), seed)
+def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, warps, seed):
+    assert_lossless(sampler, warped(random_worlds((*size[:2], 2), seed, kind), warps), seed)
 
 
 @lossless
@@ -87,11 +87,11 @@ def test_float32_tables_have_the_law_of_the_target_to_float32(sampler, size, kin
     assert_lossless(sampler, worlds, seed, tolerance=1e-6)
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(GATES))
-def test_the_laws_of_the_packages_own_worlds_are_those_of_huggingface(weights, gate):
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(WARPS))
+def test_the_laws_of_the_packages_own_worlds_are_those_of_huggingface(weights, options):
     table = torch.tensor([weights], dtype=torch.float64)
-    worlds = gated(Worlds([table[None].log()], []), [NEUTRAL | gate])
-    expected = gated_law(weights, gate)
+    worlds = warped(Worlds([table[None].log()], []), [NEUTRAL | options])
+    expected = warped_law(weights, options)
     assert worlds.target[0][0, 0].tolist() == pytest.approx(expected, rel=0, abs=1e-12)
 
 

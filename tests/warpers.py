@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-gates = st.fixed_dictionaries(
+warps = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.3, 0.5, 1.0, 1.7]),
         "top_k": st.integers(0, 6),
@@ -36,22 +36,22 @@ class StableSort(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def huggingface_law(logits: Tensor, gate: dict) -> Tensor:
+def huggingface_law(logits: Tensor, options: dict) -> Tensor:
     """The law of `[..., V]` logits; greedy is the largest logit, the lowest id among equals."""
     flat = logits.flatten(0, -2)
-    if gate["temperature"] == 0:
+    if options["temperature"] == 0:
         first = [row.index(max(row)) for row in flat.tolist()]
         return torch.eye(logits.shape[-1], dtype=logits.dtype)[first].view(logits.shape)
-    warpers = [TemperatureLogitsWarper(gate["temperature"])]
-    warpers += [TopKLogitsWarper(gate["top_k"])] if gate["top_k"] else []
-    warpers += [TopPLogitsWarper(gate["top_p"])] if gate["top_p"] < 1 else []
-    warpers += [MinPLogitsWarper(gate["min_p"])] if gate["min_p"] else []
+    warpers = [TemperatureLogitsWarper(options["temperature"])]
+    warpers += [TopKLogitsWarper(options["top_k"])] if options["top_k"] else []
+    warpers += [TopPLogitsWarper(options["top_p"])] if options["top_p"] < 1 else []
+    warpers += [MinPLogitsWarper(options["min_p"])] if options["min_p"] else []
     with StableSort():
         for warper in warpers:
             flat = warper(None, flat)
     return flat.softmax(-1).view(logits.shape)
 
 
-def by_row(gates: list[dict]) -> dict[str, list]:
+def by_row(warps: list[dict]) -> dict[str, list]:
     """Keywords of one `Warp` for a batch, from those of its rows."""
-    return {name: [gate[name] for gate in gates] for name in gates[0]}
+    return {name: [options[name] for options in warps] for name in warps[0]}

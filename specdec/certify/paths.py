@@ -66,15 +66,15 @@ class Paths:
         return len(self.world)
 
     def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, Warp]:
-        """Draft, target logits and gate of a batch of these rows."""
+        """Draft, target logits and warp of a batch of these rows."""
 
         def take(x: Tensor | None) -> Tensor | None:
             return None if x is None else x[rows].to(self.device)
 
         of_row = self.world[rows].tolist()
-        gate = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
+        warp = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
         draft = Draft(take(self.tokens), take(self.laws), take(self.valid))
-        return draft, take(self.logits), Warp(len(rows), device=self.device, **gate)
+        return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
         """A sampler over a batch of these rows, as a function of its uniforms.

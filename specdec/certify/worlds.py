@@ -15,7 +15,7 @@ from torch import Tensor
 
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
-GATES = (
+WARPS = (
     {},
     {"top_k": 2},
     {"top_p": 0.77},
@@ -38,7 +38,7 @@ class Worlds:
     Args:
         logits: of the target, levels 0..K.
         draft: draft laws, levels 0..K - 1.
-        target: the target's laws behind the gate, levels 0..K; `None` for the softmax of the
+        target: the target's laws after the warp, levels 0..K; `None` for the softmax of the
             logits.
         num_valid: per world how many tokens it drafts; `None` for K.
         is_point_mass: the sampler is not told the draft laws.
@@ -73,11 +73,11 @@ class Worlds:
 
     def describe(self, world: int) -> str:
         """One of the worlds, in a few words."""
-        gate = {name: values[world] for name, values in self.warp.items()}
-        gate = "".join(f", {n}={v:g}" for n, v in gate.items() if v != NEUTRAL[n])
+        warp = {name: values[world] for name, values in self.warp.items()}
+        warp = "".join(f", {n}={v:g}" for n, v in warp.items() if v != NEUTRAL[n])
         valid = f", {self.num_valid[world]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
-        return f"{self.name} ({sizes}{valid}{gate}), world {world}"
+        return f"{self.name} ({sizes}{valid}{warp}), world {world}"
 
 
 def standard_worlds(
@@ -85,7 +85,7 @@ def standard_worlds(
 ) -> Iterator[Worlds]:
     """The worlds that `certify` tries, always the same.
 
-    Soft, point-mass (also short) and mixed drafts; without a filter, with `GATES` mixed in one
+    Soft, point-mass (also short) and mixed drafts; without a filter, with `WARPS` mixed in one
     batch, and all greedy. Tables are small integers, so zeros, ties, one-hot laws, and equal and
     disjoint supports are common.
 
@@ -97,8 +97,8 @@ def standard_worlds(
         generator = torch.Generator().manual_seed(number)
         for kind in ("soft", "point-mass", "short point-mass", "mixed"):
             greedy = [[{"temperature": 0.0}]] if kind == "mixed" else []
-            for gates in ([{}], list(GATES), *greedy):
-                worlds = random_worlds(vocab, width, count, generator, kind=kind, gates=gates)
+            for warps in ([{}], list(WARPS), *greedy):
+                worlds = random_worlds(vocab, width, count, generator, kind=kind, warps=warps)
                 worlds.logits = [level.to(dtype) for level in worlds.logits]
                 worlds.draft = [level.to(dtype) for level in worlds.draft]
                 yield worlds
@@ -111,7 +111,7 @@ def random_worlds(
     generator: torch.Generator,
     *,
     kind: DraftKind = "soft",
-    gates: list[dict] | None = None,
+    warps: list[dict] | None = None,
 ) -> Worlds:
     """Draws worlds with integer-weight tables.
 
@@ -123,7 +123,7 @@ def random_worlds(
         kind: `"soft"` tells the sampler what law each token was drawn from; `"point-mass"` drafts
             are deterministic, `"short point-mass"` ones may have fewer than K tokens, as those
             of n-gram drafters; `"mixed"` has one-hot and soft laws, and may be short.
-        gates: arguments of `Warp`, used by turns; `None` is no gate.
+        warps: arguments of `Warp`, used by turns; `None` is the neutral one.
     """
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
@@ -135,15 +135,15 @@ def random_worlds(
     num_valid = None
     if kind in ("mixed", "short point-mass"):
         num_valid = torch.randint(0, width + 1, (count,), generator=generator).tolist()
-    gates = [(gates or [{}])[world % len(gates or [{}])] for world in range(count)]
-    names = {name for gate in gates for name in gate}
+    warps = [(warps or [{}])[world % len(warps or [{}])] for world in range(count)]
+    names = {name for options in warps for name in options}
     return Worlds(
         logits=[level.log() for level in weights],
         draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
-        target=[_truncated(level, gates) for level in weights],
+        target=[_truncated(level, warps) for level in weights],
         num_valid=num_valid,
         is_point_mass=is_point_mass,
-        warp={n: [g.get(n, NEUTRAL[n]) for g in gates] for n in NEUTRAL if n in names},
+        warp={n: [options.get(n, NEUTRAL[n]) for options in warps] for n in NEUTRAL if n in names},
         name=f"{kind} drafts",
     )
 
@@ -167,43 +167,43 @@ def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
     return free
 
 
-def gated_law(weights: list[int], gate: dict) -> list[float]:
+def warped_law(weights: list[int], options: dict) -> list[float]:
     """What temperature, top-k, top-p and min-p, in this order, leave of integer weights: the
     definition, word for word, in integers and fractions; only the result is rounded.
 
     Args:
         weights: >= 0, not all zero.
-        gate: arguments of `Warp`; the temperature 0, or 1 / an integer.
+        options: arguments of `Warp`; the temperature 0, or 1 / an integer.
 
     Example:
-        >>> gated_law([1, 3, 4, 1], {"top_k": 2})
+        >>> warped_law([1, 3, 4, 1], {"top_k": 2})
         [0.0, 0.42857142857142855, 0.5714285714285714, 0.0]
     """
-    gate = NEUTRAL | gate
-    if gate["temperature"] == 0:
+    options = NEUTRAL | options
+    if options["temperature"] == 0:
         best = weights.index(max(weights))
         return [float(token == best) for token in range(len(weights))]
-    weights = [int(w) ** round(1 / gate["temperature"]) for w in weights]
-    if gate["top_k"]:
-        kth = sorted(weights, reverse=True)[min(gate["top_k"], len(weights)) - 1]
+    weights = [int(w) ** round(1 / options["temperature"]) for w in weights]
+    if options["top_k"]:
+        kth = sorted(weights, reverse=True)[min(options["top_k"], len(weights)) - 1]
         weights = [w if w >= kth else 0 for w in weights]
-    tail, gone = (1 - Fraction(gate["top_p"])) * sum(weights), 0
+    droppable, dropped = (1 - Fraction(options["top_p"])) * sum(weights), 0
     rising = sorted(range(len(weights)), key=lambda token: (weights[token], token))
     for token in rising[:-1]:  # the most likely token always stays
-        gone += weights[token]
-        if gone > tail:
+        dropped += weights[token]
+        if dropped > droppable:
             break
         weights[token] = 0
-    least = Fraction(gate["min_p"]) * max(weights)
+    least = Fraction(options["min_p"]) * max(weights)
     weights = [w if w >= least else 0 for w in weights]
     return [w / sum(weights) for w in weights]
 
 
-def _truncated(weights: Tensor, gates: list[dict]) -> Tensor:
-    """Laws of a level, each world's behind its gate."""
+def _truncated(weights: Tensor, warps: list[dict]) -> Tensor:
+    """Laws of a level, each world's after its warp."""
     laws = [
-        [gated_law(row, gate) for row in rows]
-        for rows, gate in zip(weights.tolist(), gates, strict=True)
+        [warped_law(row, options) for row in rows]
+        for rows, options in zip(weights.tolist(), warps, strict=True)
     ]
     return torch.tensor(laws, dtype=torch.float64)
 

@@ -1,43 +1,180 @@
-"""Operations and their definitions in plain PyTorch (`reference`, `gate`, `philox`)."""
+"""The operations as the rest of the library calls them, one folder each.
 
-from specdec.kernels.gate import Floor, Gate, Truncation
-from specdec.kernels.ops import (
-    choose,
-    find_floor,
-    race,
-    sample,
-    verify_blocks,
-    verify_draws,
-    verify_tokens,
-)
+Each chooses by one `if`: its Triton kernels on a GPU, else its definition in plain PyTorch. Wide
+rows on a CPU go through `truncate.cpu`, which gives the definition's numbers faster. Triton is
+imported by the first call on a GPU, so other machines do not need it.
+
+Legend: B rows, K draft tokens, N window indices, V vocabulary.
+"""
+
+import torch
+from torch import Tensor
+
+from specdec.kernels import truncate
 from specdec.kernels.philox import philox
-from specdec.kernels.reference import (
+from specdec.kernels.race import first_arrival, race_weights
+from specdec.kernels.sample import draw
+from specdec.kernels.truncate import Cutoff, Truncation, WarpParams, cpu, warp_probs
+from specdec.kernels.verify import (
+    VerifyUniforms,
     append_token,
-    draw,
+    block_rule,
     find_faults,
-    first_arrival,
-    verify_block,
-    verify_chain,
-    verify_points,
+    find_target_faults,
+    point_rule,
+    token_rule,
 )
+from specdec.types import Draft, Verdict
 
 __all__ = [
-    "Floor",
-    "Gate",
+    "Cutoff",
     "Truncation",
+    "VerifyUniforms",
+    "WarpParams",
     "append_token",
-    "choose",
     "draw",
+    "find_cutoff",
     "find_faults",
-    "find_floor",
     "first_arrival",
     "philox",
     "race",
     "sample",
-    "verify_block",
+    "sample_tokens",
+    "token_rule",
     "verify_blocks",
-    "verify_chain",
-    "verify_draws",
     "verify_points",
     "verify_tokens",
+    "warp_probs",
 ]
+
+
+def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
+    """The one cutoff of top-k, then top-p of what top-k kept, then min-p.
+
+    Args:
+        logits: `[B, V]` or `[B, N, V]`.
+        temperature: `[B]` > 0, or `None` for 1.
+        truncation: what to keep.
+
+    Returns:
+        A cutoff per row of V logits; see `truncate.reference.find_cutoff`.
+    """
+    if _has_kernel(logits):
+        from specdec.kernels.truncate import triton
+
+        return triton.find_cutoff(logits, temperature, truncation)
+    definition = cpu if cpu.is_wide(logits) else truncate
+    return definition.find_cutoff(logits, temperature, truncation)
+
+
+def sample(
+    logits: Tensor, params: WarpParams, uniforms: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draws tokens, and returns the probabilities that they were drawn from.
+
+    Args:
+        logits: `[B, V]` or `[B, N, V]`.
+        params: how they become probabilities.
+        uniforms: `[B]` or `[B, N]` float64 in [0, 1).
+        out: filled with the probabilities; of the shape of `logits`, float32 (float64 for float64
+            logits), any strides whose last is 1. `None` allocates it.
+
+    Returns:
+        Tokens of the shape of `uniforms`, and `out`.
+    """
+    if _has_kernel(logits):
+        from specdec.kernels.sample import triton
+
+        if out is None:
+            out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        return triton.sample(logits, params, uniforms, out), out
+    probs = _probs(logits, params, out)
+    return draw(probs, uniforms), probs
+
+
+def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tensor:
+    """The tokens of `sample`; on a GPU no probabilities are written."""
+    if _has_kernel(logits):
+        from specdec.kernels.sample import triton
+
+        return triton.sample(logits, params, uniforms, None)
+    return draw(_probs(logits, params), uniforms)
+
+
+def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
+    """Draws tokens `[B, N]` from logits `[B, N, V]` by an exponential race.
+
+    Args:
+        logits: `[B, N, V]`.
+        params: how they become probabilities.
+        key, position, stream: of the noise; see `race.reference.race_weights`.
+    """
+    if _has_kernel(logits):
+        from specdec.kernels.race import triton
+
+        return triton.race(logits, params, key, position, stream)
+    return race_weights(_probs(logits, params), key, position, stream)
+
+
+def verify_tokens(
+    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms
+) -> Verdict:
+    """`verify.reference.token_rule` on the target's logits, with what is wrong with the inputs.
+
+    On a GPU `Fault.DRAFT_PROBS` is judged at each row's rejected token only: no other row of draft
+    probabilities is read in full.
+
+    Args:
+        draft: K tokens per row.
+        logits: `[B, K + 1, V]` of the target.
+        params: how they become probabilities.
+        uniforms: to accept and to resample.
+    """
+    if _has_kernel(logits):
+        from specdec.kernels.verify import triton
+
+        return triton.verify(draft, logits, params, uniforms, by_block=False)
+    return _verdict(draft, logits, *token_rule(draft, _probs(logits, params), uniforms))
+
+
+def verify_blocks(
+    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms
+) -> Verdict:
+    """`verify.reference.block_rule` on the target's logits, with what is wrong with the inputs;
+    Args as `verify_tokens`, and `draft.probs` is needed.
+    """
+    if _has_kernel(logits):
+        from specdec.kernels.verify import triton
+
+        return triton.verify(draft, logits, params, uniforms, by_block=True)
+    return _verdict(draft, logits, *block_rule(draft, _probs(logits, params), uniforms))
+
+
+def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
+    """`verify.reference.point_rule`, with what is wrong with the target's logits.
+
+    Args:
+        draft: K tokens per row; probabilities are not used, so they cannot be wrong.
+        target_tokens: `[B, K + 1]`.
+        largest_logits: `[B, K + 1]`, the largest logits of the rows that the tokens come from.
+    """
+    tokens, num_accepted = point_rule(draft, target_tokens)
+    faults = find_target_faults(largest_logits, num_accepted)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+
+
+def _has_kernel(logits: Tensor) -> bool:
+    """On a GPU. float64, the precision of oracles, and gradients keep to the definition."""
+    return logits.is_cuda and logits.dtype != torch.float64 and not logits.requires_grad
+
+
+def _probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
+    if cpu.is_wide(logits):
+        return cpu.warp_probs(logits, params, out)
+    probs = warp_probs(logits, params)
+    return probs if out is None else out.copy_(probs)
+
+
+def _verdict(draft: Draft, logits: Tensor, tokens: Tensor, num_accepted: Tensor) -> Verdict:
+    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)

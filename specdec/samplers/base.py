@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-from specdec.kernels import verify_draws
+from specdec.kernels import VerifyUniforms, verify_points
 from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
 from specdec.samplers.warp import Warp
@@ -19,7 +19,7 @@ class Sampler(nn.Module, ABC):
     nothing of a row: rows that have ended leave the batch, and others take their numbers.
 
     Attributes:
-        lossless: the output has exactly the target's law, whatever is drafted.
+        lossless: the output has exactly the target's distribution, whatever is drafted.
         draw_draft: how draft tokens have to be drawn.
         uses_draft_probs: draft probabilities are of use to it.
         noise_type: where its random numbers come from.
@@ -34,9 +34,9 @@ class Sampler(nn.Module, ABC):
         """Decides one step.
 
         Args:
-            draft: K tokens per row and their laws.
+            draft: K tokens per row and the probabilities that they were drawn from.
             target_logits: `[B, K + 1, V]`; row i predicts what follows the first i draft tokens.
-            warp: the gate from logits to the target's law.
+            warp: from logits to the target's probabilities.
             noise: the step's draws.
 
         Returns:
@@ -55,23 +55,20 @@ class Sampler(nn.Module, ABC):
         """As `forward`, for inputs that fit, in a batch where some row samples."""
 
     def decide_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
-        """As `forward`, where the target's every law is one-hot."""
+        """As `forward`, where every distribution of the target is one-hot."""
         largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
         return verdict_of_points(draft, tokens, largest)
 
 
 def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
-    """The verdict where the target's token is known at every place.
+    """The verdict where the target's token is known at every index.
 
     Args:
         draft: K tokens per row.
         target_tokens: `[B, K + 1]`.
         largest_logits: `[B, K + 1]` of the target.
     """
-    tokens, num_accepted, faults = verify_draws(
-        draft.tokens, draft.num_valid, target_tokens, largest_logits
-    )
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+    return verify_points(draft, target_tokens, largest_logits)
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
@@ -85,12 +82,12 @@ def _check_fit(draft: Draft, target_logits: Tensor) -> None:
         raise ValueError(
             f"draft.probs has vocabulary {draft.probs.shape[-1]} but target logits have "
             f"{target_logits.shape[-1]}; "
-            "the drafter must express its law over the target's vocabulary"
+            "the drafter must express its probabilities over the target's vocabulary"
         )
 
 
-def chain_uniforms(draft: Draft, noise: StepNoise) -> tuple[Tensor, Tensor]:
-    """The draws of a rule that accepts each token by chance: `[B, K]` to accept, `[B]` to resample.
+def chain_uniforms(draft: Draft, noise: StepNoise) -> VerifyUniforms:
+    """The draws of a rule that accepts each token by chance.
 
     Raises:
         ValueError: the step was opened with too few draws.
@@ -102,4 +99,4 @@ def chain_uniforms(draft: Draft, noise: StepNoise) -> tuple[Tensor, Tensor]:
             f"the noise holds {accept.shape[1]} draws per stream for {width} draft tokens; open "
             f"the step with noise.at(start, width={width + 1})"
         )
-    return accept[:, :width], resample[:, 0]
+    return VerifyUniforms(accept[:, :width], resample[:, 0])

@@ -14,12 +14,12 @@ class BlockSampler(Sampler):
     """Accepts the longest prefix that a joint rule allows; of all lossless rules for one drafted
     path it accepts the most tokens.
 
-    With P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)) over target laws p, draft laws q and
-    draft tokens x, prefix i < K is accepted with probability m_i / (m_i + 1 - P_i), where m_i =
-    sum_x max(0, P_i p_{i+1}(x) - q_{i+1}(x)), and the whole draft with P_K. The longest accepted
-    prefix n stands, and the extra token is drawn from the normalised max(0, P_n p_{n+1} - q_{n+1}),
-    after the whole draft from p_{K+1}. Where a draft is a point mass no rule accepts more than
-    the token-wise one, and this is that one.
+    With P_0 = 1 and P_i = min(1, P_{i-1} p_i(x_i) / q_i(x_i)) over target probabilities p, draft
+    probabilities q and draft tokens x, prefix i < K is accepted with probability
+    m_i / (m_i + 1 - P_i), where m_i = sum_x max(0, P_i p_{i+1}(x) - q_{i+1}(x)), and the whole
+    draft with P_K. The longest accepted prefix n is kept, and the extra token is drawn from the
+    normalised max(0, P_n p_{n+1} - q_{n+1}), after the whole draft from p_{K+1}. Where a draft is a
+    point mass no rule accepts more than the token-wise one, and this is that one.
 
     The example is the paper's: p = (1/3, 2/3), q = (2/3, 1/3), K = 2. Token by token, 10/9 tokens
     are accepted per block on average, and 11/9 as a block.
@@ -59,6 +59,5 @@ class BlockSampler(Sampler):
         """The draft as a whole."""
         if draft.probs is None:
             return self._for_points.decide(draft, target_logits, warp, noise)
-        laws = draft.tokens, draft.probs, draft.num_valid, target_logits, warp.gate(target_logits)
-        tokens, num_accepted, faults = verify_blocks(*laws, *chain_uniforms(draft, noise))
-        return Verdict(tokens, num_accepted, draft.num_valid, faults)
+        params = warp.params(target_logits)
+        return verify_blocks(draft, target_logits, params, chain_uniforms(draft, noise))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from specdec.kernels import find_faults, verify_chain
+from specdec.kernels import find_faults, token_rule
 from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -12,13 +12,13 @@ from specdec.types import Draft, Verdict
 
 
 class EnsembleSampler(Sampler):
-    """Samples exactly from w p + (1 - w) q at every drafted place, so that more is accepted. This
-    does not keep the target's law p.
+    """Samples exactly from w p + (1 - w) q at every drafted index, so that more is accepted. This
+    does not keep the target's distribution p.
 
-    It is the rejection rule with the mixture in the target's place. Where the draft is a draw from
-    q, each output token's law, given what came before, is off by exactly (1 - w) TV(q, p), thus TV
-    <= 1 - w; K tokens together by at most the sum. A point-mass draft counts as its one-hot law.
-    The bonus token and greedy rows are exact.
+    It is the rejection rule with the mixture in place of the target. Where the draft is a draw from
+    q, the distribution of each output token, given the tokens before it, is off by exactly
+    (1 - w) TV(q, p), thus TV <= 1 - w; K tokens together by at most the sum. A point-mass draft
+    counts as its one-hot distribution. The bonus token and greedy rows are exact.
 
     Args:
         target_weight: w in 0..1; 1 is `RejectionSampler`.
@@ -30,8 +30,8 @@ class EnsembleSampler(Sampler):
         >>> EnsembleSampler(target_weight=0.9).lossless
         False
 
-    Reference: Fu et al., "Speculative Ensemble", arXiv:2502.01662: the law to verify against can be
-    a mixture of target and draft.
+    Reference: Fu et al., "Speculative Ensemble", arXiv:2502.01662: the distribution to verify
+    against can be a mixture of target and draft.
     """
 
     lossless = False
@@ -44,20 +44,19 @@ class EnsembleSampler(Sampler):
 
     def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""
-        laws, w = warp(target_logits), self.target_weight
-        mixed = laws.clone()
+        probs, w = warp(target_logits), self.target_weight
+        mixed = probs.clone()
         if draft.probs is None:
-            of_draft = one_hot(draft.tokens.clamp(min=0), laws.shape[-1]).to(laws.dtype)
+            of_draft = one_hot(draft.tokens.clamp(min=0), probs.shape[-1]).to(probs.dtype)
         else:
             of_draft = draft.probs
-        mixed[:, :-1] = w * laws[:, :-1] + (1 - w) * of_draft
+        mixed[:, :-1] = w * probs[:, :-1] + (1 - w) * of_draft
         if warp.greedy_rows is not None:
-            mixed = torch.where(warp.greedy_rows[:, None, None], laws, mixed)
+            mixed = torch.where(warp.greedy_rows[:, None, None], probs, mixed)
         if draft.num_valid is not None:  # the extra token of a short row is the target's alone
-            places = torch.arange(draft.tokens.shape[1] + 1, device=laws.device)
-            is_drafted = (places < draft.num_valid[:, None])[..., None]
-            mixed = torch.where(is_drafted, mixed, laws)
-        proposal = draft.tokens, draft.probs, draft.num_valid
-        tokens, num_accepted = verify_chain(*proposal, mixed, *chain_uniforms(draft, noise))
-        faults = find_faults(*proposal, target_logits.amax(dim=-1), num_accepted)
+            index = torch.arange(draft.tokens.shape[1] + 1, device=probs.device)
+            is_drafted = (index < draft.num_valid[:, None])[..., None]
+            mixed = torch.where(is_drafted, mixed, probs)
+        tokens, num_accepted = token_rule(draft, mixed, chain_uniforms(draft, noise))
+        faults = find_faults(draft, target_logits.amax(dim=-1), num_accepted)
         return Verdict(tokens, num_accepted, draft.num_valid, faults)

@@ -89,7 +89,7 @@ class StepNoise:
         first = 1 + index
         offsets = torch.arange(first, first + logits.shape[1], device=logits.device)
         positions = self._start[:, None] + offsets
-        return race(logits, warp.gate(logits), self._key, positions, _RACE_STREAM)
+        return race(logits, warp.params(logits), self._key, positions, _RACE_STREAM)
 
 
 class ScriptedNoise:

@@ -10,12 +10,12 @@ from specdec.types import Draft, Verdict
 
 
 class RejectionSampler(Sampler):
-    """Accepts draft tokens one by one and repairs the first rejection, so that the output has the
-    target's law.
+    """Accepts draft tokens one by one and replaces the first rejected one, so that the output has
+    the target's distribution.
 
-    With target law p, draft law q and token x drawn from q: accept x with probability min(1, p(x) /
-    q(x)), otherwise draw from the normalised max(0, p - q). Point-mass drafts, the bonus token and
-    greedy rows are values of this rule, not cases of it.
+    With target probabilities p, draft probabilities q and token x drawn from q: accept x with
+    probability min(1, p(x) / q(x)), otherwise draw from the normalised max(0, p - q). Point-mass
+    drafts, the bonus token and greedy rows are values of this rule, not cases of it.
 
     Reference: Leviathan et al., arXiv:2211.17192, Alg. 1 (their p is our target, q our draft); Chen
     et al., arXiv:2302.01318, Alg. 2 (letters the other way round).
@@ -36,6 +36,5 @@ class RejectionSampler(Sampler):
 
     def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token."""
-        laws = draft.tokens, draft.probs, draft.num_valid, target_logits, warp.gate(target_logits)
-        tokens, num_accepted, faults = verify_tokens(*laws, *chain_uniforms(draft, noise))
-        return Verdict(tokens, num_accepted, draft.num_valid, faults)
+        params = warp.params(target_logits)
+        return verify_tokens(draft, target_logits, params, chain_uniforms(draft, noise))

@@ -12,15 +12,15 @@ from specdec.types import Draft, Verdict
 
 class TypicalSampler(Sampler):
     """Accepts draft tokens that are likely enough for the target's uncertainty. This does not keep
-    the target's law.
+    the target's distribution.
 
-    Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))), where p is the target's law
-    behind its temperature and truncation and H its entropy in nats; the extra token is drawn from
-    p. Greedy rows are exact, since there p is one-hot.
+    Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))), where p are the target's
+    probabilities after temperature and truncation and H is their entropy in nats; the extra token
+    is drawn from p. Greedy rows are exact, since p is one-hot there.
 
-    With draft law q, let A be the probability that a token drawn from q is accepted, and q' the law
-    q restricted to what is accepted. Then the law of each output token is off by exactly A TV(q',
-    p), thus at most A.
+    For a draft drawn from q, let A be the probability that a token of q is accepted, and q' the
+    distribution q restricted to the accepted tokens. The distribution of each output token is off
+    by exactly A TV(q', p), thus at most A.
 
     Args:
         epsilon: probability from which a token is always accepted, in 0..1.
@@ -48,20 +48,21 @@ class TypicalSampler(Sampler):
         self.delta = delta
 
     def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
-        """By the target's law alone."""
-        laws = warp(target_logits)  # [B, K + 1, V]
-        entropy = -torch.special.xlogy(laws, laws).sum(dim=-1)
+        """By the target's probabilities alone."""
+        probs = warp(target_logits)  # [B, K + 1, V]
+        entropy = -torch.special.xlogy(probs, probs).sum(dim=-1)
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
-        of_draft = laws[:, :-1].gather(-1, draft.tokens.clamp(min=0)[..., None])[..., 0]
+        of_draft = probs[:, :-1].gather(-1, draft.tokens.clamp(min=0)[..., None])[..., 0]
         is_accepted = of_draft > threshold[:, :-1]
         if draft.num_valid is not None:
-            places = torch.arange(is_accepted.shape[1], device=draft.num_valid.device)
-            is_accepted = is_accepted & (places < draft.num_valid[:, None])
+            index = torch.arange(is_accepted.shape[1], device=draft.num_valid.device)
+            is_accepted = is_accepted & (index < draft.num_valid[:, None])
         num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)
-        row = num_accepted[:, None, None].expand(-1, -1, laws.shape[-1])
+        row = num_accepted[:, None, None].expand(-1, -1, probs.shape[-1])
         _, resample = chain_uniforms(draft, noise)
-        tokens = append_token(draft.tokens, num_accepted, draw(laws.gather(1, row)[:, 0], resample))
-        # Draft probabilities play no part in the rule, but those of a broken drafter show it.
-        proposal = draft.tokens, draft.probs, draft.num_valid
-        faults = find_faults(*proposal, target_logits.amax(dim=-1), num_accepted)
+        extra = draw(probs.gather(1, row)[:, 0], resample)
+        tokens = append_token(draft.tokens, num_accepted, extra)
+        # The rule does not use the draft probabilities. They are checked because a drafter whose
+        # probabilities are NaN proposes one token for ever, which a lossy rule may accept.
+        faults = find_faults(draft, target_logits.amax(dim=-1), num_accepted)
         return Verdict(tokens, num_accepted, draft.num_valid, faults)

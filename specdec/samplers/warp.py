@@ -1,4 +1,4 @@
-"""`Warp`: the one gate from logits to probabilities. Past it only probabilities flow."""
+"""`Warp`: the one place where logits become probabilities. After it only probabilities flow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.kernels import Gate, Truncation, choose, find_floor, sample
-from specdec.kernels.gate import law
+from specdec.kernels import (
+    Truncation,
+    WarpParams,
+    find_cutoff,
+    sample,
+    sample_tokens,
+    warp_probs,
+)
 from specdec.types import keep_rows
 
 Values = float | int | None | Sequence
@@ -20,8 +26,8 @@ class Warp:
     """Temperature, top-k, top-p and min-p, one value per row, in the order in which HF applies its
     logits warpers.
 
-    Temperature 0 is the limit: a one-hot law on the largest logit, the lowest id among equals. Rows
-    may mix.
+    Temperature 0 is the limit: a one-hot distribution on the largest logit, the lowest id among
+    equals. A batch may mix greedy and sampled rows.
 
     Args:
         batch_size: rows B.
@@ -66,8 +72,8 @@ class Warp:
         self.batch_size = batch_size
         self._device = device
         self.is_greedy = all(t == 0 for t in temperatures)
-        """Every row was greedy when the warp was built. Known to the host, so work that no row
-        needs is left out.
+        """Every row was greedy when the warp was built. A number on the host, so that operations
+        which no row needs are not run.
         """
 
         def column(values: list, dtype: torch.dtype, is_used: bool) -> Tensor | None:
@@ -76,17 +82,16 @@ class Warp:
         positive = [t or 1.0 for t in temperatures]
         self._temperature = column(positive, torch.float64, any(t != 1 for t in positive))
         self._greedy = column([t == 0 for t in temperatures], torch.bool, 0 in temperatures)
-        tails = [1 - p if p < 1 else -1.0 for p in top_ps]
         self._truncation = Truncation(
             top_k=column(top_ks, torch.long, any(top_ks)),
-            tail=column(tails, torch.float64, any(p < 1 for p in top_ps)),
+            top_p=column(top_ps, torch.float64, any(p < 1 for p in top_ps)),
             min_p=column(min_ps, torch.float64, any(min_ps)),
-            largest_k=max(top_ks, default=0),
+            max_top_k=max(top_ks, default=0),
         )
         self._truncates = any(value is not None for value in self._truncation[:3])
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """The law of each row.
+        """The probabilities of each row.
 
         Args:
             logits: `[B, V]` or `[B, N, V]`; half precision is widened to float32 first.
@@ -94,13 +99,13 @@ class Warp:
         Returns:
             Probabilities of the same shape, float32 (float64 for float64 logits).
         """
-        return law(logits, self.gate(logits))
+        return warp_probs(logits, self.params(logits))
 
     @property
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the warp runs."""
         columns = self._columns
-        return self.is_greedy, *(c is not None for c in columns), self._truncation.largest_k
+        return self.is_greedy, *(c is not None for c in columns), self._truncation.max_top_k
 
     @property
     def _columns(self) -> tuple[Tensor | None, ...]:
@@ -127,7 +132,7 @@ class Warp:
         return self._greedy
 
     def keep(self, rows: list[int]) -> Warp:
-        """The gate of the given rows, in the storage of this one, which must not be used any more;
+        """The warp of the given rows, in the storage of this one, which must not be used any more;
         see `keep_rows`.
         """
 
@@ -137,43 +142,43 @@ class Warp:
         other = copy.copy(self)
         other.batch_size = len(rows)
         other._temperature, other._greedy = kept(self._temperature), kept(self._greedy)
-        *columns, largest_k = self._truncation
-        other._truncation = Truncation(*map(kept, columns), largest_k)
+        *columns, max_top_k = self._truncation
+        other._truncation = Truncation(*map(kept, columns), max_top_k)
         return other
 
-    def gate(self, logits: Tensor) -> Gate:
-        """How these logits `[B, V]` or `[B, N, V]` become a law."""
-        floor = None
+    def params(self, logits: Tensor) -> WarpParams:
+        """How these logits `[B, V]` or `[B, N, V]` become probabilities."""
+        cutoff = None
         if self._truncates and not self.is_greedy:
-            floor = find_floor(logits, self._temperature, self._truncation)
-        return Gate(self._temperature, self._greedy, floor)
+            cutoff = find_cutoff(logits, self._temperature, self._truncation)
+        return WarpParams(self._temperature, self._greedy, cutoff)
 
     def draw(
-        self, logits: Tensor, uniforms: Tensor | None, into: Tensor | None = None
+        self, logits: Tensor, uniforms: Tensor | None, out: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens and the laws that they were drawn from.
+        """Tokens and the probabilities that they were drawn from.
 
         Args:
             logits: `[B, V]` or `[B, N, V]`.
             uniforms: `[B]` or `[B, N]` float64 in [0, 1); may be `None` where every row is greedy.
-            into: a table that is filled with the laws; see `kernels.sample`.
+            out: filled with the probabilities; see `kernels.sample`.
 
         Returns:
-            Tokens `[B]` or `[B, N]`, and their laws of the shape of `logits`; `None` where
-            every row is greedy, since a one-hot law is a point mass on the token.
+            Tokens `[B]` or `[B, N]`, and probabilities of the shape of `logits`; `None` where every
+            row is greedy, since a one-hot distribution is a point mass on the token.
         """
         if self.is_greedy:
             return logits.argmax(dim=-1), None
-        return sample(logits, self.gate(logits), uniforms, into)
+        return sample(logits, self.params(logits), uniforms, out)
 
     def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
-        """The tokens of `draw`, where nobody asks for their laws."""
+        """The tokens of `draw`, without their probabilities."""
         if self.is_greedy:
             return logits.argmax(dim=-1)
-        return choose(logits, self.gate(logits), uniforms)
+        return sample_tokens(logits, self.params(logits), uniforms)
 
     def at_temperature(self, temperature: float) -> Warp:
-        """The same gate with another temperature in every row that is not greedy.
+        """The same warp with another temperature in every row that is not greedy.
 
         Args:
             temperature: > 0.

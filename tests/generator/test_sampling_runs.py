@@ -39,7 +39,7 @@ from specdec import (
     RejectionSampler,
     Sampler,
 )
-from specdec.kernels.reference import draw
+from specdec.kernels import draw
 from specdec.samplers.noise import Stream
 from specdec.types import Draft, Verdict
 

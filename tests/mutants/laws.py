@@ -1,4 +1,4 @@
-"""Mutants of the gate from logits to laws, and of the laws that a draft comes with."""
+"""Mutants of the way from logits to probabilities, and of the probabilities of a draft."""
 
 from mutation import Mutant
 
@@ -8,82 +8,79 @@ LAWS = [
     Mutant(
         name="greedy rows of a mixed batch take the last of equal logits",
         source="tpu-inference#3580, pytorch#22853 (row 81)",
-        file="kernels/gate.py",
+        file="kernels/truncate/reference.py",
         old="best = logits.argmax(dim=-1, keepdim=True)",
         new="best = logits.shape[-1] - 1 - logits.flip(-1).argmax(dim=-1, keepdim=True)",
-        caught_by="test_draw_and_warp.py::"
-        "test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
+        caught_by="test_warp.py::test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
     ),
     Mutant(
         name="greedy rows of a mixed batch keep a soft law",
         source="romsto/Speculative-Decoding, jaymody/speculative-sampling#3 (rows 8, 19)",
-        file="kernels/gate.py",
-        old="return torch.where(beside(is_greedy, logits), one_hot, probs)",
+        file="kernels/truncate/reference.py",
+        old="return torch.where(per_row(is_greedy, logits), one_hot, probs)",
         new="return probs",
-        caught_by="test_draw_and_warp.py::"
-        "test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
+        caught_by="test_warp.py::test_greedy_rows_take_the_lowest_id_among_the_largest_logits",
     ),
     Mutant(
         name="top-p counts the tokens that top-k has removed",
         source="sglang test_eagle_sampling_filters.py (row 13)",
-        file="kernels/gate.py",
-        old="left = scaled.masked_fill(~is_kept(scaled, floor), -torch.inf)",
+        file="kernels/truncate/reference.py",
+        old="left = drop_below(scaled, cutoff)",
         new="left = scaled",
-        caught_by="test_draw_and_warp.py::"
+        caught_by="test_warp.py::"
         "test_warp_is_the_warpers_of_huggingface_with_one_value_per_row[dtype0-1e-07]",
     ),
     Mutant(
         name="wide rows: top-p counts the tokens that top-k has removed",
         source="sglang test_eagle_sampling_filters.py (row 13)",
-        file="kernels/cpu.py",
+        file="kernels/truncate/cpu.py",
         old="""\
-            left = lowered(row, *floor)
+            left = drop_below(row, *cutoff)
         if limit""",
         new="""\
             left = row
         if limit""",
-        caught_by="test_floor.py::"
-        "test_rows_keep_what_the_gate_keeps_unless_a_mass_is_within_rounding_of_the_tail",
+        caught_by="kernels/test_kernels_truncate_cpu.py::"
+        "test_rows_keep_what_the_definition_keeps_unless_a_mass_is_within_rounding_of_the_limit",
     ),
     Mutant(
         name="top-k keeps one token too many",
         source="tpu-inference#3580 (row 81)",
-        file="kernels/gate.py",
+        file="kernels/truncate/reference.py",
         old=".clamp(1, largest.shape[-1]) - 1",
         new=".clamp(0, largest.shape[-1] - 1)",
-        caught_by="test_draw_and_warp.py::"
+        caught_by="test_warp.py::"
         "test_warp_is_the_warpers_of_huggingface_with_one_value_per_row[dtype0-1e-07]",
     ),
     Mutant(
         name="truncation reaches the bonus token's row only",
         source="vllm#42744, vllm#42802 (row 14)",
         file="samplers/rejection.py",
-        old="laws = draft.tokens, draft.probs, draft.num_valid, target_logits, "
-        "warp.gate(target_logits)",
+        old="params = warp.params(target_logits)",
         new="""\
-gate = warp.gate(target_logits)
-        if gate.floor is not None:
-            gate.floor.logits[:, :-1] = -float("inf")
-        laws = draft.tokens, draft.probs, draft.num_valid, target_logits, gate""",
-        caught_by=law_test("RejectionSampler", gate="min-p"),
+params = warp.params(target_logits)
+        if params.cutoff is not None:
+            params.cutoff.logits[:, :-1] = -float("inf")""",
+        caught_by=law_test("RejectionSampler", warp="min-p"),
     ),
     Mutant(
-        name="the law told is that of the raw logits, not the one drawn from",
+        name="the probabilities returned are those of the raw logits, not the ones drawn from",
         source="transformers#47932, transformers#47961 (row 3)",
         file="samplers/warp.py",
-        old="return sample(logits, self.gate(logits), uniforms, into)",
-        new="return sample(logits, self.gate(logits), uniforms)[0], logits.softmax(dim=-1)",
-        caught_by="test_draw_and_warp.py::test_warp_draws_from_the_law_that_it_returns",
+        old="return sample(logits, self.params(logits), uniforms, out)",
+        new="return sample(logits, self.params(logits), uniforms)[0], logits.softmax(dim=-1)",
+        caught_by="test_warp.py::test_warp_draws_from_the_probabilities_that_it_returns",
     ),
     Mutant(
         name="draft tokens are drawn in half precision, and their law told in float32",
         source="deepseek-ai/DeepSpec#31 (row 4)",
         file="samplers/warp.py",
-        old="return sample(logits, self.gate(logits), uniforms, into)",
+        old="return sample(logits, self.params(logits), uniforms, out)",
         new="""\
 half = logits.bfloat16()
-        return sample(half, self.gate(half), uniforms)[0], self(logits)""",
-        caught_by="test_draw_and_warp.py::test_the_law_that_comes_with_a_draw_is_that_of_the_draw",
+        return sample(half, self.params(half), uniforms)[0], self(logits)""",
+        caught_by="test_warp.py::"
+        "test_the_probabilities_that_come_with_a_draw_are_those_of_the_draw",
     ),
     Mutant(
         name="the most likely token is proposed beside a soft law",

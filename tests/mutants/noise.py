@@ -92,7 +92,7 @@ import torch
     Mutant(
         name="a uniform may be 1",
         source="sglang#35771 (row 7)",
-        file="kernels/philox.py",
+        file="kernels/philox/reference.py",
         old="((high << 20) | (low >> 12)).double()",
         new="(((high << 20) | (low >> 12)) + 1).double()",
         caught_by="test_noise.py::"

@@ -71,16 +71,16 @@ OUTCOMES = [
     Mutant(
         name="NaN logits of a greedy batch are emitted",
         source="sglang#27883 (row 76)",
-        file="kernels/ops.py",
-        old="faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)",
-        new="faults = 0 * count",
+        file="kernels/__init__.py",
+        old="faults = find_target_faults(largest_logits, num_accepted)",
+        new="faults = 0 * num_accepted",
         caught_by="target/test_bad_models.py::"
         "test_logits_that_are_not_finite_stop_the_generation[none-greedy-nan]",
     ),
     Mutant(
         name="infinite logits of a sampled batch are emitted",
         source="sglang#27883 (row 76)",
-        file="kernels/reference.py",
+        file="kernels/verify/reference.py",
         old="~largest_logits.isfinite()",
         new="largest_logits.isnan()",
         caught_by="request/test_bad_laws.py::test_logits_that_are_no_law_stop_the_generation_"
@@ -89,22 +89,37 @@ OUTCOMES = [
     Mutant(
         name="NaN behind a rejected token of a greedy batch stops it",
         source="sglang#27883 (row 76)",
-        file="kernels/ops.py",
-        old="faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)",
-        new="""\
-count = count + 9
-    faults = reference.find_faults(draft_tokens, None, num_valid, largest_logits, count)
-    count = count - 9""",
+        file="kernels/__init__.py",
+        old="faults = find_target_faults(largest_logits, num_accepted)",
+        new="faults = find_target_faults(largest_logits, 0 * num_accepted + draft.tokens.shape[1])",
         caught_by="target/test_bad_models.py::test_logits_behind_a_rejected_token_may_be_anything",
     ),
     Mutant(
         name="NaN behind a rejected token of a sampled batch stops it",
         source="sglang#27883 (row 76)",
-        file="kernels/reference.py",
-        old="~largest_logits.isfinite() & (places <= num_accepted[:, None])",
+        file="kernels/verify/reference.py",
+        old="~largest_logits.isfinite() & (index <= num_accepted[:, None])",
         new="~largest_logits.isfinite()",
         caught_by="target/test_bad_models.py::"
         "test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler[nan-RejectionSampler]",
+    ),
+    Mutant(
+        name="draft probabilities that are negative pass where they sum to 1",
+        source="a residual of target minus draft that exceeds the target",
+        file="kernels/verify/reference.py",
+        old="is_off = is_off | (draft.probs.amin(dim=-1) < 0)",
+        new="is_off = is_off",
+        caught_by="kernels/test_kernels_faults.py::test_draft_probabilities_that_cannot_be_right_"
+        "are_found_where_they_are_valid[None-a negative entry]",
+    ),
+    Mutant(
+        name="a lossy rule that does not use draft probabilities does not check them",
+        source="one token proposed for ever by a drafter of NaN",
+        file="samplers/typical.py",
+        old="faults = find_faults(draft, ",
+        new="faults = find_faults(Draft(draft.tokens), ",
+        caught_by="request/test_bad_laws.py::test_a_wrong_draft_law_stops_the_generation_before_its_step_is_"
+        "emitted[TypicalSampler-a law of NaN]",
     ),
     Mutant(
         name="what is wrong in a row that has ended stops the others",

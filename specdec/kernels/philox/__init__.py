@@ -1,0 +1,5 @@
+"""Philox: random bits as a function of counter and key, without state. See README.md."""
+
+from specdec.kernels.philox.reference import philox, to_uniforms
+
+__all__ = ["philox", "to_uniforms"]

@@ -1,0 +1,35 @@
+"""Philox inside a kernel: the bits of `philox.reference`, made in registers where they are used."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def to_uniforms(high, low):
+    """float64 in [0, 1) from two 32-bit words each, of which 52 bits are used."""
+    bits = (high.to(tl.uint64) << 20) | (low >> 12).to(tl.uint64)
+    return bits.to(tl.float64) * 2.220446049250313e-16  # 2**-52
+
+
+@triton.jit
+def token_uniforms(key, row, position, stream, chunk, block: tl.constexpr):
+    """Uniforms of the tokens of a chunk. The counter is (position, token // 2, stream, 0); its four
+    words serve two tokens.
+
+    Args:
+        key: `[B, 2]` int64, the two 32-bit words of each row's seed.
+        row: which of the B seeds.
+        position: in the text.
+        stream: different streams have independent noise.
+        chunk: the tokens are `chunk * block` and those after it.
+        block: number of tokens, even.
+
+    Returns:
+        `[block]` float64.
+    """
+    seed = tl.load(key + 2 * row) | (tl.load(key + 2 * row + 1) << 32)
+    pair = (chunk * (block // 2) + tl.arange(0, block // 2)).to(tl.uint32)
+    zero = pair * 0
+    words = tl.philox(seed, zero + position.to(tl.uint32), pair, zero + stream, zero)
+    even, odd = to_uniforms(words[0], words[1]), to_uniforms(words[2], words[3])
+    return tl.interleave(even, odd)

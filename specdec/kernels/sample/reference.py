@@ -1,0 +1,63 @@
+"""`draw`: an index in proportion to weights, by inverting their cumulative sum.
+
+Legend: V weights of a row.
+"""
+
+import torch
+from torch import Tensor
+
+WIDE = 16384
+"""From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
+row costs more memory traffic than all else in a draw."""
+BLOCK = 512
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Draws an index in proportion to weights by inverting the cumulative sum, in float64.
+
+    Args:
+        weights: `[..., V]` >= 0, not all zero; they need not sum to 1.
+        uniforms: `[...]` float64 in [0, 1) with at most 52 random bits.
+
+    Returns:
+        `[...]` int64: the first index whose cumulative weight exceeds `uniforms * total`. An index
+        of weight 0 is never drawn, also at `uniforms == 0`.
+
+    Example:
+        >>> draw(torch.tensor([0.0, 1.0, 3.0]), torch.tensor(0.3, dtype=torch.float64))
+        tensor(2)
+    """
+    if weights.shape[-1] >= WIDE:
+        return draw_by_blocks(weights, uniforms, BLOCK)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    threshold = uniforms[..., None] * cumulative[..., -1:]
+    index = torch.searchsorted(cumulative, threshold, right=True)[..., 0]
+    return index.clamp(max=weights.shape[-1] - 1)  # only weights that are NaN run past the end
+
+
+def draw_by_blocks(weights: Tensor, uniforms: Tensor, size: int) -> Tensor:
+    """`draw` in two levels: first the block of `size` weights, then the index in the block.
+
+    The cumulative weight of an index is the sum of the blocks before it plus the sum within its
+    block. It equals that of `draw` but for the last bits of float64.
+    """
+    vocab = weights.shape[-1]
+    whole = vocab // size * size
+    sums = weights[..., :whole].unflatten(-1, (-1, size)).sum(dim=-1, dtype=torch.float64)
+    if whole < vocab:
+        rest = weights[..., whole:].sum(dim=-1, keepdim=True, dtype=torch.float64)
+        sums = torch.cat([sums, rest], dim=-1)
+    cumulative = sums.cumsum(dim=-1)  # [..., blocks]
+    threshold = uniforms[..., None] * cumulative[..., -1:]
+    block = torch.searchsorted(cumulative, threshold, right=True)  # [..., 1]
+    block = block.clamp(max=sums.shape[-1] - 1)  # NaN, as in `draw`
+    before = torch.nn.functional.pad(cumulative, (1, 0)).gather(-1, block)
+    ids = block * size + torch.arange(size, device=weights.device)  # [..., size]
+    inside = weights.gather(-1, ids.clamp(max=vocab - 1)).masked_fill(ids >= vocab, 0)
+    cumulative = inside.cumsum(dim=-1, dtype=torch.float64)
+    index = torch.searchsorted(cumulative, threshold - before, right=True)
+    # The two levels round differently. A threshold just past the end of the block falls on the
+    # block's last weight > 0.
+    last = (cumulative < cumulative[..., -1:]).sum(dim=-1, keepdim=True)
+    index = block * size + torch.minimum(index, last)
+    return index[..., 0].clamp(max=vocab - 1)

@@ -1,0 +1,212 @@
+"""Wide rows on a CPU: `truncate.reference` without sorting V logits and without boolean masks.
+
+At V = 150 000 a sort takes 200 times as long as a softmax, a comparison that gives booleans 3 times
+as long as one that gives floats, and a pass over freshly allocated memory several times as long as
+one over cached memory. So rows are processed one by one, comparisons write floats, and top-p is a
+quickselect.
+
+Legend: B rows, N window indices, V vocabulary, n tokens of a row that the quickselect still holds.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.truncate import reference
+from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
+
+WIDE = 8192
+"""From this many logits per row on, this file is faster than `reference`."""
+UNITS = 2.0**52
+"""Masses are whole numbers of 2**-52: their sums are below 2**53, so float64 adds them exactly."""
+FEW, SAMPLES, ROUNDS = 2048, 512, 6
+"""The quickselect stops when FEW tokens are left and sorts these. About SAMPLES of the tokens guide
+a round; there are at most ROUNDS."""
+LARGEST = torch.finfo(torch.float32).max
+
+
+def is_wide(logits: Tensor) -> bool:
+    """Whether logits `[..., V]` are for this file. float64, the precision of oracles, and gradients
+    keep to `reference`.
+    """
+    fits = logits.shape[-1] >= WIDE and logits.device.type == "cpu"
+    return fits and logits.dtype != torch.float64 and not logits.requires_grad
+
+
+def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
+    """`reference.warp_probs`, to the last bit, written to `out` (float32) if it is given."""
+    probs = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
+    table = _window(probs)
+    for b, n, row in _rows(logits):
+        row = reference.scale(row, _of_row(params.temperature, b))
+        if params.cutoff is not None:
+            at, ids = (values.reshape(table.shape[:2])[b, n : n + 1] for values in params.cutoff)
+            row = drop_below(row, at, ids)
+        torch.softmax(row, dim=-1, out=table[b, n : n + 1])
+    if params.is_greedy is None:
+        return probs
+    return probs.copy_(reference.one_hot_greedy_rows(probs, logits, params.is_greedy))
+
+
+def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
+    """`reference.find_cutoff`; the masses that top-p compares are exact, see `top_p_cutoff`."""
+    top_k, top_p, min_p, max_top_k = truncation
+    limit = None if top_p is None else _largest_droppable(reference.droppable_mass(top_p))
+    cutoffs = []
+    for b, _, row in _rows(logits):
+        row = left = reference.scale(row, _of_row(temperature, b))
+        cutoff = None
+        if top_k is not None:
+            alone = Truncation(top_k=_of_row(top_k, b), max_top_k=max_top_k)
+            cutoff = reference.find_cutoff(row, None, alone)
+            left = drop_below(row, *cutoff)
+        if limit is not None:
+            found = Cutoff(*top_p_cutoff(left, _of_row(limit, b), FEW, SAMPLES))
+            cutoff = reference.higher(cutoff, found)
+        if min_p is not None:
+            left = row if cutoff is None else drop_below(row, *cutoff)
+            alone = Truncation(min_p=_of_row(min_p, b))
+            cutoff = reference.higher(cutoff, reference.find_cutoff(left, None, alone))
+        cutoffs.append(cutoff)
+    return Cutoff(*(torch.cat(v).view(logits.shape[:-1]) for v in zip(*cutoffs, strict=True)))
+
+
+def _rows(logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """(batch row, window index, logits `[1, V]`) of logits `[B, V]` or `[B, N, V]`."""
+    for b, window in enumerate(_window(logits)):
+        for n in range(len(window)):
+            yield b, n, window[n : n + 1]
+
+
+def _window(table: Tensor) -> Tensor:
+    """`[B, N, V]`, N = 1 where there is no window."""
+    return table[:, None] if table.dim() == 2 else table
+
+
+def _of_row(values: Tensor | None, b: int) -> Tensor | None:
+    """`[1]`: the value of a batch row."""
+    return None if values is None else values[b : b + 1]
+
+
+def _largest_droppable(mass: Tensor) -> Tensor:
+    """`[B]` float64: the largest sums, in units, that are <= the masses once both are float32."""
+    mass = mass.float()
+    middle = mass.double() / 2 + torch.nextafter(mass, mass + 1).double() / 2
+    rounds_up = middle.float() > mass  # a tie is rounded to the even neighbour
+    return torch.where(rounds_up, torch.nextafter(middle, middle - 1), middle) * UNITS
+
+
+# Two operations read values on the host: which id a cutoff has, and how many tokens are left. A CPU
+# does so without waiting; a GPU runs kernels that do not. Each is one operation to the dispatcher,
+# so that `no_host_sync` on a CPU checks the step that a GPU would run.
+
+
+@torch.library.custom_op("specdec::drop_below", mutates_args=(), device_types="cpu")
+def drop_below(scaled: Tensor, at: Tensor, ids: Tensor) -> Tensor:
+    """Scaled logits `[1, V]`; those below the cutoff `(at [1], ids [1])` are lowered so far that
+    their probability is 0.
+    """
+    is_dropped, first = torch.empty_like(scaled), int(ids)
+    torch.le(scaled[:, :first], at, out=is_dropped[:, :first])  # 1.0 or 0.0
+    torch.lt(scaled[:, first:], at, out=is_dropped[:, first:])
+    return torch.sub(scaled, is_dropped, alpha=LARGEST, out=is_dropped)
+
+
+@torch.library.custom_op("specdec::top_p_cutoff", mutates_args=(), device_types="cpu")
+def top_p_cutoff(scaled: Tensor, limit: Tensor, few: int, samples: int) -> tuple[Tensor, Tensor]:
+    """The cutoff of top-p: tokens are dropped, least likely first and of equal logits the lowest id
+    first, while their cumulative mass is at most 1 - top_p.
+
+    The mass of a token is its float32 probability, rounded down to a whole number of units, so sums
+    are exact in any order and the cutoff does not depend on how it is found. A sum is rounded to
+    float32 once, and compared with 1 - top_p in float32, as Hugging Face does. `reference` adds in
+    another order, and may differ where a sum is within float32 rounding of 1 - top_p.
+
+    Args:
+        scaled: `[1, V]` float32.
+        limit: `[1]` float64, the largest mass in units that may be dropped; negative keeps all.
+        few: the number of tokens that may be sorted.
+        samples: the number of tokens that guide a round.
+
+    Returns:
+        logits `[1]` and ids `[1]` of a `Cutoff`.
+    """
+    if limit < 0:
+        return torch.full_like(scaled[:, 0], -torch.inf), torch.zeros(1, dtype=torch.long)
+    logit, token = _smallest_kept(scaled[0], float(limit), few, samples)
+    return logit.view(1), token.view(1)
+
+
+def _smallest_kept(logits: Tensor, limit: float, few: int, samples: int) -> tuple[Tensor, Tensor]:
+    """Logit and id of the first token of a row `[V]`, in ascending order, that is not dropped.
+
+    Quickselect by mass: a pivot splits the tokens, and the exact mass of one side decides which
+    side holds the cutoff. Pivots change the running time, never the result, so they are guessed.
+    """
+    masses = logits.softmax(dim=-1).mul_(UNITS).floor_()  # [n]
+    ids, below, total, misses = None, 0.0, _sum(masses), 0
+    for _ in range(ROUNDS if total > 0 else 0):  # in a row with NaN any token will do
+        if len(logits) <= few:
+            break
+        pivot, cuts_upper = _choose_pivot(logits, masses, limit - below, samples, misses)
+        side = _above(logits, pivot) if cuts_upper else _where(logits < pivot)
+        mass = _sum(masses.index_select(0, side))
+        lower = total - mass if cuts_upper else mass  # the mass of the lower side
+        is_above = below + lower <= limit and lower < total  # the most likely token always stays
+        if is_above != cuts_upper:  # the cutoff is on the other, larger side
+            side = _where(logits <= pivot if cuts_upper else logits >= pivot)
+            misses += 1
+        below, total = (below + lower, total - lower) if is_above else (below, lower)
+        logits, masses = logits.index_select(0, side), masses.index_select(0, side)
+        ids = side if ids is None else ids.index_select(0, side)
+    ascending, order = logits.sort(stable=True)
+    cumulative = masses.index_select(0, order).cumsum(0, dtype=torch.float64) + below
+    first = (cumulative[:-1] <= limit).sum()
+    return ascending[first], order[first] if ids is None else ids[order[first]]
+
+
+def _choose_pivot(
+    logits: Tensor, masses: Tensor, limit: float, samples: int, misses: int
+) -> tuple[Tensor, bool]:
+    """A pivot `[]` near the cutoff, and whether it is meant to lie below it, so that the upper side
+    is kept.
+
+    The cutoff of a sample is near that of the row. The pivot lies beside it, towards the larger
+    part, by two standard deviations of the rank of a sampled token, and further after a miss.
+
+    Args:
+        limit: the mass that may still be dropped.
+    """
+    step = max(len(logits) // samples, 1)
+    sample, order = logits[::step].sort()
+    count = len(sample)
+    cumulative = masses[::step].index_select(0, order).cumsum(0).mul_(step)
+    rank = int((cumulative <= limit).sum())
+    margin = 1 + int(2 * 4**misses * (rank * (count - rank) / count) ** 0.5)
+    cuts_upper = 2 * rank >= count
+    at = rank - margin if cuts_upper else rank + margin
+    return sample[min(max(at, 0), count - 1)], cuts_upper
+
+
+def _above(logits: Tensor, pivot: Tensor) -> Tensor:
+    """`[m]` ids, ascending, of the logits `[n]` that are > pivot, fast where these are few.
+
+    Seen as a table of 16 rows, only columns whose largest logit is > pivot are searched.
+    """
+    width = len(logits) // 16
+    table = logits[: 16 * width].view(16, width)
+    columns = _where(table.amax(dim=0) > pivot)
+    row, column = (table.index_select(1, columns) > pivot).nonzero().unbind(dim=1)
+    rest = _where(logits[16 * width :] > pivot)
+    return torch.cat([row * width + columns.index_select(0, column), rest + 16 * width])
+
+
+def _where(condition: Tensor) -> Tensor:
+    """`[m]` indices at which a condition `[n]` holds."""
+    return condition.nonzero()[:, 0]
+
+
+def _sum(masses: Tensor) -> float:
+    """Exact, because masses are whole numbers."""
+    return float(masses.sum(dtype=torch.float64))

@@ -1,0 +1,216 @@
+"""The three rules that accept a prefix of a draft and draw one more token, in plain PyTorch, and
+what may be wrong with the inputs.
+
+Legend: B rows, K draft tokens, V vocabulary.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.sample.reference import draw
+from specdec.types import PAD_TOKEN, Draft, Fault
+
+SUM_TOLERANCE = 1e-3
+"""How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
+more."""
+
+
+class VerifyUniforms(NamedTuple):
+    """The random numbers of a rule.
+
+    Args:
+        accept: `[B, K]` float64 in [0, 1).
+        resample: `[B]` float64 in [0, 1).
+    """
+
+    accept: Tensor
+    resample: Tensor
+
+
+def token_rule(
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms
+) -> tuple[Tensor, Tensor]:
+    """Speculative sampling of a chain, token by token.
+
+    Draft token i is accepted iff `u_i * draft_prob_i < target_prob_i`: strict and without division,
+    so a token of target probability 0 is never accepted. The extra token is drawn from `max(0,
+    target - draft)` of the first rejected row. After the last valid draft token the draft
+    probabilities are zeros, so the bonus token is the same draw. Where the residual is all zero
+    (target and draft agree up to rounding) the extra token is drawn from the target row.
+
+    Args:
+        draft: K tokens per row; without probabilities, point masses on the tokens.
+        target_probs: `[B, K + 1, V]`.
+        uniforms: to accept and to resample.
+
+    Returns:
+        tokens `[B, K + 1]` padded with `PAD_TOKEN`, and num_accepted `[B]`.
+
+    Reference: Leviathan et al., arXiv:2211.17192, Alg. 1; Chen et al., arXiv:2302.01318, Alg. 2.
+    """
+    width = draft.tokens.shape[1]
+    target_of_draft = _at(target_probs[:, :width], draft.tokens)  # [B, K]
+    draft_of_draft = 1.0 if draft.probs is None else _at(draft.probs, draft.tokens)
+    is_accepted = uniforms.accept * draft_of_draft < target_of_draft
+    if draft.num_valid is not None:
+        is_accepted = is_accepted & _is_valid(draft)
+    num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)  # [B]
+    return _resampled(draft, target_probs, num_accepted, None, uniforms.resample)
+
+
+def block_rule(
+    draft: Draft, target_probs: Tensor, uniforms: VerifyUniforms
+) -> tuple[Tensor, Tensor]:
+    """Speculative sampling of a chain as a whole; no lossless rule accepts more of one path.
+
+    With `P_0 = 1` and `P_i = min(1, P_{i-1} * target_i / draft_i)` of draft token i = 1..K, prefix
+    i is accepted with probability `m_i / (m_i + 1 - P_i)`, where `m_i` is the sum of `max(0, P_i *
+    target - draft)` over the row after the prefix, and the whole draft with `P_K`. The longest
+    accepted prefix n is kept. The extra token is drawn from `max(0, P_n * target - draft)`.
+
+    Args and Returns: as `token_rule`; `draft.probs` is needed (for point masses both rules are the
+    same).
+
+    Reference: Sun et al., arXiv:2403.10444, Alg. 2 (their M_b, M_s, gamma are our target, draft, K;
+    their h_i is written above as a ratio of sums).
+    """
+    width = draft.tokens.shape[1]
+    ratio = _at(target_probs[:, :width], draft.tokens).double()
+    ratio = ratio / _at(draft.probs, draft.tokens)
+    path = [torch.ones_like(ratio[:, 0])]  # P_0
+    for i in range(width):
+        path.append((path[-1] * ratio[:, i]).clamp(max=1))
+    path = torch.stack(path, dim=1)  # [B, K + 1]
+    residual = path[:, :width, None].to(target_probs.dtype) * target_probs[:, :width] - draft.probs
+    mass = residual.clamp(min=0).sum(dim=-1, dtype=torch.float64)[:, 1:]  # [B, K - 1]
+    accept = uniforms.accept
+    is_accepted = accept[:, :-1] * (mass + 1 - path[:, 1:width]) < mass  # prefixes 1..K - 1
+    is_whole = accept < path[:, 1:]  # the rule where a prefix is all that was drafted
+    is_accepted = torch.cat([is_accepted, is_whole[:, -1:]], dim=1)
+    lengths = torch.arange(1, width + 1, device=draft.tokens.device)
+    if draft.num_valid is not None:
+        is_accepted = torch.where(lengths == draft.num_valid[:, None], is_whole, is_accepted)
+        is_accepted = is_accepted & (lengths <= draft.num_valid[:, None])
+    num_accepted = (is_accepted * lengths).amax(dim=-1)  # [B]
+    factor = path.gather(1, num_accepted[:, None])
+    return _resampled(draft, target_probs, num_accepted, factor, uniforms.resample)
+
+
+def point_rule(draft: Draft, target_tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Accepts a draft token iff it is the target's token; the extra token is the target's.
+
+    This is `token_rule`, and `block_rule`, where every target distribution is one-hot, so that no
+    uniform matters; and it is the rule of coupled sampling. Draft probabilities are not used.
+
+    Args:
+        draft: K tokens per row.
+        target_tokens: `[B, K + 1]` the target's token at every index.
+
+    Returns:
+        As `token_rule`.
+    """
+    is_accepted = draft.tokens == target_tokens[:, :-1]
+    if draft.num_valid is not None:
+        is_accepted = is_accepted & _is_valid(draft)
+    is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
+    tokens = target_tokens.clone()
+    tokens[:, 1:].masked_fill_(is_prefix == 0, PAD_TOKEN)
+    return tokens, is_prefix.sum(dim=-1)
+
+
+def append_token(draft_tokens: Tensor, num_accepted: Tensor, extra: Tensor) -> Tensor:
+    """`[B, K + 1]`: the first `num_accepted` `[B]` of the draft tokens `[B, K]`, then `extra`
+    `[B]`, then `PAD_TOKEN`.
+    """
+    index = torch.arange(draft_tokens.shape[1], device=draft_tokens.device)
+    tokens = torch.where(index < num_accepted[:, None], draft_tokens, PAD_TOKEN)
+    tokens = torch.nn.functional.pad(tokens, (0, 1), value=PAD_TOKEN)
+    return tokens.scatter(1, num_accepted[:, None], extra[:, None])
+
+
+def find_faults(draft: Draft, largest_logits: Tensor, num_accepted: Tensor) -> Tensor:
+    """What is wrong with the inputs of a verdict.
+
+    Args:
+        draft: what was verified.
+        largest_logits: `[B, K + 1]` of the target, NaN where a logit of the row is NaN.
+        num_accepted: `[B]`; target rows after it do not matter.
+
+    Returns:
+        `[B]` int64, a sum of `Fault` values; 0 is none.
+    """
+    return find_target_faults(largest_logits, num_accepted) + find_draft_faults(draft)
+
+
+def find_target_faults(largest_logits: Tensor, num_accepted: Tensor) -> Tensor:
+    """As `find_faults`, of the target's logits only."""
+    index = torch.arange(largest_logits.shape[1], device=largest_logits.device)
+    is_bad = ~largest_logits.isfinite() & (index <= num_accepted[:, None])
+    return is_bad.any(dim=1) * int(Fault.TARGET_LOGITS)
+
+
+def find_draft_faults(draft: Draft) -> Tensor | int:
+    """As `find_faults`, of the draft only; 0 for a draft without probabilities."""
+    if draft.probs is None:
+        return 0
+    is_off = ~((draft.probs.sum(dim=-1) - 1).abs() <= SUM_TOLERANCE)  # NaN is off
+    is_off = is_off | (draft.probs.amin(dim=-1) < 0)  # [B, K]
+    is_impossible = ~(_at(draft.probs, draft.tokens) > 0)
+    if draft.num_valid is not None:
+        is_valid = _is_valid(draft)
+        is_off, is_impossible = is_off & is_valid, is_impossible & is_valid
+    faults = is_off.any(dim=1) * int(Fault.DRAFT_PROBS)
+    return faults + is_impossible.any(dim=1) * int(Fault.DRAFT_TOKEN)
+
+
+def _resampled(
+    draft: Draft,
+    target_probs: Tensor,
+    num_accepted: Tensor,
+    factor: Tensor | None,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Appends a token drawn from `max(0, factor * target - draft)` of the row after the accepted
+    prefix; `factor` is `[B, 1]`, or `None` for 1.
+    """
+    width = draft.tokens.shape[1]
+    target_row = _row(target_probs, num_accepted)  # [B, V]
+    residual = target_row
+    if width:
+        index = num_accepted.clamp(max=width - 1)
+        is_short = num_accepted < (width if draft.num_valid is None else draft.num_valid)
+        if draft.probs is None:
+            rejected = _readable(draft.tokens).gather(1, index[:, None])
+            residual = target_row.scatter(-1, rejected, 0.0)
+        else:
+            scaled = target_row if factor is None else target_row * factor
+            residual = scaled.to(target_row.dtype) - _row(draft.probs, index)
+            residual = residual.clamp_(min=0)
+        is_left = is_short & (residual.sum(dim=-1) > 0)
+        residual = torch.where(is_left[:, None], residual, target_row)
+    return append_token(draft.tokens, num_accepted, draw(residual, uniforms)), num_accepted
+
+
+def _row(table: Tensor, index: Tensor) -> Tensor:
+    """`[B, V]`: of each batch row of a table `[B, N, V]`, the row at its index `[B]`."""
+    rows, count, _ = table.shape
+    first = torch.arange(0, rows * count, count, device=index.device)
+    return table.flatten(0, 1).index_select(0, first + index)
+
+
+def _at(probs: Tensor, tokens: Tensor) -> Tensor:
+    """`[B, K]` probabilities of the tokens."""
+    return probs.gather(-1, _readable(tokens)[..., None])[..., 0]
+
+
+def _readable(tokens: Tensor) -> Tensor:
+    """Token ids, 0 in slots that hold none."""
+    return tokens.clamp(min=0)
+
+
+def _is_valid(draft: Draft) -> Tensor:
+    """`[B, K]` bool: slots that hold a draft token."""
+    index = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
+    return index < draft.num_valid[:, None]

@@ -1,0 +1,82 @@
+"""What the definition says is wrong with the inputs of a verdict, entry by entry in plain Python.
+
+That the Triton kernels say the same is in `test_kernels_verify`.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.kernels import find_faults, verify_points
+from specdec.kernels.verify import find_draft_faults
+from specdec.types import Draft, Fault
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+def sound_draft(rows=3, width=2, vocab=5, *, num_valid=None):
+    tokens = torch.arange(rows * width).view(rows, width) % vocab
+    return Draft(tokens, torch.full((rows, width, vocab), 1 / vocab), num_valid)
+
+
+def changed(draft, *entries):
+    """With other probabilities of row 1, index 1, whose draft token is 3; `(token, value)` each."""
+    for token, value in entries:
+        draft.probs[1, 1, token] = value
+    return draft
+
+
+CHANGES = {
+    "a negative entry": ([(0, -0.3), (1, 0.7)], Fault.DRAFT_PROBS),
+    "a tiny negative entry": ([(0, -1e-30), (1, 0.4)], Fault.DRAFT_PROBS),
+    "a sum of 1.01": ([(0, 0.21)], Fault.DRAFT_PROBS),
+    "a sum of 0.99": ([(0, 0.19)], Fault.DRAFT_PROBS),
+    "NaN": ([(0, torch.nan)], Fault.DRAFT_PROBS),
+    "infinity": ([(0, torch.inf)], Fault.DRAFT_PROBS),
+    "a token of probability 0": ([(3, 0.0), (0, 0.4)], Fault.DRAFT_TOKEN),
+    "a token of probability NaN": ([(3, torch.nan)], Fault.DRAFT_PROBS | Fault.DRAFT_TOKEN),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("num_valid", [None, 2, 1, 0])
+def test_draft_probabilities_that_cannot_be_right_are_found_where_they_are_valid(change, num_valid):
+    draft = sound_draft(num_valid=None if num_valid is None else torch.full((3,), num_valid))
+    assert find_draft_faults(draft).tolist() == [0, 0, 0]
+    entries, fault = CHANGES[change]
+    expected = fault if num_valid in (None, 2) else 0
+    assert find_draft_faults(changed(draft, *entries)).tolist() == [0, expected, 0]
+
+
+def test_a_draft_without_probabilities_has_no_faults():
+    assert find_draft_faults(Draft(torch.zeros(3, 2, dtype=torch.long))) == 0
+
+
+def test_rounding_of_a_sum_is_no_fault():
+    draft = sound_draft()
+    draft.probs.mul_(1 + 5e-4)
+    assert find_draft_faults(draft).tolist() == [0, 0, 0]
+
+
+@given(st.integers(1, 4), st.integers(0, 4), st.booleans(), seeds)
+def test_target_logits_matter_up_to_the_extra_token(rows, width, is_ragged, seed):
+    generator = torch.Generator().manual_seed(seed)
+    drafted = torch.randint(0, 2, (rows, width), generator=generator)
+    drawn = torch.randint(0, 2, (rows, width + 1), generator=generator)
+    num_valid = torch.randint(0, width + 1, (rows,), generator=generator) if is_ragged else None
+    kinds = torch.randint(0, 6, (rows, width + 1), generator=generator)
+    largest = torch.tensor([torch.nan, torch.inf, -torch.inf, 0.0, 1.0, -2.0])[kinds]
+    draft = Draft(drafted, None, num_valid)
+    verdict = verify_points(draft, drawn, largest)
+    for row, count in enumerate(verdict.num_accepted.tolist()):
+        limit = width if num_valid is None else int(num_valid[row])
+        expected = 0
+        while expected < limit and drafted[row, expected] == drawn[row, expected]:
+            expected += 1
+        assert count == expected
+        is_sound = all(map(math.isfinite, largest[row, : count + 1].tolist()))
+        assert verdict.faults[row] == (0 if is_sound else Fault.TARGET_LOGITS)
+    assert torch.equal(find_faults(draft, largest, verdict.num_accepted), verdict.faults)

@@ -1,0 +1,38 @@
+"""Philox in a kernel makes the bits of its definition: run by Triton's interpreter.
+
+That the definition is Philox 4x32-10 is in `test_noise`.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
+
+import triton
+import triton.language as tl
+
+from specdec.kernels.philox import philox, to_uniforms
+from specdec.kernels.philox.triton import token_uniforms
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
+)
+
+
+@triton.jit
+def _write_uniforms(key, position, stream, out, block: tl.constexpr):
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    ids = chunk * block + tl.arange(0, block)
+    values = token_uniforms(key, row, tl.load(position + row), stream, chunk, block)
+    tl.store(out + row * tl.num_programs(1) * block + ids, values)
+
+
+def test_noise_made_in_a_kernel_is_that_of_philox_to_the_bit():
+    key = torch.tensor([[0, 0], [7, 2**31], [2**32 - 1, 2**32 - 1]])
+    position = torch.tensor([0, 2**31, 2**32 - 1])
+    out = torch.empty(3, 32, dtype=torch.float64)
+    _write_uniforms[(3, 2)](key, position, 3, out, block=16)
+    counter = torch.zeros(3, 16, 4, dtype=torch.long)
+    counter[..., 0], counter[..., 1], counter[..., 2] = position[:, None], torch.arange(16), 3
+    words = philox(counter, key[:, None])
+    assert torch.equal(out, to_uniforms(words[..., 0::2], words[..., 1::2]).flatten(1))

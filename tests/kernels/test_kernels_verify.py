@@ -1,0 +1,199 @@
+"""The Triton kernels of `verify_tokens` and `verify_blocks` are their definitions: run by Triton's
+interpreter, on a CPU.
+
+Chunks are as small as 16 tokens, so that rows of a few dozen tokens have many chunks and a ragged
+last one. `test_kernels_gpu` makes the same checks with compiled kernels.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
+
+from kernel_cases import (
+    DTYPES,
+    LARGEST_UNIFORM,
+    RULES,
+    Case,
+    assert_equal,
+    assert_near,
+    at_index,
+    exact_case,
+    random_case,
+    sample_by_kernel,
+)
+
+from specdec.kernels import WarpParams, warp_probs
+from specdec.kernels.verify import triton
+from specdec.types import Fault
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like
+    pytest.mark.skipif(
+        torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
+    ),
+]
+SMALL = {"block": 16, "num_warps": 2}
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@few
+@given(
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(1, 40),
+    st.booleans(),
+    st.booleans(),
+    seeds,
+)
+def test_over_exact_tables_a_verdict_is_the_definitions(
+    rule, rows, width, vocab, is_ragged, is_mixed, seed
+):
+    width = max(width, rule == "block")
+    case = exact_case(rows, width, vocab, seed, is_ragged=is_ragged, is_mixed=is_mixed)
+    assert_equal(case.by_kernel(rule, **SMALL), case.by_definition(rule))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@few
+@given(
+    st.integers(1, 3),
+    st.integers(1, 3),
+    st.integers(1, 50),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    seeds,
+)
+def test_over_random_tables_a_verdict_is_the_definitions_up_to_a_margin(
+    rule, rows, width, vocab, dtype, is_warped, seed
+):
+    case = random_case(rows, width, vocab, seed, dtype=dtype, is_warped=is_warped)
+    assert_near(case, rule, case.by_kernel(rule, **SMALL))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_over_a_wide_vocabulary_hardly_a_row_is_beside_a_boundary(rule):
+    case = random_case(3, 2, 3001, seed=5, dtype=torch.bfloat16, is_warped=False)
+    assert assert_near(case, rule, case.by_kernel(rule, block=512, num_warps=4)) == 0
+
+
+def one_token(p: float, q: float, u: float) -> Case:
+    """K = 1, V = 2: target and draft probability of the draft token 0, and the draw."""
+    target = torch.tensor([[[p, 1 - p], [1.0, 0.0]]])
+    draft = torch.tensor([[[q, 1 - q]]])
+    draws = torch.tensor([[u]], dtype=torch.float64), torch.tensor([0.5], dtype=torch.float64)
+    return Case(torch.tensor([[0]]), draft, None, target.log(), WarpParams(), *draws)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_token_is_accepted_strictly_below_its_ratio(rule):
+    q = 1.0 if rule == "point" else 0.5
+    for u, accepted in ((q - 2.0**-52, 1), (q, 0)):
+        case = one_token(0.5 * q / 0.5 * q, q, u) if rule == "point" else one_token(0.25, 0.5, u)
+        assert case.by_kernel(rule, **SMALL)[1].item() == accepted
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("u", [0.0, 2.0**-52, LARGEST_UNIFORM])
+def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(rule, u):
+    case = exact_case(4, 3, 40, seed=3, is_ragged=False, is_mixed=True)
+    case.accept.fill_(u)
+    case.resample.fill_(u)
+    tokens, _, _ = case.by_kernel(rule, **SMALL)
+    probs = warp_probs(case.logits, case.params).gather(2, tokens.clamp(min=0)[..., None])
+    assert bool((probs[..., 0][tokens >= 0] > 0).all())
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("u", [0.0, 0.4, LARGEST_UNIFORM])
+def test_a_rejection_that_leaves_nothing_draws_from_the_target(rule, u):
+    case = random_case(4, 1, 50, seed=2, dtype=torch.float32, is_warped=True)
+    uniforms = torch.full((4,), u, dtype=torch.float64)
+    first = case.logits[:, 0], at_index(case.params, 0)
+    expected, probs = sample_by_kernel(*first, uniforms, **SMALL)
+    case.draft_probs = probs[:, None] * (1 + 2.0**-20)  # agrees up to rounding, nowhere below
+    case.draft_tokens = probs.argmax(-1, keepdim=True)
+    case.accept, case.resample = torch.full((4, 1), LARGEST_UNIFORM).double(), uniforms
+    tokens, count, _ = case.by_kernel(rule, **SMALL)
+    assert count.tolist() == [0] * 4
+    assert torch.equal(tokens[:, 0], expected)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
+    def case() -> Case:
+        return random_case(3, 2, 30, seed=11, dtype=torch.float32, is_warped=False)
+
+    def decided_on(broken: Case) -> list:
+        broken.accept = torch.full((3, 2), LARGEST_UNIFORM, dtype=torch.float64)
+        broken.accept[:, 0] = 0.0
+        _, count, faults = broken.by_kernel(rule, **SMALL)
+        assert torch.equal(count, broken.by_definition(rule)[1])
+        expected = broken.by_definition(rule)[2]
+        if rule == "token":  # of each row the rejected token's probabilities are read in full only
+            expected = expected.where(count < 2, expected & ~int(Fault.DRAFT_PROBS))
+        assert torch.equal(faults, expected)
+        return [count.tolist(), faults.tolist()]
+
+    counts, faults = decided_on(case())
+    assert faults == [0] * 3
+    for value in (torch.nan, torch.inf):
+        broken = case()
+        broken.logits[:, 0, 3] = value
+        assert decided_on(broken)[1] == [Fault.TARGET_LOGITS] * 3
+        broken = case()
+        broken.logits[:, 2, 3] = value  # after the last accepted token it does not matter
+        assert decided_on(broken)[1] == [Fault.TARGET_LOGITS * (n == 2) for n in counts]
+    if rule == "point":
+        return
+    judged = 3 - counts.count(2) * (rule == "token")
+    broken = case()
+    broken.draft_probs *= 1.01
+    assert decided_on(broken)[1].count(Fault.DRAFT_PROBS) == judged
+    broken = case()
+    broken.draft_probs[..., 5] -= 0.5  # the sum stays 1, one entry is negative
+    broken.draft_probs[..., 29] += 0.5
+    assert sum(fault & Fault.DRAFT_PROBS > 0 for fault in decided_on(broken)[1]) == judged
+    broken = case()
+    broken.draft_probs.scatter_(2, broken.draft_tokens[..., None], 0.0)
+    broken.draft_probs /= broken.draft_probs.sum(-1, keepdim=True)
+    assert decided_on(broken)[1] == [Fault.DRAFT_TOKEN] * 3
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("index", [0, 1, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_a_greedy_row_without_a_distribution_is_found_after_an_accepted_token(rule, index, value):
+    logits = torch.zeros(2, 3, 8)
+    logits[..., 0], logits[:, index, 3] = 5.0, value
+    tokens = torch.zeros(2, 2, dtype=torch.long)
+    tokens[:, index:].fill_(3)  # the definition accepts it in the greedy row
+    probs = torch.zeros(2, 2, 8).scatter_(2, tokens[..., None], 1.0)
+    params = WarpParams(None, torch.tensor([True, False]))
+    draws = torch.full((2, 2), 0.5, dtype=torch.float64), torch.full((2,), 0.5, dtype=torch.float64)
+    case = Case(tokens, probs, None, logits, params, *draws)
+    _, _, faults = case.by_kernel(rule, block=4, num_warps=1)
+    assert faults[0] == Fault.TARGET_LOGITS
+    assert torch.equal(faults, case.by_definition(rule)[2])
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_no_rows_have_verdicts_of_no_rows_for_which_nothing_is_launched(rule, monkeypatch):
+    monkeypatch.delattr(triton, "_launch")
+    case = random_case(0, 3, 40, 1, dtype=torch.float32, is_warped=False)
+    assert_equal(case.by_kernel(rule, **SMALL), case.by_definition(rule))
+
+
+def test_logits_that_are_nan_give_faults_and_tokens_of_the_vocabulary():
+    logits = torch.full((2, 3, 40), torch.nan)
+    case = exact_case(2, 2, 40, seed=0, is_ragged=False, is_mixed=False)
+    case.logits, case.params = logits, WarpParams(None, torch.tensor([True, False]))
+    for rule in RULES:
+        tokens, _, faults = case.by_kernel(rule, **SMALL)
+        assert bool(((tokens >= -1) & (tokens < 40)).all())
+        assert bool((tokens[:, 0] >= 0).all())
+        assert bool((faults & int(Fault.TARGET_LOGITS) > 0).all())
