@@ -171,7 +171,7 @@ class Verdict:
 
 
 def rows_to_keep(is_live: list[bool]) -> list[int]:
-    """The live rows of a batch, in the order in which they fill its first places: the last of them
+    """The live rows of a batch, in the order in which they fill its first rows: the last of them
     move into the gaps and all others stay where they are, so that few rows move.
 
     Example:
@@ -188,7 +188,7 @@ def keep_rows(table: Tensor, rows: list[int]) -> Tensor:
 
     Args:
         table: `[B, ...]`, overwritten.
-        rows: from `rows_to_keep`. Each is at its place already or comes from behind all places that
+        rows: from `rows_to_keep`. Each is at its index already or comes from after all rows that
             are kept (`rows[i] == i` or `rows[i] >= len(rows)`), so none is overwritten before it
             has been read.
 

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 from warpers import by_row, huggingface_law
 
-from specdec.certify.enumeration import (
+from specdec.certify.sampler.enumeration import (
     LARGEST_UNIFORM,
     bisect,
     find_flips,
     joint_law,
     mispredictions,
 )
-from specdec.certify.paths import Paths
-from specdec.certify.races import find_races, wrong_winners
-from specdec.certify.worlds import Worlds, random_weights
-from specdec.certify.worlds import random_worlds as draw_worlds
+from specdec.certify.sampler.paths import Paths
+from specdec.certify.sampler.races import find_races, wrong_winners
+from specdec.certify.sampler.worlds import Worlds, random_weights
+from specdec.certify.sampler.worlds import random_worlds as draw_worlds
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
 
@@ -50,7 +50,7 @@ class Rows:
 
 
 def random_worlds(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Worlds:
-    """Worlds of a size (V, K, W), without a warp; see `specdec.certify.worlds.random_worlds`."""
+    """Worlds of a size (V, K, W), without a warp; see `certify.sampler.worlds.random_worlds`."""
     return draw_worlds(*size, torch.Generator().manual_seed(seed), kind=kind)
 
 

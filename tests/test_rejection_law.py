@@ -10,7 +10,7 @@ from exact_law import law_error, random_worlds
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.certify.enumeration import find_flips
+from specdec.certify.sampler.enumeration import find_flips
 from specdec.samplers import RejectionSampler, Stream
 from specdec.types import PAD_TOKEN, Draft, Verdict
 

@@ -22,8 +22,8 @@ from transformers import (
 )
 from warpers import warps
 
-from specdec.certify.enumeration import find_flips
-from specdec.certify.worlds import WARPS, Worlds, warped_law
+from specdec.certify.sampler.enumeration import find_flips
+from specdec.certify.sampler.worlds import WARPS, Worlds, warped_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (
     BlockSampler,

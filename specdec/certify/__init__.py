@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.certify.exact import Failure, SamplerReport, certify_sampler
 from specdec.certify.foreign import ForeignSampler, RowNoise, huggingface_rule
-from specdec.certify.runs import RunReport, certify_generator
+from specdec.certify.generator.report import RunReport, certify_generator
+from specdec.certify.sampler.exact import Failure, SamplerReport, certify_sampler
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 

@@ -70,7 +70,7 @@ class Drafter(nn.Module, ABC):
 
         Returns:
             K tokens per row and the probabilities that they were drawn from, over the target's
-            vocabulary; `None` in their place for a deterministic proposal.
+            vocabulary; `None` instead for a deterministic proposal.
         """
 
 

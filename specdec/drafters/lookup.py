@@ -82,8 +82,8 @@ class PromptLookupDrafter(Drafter):
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         is_real = offsets <= context.num_new[:, None]
         trash = state.tokens.shape[1] - 1
-        places = torch.where(is_real, context.start[:, None] + offsets, trash)
-        state.tokens.scatter_(1, places, context.tokens)
+        slots = torch.where(is_real, context.start[:, None] + offsets, trash)
+        state.tokens.scatter_(1, slots, context.tokens)
 
     def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:
         """Looks the end of the text up in the text."""

@@ -18,7 +18,7 @@ def uses_colour(stream: TextIO) -> bool:
 
 
 def colour_key(stream: TextIO) -> str:
-    """One line that explains how kinds of tokens are told apart on `stream`."""
+    """One line that explains how kinds of tokens are marked on `stream`."""
     return "tokens: " + "  ".join(_mark(kind, kind, uses_colour(stream)) for kind in _COLOURS)
 
 

@@ -57,7 +57,7 @@ class StepState:
         signature: what it was allocated for.
         vocab_size: V of the target.
         buffer: committed tokens and lengths.
-        warp: the rows' gate from logits to probabilities.
+        warp: how the rows' logits become probabilities.
         noise: the rows' random numbers.
         cache: the target's keys and values.
         drafter_state: the drafter's own.

@@ -2,7 +2,7 @@
 
 `model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has
 resolved from arguments, `generation_config` and the model's defaults. Such a function that only
-takes notes tells us exactly what plain `generate` would do, including every logits processor and
+takes notes receives exactly what plain `generate` would do, including every logits processor and
 stopping criterion that a configuration asks for.
 """
 
@@ -31,7 +31,7 @@ _WARPERS = {  # in HF's order, with the attribute that holds the value
 }
 
 _OTHER_WARPS = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-"""Settings that HF applies between or behind these four, with the value that does nothing."""
+"""Settings that HF applies between or after these four, with the value that does nothing."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,7 @@ class Options:
         processors: logits processors that need the tokens so far, applied before the warp.
         criteria: stopping criteria other than length and end of sequence, asked by the host.
         eos: token ids that end a row.
-        pad: fills a row behind its end.
+        pad: fills a row after its end.
         max_length: tokens of a row's padded prompt and its new tokens together.
         padding_id: the id that stands for padding in prompts passed without a mask, where HF would
             take it so.
@@ -181,8 +181,8 @@ def _split_warpers(processors: LogitsProcessorList) -> tuple[list, dict]:
     """History-dependent processors, and the values of the four warpers if these close the list in
     HF's order.
 
-    Another order, or another warper behind them, is another law: then the whole list is applied as
-    it stands.
+    Another order, or another warper after them, gives other probabilities: then the whole list is
+    applied as it stands.
     """
     split = len(processors)
     while split and is_warper(processors[split - 1]):

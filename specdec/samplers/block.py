@@ -34,9 +34,9 @@ class BlockSampler(Sampler):
         >>> from specdec.types import Draft
         >>> rows, p, q = 50000, torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])
         >>> noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=3)
-        >>> warp, laws = Warp(rows), q.log().expand(rows, 2, 2)
+        >>> warp, drafted = Warp(rows), q.log().expand(rows, 2, 2)
         >>> draws = [
-        ...     draw_by_inversion(laws[:, i : i + 1], warp, noise, i, wants_probs=True)
+        ...     draw_by_inversion(drafted[:, i : i + 1], warp, noise, i, wants_probs=True)
         ...     for i in range(2)
         ... ]
         >>> tokens, probs = (torch.cat(parts, dim=1) for parts in zip(*draws))

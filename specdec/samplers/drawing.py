@@ -24,7 +24,7 @@ class Drawing:
 
     Args:
         num_draft_tokens: K of this step.
-        warp: the target's gate from logits to probabilities, which drafts go through as well.
+        warp: how the target's logits become probabilities; drafts are warped alike.
         noise: the step's numbers.
         rule: `draw_by_inversion` or `draw_by_race`.
         wants_probs: the sampler can use the probabilities of the tokens.

@@ -52,7 +52,7 @@ def slot_attention(
             (GPT-OSS).
 
     Returns:
-        `[B, N, Hq, Dv]` and `None` (HF's place for attention weights).
+        `[B, N, Hq, Dv]`, and `None` where HF expects attention weights.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.
@@ -115,7 +115,7 @@ class HFMask:
     """Stands for a mask that HF builds, on its way to the layers that use it.
 
     Args:
-        sliding_window: as HF's mask function was told; `None` for full attention.
+        sliding_window: HF's `local_size`; `None` for full attention.
         visible: HF's own predicate (row, head, query, key).
     """
 

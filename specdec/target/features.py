@@ -61,7 +61,7 @@ class PlainFeatures:
         layers: which hidden states are wanted.
 
     Attributes:
-        model: to be called in the place of the model.
+        model: to be called instead of the model.
         features: by layer, of the last forward.
 
     Example:

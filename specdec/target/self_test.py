@@ -1,7 +1,7 @@
 """The self-test: an HF model is believed only after windows over a cache of garbage have
 reproduced its own plain forward.
 
-Architectures hide masks, biases and positions in many places. So a model is run twice, plainly and
+An architecture may apply masks, biases and positions anywhere. So a model is run twice, plainly and
 in ragged windows, and compared layer by layer. In the windowed run each layer is given what it was
 given in the plain run. A difference is then that layer's own: the rounding of a deep model does not
 pile up until a wrong mask in one layer is lost in it. The yardstick is measured rounding: how far
@@ -119,7 +119,7 @@ class _Trace:
         attention_modules: names of the modules to watch beside these.
 
     Attributes:
-        given: what to hand to the decoder layers in the place of their inputs, or `None`.
+        given: inputs that replace those of the decoder layers, or `None`.
         inputs: of the decoder layers, before they were replaced.
         outputs: of all that is watched.
     """

@@ -119,7 +119,7 @@ class Target:
     def prefill(
         self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int
     ) -> Tensor | None:
-        """Reads one chunk of the prompts; rows shorter than the chunk leave nothing behind.
+        """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
         No logits come back: the last prompt token is left to the first `verify`, so the first
         generated token is produced exactly as every other one.

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 import scipy.stats
 
-from specdec.certify.chisquare import (
+from specdec.certify.generator.chisquare import (
     chi2_isf,
     chi2_sf,
     detectable_variation,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from specdec.certify.worlds import Worlds
+from specdec.certify.sampler.worlds import Worlds
 from specdec.samplers import ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 

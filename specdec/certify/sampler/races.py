@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.certify.enumeration import bisect
-from specdec.certify.paths import Decide, Paths
-from specdec.certify.worlds import Worlds
+from specdec.certify.sampler.enumeration import bisect
+from specdec.certify.sampler.paths import Decide, Paths
+from specdec.certify.sampler.worlds import Worlds
 from specdec.samplers import ScriptedNoise
 from specdec.types import PAD_TOKEN, Verdict
 

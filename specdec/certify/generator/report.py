@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.certify.law_test import LawTest, run_law_tests
-from specdec.certify.noise_audit import NoiseAudit, audit_noise
-from specdec.certify.text_audit import TextAudit, audit_coupled_text, audit_greedy_text
+from specdec.certify.generator.law import LawTest, run_law_tests
+from specdec.certify.generator.noise import NoiseAudit, audit_noise
+from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import draw_by_race
 

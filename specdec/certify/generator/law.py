@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from specdec.certify.chisquare import detectable_variation, goodness_of_fit
-from specdec.certify.text_audit import ENDLESS, Prompts
+from specdec.certify.generator.chisquare import detectable_variation, goodness_of_fit
+from specdec.certify.generator.text import ENDLESS, Prompts
 from specdec.generator import SpeculativeGenerator
 
 TextLaw = dict[tuple[int, ...], float]

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specdec.certify.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.foreign import ForeignSampler
-from specdec.certify.races import find_races, wrong_winners
-from specdec.certify.worlds import Worlds, standard_worlds
+from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
+from specdec.certify.sampler.races import find_races, wrong_winners
+from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
 
 Sizes = tuple[tuple[int, int, int], ...]

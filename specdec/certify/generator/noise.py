@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from specdec.certify.text_audit import ENDLESS, Prompts, padded
+from specdec.certify.generator.text import ENDLESS, Prompts, padded
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Noise, StepNoise, Stream
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.certify.paths import Decide, Paths
-from specdec.certify.worlds import Worlds
+from specdec.certify.sampler.paths import Decide, Paths
+from specdec.certify.sampler.worlds import Worlds
 from specdec.types import PAD_TOKEN, Verdict
 
 LARGEST_UNIFORM = 1 - 2.0**-52

@@ -1,0 +1,1 @@
+"""Audits and powered tests of whole generations."""

@@ -1,0 +1,1 @@
+"""The exact distribution of what a sampler emits, found by enumeration."""
