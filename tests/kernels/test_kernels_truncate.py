@@ -22,7 +22,7 @@ pytestmark = [
         torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
     ),
 ]
-SMALL = {"block": 16, "num_warps": 1, "samples": 16, "part": 16}
+SMALL = {"block": 16, "num_warps": 1, "samples": 16, "part": 16, "held": 16}
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=6)
 capacities = st.sampled_from([1, 8, 64])

@@ -8,7 +8,7 @@ Four launches: softmax partials; `_guess_kernel` guesses from a sorted sample of
 which pairs the cutoff lies; `_list_kernel` lists the pairs there, the candidates, and sums the
 masses below them; and `_search_kernel` bisects the list. If the cutoff is not in the list, or the
 list is longer than its memory, the whole row is bisected instead: the guess changes the running
-time, never the result.
+time, never the result. A list of usual length is read once and bisected in registers.
 
 Legend: B rows, N window indices, V vocabulary, C chunks of a row.
 """
@@ -37,7 +37,7 @@ from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
 
 BLOCK, NUM_WARPS = 4096, 8
 SAMPLES, SAMPLE_WARPS = 2048, 8
-PART, SEARCH_WARPS = 4096, 16
+PART, HELD, SEARCH_WARPS = 4096, 8192, 16
 WIDTH = tl.constexpr(4.0)  # standard deviations of a sampled token's rank
 SLACK = tl.constexpr(8.0)  # ranks, where that deviation is near 0
 LEAST = tl.constexpr(-(2**63))  # below every pair
@@ -90,6 +90,7 @@ def find_cutoff(
     samples: int = SAMPLES,
     capacity: int | None = None,
     part: int = PART,
+    held: int = HELD,
 ) -> Cutoff:
     """As `kernels.find_cutoff`, with exact sums where the definition rounds them.
 
@@ -102,6 +103,7 @@ def find_cutoff(
         samples: tokens of a sample, a power of two.
         capacity: how many pairs can be listed; `None` is a quarter of V.
         part: pairs that the search reads at a time, a power of two.
+        held: length up to which a list is bisected in registers, a power of two.
     """
     at = torch.empty(logits.shape[:-1], dtype=torch.float32, device=logits.device)
     cutoff = Cutoff(at, torch.empty_like(at, dtype=torch.long))
@@ -117,7 +119,8 @@ def find_cutoff(
         _guess_kernel[shape](t, partials, **sizes, num_warps=SAMPLE_WARPS, **NO_FUSION)
         chunks = *shape, partials.num_chunks
         _list_kernel[chunks](t, block=block, num_warps=num_warps, **NO_FUSION)
-        _search_kernel[shape](t, cutoff, part=part, num_warps=SEARCH_WARPS, **NO_FUSION)
+        sizes = {"part": part, "held": held}
+        _search_kernel[shape](t, cutoff, **sizes, num_warps=SEARCH_WARPS, **NO_FUSION)
     return cutoff
 
 
@@ -280,7 +283,57 @@ def _search(t, source, least, budget, by_mass: tl.constexpr, part: tl.constexpr)
 
 
 @triton.jit
-def _search_kernel(t, cutoff, part: tl.constexpr):
+def _search_held(pair, weight, least, budget):
+    """As `_search`, of pairs and weights in registers."""
+    is_open = pair >= least
+    low = tl.min(tl.where(is_open, pair, MOST), axis=0)
+    high = tl.max(tl.where(is_open & (pair < MOST), pair, LEAST), axis=0)
+    while low < high:
+        middle = (low | high) - ((low ^ high) >> 1)
+        is_below = is_open & (pair < middle)
+        fits = tl.sum(tl.where(is_below, weight, 0), axis=0) <= budget
+        largest = tl.max(tl.where(is_below, pair, LEAST), axis=0)
+        smallest = tl.min(tl.where(pair >= middle, pair, MOST), axis=0)
+        low, high = tl.where(fits, smallest, low), tl.where(fits, high, largest)
+    return low
+
+
+@triton.jit
+def _find_held(t, entry, count, peak, top_k, droppable, budget, held: tl.constexpr):
+    """The first pair that is kept, of a list of at most `held` pairs."""
+    i = tl.arange(0, held)
+    pairs = t.candidates.pairs + tl.cast(entry, tl.int64) * t.candidates.capacity
+    pair = tl.load(pairs + i, mask=i < count, other=MOST)
+    least = tl.full((), LEAST, tl.int64)
+    if top_k > 0:
+        ones = (i < count).to(tl.int64)
+        least = _search_held(_without_id(pair), ones, least, count - top_k)
+    if droppable >= 0:
+        mass = (_weight_of(pair, peak) * t.candidates.unit).to(tl.int64)
+        if top_k > 0:
+            kept = tl.sum(tl.where(pair >= least, mass, 0), axis=0)
+            budget = tl.floor(droppable * kept.to(tl.float64)).to(tl.int64)
+        least = _search_held(pair, mass, least, budget)
+    return least
+
+
+@triton.jit
+def _find(t, source, top_k, droppable, budget, part: tl.constexpr):
+    """The first pair that is kept, of a list or a row of any length."""
+    count = source[3]
+    least = tl.full((), LEAST, tl.int64)
+    if top_k > 0:
+        least = _search(t, source, least, count - top_k, False, part)
+    if droppable >= 0:
+        if top_k > 0:
+            mass, _, _ = _scan(t, source, least, tl.full((), MOST, tl.int64), True, part)
+            budget = tl.floor(droppable * mass.to(tl.float64)).to(tl.int64)
+        least = _search(t, source, least, budget, True, part)
+    return least
+
+
+@triton.jit
+def _search_kernel(t, cutoff, part: tl.constexpr, held: tl.constexpr):
     """One program per row."""
     row, index = tl.program_id(0), tl.program_id(1)
     entry, c = row * t.rows.num_indices + index, t.candidates
@@ -294,17 +347,13 @@ def _search_kernel(t, cutoff, part: tl.constexpr):
     count = tl.where(is_listed, count, t.rows.vocab)
     budget -= tl.where(is_listed, below, 0)
 
-    source = row, index, is_listed, count.to(tl.int32), peak
-    least = tl.full((), LEAST, tl.int64)
     logit, token = tl.full((), -INFINITY, tl.float32), tl.full((), 0, tl.int64)
-    if top_k > 0:
-        least = _search(t, source, least, count - top_k, False, part)
-    if droppable >= 0:
-        if top_k > 0:
-            mass, _, _ = _scan(t, source, least, tl.full((), MOST, tl.int64), True, part)
-            budget = tl.floor(droppable * mass.to(tl.float64)).to(tl.int64)
-        least = _search(t, source, least, budget, True, part)
     if (top_k > 0) | (droppable >= 0):
+        if is_listed & (count <= held):
+            least = _find_held(t, entry, count, peak, top_k, droppable, budget, held)
+        else:
+            source = row, index, is_listed, count.to(tl.int32), peak
+            least = _find(t, source, top_k, droppable, budget, part)
         logit, token = _logit_of(least), least & 0xFFFFFFFF
     if t.limits.min_p is not None:
         lowest = peak + tl.log(tl.load(t.limits.min_p + row).to(tl.float32))
