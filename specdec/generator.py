@@ -111,8 +111,8 @@ class SpeculativeGenerator:
             generation: from `start`; updated in place.
 
         Returns:
-            What happened, still on the device: inference tensors, to be cloned for autograd. Its
-            `faults` are 0 where drafter and sampler kept their contracts.
+            What happened, still on the device: inference tensors, to be cloned for autograd.
+            `outcome.fetch().read()` waits for it, and says what drafter and sampler did wrong.
 
         Raises:
             ValueError: another generator started the generation, or the drafter proposed another

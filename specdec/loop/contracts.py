@@ -1,61 +1,58 @@
-"""What drafters and samplers must keep to, checked on the device and without waiting.
+"""What drafters and samplers must keep to.
 
-What breaks a contract is noted as a `Fault` and brought into a form that cannot harm the step; the
-host raises when it reads the step, before any of its tokens is emitted.
+On the device, what breaks a contract is brought into a form that cannot harm the step: no id is
+looked up that has no embedding, no row grows by more than it may. What was really said goes into
+the step's record, and the host finds it there (`broken_contracts`) before any token of the step is
+emitted. So the checks cost the device four operations.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """
 
-import torch
 from torch import Tensor
 
 from specdec.types import Draft, Fault, Verdict
 
 
-def sound_draft(draft: Draft, vocab_size: int) -> tuple[Draft, Tensor]:
-    """A draft whose ids are all of the vocabulary, and whose counts are in range.
-
-    Args:
-        draft: of a drafter; entries at or beyond `num_valid` may hold anything.
-        vocab_size: V.
-
-    Returns:
-        The draft, and faults `[B]` int64.
-    """
-    width = draft.tokens.shape[1]
-    tokens = draft.tokens.clamp(0, vocab_size - 1)
-    is_foreign = tokens != draft.tokens
-    if draft.num_valid is None:
-        num_valid, faults = None, 0
-    else:
-        num_valid = draft.num_valid.clamp(0, width)
-        index = torch.arange(width, device=tokens.device)
-        is_foreign = is_foreign & (index < num_valid[:, None])
-        faults = (num_valid != draft.num_valid) * int(Fault.NUM_VALID)
-    faults = faults + is_foreign.any(dim=1) * int(Fault.DRAFT_ID)
-    return Draft(tokens, draft.probs, num_valid), faults
+def harmless_draft(draft: Draft, vocab_size: int) -> Draft:
+    """A draft whose ids are all of the vocabulary, and whose counts are in 0..K."""
+    width, num_valid = draft.tokens.shape[1], draft.num_valid
+    if num_valid is not None:
+        num_valid = num_valid.clamp(0, width)
+    return Draft(draft.tokens.clamp(0, vocab_size - 1), draft.probs, num_valid)
 
 
-def sound_verdict(verdict: Verdict, draft: Draft, vocab_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What can be committed of a verdict.
-
-    Args:
-        verdict: of a sampler.
-        draft: what it decided on, from `sound_draft`.
-        vocab_size: V.
-
-    Returns:
-        Tokens `[B, K + 1]`, all of them ids of the vocabulary; how many were accepted, `[B]`; and
-        faults `[B]` int64, the verdict's own included.
-    """
-    width = draft.tokens.shape[1]
-    most = width if draft.num_valid is None else draft.num_valid
-    num_accepted = verdict.num_accepted.clamp(min=0).clamp(max=most)
-    faults = (num_accepted != verdict.num_accepted) * int(Fault.NUM_ACCEPTED)
+def harmless_verdict(verdict: Verdict, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Tokens `[B, K + 1]` that are all of the vocabulary, and counts `[B]` in 0..K."""
     tokens = verdict.tokens.clamp(0, vocab_size - 1)
-    is_emitted = torch.arange(width + 1, device=tokens.device) <= num_accepted[:, None]
-    is_foreign = (tokens != verdict.tokens) & is_emitted
-    faults = faults + is_foreign.any(dim=1) * int(Fault.EMITTED_ID)
-    if verdict.faults is not None:
-        faults = faults | verdict.faults
-    return tokens, num_accepted, faults
+    return tokens, verdict.num_accepted.clamp(0, tokens.shape[1] - 1)
+
+
+def broken_contracts(
+    emitted: list[int], drafted: list[int], num_accepted: int, num_valid: int, vocab_size: int
+) -> int:
+    """What is wrong with a row of a step, as drafter and sampler returned it.
+
+    Args:
+        emitted: K + 1 tokens.
+        drafted: K tokens.
+        num_accepted: of them.
+        num_valid: of the drafted tokens.
+        vocab_size: V.
+
+    Returns:
+        A sum of `Fault` values, 0 for a sound row.
+
+    Example:
+        >>> Fault(broken_contracts([5, 99, -1], [5, 6], 1, 2, vocab_size=50))
+        <Fault.EMITTED_ID: 64>
+    """
+    faults = 0
+    if not 0 <= num_valid <= len(drafted):
+        faults |= Fault.NUM_VALID
+    if not 0 <= num_accepted <= num_valid:
+        faults |= Fault.NUM_ACCEPTED
+    if any(not 0 <= token < vocab_size for token in drafted[: max(num_valid, 0)]):
+        faults |= Fault.DRAFT_ID
+    if any(not 0 <= token < vocab_size for token in emitted[: max(num_accepted, 0) + 1]):
+        faults |= Fault.EMITTED_ID
+    return int(faults)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.loop.contracts import broken_contracts
 from specdec.types import Draft, Verdict
 
 _NUM_COUNTS = 5  # columns of an outcome's record before its tokens
@@ -23,14 +24,17 @@ class Outcome:
         verdict: what the sampler decided.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from.
         record: `[B, 2 K + 6]` int64, everything that the host needs of it: tokens kept, whether the
-            row ended with an end-of-sequence token, tokens accepted, tokens drafted, faults, then
-            K + 1 emitted and K drafted tokens. The next step writes into the same tensor.
+            row ended with an end-of-sequence token, tokens accepted, tokens drafted, faults that
+            the sampler found, then K + 1 emitted and K drafted tokens, as sampler and drafter
+            returned them. The next step writes into the same tensor.
+        vocab_size: V.
     """
 
     draft: Draft
     verdict: Verdict
     logits: Tensor
     record: Tensor
+    vocab_size: int
 
     @property
     def num_new(self) -> Tensor:
@@ -44,36 +48,15 @@ class Outcome:
         """`[B]` bool: the row ended with an end-of-sequence token in this step."""
         return self.record[:, 1] != 0
 
-    @property
-    def faults(self) -> Tensor:
-        """`[B]` sums of `Fault` values, 0 for a sound step."""
-        return self.record[:, 4]
-
     def fetch(self) -> "PendingOutcome":
         """Starts the transfer to the host and does not wait for it."""
         if not self.record.is_cuda:
-            return PendingOutcome(self.record.clone(), None)
+            return PendingOutcome(self.record.clone(), self.vocab_size, None)
         pinned = torch.empty(self.record.shape, dtype=torch.long, pin_memory=True)
         pinned.copy_(self.record, non_blocking=True)
         arrived = torch.cuda.Event()
         arrived.record()
-        return PendingOutcome(pinned, arrived)
-
-
-def write_record(
-    record: Tensor,
-    *,
-    num_new: Tensor,
-    is_eos: Tensor,
-    num_accepted: Tensor,
-    num_drafted: Tensor,
-    faults: Tensor,
-    emitted: Tensor,
-    drafted: Tensor,
-) -> None:
-    """Packs a step into its record `[B, 2 K + 6]`; see `Outcome`."""
-    counts = torch.stack([num_new, is_eos.long(), num_accepted, num_drafted, faults], dim=1)
-    torch.cat([counts, emitted, drafted], dim=1, out=record)
+        return PendingOutcome(pinned, self.vocab_size, arrived)
 
 
 def record_width(num_draft_tokens: int) -> int:
@@ -92,27 +75,32 @@ class PendingOutcome:
 
     Args:
         record: as in `Outcome`, on the host once `arrived`.
+        vocab_size: V.
         arrived: of the transfer; `None` when there is nothing to wait for.
     """
 
     record: Tensor
+    vocab_size: int
     arrived: torch.cuda.Event | None
 
     def read(self) -> list["RowOutcome"]:
         """The outcome as plain Python values; this is where the host waits for the device."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        first_draft = _NUM_COUNTS + (self.record.shape[1] - _NUM_COUNTS + 1) // 2
+        width = (self.record.shape[1] - _NUM_COUNTS + 1) // 2  # K + 1
         rows = []
         for row in self.record.tolist():
             num_new, is_eos, num_accepted, num_drafted, faults = row[:_NUM_COUNTS]
+            emitted = row[_NUM_COUNTS : _NUM_COUNTS + width]
+            drafted = row[_NUM_COUNTS + width :]
+            counts = num_accepted, num_drafted, self.vocab_size
             rows.append(
                 RowOutcome(
-                    new_tokens=row[_NUM_COUNTS : _NUM_COUNTS + num_new],
-                    draft_tokens=row[first_draft : first_draft + num_drafted],
+                    new_tokens=emitted[:num_new],
+                    draft_tokens=drafted[:num_drafted],
                     num_accepted=num_accepted,
                     is_eos=bool(is_eos),
-                    faults=faults,
+                    faults=faults | broken_contracts(emitted, drafted, *counts),
                 )
             )
         return rows

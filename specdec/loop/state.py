@@ -63,6 +63,8 @@ class StepState:
         drafter_state: the drafter's own.
         features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
         record: `[B, 2 K + 6]`, what the last step did; see `Outcome`.
+        all_valid: `[B]` K, the count of a draft that gives none.
+        no_faults: `[B]` 0.
     """
 
     signature: Signature
@@ -74,6 +76,8 @@ class StepState:
     drafter_state: Any
     features: Tensor | None
     record: Tensor
+    all_valid: Tensor
+    no_faults: Tensor
 
     @classmethod
     def allocate(
@@ -104,6 +108,8 @@ class StepState:
             drafter_state=check_state(drafter, drafter_state),
             features=features,
             record=record,
+            all_valid=torch.full((rows,), num_draft_tokens, device=device),
+            no_faults=torch.zeros(rows, dtype=torch.long, device=device),
         )
 
     def load(self, request: Request) -> None:
@@ -143,4 +149,6 @@ class StepState:
             drafter_state=self.drafter_state.keep(rows),
             features=None if self.features is None else keep_rows(self.features, rows),
             record=self.record[: len(rows)],
+            all_valid=self.all_valid[: len(rows)],
+            no_faults=self.no_faults[: len(rows)],
         )

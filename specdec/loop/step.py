@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
-from specdec.loop.contracts import sound_draft, sound_verdict
-from specdec.loop.outcome import Outcome, write_record
+from specdec.loop.contracts import harmless_draft, harmless_verdict
+from specdec.loop.outcome import Outcome
 from specdec.loop.state import StepState
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
@@ -52,18 +52,17 @@ def device_step(
         ValueError: the drafter proposed another number of tokens than it was asked for.
     """
     noise = state.noise.at(state.buffer.lengths, state.signature.num_draft_tokens + 1)
-    draft, faults = propose(parts, state, noise, num_attended)
-    output = verify(parts, state, draft, num_attended)
-    logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-    verdict = parts.sampler(draft, logits, state.warp, noise)
-    commit(state, draft, verdict, faults, output.features)
-    return Outcome(draft, verdict, logits, state.record)
+    draft = propose(parts, state, noise, num_attended)
+    sound = harmless_draft(draft, state.vocab_size)
+    output = verify(parts, state, sound, num_attended)
+    logits = output.logits if edit_logits is None else edit_logits(sound, output.logits)
+    verdict = parts.sampler(sound, logits, state.warp, noise)
+    commit(state, draft, verdict, output.features)
+    return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
-def propose(
-    parts: Parts, state: StepState, noise: StepNoise, num_attended: int
-) -> tuple[Draft, Tensor]:
-    """A draft that keeps the contract of `Draft`, and faults `[B]` of the one that was made."""
+def propose(parts: Parts, state: StepState, noise: StepNoise, num_attended: int) -> Draft:
+    """What the drafter proposes."""
     num_draft_tokens, sampler = state.signature.num_draft_tokens, parts.sampler
     wants_probs = state.signature.wants_probs
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
@@ -73,9 +72,9 @@ def propose(
             f"{type(parts.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row and "
             f"was asked for {num_draft_tokens} (drawing.num_draft_tokens); use num_valid for fewer"
         )
-    if not wants_probs:  # a drafter may return them without being asked
+    if draft.probs is not None and not wants_probs:  # a drafter may return them unasked
         draft = Draft(draft.tokens, None, draft.num_valid)
-    return sound_draft(draft, parts.target.vocab_size)
+    return draft
 
 
 def verify(parts: Parts, state: StepState, draft: Draft, num_attended: int) -> TargetOutput:
@@ -86,24 +85,14 @@ def verify(parts: Parts, state: StepState, draft: Draft, num_attended: int) -> T
     )
 
 
-def commit(
-    state: StepState, draft: Draft, verdict: Verdict, faults: Tensor, features: Tensor | None
-) -> None:
+def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
     """Appends what was emitted, and writes down what happened."""
-    tokens, num_accepted, found = sound_verdict(verdict, draft, state.vocab_size)
+    tokens, num_accepted = harmless_verdict(verdict, state.vocab_size)
     is_eos = state.buffer.commit(tokens, num_accepted)
     if features is not None:
         state.features.copy_(features)
-    num_drafted = draft.num_valid
-    if num_drafted is None:
-        num_drafted = torch.full_like(num_accepted, draft.tokens.shape[1])
-    write_record(
-        state.record,
-        num_new=state.buffer.num_new,
-        is_eos=is_eos,
-        num_accepted=num_accepted,
-        num_drafted=num_drafted,
-        faults=faults | found,
-        emitted=tokens,
-        drafted=draft.tokens,
-    )
+    num_valid = state.all_valid if draft.num_valid is None else draft.num_valid
+    faults = state.no_faults if verdict.faults is None else verdict.faults
+    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_valid, faults
+    columns = [count[:, None] for count in counts]
+    torch.cat([*columns, verdict.tokens, draft.tokens], dim=1, out=state.record)

@@ -108,13 +108,12 @@ class TokenBuffer:
         first_end = (self._ends.take(tokens) + self._offsets[:-1]).amin(dim=1)  # [B]
         num_kept = torch.minimum(num_accepted + 1, self.remaining)
         is_eos = first_end < num_kept
-        window = self.lengths[:, None] + self._offsets  # [B, K + 2]
-        self.tokens.scatter_(1, window[:, 1:], tokens)
-        torch.gather(self.tokens, 1, window, out=self.recent)
+        self.tokens.scatter_(1, self.lengths[:, None] + self._offsets[1:], tokens)
+        torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent)
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
         self.start.copy_(self.lengths)
         self.lengths += self.num_new
-        torch.gather(self.tokens, 1, self.lengths[:, None], out=self.anchor[:, None])
+        torch.gather(self.recent, 1, self.num_new[:, None], out=self.anchor[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
         return is_eos

@@ -78,7 +78,7 @@ self.lengths += tokens.shape[1]
         name="a context keeps the anchor of the step before",
         source="vllm#4212, vllm#46899 (rows 30, 55)",
         file="loop/token_buffer.py",
-        old="torch.gather(self.tokens, 1, window, out=self.recent)",
+        old="torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent)",
         new="self.recent[:, 1:] = tokens",
         caught_by="loop/test_context_alignment.py::"
         "test_features_belong_to_the_tokens_and_positions_that_the_context_names[{}-100]",

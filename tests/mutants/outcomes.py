@@ -28,8 +28,8 @@ OUTCOMES = [
         name="placeholders behind a short draft are counted as drafted",
         source="vllm#46899, vllm#31944 (row 55)",
         file="loop/outcome.py",
-        old="draft_tokens=row[first_draft : first_draft + num_drafted],",
-        new="draft_tokens=row[first_draft:],",
+        old="draft_tokens=drafted[:num_drafted],",
+        new="draft_tokens=drafted,",
         caught_by="request/test_bad_input.py::"
         "test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can[llama]",
     ),
@@ -81,8 +81,8 @@ OUTCOMES = [
         name="infinite logits of a sampled batch are emitted",
         source="sglang#27883 (row 76)",
         file="kernels/verify/reference.py",
-        old="~largest_logits.isfinite()",
-        new="largest_logits.isnan()",
+        old="sums = (largest_logits - largest_logits).cumsum(dim=1)",
+        new="sums = largest_logits.isnan().double().cumsum(dim=1)",
         caught_by="request/test_bad_laws.py::test_logits_that_are_no_law_stop_the_generation_"
         "whatever_the_sampler[sampled-inf-RejectionSampler]",
     ),
@@ -98,8 +98,8 @@ OUTCOMES = [
         name="NaN behind a rejected token of a sampled batch stops it",
         source="sglang#27883 (row 76)",
         file="kernels/verify/reference.py",
-        old="~largest_logits.isfinite() & (index <= num_accepted[:, None])",
-        new="~largest_logits.isfinite()",
+        old="sums.gather(1, num_accepted[:, None])[:, 0]",
+        new="sums[:, -1]",
         caught_by="target/test_bad_models.py::"
         "test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler[nan-RejectionSampler]",
     ),

@@ -146,9 +146,9 @@ def find_faults(draft: Draft, largest_logits: Tensor, num_accepted: Tensor) -> T
 
 def find_target_faults(largest_logits: Tensor, num_accepted: Tensor) -> Tensor:
     """As `find_faults`, of the target's logits only."""
-    index = torch.arange(largest_logits.shape[1], device=largest_logits.device)
-    is_bad = ~largest_logits.isfinite() & (index <= num_accepted[:, None])
-    return is_bad.any(dim=1) * int(Fault.TARGET_LOGITS)
+    # x - x is 0 where x is finite and NaN elsewhere, and a sum with a NaN in it is NaN.
+    sums = (largest_logits - largest_logits).cumsum(dim=1)
+    return (sums.gather(1, num_accepted[:, None])[:, 0] != 0) * int(Fault.TARGET_LOGITS)
 
 
 def find_draft_faults(draft: Draft) -> Tensor | int:
