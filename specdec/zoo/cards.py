@@ -6,6 +6,7 @@ Legend: T tokens of a window, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import platform
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 from torch import nn
@@ -30,6 +32,10 @@ from specdec.zoo.packing import encode_files
 NUM_PROMPTS = 32
 NEW_TOKENS = 128
 NUM_DRAFT_TOKENS = 4
+CONTEXTS = (64, 512, 1024, 1800)
+"""Tokens before the text whose acceptance is measured."""
+POSITIONS = (0, 64, 128, 256, 512, 1024, 1536, 2048)
+"""Bounds of the ranges of positions whose loss is measured."""
 
 
 @torch.inference_mode()
@@ -54,6 +60,34 @@ def heldout_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) ->
         "bits_per_byte": round(total_nats / num_bytes / math.log(2), 4),
         "num_tokens": num_tokens,
     }
+
+
+@torch.inference_mode()
+def loss_by_position(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, *, stride: int = 512
+) -> dict[str, float]:
+    """Measure how a model's loss depends on the position, with the same text at all of them.
+
+    Windows of the full length begin every `stride` tokens of the held-out modules, so each token
+    is read at positions in every range.
+
+    Args:
+        model: The model in eval mode.
+        tokenizer: Its tokenizer.
+        stride: Tokens from one window to the next.
+
+    Returns:
+        Nats per token, by range of positions (`"64-127"`).
+    """
+    stream, length = _heldout_stream(tokenizer), POSITIONS[-1]
+    windows = stream.unfold(0, length + 1, stride)
+    total = torch.zeros(length, dtype=torch.float64)
+    for ids in tqdm(windows.to(model.device), desc="loss by position"):
+        logits = model(input_ids=ids[None, :-1]).logits[0]
+        total += F.cross_entropy(logits.float(), ids[1:], reduction="none").double().cpu()
+    mean = total / len(windows)
+    bounds = itertools.pairwise(POSITIONS)
+    return {f"{low}-{high - 1}": round(mean[low:high].mean().item(), 4) for low, high in bounds}
 
 
 @torch.inference_mode()
@@ -153,6 +187,7 @@ def measure_acceptance(name: str) -> dict:
             "joint_rates": [round(rate, 3) for rate in stats.joint_rates],
             "num_steps": sum(stats.steps),
         }
+    measured["by tokens of context"] = acceptance_by_context(generator, tokenizer)
     conditions = {
         "num_draft_tokens": NUM_DRAFT_TOKENS,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
@@ -160,6 +195,29 @@ def measure_acceptance(name: str) -> dict:
         "command": "python -m specdec.zoo.recipe measure",
     }
     return {**measured, "conditions": conditions}
+
+
+def acceptance_by_context(
+    generator: SpeculativeGenerator, tokenizer: PreTrainedTokenizerFast, *, new_tokens: int = 64
+) -> dict[str, float]:
+    """Measure the acceptance length of greedy text after more and more of the same context.
+
+    Args:
+        generator: Target and drafter.
+        tokenizer: Theirs.
+        new_tokens: After each context.
+
+    Returns:
+        Acceptance length by tokens of context, over `NUM_PROMPTS` points of the held-out modules.
+    """
+    stream, longest = _heldout_stream(tokenizer), max(CONTEXTS)
+    ends = torch.linspace(longest, len(stream), NUM_PROMPTS).long()
+    lengths = {}
+    for context in CONTEXTS:
+        prompts = torch.stack([stream[end - context : end] for end in ends])
+        stats = evaluate(generator, prompts, max_new_tokens=new_tokens).stats
+        lengths[str(context)] = round(stats.acceptance_length, 3)
+    return lengths
 
 
 def write_acceptance(name: str, weights_dir: Path) -> None:
@@ -220,6 +278,12 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _heldout_stream(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
+    """Return ids [T] of all held-out modules, one after the other."""
+    documents = encode_files(tokenizer, corpus.heldout_files())
+    return torch.from_numpy(np.concatenate(documents).astype(np.int64))
 
 
 def _heldout_windows(

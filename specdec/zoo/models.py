@@ -11,6 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from specdec.heads.eagle import EagleHead
 from specdec.training.eagle import eagle_config
 
+MAX_LENGTH = 2048
+"""Positions of every model of the zoo, and the longest rows that it is trained on."""
+
 
 def build_model(
     tokenizer: PreTrainedTokenizerFast,
@@ -21,7 +24,7 @@ def build_model(
     width: int = 128,
     num_heads: int = 4,
 ) -> LlamaForCausalLM:
-    """Build an untrained Llama with tied embeddings and room for 2048 positions.
+    """Build an untrained Llama with tied embeddings and room for `MAX_LENGTH` positions.
 
     Args:
         tokenizer: Gives the vocabulary size and the special ids.
@@ -44,7 +47,7 @@ def build_model(
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
-        max_position_embeddings=2048,
+        max_position_embeddings=MAX_LENGTH,
         tie_word_embeddings=True,
         **special,
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,12 +35,16 @@ from specdec.training.eagle import TrainingTimeTest
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
 from specdec.zoo.owntext import continue_windows
 
-TARGET_PLAN = TrainingPlan(steps=1700, tokens_per_step=32768)
+# Every run ends on rows of the target's full length: what it has not seen in training it does not
+# know, and a drafter's acceptance falls to nearly 1 there.
+TARGET_PLAN = TrainingPlan(
+    steps=1400, tokens_per_step=65536, lengths=((0.6, 512), (1.0, models.MAX_LENGTH))
+)
 DRAFTER_PLAN = TrainingPlan(
-    steps=10_000,
+    steps=8_000,
     seed=1,
     tokens_per_step=16384,
-    lengths=((0.7, 256), (1.0, 512)),
+    lengths=((0.5, 256), (0.75, 1024), (1.0, models.MAX_LENGTH)),
     lr_matrices=5e-3,
     lr_others=2e-3,
     compiled=False,
@@ -49,7 +54,11 @@ TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # is almost free in latency at this size.
 DRAFT_SHAPE = {"num_layers": 1, "mlp_width": 1024}
 LIBRARY_REPEATS = 2  # per epoch: the zoo is measured on the library
-OWN_TEXT_ROWS = 24_576
+OWN_TEXT = (
+    {"num_rows": 16_384, "prompt_tokens": 64, "new_tokens": 192, "batch_size": 4096},
+    {"num_rows": 2048, "prompt_tokens": 1536, "new_tokens": 384, "batch_size": 1024},
+)
+"""The target's own text: many short rows, and rows that reach its full length."""
 UNROLLED_STEPS = 5
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
@@ -70,21 +79,24 @@ def make_target(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     progress = train(NextToken(model), stream, plan=plan, work_dir=work_dir / "target")
     model = _export(model, out_dir / "target")
     heldout = cards.heldout_loss(model, tokenizer)
+    heldout["nats_by_position"] = cards.loss_by_position(model, tokenizer)
     loss = "cross-entropy of the next token"
     _write_card(out_dir, "target", "target", model, plan, progress, heldout, loss)
 
 
-def make_text(out_dir: Path, work_dir: Path, *, num_rows: int = OWN_TEXT_ROWS) -> None:
+def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TEXT) -> None:
     """Let the target continue windows of the corpus; kept in the scratch folder."""
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=dtype).eval().to(device)
     library = packing.encode_files(tokenizer, corpus.library_files())
     packages = packing.encode_files(tokenizer, corpus.package_files())
-    rows = continue_windows(target, 3 * library + packages[::4], num_rows=num_rows)
+    documents = 3 * library + packages[::4]
+    made = [continue_windows(target, documents, **options) for options in windows]
+    rows = [row for rows in made for row in rows]
     work_dir.mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(row) for row in rows])[:-1]
-    np.savez(work_dir / "text.npz", tokens=np.concatenate(rows), ends=ends)
+    np.savez_compressed(work_dir / "text.npz", tokens=np.concatenate(rows), ends=ends)
 
 
 def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
@@ -96,6 +108,7 @@ def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     progress = train(Distillation(model, target), stream, plan=plan, work_dir=work_dir / "draft")
     model, target = _export(model, out_dir / "draft"), target.cpu()
     heldout = cards.heldout_loss(model, tokenizer)
+    heldout["nats_by_position"] = cards.loss_by_position(model, tokenizer)
     heldout |= cards.heldout_agreement(model, target, tokenizer)
     loss = "cross-entropy to the target's distribution (KL(target || draft) + constant)"
     _write_card(out_dir, "draft", "draft", model, plan, progress, heldout, loss)
@@ -151,7 +164,13 @@ def _write_card(
     heldout: dict,
     loss: str,
 ) -> None:
-    command = f"python -m specdec.zoo.recipe {stage}"
+    recipe = {
+        "command": f"python -m specdec.zoo.recipe {stage}",
+        "loss": loss,
+        "optimizer": OPTIMIZER,
+    }
+    if name != "target":
+        recipe["own_text"] = OWN_TEXT
     cards.write_card(
         out_dir / name,
         model=model,
@@ -159,7 +178,7 @@ def _write_card(
         plan=plan,
         progress=progress,
         heldout=heldout,
-        recipe={"command": command, "loss": loss, "optimizer": OPTIMIZER},
+        recipe=recipe,
     )
 
 
