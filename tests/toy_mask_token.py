@@ -31,7 +31,7 @@ from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import PackedStream, TrainingPlan, train
 from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import soft_cross_entropy, target_probs
+from specdec.training.losses import soft_cross_entropy_of
 from specdec.training.teacher import Teacher
 from specdec.types import Draft
 
@@ -174,12 +174,13 @@ class ToyObjective(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         head, num_masks = self.drafter.head, self.drafter.num_draft_tokens - 1
-        teacher, features = self._teacher(ids)
+        labels, features = self._teacher.labels(ids)
         known = ids[:, 1 : ids.shape[1] - num_masks]
         tokens, features = head.with_masks(known, features[:, : known.shape[1]], num_masks)
         angles = self._angles(tokens.shape[1], dtype=head.dtype, device=head.device)
         out = head(self.drafter.embed(tokens), features, angles, attend_causally)
-        return soft_cross_entropy(self.drafter.logits(out), target_probs(teacher[:, 1:]))
+        due = labels.at(1, out.shape[1])
+        return soft_cross_entropy_of(out, self.drafter.logits, due)
 
 
 def new_head(target) -> ToyHead:

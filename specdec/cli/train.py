@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
+import torch
 from accelerate import PartialState
-from torch import nn
+from accelerate.utils import broadcast
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -28,15 +31,28 @@ from specdec import zoo
 from specdec.cli.loading import load_pretrained, one_line
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
+from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
-from specdec.training.data import PackedStream, encode_texts, hold_out, read_texts
+from specdec.training.data import (
+    PackedStream,
+    encode_texts,
+    hold_out,
+    prompts_of,
+    read_texts,
+)
 from specdec.training.eagle import FeatureAndToken, TrainingTimeTest, new_head
+from specdec.training.heads import frequent_ids
 from specdec.training.loop import train
 from specdec.training.plan import TrainingPlan
 from specdec.zoo import corpus, packing
 
 DEFAULT_STEPS = 10_000
+EVALUATED_TOKENS = 64
+LONGEST_ROWS = 4096
+"""Of a run that does not say how long its rows are: targets may have a hundred times as many
+positions, and attention over rows of such a length takes the memory of all others.
+"""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -75,9 +91,20 @@ def _parser() -> argparse.ArgumentParser:
     length.add_argument("--steps", type=int, help=f"default: {DEFAULT_STEPS}")
     length.add_argument("--minutes", type=float, help="of training, instead of steps")
     add("--tokens-per-step", type=int, default=16384, help="default: 16384")
-    add("--length", type=int, default=512, help="tokens per row; default: 512")
+    add(
+        "--length",
+        type=int,
+        help="tokens per row; default: short rows first, and in the end as long as the target "
+        f"has positions, at most {LONGEST_ROWS}",
+    )
     add("--accumulation", type=int, default=1, help="batches per step; default: 1")
     add("--lr", type=float, default=5e-3, help="peak rate of hidden matrices; default: 0.005")
+    add(
+        "--draft-vocab-size",
+        type=int,
+        help="ids that the head can propose, the most frequent ones of the data and of the "
+        "target's own text; default: all of the target's",
+    )
     add("--mlp-width", type=int, help="of the head; default: the target's")
     add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
@@ -90,25 +117,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    plan = _plan(options)
+    _plan(options, (1.0, 1))  # refuses bad settings before anything is loaded
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer, documents = _load_data(options)
-    trained_on, prompts = hold_out(documents, options.evaluation_prompts)
+    trained_on, held_out = hold_out(documents, options.evaluation_prompts)
     stream = PackedStream(trained_on, seed=options.seed)
     model = _load_target(options.target, tokenizer)
-    drafter, objective = KINDS[options.kind](options, model)
-
-    def measure() -> dict[str, float]:
-        generator = SpeculativeGenerator(model, drafter)
-        stats = {t: evaluate(generator, prompts, temperature=t).stats for t in (0.0, 1.0)}
-        return {f"acceptance length at T = {t:g}": s.acceptance_length for t, s in stats.items()}
-
+    plan = _plan(options, *_row_lengths(options, model))
+    drafter, objective = KINDS[options.kind](options, model, _draft_ids(options, model, trained_on))
     train(
         objective,
         stream,
         plan=plan,
         work_dir=options.output / "run",
-        evaluate=measure if len(prompts) else None,
+        evaluate=_evaluation(model, drafter, held_out, plan) if held_out else None,
     )
     state = PartialState()
     if state.is_main_process:
@@ -117,8 +139,32 @@ def _train(options: argparse.Namespace) -> None:
     state.wait_for_everyone()
 
 
-def _eagle(options: argparse.Namespace, target: PreTrainedModel) -> tuple[HeadDrafter, nn.Module]:
-    head = new_head(target, options.kind, mlp_width=options.mlp_width, seed=options.seed)
+def _evaluation(
+    model: PreTrainedModel, drafter: HeadDrafter, held_out: list[np.ndarray], plan: TrainingPlan
+) -> Callable[[], dict[str, float]]:
+    """Measures acceptance at two temperatures, and by length of context."""
+    prompts, text = prompts_of(held_out), torch.from_numpy(np.concatenate(held_out).astype(int))
+    longest, room = plan.lengths[-1][1], drafter.num_draft_tokens + EVALUATED_TOKENS
+    contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
+
+    def measure() -> dict[str, float]:
+        generator = SpeculativeGenerator(model, drafter)
+        stats = {t: evaluate(generator, prompts, temperature=t).stats for t in (0.0, 1.0)}
+        figures = {f"acceptance length at T = {t:g}": s.acceptance_length for t, s in stats.items()}
+        options = {"num_prompts": len(prompts), "max_new_tokens": EVALUATED_TOKENS}
+        if contexts:
+            by_context = acceptance_by_context(generator, text, contexts, **options)
+            figures |= {f"after {n} tokens": length for n, length in by_context.items()}
+        return figures
+
+    return measure
+
+
+def _eagle(
+    options: argparse.Namespace, target: PreTrainedModel, target_ids: Tensor | None
+) -> tuple[HeadDrafter, nn.Module]:
+    sizes = {"mlp_width": options.mlp_width, "target_ids": target_ids, "seed": options.seed}
+    head = new_head(target, options.kind, **sizes)
     drafter = EagleDrafter(head, target, options.num_draft_tokens)
     if options.kind == "eagle3":
         return drafter, TrainingTimeTest(drafter, target, options.unrolled_steps)
@@ -126,16 +172,46 @@ def _eagle(options: argparse.Namespace, target: PreTrainedModel) -> tuple[HeadDr
 
 
 KINDS = {"eagle3": _eagle, "eagle1": _eagle}
-"""What can be trained: (options, target) -> an untrained drafter and its objective."""
+"""What can be trained: (options, target, ids that the head can propose or `None`) -> an untrained
+drafter and its objective.
+"""
 
 
-def _plan(options: argparse.Namespace) -> TrainingPlan:
+def _draft_ids(
+    options: argparse.Namespace, target: PreTrainedModel, documents: list[np.ndarray]
+) -> Tensor | None:
+    """The ids that the head can propose; those of the first process, as another device's rounding
+    may order them otherwise.
+    """
+    if options.draft_vocab_size is None:
+        return None
+    device = PartialState().device
+    ids = frequent_ids(target.to(device).eval(), documents, options.draft_vocab_size)
+    return broadcast(ids.to(device)).cpu()
+
+
+def _row_lengths(
+    options: argparse.Namespace, target: PreTrainedModel
+) -> tuple[tuple[float, int], ...]:
+    """Tokens per row over the run, as in `TrainingPlan.lengths`."""
+    if options.length is not None:
+        return ((1.0, options.length),)
+    theirs = getattr(target.config.get_text_config(), "max_position_embeddings", None)
+    processes = PartialState().num_processes
+    room = options.tokens_per_step // (options.accumulation * processes)
+    longest = max(1, min(theirs or LONGEST_ROWS, LONGEST_ROWS, room))
+    if longest < 1024:
+        return ((1.0, longest),)
+    return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
+
+
+def _plan(options: argparse.Namespace, *lengths: tuple[float, int]) -> TrainingPlan:
     has_length = options.steps is not None or options.minutes is not None
     return TrainingPlan(
         steps=options.steps if has_length else DEFAULT_STEPS,
         minutes=options.minutes,
         tokens_per_step=options.tokens_per_step,
-        lengths=((1.0, options.length),),
+        lengths=lengths,
         accumulation=options.accumulation,
         lr_matrices=options.lr,
         lr_others=0.4 * options.lr,

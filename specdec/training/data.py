@@ -103,17 +103,19 @@ def encode_texts(
     return documents
 
 
-def hold_out(documents: list[np.ndarray], num_prompts: int) -> tuple[list[np.ndarray], Tensor]:
-    """Takes prompts from the end of the data, at most every fourth document; if there are too few
-    documents for that, they are cut into pieces first.
+def hold_out(
+    documents: list[np.ndarray], num_prompts: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Keeps documents from the end of the data for evaluation, at most every fourth; if there are
+    too few documents for that, they are cut into pieces first.
 
     Args:
         documents: ids of each.
-        num_prompts: how many prompts are wanted; there may be fewer.
+        num_prompts: how many are to be kept; there may be fewer.
 
     Returns:
-        The documents, or pieces of them, to train on; and prompts `[num_prompts, 64]`, the starts
-        of those that are kept from training.
+        The documents, or pieces of them, to train on; and those that are kept from training, each
+        of at least 64 tokens.
 
     Raises:
         ValueError: a negative number of prompts.
@@ -127,10 +129,15 @@ def hold_out(documents: list[np.ndarray], num_prompts: int) -> tuple[list[np.nda
         ]
     long = [index for index, ids in enumerate(documents) if len(ids) >= PROMPT_TOKENS]
     held_out = long[max(len(long) - num_prompts, (3 * len(long) + 3) // 4) :]
-    prompts = np.array([documents[index][:PROMPT_TOKENS] for index in held_out], dtype=np.int64)
     kept = set(held_out)
     rest = [ids for index, ids in enumerate(documents) if index not in kept]
-    return rest, torch.from_numpy(prompts.reshape(-1, PROMPT_TOKENS))
+    return rest, [documents[index] for index in held_out]
+
+
+def prompts_of(documents: list[np.ndarray]) -> Tensor:
+    """The starts of documents of at least 64 tokens, ids `[num_documents, 64]`."""
+    starts = np.array([ids[:PROMPT_TOKENS] for ids in documents], dtype=np.int64)
+    return torch.from_numpy(starts.reshape(-1, PROMPT_TOKENS))
 
 
 class PackedStream:

@@ -5,7 +5,7 @@ Row t of a head's input holds (embedding of token t + 1, feature of position t) 
 t + 2, as in inference.
 
 Legend: B rows, T tokens, R positions of a row that are trained, F width of all features together, M
-unrolled steps, V vocabulary, Vd ids of the head, D width of an attention head.
+unrolled steps, H width of the head, V vocabulary, Vd ids of the head, D width of an attention head.
 """
 
 from __future__ import annotations
@@ -22,15 +22,19 @@ from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
 from specdec.heads.rotary import RotaryAngles
-from specdec.training.heads import layer_like, untrained, usual_boundaries
-from specdec.training.losses import soft_cross_entropy, target_probs
+from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
+from specdec.training.losses import soft_cross_entropy_of
 from specdec.training.teacher import Teacher
 
 HeadKind = Literal["eagle1", "eagle3"]
 
 
 def eagle_config(
-    target: PreTrainedModel, kind: HeadKind, *, mlp_width: int | None = None
+    target: PreTrainedModel,
+    kind: HeadKind,
+    *,
+    mlp_width: int | None = None,
+    draft_vocab_size: int | None = None,
 ) -> EagleConfig:
     """The usual one-layer head for a target: its width and its attention heads.
 
@@ -38,9 +42,11 @@ def eagle_config(
         target: an HF causal LM.
         kind: `"eagle1"`, or `"eagle3"` with the usual features.
         mlp_width: of the head's MLP; `None` is the target's own.
+        draft_vocab_size: ids that an EAGLE-3 head can propose; `None` for all of the target's.
 
     Raises:
-        ValueError: another kind, or a target of too few layers for EAGLE-3.
+        ValueError: another kind, a target of too few layers for EAGLE-3, or fewer ids for EAGLE-1,
+            which uses the target's vocabulary head.
 
     Example:
         >>> from specdec import zoo
@@ -55,11 +61,16 @@ def eagle_config(
             "an EAGLE-3 head reads three hidden states and the target has "
             f"{theirs.num_hidden_layers} layers; train 'eagle1'"
         )
+    if is_first and draft_vocab_size not in (None, theirs.vocab_size):
+        raise ValueError(
+            "an EAGLE-1 head uses the target's vocabulary head and proposes all of its ids; train "
+            "'eagle3' for a smaller draft vocabulary"
+        )
     return EagleConfig(
         fusion="input" if is_first else "attention",
         layer=layer_like(target, mlp_width=mlp_width),
         vocab_size=theirs.vocab_size,
-        draft_vocab_size=theirs.vocab_size,
+        draft_vocab_size=draft_vocab_size or theirs.vocab_size,
         feature_layers=("final",) if is_first else usual_boundaries(target),
         target_hidden_size=theirs.hidden_size,
         fc_bias=is_first,
@@ -69,21 +80,34 @@ def eagle_config(
 
 
 def new_head(
-    target: PreTrainedModel, kind: HeadKind, *, mlp_width: int | None = None, seed: int = 0
+    target: PreTrainedModel,
+    kind: HeadKind,
+    *,
+    mlp_width: int | None = None,
+    target_ids: Tensor | None = None,
+    seed: int = 0,
 ) -> EagleHead:
     """An untrained head in float32, on the CPU, whose vocabulary head starts as the target's.
 
-    Args and Raises: as `eagle_config`; `seed` is that of the weights.
+    Args:
+        target, kind, mlp_width: as for `eagle_config`.
+        target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
+            `None` for all.
+        seed: of the weights.
+
+    Raises:
+        ValueError: as `eagle_config`, and ids that cannot be right.
 
     Example:
         >>> from specdec import zoo
         >>> target = zoo.load_target()
         >>> drafter = EagleDrafter(new_head(target, "eagle1"), target)
     """
-    config = eagle_config(target, kind, mlp_width=mlp_width)
-    head = untrained(lambda: EagleHead(config), seed=seed)
+    count = None if target_ids is None else len(target_ids)
+    config = eagle_config(target, kind, mlp_width=mlp_width, draft_vocab_size=count)
+    head = untrained(lambda: EagleHead(config, target_ids), seed=seed)
     if config.has_lm_head:
-        head.lm_head.weight.data.copy_(target.get_output_embeddings().weight)
+        copy_lm_head(head.lm_head, target, target_ids)
     return head
 
 
@@ -141,27 +165,26 @@ class TrainingTimeTest(nn.Module):
                 f"rows of {ids.shape[1] - 1} tokens are too short for {self.num_steps} unrolled "
                 "steps; make them longer or unroll less"
             )
-        teacher, features = self._teacher(ids)
-        probs = target_probs(teacher, self.drafter.head.target_ids)
+        drafter = self.drafter
+        labels, features = self._teacher.labels(ids, drafter.head.target_ids)
         total, total_weight = 0.0, 0.0
-        for m, logits in enumerate(self.unroll(ids, features)):
-            weight = self.step_weight**m
-            labels = probs[:, 1 + m : 1 + m + logits.shape[1]]
-            total = total + weight * soft_cross_entropy(logits, labels)
+        for m, out in enumerate(self.unroll(ids, features)):
+            weight, due = self.step_weight**m, labels.at(1 + m, out.shape[1])
+            total = total + weight * soft_cross_entropy_of(out, drafter.logits, due)
             total_weight += weight
         return total / total_weight
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
-        """What every step predicts at every position.
+        """The head's output of every step at every position.
 
         Args:
             ids: `[B, T + 1]`.
             features: `[B, T + 1, F]`, the target's.
 
         Returns:
-            M times logits `[B, R, Vd]`, R = T + 1 - M. Step m at position t predicts token
-            t + m + 2, having read the text up to token t + m + 1 and the target's features up to
-            position t.
+            M times outputs `[B, R, H]`, R = T + 1 - M, for `drafter.logits`. Step m at position t
+            predicts token t + m + 2, having read the text up to token t + m + 1 and the target's
+            features up to position t.
         """
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
@@ -171,7 +194,7 @@ class TrainingTimeTest(nn.Module):
         for m in range(self.num_steps):
             beside = embeds[:, 1 + m : 1 + m + count]
             out = head(beside, hidden, angles[:, :, m : m + count], attention)
-            steps.append(drafter.logits(out))
+            steps.append(out)
             hidden = head.feedback(out)
         return steps
 
@@ -223,7 +246,7 @@ class FeatureAndToken(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss over ids `[B, T + 1]`."""
         head = self.drafter.head
-        teacher, features = self._teacher(ids)
+        labels, features = self._teacher.labels(ids, head.target_ids)
         read = features[:, :-1]
         if self.training and self.noise:
             read = read + self.noise * (2 * torch.rand_like(read) - 1)
@@ -231,10 +254,9 @@ class FeatureAndToken(nn.Module):
         embeds = self.drafter.embed(ids[:, 1:])
         out = head(embeds, head.fuse(read), angles, attend_causally)
         feature_loss = F.smooth_l1_loss(head.feedback(out).float(), features[:, 1:].float())
-        probs = target_probs(teacher[:, 1:], head.target_ids)
-        return feature_loss + self.token_weight * soft_cross_entropy(
-            self.drafter.logits(out), probs
-        )
+        due = labels.at(1, out.shape[1])
+        token_loss = soft_cross_entropy_of(out, self.drafter.logits, due)
+        return feature_loss + self.token_weight * token_loss
 
 
 class UnrolledAttention:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.heads.config import LayerConfig
@@ -70,3 +71,65 @@ def untrained(make: Callable[[], Head], *, seed: int) -> Head:
                 if module.bias is not None:
                     module.bias.zero_()
     return head
+
+
+def copy_lm_head(
+    lm_head: nn.Linear, target: PreTrainedModel, target_ids: Tensor | None = None
+) -> None:
+    """Starts a vocabulary head as the target's, at the ids `[Vd]` that it can propose."""
+    theirs = target.get_output_embeddings().weight.data
+    chosen = theirs if target_ids is None else theirs[target_ids.to(theirs.device)]
+    lm_head.weight.data.copy_(chosen)
+
+
+@torch.no_grad()
+def frequent_ids(
+    target: PreTrainedModel,
+    documents: Sequence[np.ndarray],
+    count: int,
+    *,
+    num_tokens: int = 2**17,
+    row_tokens: int = 512,
+) -> Tensor:
+    """The ids that a head of a smaller vocabulary should be able to propose.
+
+    Half of an id's score is its frequency in the data. The other half is its frequency in the
+    target's own text, as expected over contexts of the data: the mean of the target's next-token
+    probabilities. End-of-sequence ids always take part.
+
+    Args:
+        target: where it is to run.
+        documents: ids of each.
+        count: Vd.
+        num_tokens: of the data that the target reads.
+        row_tokens: of each row that it reads.
+
+    Returns:
+        `[Vd]` int64, ascending, on the CPU.
+
+    Raises:
+        ValueError: more ids than the target has, or none.
+
+    Example:
+        >>> from specdec import zoo
+        >>> frequent_ids(zoo.load_target(), [np.arange(50, 90)], 100).shape
+        torch.Size([100])
+    """
+    config = target.config.get_text_config()
+    if not 1 <= count <= config.vocab_size:
+        raise ValueError(
+            f"a draft vocabulary must have 1 to {config.vocab_size} ids, those of the target, got "
+            f"{count}"
+        )
+    stream = torch.from_numpy(np.concatenate(list(documents)).astype(np.int64))
+    of_data = stream.bincount(minlength=config.vocab_size).double()
+    rows = stream[: num_tokens // row_tokens * row_tokens].split(row_tokens)
+    of_target = torch.zeros_like(of_data)
+    for row in rows:
+        logits = target(input_ids=row[None].to(target.device), use_cache=False).logits[0]
+        of_target += logits.float().softmax(dim=-1).sum(dim=0).double().cpu()
+    scores = of_data / of_data.sum() + of_target / of_target.sum()
+    ends = config.eos_token_id
+    if ends is not None:
+        scores[torch.tensor(ends)] = torch.inf
+    return scores.argsort(descending=True, stable=True)[:count].sort().values

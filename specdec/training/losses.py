@@ -3,16 +3,20 @@
 An objective is a module that maps ids `[B, T + 1]` to a mean loss; its trainable parameters are
 what `train` trains. A target is run on the fly by a `Teacher`, outside the objective's parameters.
 
-Legend: B rows of a batch, T tokens of a row, V vocabulary, Vd ids that a head can propose.
+Legend: B rows of a batch, T tokens of a row, H width of a head, V vocabulary, Vd ids that a head
+can propose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from specdec.training.teacher import Teacher
+from specdec.training.teacher import SoftLabels, Teacher
 
 
 class NextToken(nn.Module):
@@ -63,26 +67,55 @@ class Distillation(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per token of ids `[B, T + 1]`."""
-        teacher, _ = self._teacher(ids[:, :-1])
+        labels, _ = self._teacher.labels(ids[:, :-1])
         student = self.model(input_ids=ids[:, :-1], use_cache=False).logits
-        return soft_cross_entropy(student, target_probs(teacher))
-
-
-def target_probs(logits: Tensor, target_ids: Tensor | None = None) -> Tensor:
-    """The target's distribution at the ids that a head can propose.
-
-    Args:
-        logits: `[B, T, V]`, the target's.
-        target_ids: `[Vd]`; `None` for all ids.
-
-    Returns:
-        `[B, T, Vd]` float32. The sum is below 1 where the head's ids lack probability mass, which
-        gives that position a smaller weight in `soft_cross_entropy`.
-    """
-    probs = logits.float().softmax(dim=-1)
-    return probs if target_ids is None else probs[..., target_ids]
+        return soft_cross_entropy(student, labels.probs())
 
 
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
-    """Mean over positions of `-sum_v probs_v log softmax(logits)_v`, both `[B, T, Vd]`."""
+    """Mean over positions of `-sum_v probs_v log softmax(logits)_v`, both `[..., Vd]`."""
     return -(probs * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+CHUNK_ELEMENTS = 2**26
+"""Logits that `soft_cross_entropy_of` holds at once: 256 MB in float32."""
+
+
+def soft_cross_entropy_of(
+    out: Tensor,
+    to_logits: Callable[[Tensor], Tensor],
+    labels: SoftLabels,
+    *,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> Tensor:
+    """`soft_cross_entropy` of logits that are never there all at once: each chunk of positions is
+    computed, reduced and dropped, and computed again in the backward pass.
+
+    Logits and probabilities of a large vocabulary are most of the memory of a training step.
+
+    Args:
+        out: `[B, T, H]`, the head's outputs.
+        to_logits: `[n, H]` to `[n, Vd]`, the head's vocabulary part.
+        labels: of the same positions.
+        chunk_elements: logits held at once.
+
+    Example:
+        >>> import torch
+        >>> head, out = nn.Linear(4, 7), torch.randn(2, 5, 4)
+        >>> labels = SoftLabels.of(torch.randn(2, 5, 7))
+        >>> whole = soft_cross_entropy(head(out), labels.probs())
+        >>> torch.allclose(soft_cross_entropy_of(out, head, labels, chunk_elements=21), whole)
+        True
+    """
+
+    def loss_of(rows: Tensor, logits: Tensor, log_sums: Tensor) -> Tensor:
+        probs = SoftLabels(logits, log_sums).probs()
+        return soft_cross_entropy(to_logits(rows), probs) * len(rows)
+
+    tensors = out.flatten(0, 1), labels.logits.flatten(0, 1), labels.log_sums.flatten(0, 1)
+    num_rows = len(tensors[0])
+    chunk = max(1, chunk_elements // labels.logits.shape[-1])
+    if num_rows <= chunk:  # small enough to be kept for the backward pass
+        return loss_of(*tensors) / num_rows
+    chunks = zip(*(tensor.split(chunk) for tensor in tensors), strict=True)
+    return sum(checkpoint(loss_of, *each, use_reentrant=False) for each in chunks) / num_rows

@@ -1,12 +1,48 @@
-"""`Teacher`: the frozen target that objectives compare with."""
+"""`Teacher`: the frozen target that objectives compare with, and `SoftLabels`, what it predicts.
+
+Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.target.features import FeatureLayer, PlainFeatures
+
+
+class SoftLabels(NamedTuple):
+    """The target's distributions at the ids that a head can propose, a quarter of the size that
+    float32 probabilities of the whole vocabulary have: logits as the target computed them, and the
+    one number per position that makes probabilities of them.
+
+    Args:
+        logits: `[B, T, Vd]`, in the target's data type.
+        log_sums: `[B, T, 1]` float32, over the whole vocabulary.
+    """
+
+    logits: Tensor
+    log_sums: Tensor
+
+    @classmethod
+    def of(cls, logits: Tensor, target_ids: Tensor | None = None) -> SoftLabels:
+        """Those of the target's logits `[B, T, V]`, at ids `[Vd]`; `None` for all ids."""
+        # Row by row: a float32 copy of all logits would be the largest tensor of a training step.
+        log_sums = [row.float().logsumexp(dim=-1, keepdim=True) for row in logits]
+        return cls(logits if target_ids is None else logits[..., target_ids], torch.stack(log_sums))
+
+    def at(self, start: int, count: int) -> SoftLabels:
+        """Those of `count` positions from `start` on."""
+        return SoftLabels(*(tensor.narrow(1, start, count) for tensor in self))
+
+    def probs(self) -> Tensor:
+        """`[..., Vd]` float32. The sum is below 1 where the head's ids lack probability mass, which
+        gives that position a smaller weight in a cross-entropy.
+        """
+        return (self.logits.float() - self.log_sums).exp()
 
 
 class Teacher:
@@ -24,6 +60,13 @@ class Teacher:
         self.feature_layers = feature_layers
         num_layers = target.config.get_text_config().num_hidden_layers
         self._plain = PlainFeatures(target, num_layers, feature_layers)
+
+    def labels(
+        self, ids: Tensor, target_ids: Tensor | None = None
+    ) -> tuple[SoftLabels, Tensor | None]:
+        """What the target predicts after ids `[B, T]`, at ids `[Vd]`, and features `[B, T, F]`."""
+        logits, features = self(ids)
+        return SoftLabels.of(logits, target_ids), features
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()

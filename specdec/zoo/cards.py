@@ -23,6 +23,7 @@ from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec import zoo
+from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.plan import TrainingPlan, TrainingProgress
@@ -187,7 +188,10 @@ def measure_acceptance(name: str) -> dict:
             "joint_rates": [round(rate, 3) for rate in stats.joint_rates],
             "num_steps": sum(stats.steps),
         }
-    measured["by tokens of context"] = acceptance_by_context(generator, tokenizer)
+    by_context = acceptance_by_context(generator, _heldout_stream(tokenizer), CONTEXTS)
+    measured["acceptance_length by tokens of context, temperature 0"] = {
+        str(context): round(length, 3) for context, length in by_context.items()
+    }
     conditions = {
         "num_draft_tokens": NUM_DRAFT_TOKENS,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
@@ -195,29 +199,6 @@ def measure_acceptance(name: str) -> dict:
         "command": "python -m specdec.zoo.recipe measure",
     }
     return {**measured, "conditions": conditions}
-
-
-def acceptance_by_context(
-    generator: SpeculativeGenerator, tokenizer: PreTrainedTokenizerFast, *, new_tokens: int = 64
-) -> dict[str, float]:
-    """Measure the acceptance length of greedy text after more and more of the same context.
-
-    Args:
-        generator: Target and drafter.
-        tokenizer: Theirs.
-        new_tokens: After each context.
-
-    Returns:
-        Acceptance length by tokens of context, over `NUM_PROMPTS` points of the held-out modules.
-    """
-    stream, longest = _heldout_stream(tokenizer), max(CONTEXTS)
-    ends = torch.linspace(longest, len(stream), NUM_PROMPTS).long()
-    lengths = {}
-    for context in CONTEXTS:
-        prompts = torch.stack([stream[end - context : end] for end in ends])
-        stats = evaluate(generator, prompts, max_new_tokens=new_tokens).stats
-        lengths[str(context)] = round(stats.acceptance_length, 3)
-    return lengths
 
 
 def write_acceptance(name: str, weights_dir: Path) -> None:

@@ -21,7 +21,7 @@ from specdec import SpeculativeGenerator, zoo
 from specdec.cli.train import main
 from specdec.drafters import EagleDrafter
 from specdec.evaluation import evaluate
-from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out
+from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
 from specdec.zoo import corpus
 
 TEXT = "".join(f"def function_{i}(x):\n    return x + {i % 7}\n\n\n" for i in range(150))
@@ -77,7 +77,8 @@ def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
     assert {f"drafter.head.{key}" for key in drafter.head.state_dict()} == set(trained)
     for key, weight in drafter.head.state_dict().items():
         assert weight.equal(trained[f"drafter.head.{key}"])
-    _, prompts = hold_out(encode_texts([TEXT], zoo.load_tokenizer()), 2)
+    _, held_out = hold_out(encode_texts([TEXT], zoo.load_tokenizer()), 2)
+    prompts = prompts_of(held_out)
     generator = SpeculativeGenerator(model, drafter)
     (evaluation,) = saved_progress(output)["evaluations"]
     assert evaluation == {"step": 2} | {
@@ -86,6 +87,40 @@ def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
         ).stats.acceptance_length
         for t in (0, 1)
     }
+
+
+def test_a_head_of_fewer_ids_is_trained_saved_and_loaded_in_both_layouts(target, text, tmp_path):
+    arguments = ["eagle3", "--target", str(target), "--data", str(text), *SMALL]
+    output = tmp_path / "head"
+    assert main([*arguments, "--output", str(output), "--draft-vocab-size", "300"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    drafter = EagleDrafter.from_pretrained(output, model, 3)
+    ids = drafter.head.target_ids
+    assert drafter.config.draft_vocab_size == len(ids) == 300
+    seen = np.unique(np.concatenate(encode_texts([TEXT], zoo.load_tokenizer())))
+    assert set(seen.tolist()) <= set(ids.tolist())
+    assert load_file(output / "model.safetensors")["t2d"].nonzero()[:, 0].equal(ids)
+    drafter.save_pretrained(tmp_path / "other", layout="speculators")
+    loaded = EagleDrafter.from_pretrained(tmp_path / "other", model)
+    assert loaded.head.target_ids.equal(ids)
+    for key, weight in drafter.head.state_dict().items():
+        assert loaded.head.state_dict()[key].equal(weight), key
+    prompt = torch.tensor([[5, 6, 7, 8]])
+    options = {"max_new_tokens": 12, "do_sample": False}
+    expected = model.generate(prompt, **options)
+    assert (
+        SpeculativeGenerator(model, drafter).generate(prompt, **options).sequences.equal(expected)
+    )
+
+
+def test_rows_end_as_long_as_the_target_has_positions_unless_said_otherwise(target, text, tmp_path):
+    usual = ["eagle3", "--target", str(target), "--data", str(text), "--mlp-width", "24"]
+    usual += ["--precision", "no", "--evaluation-prompts", "2", "--tokens-per-step", "512"]
+    assert main([*usual, "--output", str(tmp_path), "--steps", "1"]) == 0
+    (evaluation,) = saved_progress(tmp_path)["evaluations"]
+    lengths = [f"after {count} tokens" for count in (128, 256 - 4 - 64)]  # 256 positions, K = 4
+    assert [key for key in evaluation if key.startswith("after")] == lengths
+    assert saved_progress(tmp_path)["num_tokens"] == 512
 
 
 def test_the_module_runs_the_command():
@@ -131,6 +166,7 @@ MISTAKES = {
     "no steps": (["--steps", "0"], "steps must be positive, got 0"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
+    "no ids": (["--draft-vocab-size", "0"], "must have 1 to 2048 ids, those of the target, got 0"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
     "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be at least 1"),
     "negative prompts": (["--evaluation-prompts", "-1"], "must be >= 0, got -1"),
@@ -200,7 +236,9 @@ def test_a_checkpoint_of_another_head_is_told_in_one_line(target, text, tmp_path
 def test_prompts_are_held_out_from_the_end_and_nothing_is_lost(lengths, num_prompts):
     ends = np.cumsum([0, *lengths])
     documents = [np.arange(a, b) for a, b in pairwise(ends)]
-    rest, prompts = hold_out(documents, num_prompts)
+    rest, held_out = hold_out(documents, num_prompts)
+    prompts = prompts_of(held_out)
+    assert len(prompts) == len(held_out)
     assert prompts.shape[0] <= num_prompts
     assert prompts.shape[1] == PROMPT_TOKENS
     trained_on = [token for ids in rest for token in ids.tolist()]

@@ -1,5 +1,6 @@
 """The heads that training starts from: they fit any target, learn from it, and can be saved."""
 
+import numpy as np
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -7,6 +8,7 @@ from eagle_heads import head_for
 
 from specdec.drafters import EagleDrafter
 from specdec.training import FeatureAndToken, TrainingTimeTest, eagle_config, new_head
+from specdec.training.heads import frequent_ids
 
 FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "gpt2", "opt", "falcon_gqa", "gptj", "mpt"]
 IDS = torch.randint(1, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -83,3 +85,29 @@ def test_bfloat16_products_change_loss_and_gradients_a_little(flags):
     assert losses[1].dtype == torch.float32
     assert 0 < abs(losses[1] - losses[0]) < 0.01 * losses[0]
     assert torch.cosine_similarity(*gradients, dim=0) > 0.99
+
+
+def test_frequent_ids_are_those_of_the_data_and_of_the_targets_own_text():
+    """Ids that only the data holds, and ids that only the target would write, both take part."""
+    model = build("llama")
+    model.config.eos_token_id = 7
+    documents = [np.array([3, 3, 3, 4, 4, 5] * 20)]
+    logits = model(input_ids=torch.from_numpy(documents[0])[None]).logits[0]
+    own = logits.softmax(dim=-1).mean(dim=0).argsort(descending=True)
+    chosen = frequent_ids(model, documents, 8).tolist()
+    assert chosen == sorted(chosen)
+    assert {3, 4, 5, 7} <= set(chosen)
+    assert set(chosen) - {3, 4, 5, 7} <= set(own[:8].tolist())
+    assert frequent_ids(model, documents, VOCAB).tolist() == list(range(VOCAB))
+    for count in (0, VOCAB + 1):
+        with pytest.raises(ValueError, match=f"must have 1 to {VOCAB} ids, .* got {count}"):
+            frequent_ids(model, documents, count)
+
+
+def test_a_head_of_fewer_ids_starts_as_the_targets_rows_of_them():
+    model, ids = build("llama"), torch.tensor([2, 5, 11])
+    head = new_head(model, "eagle3", target_ids=ids)
+    assert head.lm_head.weight.equal(model.lm_head.weight[ids])
+    assert head.target_ids.equal(ids)
+    with pytest.raises(ValueError, match="uses the target's vocabulary head"):
+        new_head(model, "eagle1", target_ids=ids)

@@ -46,6 +46,12 @@ def random_ids(seed, rows, length):
     return torch.randint(VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+def unrolled(drafter, num_steps, ids, features):
+    """Logits `[M, B, R, Vd]` of the objective's steps."""
+    outs = TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features)
+    return torch.stack([drafter.logits(out) for out in outs])
+
+
 def recomputed(drafter, ids, features, place, num_steps, positions=None):
     """Logits `[M, Vd]` and feedback `[M, H]` of a draft behind a place of one row's text."""
     behind = [*ids[place + 2 :].tolist(), 0][:num_steps]  # nobody reads the last one
@@ -62,7 +68,7 @@ def recomputed(drafter, ids, features, place, num_steps, positions=None):
 def test_a_step_at_a_place_is_a_draft_behind_that_place(name, seed, num_steps, count, data):
     drafter, ids = drafter_of(name, seed=seed), random_ids(seed, 2, num_steps + count)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
-    steps = torch.stack(TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features))
+    steps = unrolled(drafter, num_steps, ids, features)
     assert steps.shape == (num_steps, 2, count, drafter.config.draft_vocab_size)
     row, place = data.draw(st.integers(0, 1)), data.draw(st.integers(0, count - 1))
     expected, _ = recomputed(drafter, ids[row], features[row], place, num_steps)
@@ -85,7 +91,7 @@ def test_a_token_feature_or_position_that_is_one_off_is_noticed(name, shift):
     """The comparison above has no blind spot: place 4, four steps."""
     drafter, ids = drafter_of(name), random_ids(3, 1, 12)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
-    steps = torch.stack(TrainingTimeTest(drafter, MODEL, 4).unroll(ids, features))[:, 0, 4]
+    steps = unrolled(drafter, 4, ids, features)[:, 0, 4]
     wrong_ids, wrong_features, positions = SHIFTS[shift](ids[0], features[0])
     right, _ = recomputed(drafter, ids[0], features[0], 4, 4)
     wrong, _ = recomputed(drafter, wrong_ids, wrong_features, 4, 4, positions)
@@ -108,8 +114,7 @@ def test_the_steps_behind_a_text_have_the_laws_that_the_drafter_draws_from(name)
     draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
     ids = torch.cat([prompts, draft.tokens], dim=1)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
-    steps = TrainingTimeTest(drafter, MODEL, num_steps).unroll(ids, features)
-    laws = torch.stack([s[:, length - 2] for s in steps], dim=1)
+    laws = unrolled(drafter, num_steps, ids, features)[:, :, length - 2].transpose(0, 1)
     laws = drafter.head.over_target_ids(laws).softmax(dim=-1)  # [B, K, V]
     torch.testing.assert_close(draft.probs.double(), laws, rtol=0, atol=1e-5)
 
