@@ -20,7 +20,7 @@ from specdec.target.features import FeatureLayer
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """Sizes and flags of a head. Nothing in it depends on who trained it: loaders translate.
+    """Sizes and flags of a head. No field depends on the training library; loaders convert.
 
     Args:
         fusion: `"input"`: embedding and feature go through `fc` together, before the first layer

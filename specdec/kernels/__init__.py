@@ -164,7 +164,7 @@ def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -
 
 
 def _has_kernel(logits: Tensor) -> bool:
-    """On a GPU. float64, the precision of oracles, and gradients keep to the definition."""
+    """On a GPU; float64 logits, as oracles have, and logits with gradients use the definition."""
     return logits.is_cuda and logits.dtype != torch.float64 and not logits.requires_grad
 
 

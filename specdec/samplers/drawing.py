@@ -1,7 +1,7 @@
 """How the tokens of a draft are drawn from a drafter's logits.
 
-The rule belongs to the sampler, since the two must fit: most samplers want independent draws and
-their probabilities; coupled sampling wants the drafter to race with the target's own noise.
+The rule belongs to the sampler, since the two must fit. Most samplers need independent draws and
+their probabilities. In coupled sampling drafter and target draw by a race with the same noise.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Mistaken(Sampler):
         super().__init__()
         self.mistake = mistake
 
-    def decide(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
         """A verdict, maybe of the wrong law."""
         p = warp(target_logits)
         rows, width = draft.tokens.shape
@@ -153,7 +153,7 @@ class MistakenRace(CouplingSampler):
         super().__init__()
         self.mistake = mistake
 
-    def decide(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
         """A verdict, maybe with the wrong tokens."""
         logits = target_logits
         if self.mistake == "races over the square of the law":
