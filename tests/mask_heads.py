@@ -92,14 +92,16 @@ def head_for(model: PreTrainedModel, name: str, *, seed: int = 0, **flags) -> Ma
 @torch.no_grad()
 def informed(model: PreTrainedModel, head: MaskTokenHead, num_draft_tokens: int) -> MaskTokenHead:
     """The same random head with a vocabulary head fitted (ridge regression) to the target's logits
-    over random texts, for all draft tokens alike: right often enough, and wrong often enough.
+    in its own greedy texts, for all draft tokens alike: right often enough, and wrong often enough.
     """
     from mask_reference import draft_rows
 
     config, text = head.config, model.config.get_text_config()
     assert config.has_lm_head
     generator = torch.Generator().manual_seed(5)
-    ids = torch.randint(1, text.vocab_size, (160, 12 + num_draft_tokens), generator=generator)
+    prompts = torch.randint(1, text.vocab_size, (240, 5), generator=generator)
+    texts = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    ids = model.generate(prompts, attention_mask=torch.ones_like(prompts), **texts)
     exact = {name: tensor.double() for name, tensor in head.state_dict().items()}
     tables = [model.get_input_embeddings().weight.double()] * 2
     features, logits = None, model(input_ids=ids).logits
@@ -107,7 +109,7 @@ def informed(model: PreTrainedModel, head: MaskTokenHead, num_draft_tokens: int)
         features = features_and_logits(model, ids, config.feature_layers)[0].double()
     xs, ys = [], []
     for b in range(len(ids)):
-        known = 9 + b % 3  # tokens, the last of them not read by the target
+        known = 6 + b % 11  # tokens, the last of them not read by the target
         row = None if features is None else features[b, : known - 1]
         rows = draft_rows(config, exact, tables, ids[b, :known].tolist(), row, num_draft_tokens)
         xs.append(rows)
