@@ -195,7 +195,7 @@ class MaskRollouts(nn.Module):
         Args:
             ids: `[B, T + 1]`.
             features: `[B, T + 1, F]`, the target's.
-            anchors: `[B, A]` int64, positions in 0..T - M.
+            anchors: `[B, A]` int64, positions in 0..T - 1.
 
         Returns:
             Logits `[B, T, Vd]` of the text's rows, where row t predicts token t + 2; then for each
@@ -210,7 +210,7 @@ class MaskRollouts(nn.Module):
         hidden = head.hidden_states(features[:, :-1], num_masks)
         depth = torch.arange(1, depths + 1, device=ids.device)
         positions = rearrange(anchors[..., None] + depth, "b a m -> b (a m)")
-        table = self._angles(ids.shape[1], dtype=head.dtype, device=head.device)[0, 0]
+        table = self._angles(count + depths, dtype=head.dtype, device=head.device)[0, 0]
         angles = torch.cat(
             [table[None, :count].expand(len(ids), -1, -1), F.embedding(positions, table)], dim=1
         )
