@@ -58,6 +58,14 @@ _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _MAX_BLOCK = 1024
+_CONFIDENCE = "an estimate of acceptance, on which no draft token depends"
+_WITHOUT_MEANING = (
+    "parallel_drafting",  # vLLM's switch
+    "sliding_window_non_causal",  # of sliding layers
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+)
+"""Keys that are read and make no difference to a head that is not refused."""
 PARD_MODELS = ("llama", "qwen2", "qwen3")
 """Architectures of language models that are read, by their `model_type`."""
 
@@ -109,9 +117,10 @@ def translate(
     refuse_unsupported(fields, _unsupported(folder, fields, source, tensors))
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
-    if source.producer == "amazon":
-        fields.get("parallel_drafting")  # tells vLLM what the masks tell here
-    return Translation(config, reading.tensors, fields)
+    for key in _WITHOUT_MEANING:
+        fields.get(key)
+    unused = {name: _CONFIDENCE for name in tensors if name.startswith("confidence_head.")}
+    return Translation(config, reading.tensors, fields, unused)
 
 
 def _unsupported(
@@ -131,8 +140,6 @@ def _unsupported(
         has_markov,
         "DSpark's Markov head (markov_rank): logits depend on the token drafted before",
     )
-    has_confidence = any(name.startswith("confidence_head.") for name in names)
-    yield has_confidence, "DSpark's confidence head (confidence_head)"
     is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
     beside = [
         name
