@@ -117,7 +117,8 @@ def _obstacles(config: MaskTokenConfig, layout: Layout) -> Iterator[tuple[bool, 
         yield config.mask_token_id is None, "a mask without an id"
         return
     if layout == "huggingface":
-        yield config.max_positions is None, "a model without max_positions"
+        is_other = config.max_positions != layer.max_position_embeddings
+        yield is_other, "max_positions other than max_position_embeddings"
         yield config.draft_vocab_size < config.vocab_size, "fewer ids than the target has"
         yield config.mask_token_id is None, "a mask without an id"
         is_qwen2 = layer.attention_bias and not layer.attention_output_bias
@@ -194,7 +195,6 @@ def _huggingface(config: MaskTokenConfig, dtype: str) -> dict[str, Any]:
         "architectures": [f"{name}ForCausalLM"],
         "model_type": kind,
         **_model_keys(config, dtype),
-        "max_position_embeddings": config.max_positions,
         "attention_bias": layer.attention_output_bias,
         "tie_word_embeddings": config.ties_embeddings,
         "spd_type": "pard",
