@@ -23,6 +23,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "GenerationResult",
+    "MaskTokenDrafter",
     "ModelDrafter",
     "NoDrafter",
     "PromptLookupDrafter",
@@ -37,8 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "EagleDrafter":  # a family of heads is imported when it is first used
-        from specdec.drafters.eagle import EagleDrafter
+    if name in ("EagleDrafter", "MaskTokenDrafter"):  # families are imported on first use
+        from specdec import drafters
 
-        return EagleDrafter
+        return getattr(drafters, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

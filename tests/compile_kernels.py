@@ -10,7 +10,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams
+from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams, WindowSpec
+from specdec.kernels.mask_window import triton as triton_window
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
@@ -65,6 +66,10 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
+    counts, is_block = torch.zeros(ROWS).long(), is_warped
+    where = {"mask_token": 1, "max_positions": 64, "trash": 64}
+    spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
+    triton_window.expand_window(tokens, counts, counts, spec)
 
 
 if __name__ == "__main__":

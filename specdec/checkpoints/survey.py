@@ -229,6 +229,8 @@ def _share_copies(
     config: Any, tensors: dict[str, Tensor], target_ids: Tensor | None, target: PreTrainedModel
 ) -> Any:
     """Drops from `tensors` what is bit for bit the target's own and can be used by reference."""
+    if getattr(config, "ties_embeddings", False):
+        return config  # its one table is also its vocabulary head
     head = target.get_output_embeddings()
     can_share_head = target_ids is None and isinstance(head, nn.Linear) and head.bias is None
     for name, module in (

@@ -10,6 +10,9 @@ _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
     "EagleDrafter": "specdec.drafters.eagle",
     "EagleHead": "specdec.heads.eagle",
+    "MaskTokenConfig": "specdec.heads.mask_token",
+    "MaskTokenDrafter": "specdec.drafters.mask_token",
+    "MaskTokenHead": "specdec.heads.mask_token",
 }
 """Names of families of heads, imported when they are first used."""
 

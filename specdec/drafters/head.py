@@ -61,7 +61,8 @@ class HeadDrafter(Drafter):
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
-            the most likely tokens, a deterministic proposal.
+            the most likely tokens, a deterministic proposal; `None` is the class's
+            `default_proposal`.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
 
     Raises:
@@ -71,18 +72,22 @@ class HeadDrafter(Drafter):
     family: ClassVar[Family]
     """The checkpoints that `from_pretrained` reads."""
 
+    default_proposal: ClassVar[Kind] = "sample"
+    """The proposal where a caller names none."""
+
     def __init__(
         self,
         head: nn.Module,
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind = "sample",
+        proposal: Kind | None = None,
         draft_temperature: float | None = None,
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        self.proposal = Proposal(proposal, draft_temperature)
+        kind = self.default_proposal if proposal is None else proposal
+        self.proposal = Proposal(kind, draft_temperature)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))
@@ -94,7 +99,7 @@ class HeadDrafter(Drafter):
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind = "sample",
+        proposal: Kind | None = None,
         draft_temperature: float | None = None,
         **options: Any,
     ) -> Self:
@@ -160,9 +165,13 @@ class HeadDrafter(Drafter):
         Raises:
             ValueError: the context has no features.
         """
-        if context.features is None:
+        self.check_features(context)
+        return read_context(context, state.cache, shift=shift)
+
+    def check_features(self, context: Context) -> None:
+        """Raises `ValueError` if the head reads features and the context has none."""
+        if self.feature_layers and context.features is None:
             raise ValueError(
                 f"the head needs the target's features {self.feature_layers}, and the context "
                 "brings none"
             )
-        return read_context(context, state.cache, shift=shift)

@@ -10,7 +10,8 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import truncate
+from specdec.kernels import mask_window, truncate
+from specdec.kernels.mask_window import MaskWindow, WindowSpec
 from specdec.kernels.philox import philox
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
@@ -28,11 +29,14 @@ from specdec.types import Draft, Verdict
 
 __all__ = [
     "Cutoff",
+    "MaskWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
+    "WindowSpec",
     "append_token",
     "draw",
+    "expand_window",
     "find_cutoff",
     "find_faults",
     "first_arrival",
@@ -148,6 +152,22 @@ def verify_blocks(
 
         return triton.verify(draft, logits, params, uniforms, by_block=True)
     return _verdict(draft, logits, *block_rule(draft, _probs(logits, params), uniforms))
+
+
+def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
+    """The rows of one pass of a parallel drafter, `mask_window.reference.expand_window`.
+
+    Args:
+        tokens: `[B, N + 1]` int64, the anchor and the new tokens of a context.
+        start: `[B]` int64, position of the anchor.
+        num_new: `[B]` int64, how many of the N are a row's own.
+        spec: what the window is made of.
+    """
+    if tokens.is_cuda:
+        from specdec.kernels.mask_window import triton
+
+        return triton.expand_window(tokens, start, num_new, spec)
+    return mask_window.expand_window(tokens, start, num_new, spec)
 
 
 def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:

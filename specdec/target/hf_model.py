@@ -22,6 +22,11 @@ from specdec.target.view import private_view, structure
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this.
+"""
+
 
 class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.

@@ -1,12 +1,12 @@
 """Reproduce the zoo's weights: `python -m specdec.zoo.recipe`, or one stage of it by name.
 
 The stages, in order: `tokenizer`; `target`; `text` (the target writes what its drafters train on,
-beside the library's own sources); `draft` and `eagle3`; `measure` (acceptance on held-out text,
-into the drafters' cards). A training stage goes on from its checkpoint in `--work-dir`; a finished
-run there is exported again at once. On one H200 all stages take about a quarter of an hour. The
-target's loss is compiled, which needs a C++ compiler. On a CPU that has other work set
-`OMP_WAIT_POLICY=PASSIVE`: threads that spin while they wait for a starved one have made training
-ten times slower.
+beside the library's own sources); `draft`, `eagle3` and `mask-token`; `measure` (acceptance on
+held-out text, into the drafters' cards). A training stage goes on from its checkpoint in
+`--work-dir`; a finished run there is exported again at once. On one H200 the stages before
+`mask-token` take about a quarter of an hour. The target's loss is compiled, which needs a C++
+compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while they
+wait for a starved one have made training ten times slower.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.drafters.eagle import EagleDrafter
+from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.training import (
     Distillation,
     NextToken,
@@ -32,6 +33,7 @@ from specdec.training import (
     train,
 )
 from specdec.training.eagle import TrainingTimeTest
+from specdec.training.mask_token import MaskRollouts
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
 from specdec.zoo.owntext import continue_windows
 
@@ -60,6 +62,9 @@ OWN_TEXT = (
 )
 """The target's own text: many short rows, and rows that reach its full length."""
 UNROLLED_STEPS = 5
+# Two layers, since one pass must do the work of K.
+MASK_TOKEN_SHAPE = {"num_layers": 2, "mlp_width": 1024}
+NUM_DEPTHS = 8
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
 
@@ -130,6 +135,25 @@ def make_eagle3(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     _write_card(out_dir, "eagle3", "eagle3", head, plan, progress, {}, loss)
 
 
+def make_mask_token(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+    """Train the mask-token head by rollouts of masks; write its weights and card."""
+    tokenizer, device = _tokenizer(out_dir), PartialState().device
+    target = _load_target(out_dir).to(device)
+    head = models.build_mask_token_head(target, **MASK_TOKEN_SHAPE, seed=plan.seed)
+    drafter = MaskTokenDrafter(head.to(device), target)
+    stream = _drafters_stream(tokenizer, work_dir, plan)
+    objective = MaskRollouts(drafter, target, NUM_DEPTHS)
+    progress = train(objective, stream, plan=plan, work_dir=work_dir / "mask_token")
+    target.cpu()
+    head.to("cpu", torch.bfloat16)
+    drafter.save_pretrained(out_dir / "mask_token")
+    loss = (
+        f"rollouts of masks, {NUM_DEPTHS} depths, each weighing {objective.depth_weight} of the "
+        "one before"
+    )
+    _write_card(out_dir, "mask_token", "mask-token", head, plan, progress, {}, loss)
+
+
 def _tokenizer(out_dir: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(out_dir / "target")
 
@@ -182,7 +206,7 @@ def _write_card(
     )
 
 
-STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "measure")
+STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "mask-token", "measure")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -209,7 +233,10 @@ def main(arguments: list[str] | None = None) -> None:
         "text": lambda: make_text(out, work),
         "draft": lambda: make_draft(out, work, replace(DRAFTER_PLAN, **given)),
         "eagle3": lambda: make_eagle3(out, work, replace(DRAFTER_PLAN, **given)),
-        "measure": lambda: [cards.write_acceptance(n, out) for n in ("model", "eagle3")],
+        "mask-token": lambda: make_mask_token(out, work, replace(DRAFTER_PLAN, **given)),
+        "measure": lambda: [
+            cards.write_acceptance(n, out) for n in ("model", "eagle3", "mask-token")
+        ],
     }
     for stage in options.stages or STAGES:
         run[stage]()
