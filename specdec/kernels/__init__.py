@@ -10,7 +10,9 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
+from specdec.kernels import mtp_shift as shift
 from specdec.kernels import truncate
+from specdec.kernels.mtp_shift import PastRows, ShiftedWindow
 from specdec.kernels.philox import philox
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
@@ -24,10 +26,12 @@ from specdec.kernels.verify import (
     point_rule,
     token_rule,
 )
-from specdec.types import Draft, Verdict
+from specdec.types import Context, Draft, Verdict
 
 __all__ = [
     "Cutoff",
+    "PastRows",
+    "ShiftedWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
@@ -40,6 +44,7 @@ __all__ = [
     "race",
     "sample",
     "sample_tokens",
+    "shift_window",
     "token_rule",
     "verify_blocks",
     "verify_points",
@@ -114,6 +119,19 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
 
         return triton.race(logits, params, key, position, stream)
     return race_weights(_probs(logits, params), key, position, stream)
+
+
+def shift_window(
+    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+) -> ShiftedWindow:
+    """The last `width` rows of every text, the newest in the last column: new rows of a context
+    after remembered ones. Args and Raises as `mtp_shift.reference.mtp_shift`.
+    """
+    if context.features is not None and _has_kernel(context.features):
+        from specdec.kernels.mtp_shift import triton
+
+        return triton.mtp_shift(context, past, width, trash=trash, num_later=num_later)
+    return shift.mtp_shift(context, past, width, trash=trash, num_later=num_later)
 
 
 def verify_tokens(
