@@ -10,6 +10,9 @@ _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
     "EagleDrafter": "specdec.drafters.eagle",
     "EagleHead": "specdec.heads.eagle",
+    "MTPConfig": "specdec.heads.mtp",
+    "MTPDrafter": "specdec.drafters.mtp",
+    "MTPHead": "specdec.heads.mtp",
 }
 """Names of families of heads, imported when they are first used."""
 

@@ -1,4 +1,4 @@
-"""The window over which a multi-token prediction head repairs its keys and values. See README.md."""
+"""The window that repairs the depths of a multi-token prediction head. See README.md."""
 
 from specdec.kernels.mtp_shift.reference import PastRows, ShiftedWindow, mtp_shift
 

@@ -9,7 +9,6 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from specdec.kernels.mtp_shift.reference import PastRows, ShiftedWindow, check_widths
 from specdec.kernels.triton_common import Table, table_of
