@@ -23,6 +23,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "GenerationResult",
+    "MTPDrafter",
     "ModelDrafter",
     "NoDrafter",
     "PromptLookupDrafter",
@@ -37,8 +38,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "EagleDrafter":  # a family of heads is imported when it is first used
-        from specdec.drafters.eagle import EagleDrafter
+    if name in ("EagleDrafter", "MTPDrafter"):  # a family of heads is imported when first used
+        from specdec import drafters
 
-        return EagleDrafter
+        return getattr(drafters, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

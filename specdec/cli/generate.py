@@ -16,7 +16,7 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--drafter",
         default="lookup",
-        help="folder or id of a draft model, 'eagle:' and that of an EAGLE head, 'lookup' (prompt "
+        help="folder or id of a draft model, 'eagle:' or 'mtp:' and that of a head, 'lookup' (prompt "
         "lookup, default) or 'none'",
     )
     parser.add_argument("--prompt", required=True)

@@ -46,10 +46,11 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
     from specdec.checkpoints import survey_checkpoint
-    from specdec.drafters import EagleDrafter
+    from specdec.drafters import EagleDrafter, MTPDrafter
     from specdec.inspection import alternatives, describe, table, try_readings
 
-    drafters = {drafter.family: drafter for drafter in (EagleDrafter,)}
+    # Prediction modules first: their tensors lie among a target's, which are too many for others.
+    drafters = {drafter.family: drafter for drafter in (MTPDrafter, EagleDrafter)}
     options = {
         "allow_pickle": arguments.allow_pickle,
         "revision": arguments.revision,

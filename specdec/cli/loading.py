@@ -30,19 +30,18 @@ def load_model(path: str, *, dtype: str, device: str):
 
 
 def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device: str):
-    """`"none"`, `"lookup"`, `"eagle:"` and the path or id of a head for `target`, or the path or id
-    of a draft model.
+    """`"none"`, `"lookup"`, `"eagle:"` or `"mtp:"` and the path or id of a head for `target`, or
+    the path or id of a draft model.
     """
-    from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter
+    from specdec import EagleDrafter, ModelDrafter, MTPDrafter, PromptLookupDrafter
 
     if name == "none":
         return None
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
-    if name.startswith("eagle:"):
-        path = name.removeprefix("eagle:")
-        drafter = EagleDrafter.from_pretrained(path, target, num_draft_tokens)
-        return drafter.to(device)
+    kind, _, path = name.partition(":")
+    if kind in (heads := {"eagle": EagleDrafter, "mtp": MTPDrafter}):
+        return heads[kind].from_pretrained(path, target, num_draft_tokens).to(device)
     return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
 
 

@@ -1,4 +1,5 @@
-"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`.
+"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`; `mtp` trains
+prediction modules, `eagle1` an EAGLE-1 head.
 
 Runs unchanged under `accelerate launch` (on CPUs: `ACCELERATE_USE_CPU=true accelerate launch
 --multi_gpu --num_processes 2 …`; with `--cpu` it starts one process, whatever is asked for).
@@ -28,11 +29,14 @@ from specdec import zoo
 from specdec.cli.loading import load_pretrained, one_line
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
+from specdec.drafters.mtp import MTPDrafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.data import PackedStream, encode_texts, hold_out, read_texts
 from specdec.training.eagle import FeatureAndToken, TrainingTimeTest, new_head
 from specdec.training.loop import train
+from specdec.training.mtp import MultiTokenPrediction
+from specdec.training.mtp import new_head as new_mtp_head
 from specdec.training.plan import TrainingPlan
 from specdec.zoo import corpus, packing
 
@@ -40,7 +44,8 @@ DEFAULT_STEPS = 10_000
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains what the command line says, and saves it in the SafeAILab layout.
+    """Trains what the command line says, and saves it in the SafeAILab layout (`mtp`: in the
+    library's own).
 
     Returns:
         The exit status: 0, or 2 for a mistake that can be named, in one line.
@@ -80,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--lr", type=float, default=5e-3, help="peak rate of hidden matrices; default: 0.005")
     add("--mlp-width", type=int, help="of the head; default: the target's")
     add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
+    add("--depths", type=int, default=3, help="of an MTP head; default: 3")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
     add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
     add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
@@ -125,7 +131,13 @@ def _eagle(options: argparse.Namespace, target: PreTrainedModel) -> tuple[HeadDr
     return drafter, FeatureAndToken(drafter, target)
 
 
-KINDS = {"eagle3": _eagle, "eagle1": _eagle}
+def _mtp(options: argparse.Namespace, target: PreTrainedModel) -> tuple[HeadDrafter, nn.Module]:
+    head = new_mtp_head(target, options.depths, mlp_width=options.mlp_width, seed=options.seed)
+    drafter = MTPDrafter(head, target, max(options.num_draft_tokens, options.depths))
+    return drafter, MultiTokenPrediction(drafter, target)
+
+
+KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mtp": _mtp}
 """What can be trained: (options, target) -> an untrained drafter and its objective."""
 
 

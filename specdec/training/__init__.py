@@ -12,6 +12,7 @@ from specdec.training.plan import TrainingPlan, TrainingProgress
 
 _OF_FAMILIES = {
     "FeatureAndToken": "specdec.training.eagle",
+    "MultiTokenPrediction": "specdec.training.mtp",
     "TrainingTimeTest": "specdec.training.eagle",
     "eagle_config": "specdec.training.eagle",
     "new_head": "specdec.training.eagle",

@@ -29,7 +29,7 @@ from specdec.zoo.packing import encode_files
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 128
-NUM_DRAFT_TOKENS = 4
+NUM_DRAFT_TOKENS = {"model": 4, "eagle3": 4, "mtp": 3}
 
 
 @torch.inference_mode()
@@ -138,7 +138,8 @@ def measure_acceptance(name: str) -> dict:
         them.
     """
     tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
-    drafter = zoo.load_drafter(name, target, num_draft_tokens=NUM_DRAFT_TOKENS)
+    num_draft_tokens = NUM_DRAFT_TOKENS[name]
+    drafter = zoo.load_drafter(name, target, num_draft_tokens=num_draft_tokens)
     generator = SpeculativeGenerator(target, drafter)
     prompts = zoo.heldout_prompts(NUM_PROMPTS)
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
@@ -154,7 +155,7 @@ def measure_acceptance(name: str) -> dict:
             "num_steps": sum(stats.steps),
         }
     conditions = {
-        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "num_draft_tokens": num_draft_tokens,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
         "seeds": f"0..{NUM_PROMPTS - 1}, one per prompt",
         "command": "python -m specdec.zoo.recipe measure",

@@ -9,7 +9,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.heads.eagle import EagleHead
+from specdec.heads.mtp import MTPHead
 from specdec.training.eagle import eagle_config
+from specdec.training.mtp import mtp_config
 
 
 def build_model(
@@ -80,10 +82,38 @@ def build_eagle3_head(target: LlamaForCausalLM, *, mlp_width: int, seed: int) ->
     """
     torch.manual_seed(seed)
     head = EagleHead(eagle_config(target, "eagle3", mlp_width=mlp_width))
+    _initialise_head(head)
+    head.norm.load_state_dict(target.model.norm.state_dict())
+    head.lm_head.load_state_dict(target.lm_head.state_dict())
+    return head
+
+
+def build_mtp_head(
+    target: LlamaForCausalLM, *, num_depths: int, mlp_width: int, seed: int
+) -> MTPHead:
+    """Build an untrained multi-token prediction head that shares the target's vocabulary head.
+
+    The norm of every depth starts as the target's final norm.
+
+    Args:
+        target: The model that it will draft for.
+        num_depths: Prediction modules, one per draft token.
+        mlp_width: Hidden width of each module's MLP.
+        seed: Of the initialisation.
+
+    Returns:
+        A float32 head.
+    """
+    torch.manual_seed(seed)
+    head = MTPHead(mtp_config(target, num_depths, mlp_width=mlp_width))
+    _initialise_head(head)
+    for depth in head.layers:
+        depth.norm.load_state_dict(target.model.norm.state_dict())
+    return head
+
+
+def _initialise_head(head: nn.Module) -> None:
     for name, module in head.named_modules():
         if isinstance(module, nn.Linear):
             is_write = name.endswith(("o_proj", "down_proj"))
             nn.init.normal_(module.weight, std=0.05 / (math.sqrt(2) if is_write else 1))
-    head.norm.load_state_dict(target.model.norm.state_dict())
-    head.lm_head.load_state_dict(target.lm_head.state_dict())
-    return head
