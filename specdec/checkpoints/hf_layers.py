@@ -7,10 +7,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.config_fields import ConfigFields
@@ -22,7 +23,8 @@ MAX_LAYERS = 512
 
 
 def model_of_config(fields: ConfigFields) -> PreTrainedModel:
-    """The HF model of a configuration, on the `meta` device: it has classes and shapes, no weights.
+    """The HF language model of a configuration, without a vocabulary head, on the `meta` device: it
+    has classes and shapes, no weights.
 
     Raises:
         ValueError: no model type that transformers has, too many layers, or values that its classes
@@ -37,12 +39,24 @@ def model_of_config(fields: ConfigFields) -> PreTrainedModel:
     text_fields(fields).integer("num_hidden_layers", high=MAX_LAYERS)
     raw = {name: value for name, value in fields.raw.items() if name != "quantization_config"}
     try:
-        config = CONFIG_MAPPING[kind].from_dict(raw)
+        config = CONFIG_MAPPING[kind].from_dict(raw).get_text_config()
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config)
+            return _language_model_class(config)._from_config(config)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
         reason = " ".join(str(error).split())[:200]
         raise ValueError(f"{fields.origin}: {type(error).__name__}: {reason}") from error
+
+
+def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    if type(config) in MODEL_MAPPING:
+        return MODEL_MAPPING[type(config)]
+    # The text half of a model of texts and images has a class, and no entry.
+    modeling = type(config).__module__.replace(".configuration_", ".modeling_")
+    for found in vars(import_module(modeling)).values():
+        is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+        if is_model and found.config_class is type(config) and hasattr(found, "input_modalities"):
+            return found
+    raise ValueError(f"transformers has no language model of {type(config).__name__}")
 
 
 def text_fields(fields: ConfigFields) -> ConfigFields:

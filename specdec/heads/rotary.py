@@ -88,6 +88,8 @@ def cosines_and_sines(
     if rope["rope_type"] == "dynamic":
         parts[1:] = [position for part in parts[1:] for position in part.split(1, dim=1)]
     like = torch.empty(0)
+    if hasattr(rotary, "mrope_section"):  # three positions per token; on text they are one
+        parts = [part.expand(3, 1, -1) for part in parts]
     cos, sin = zip(*(rotary(like, part, **kind) for part in parts), strict=True)
     return torch.cat(cos, dim=1)[0], torch.cat(sin, dim=1)[0]
 
