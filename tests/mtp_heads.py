@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.heads.config import LayerConfig
+from specdec.training.mtp import MultiTokenPrediction
 
 VOCAB, WIDTH = 23, 16
 
@@ -193,3 +194,31 @@ def head_for(model: PreTrainedModel, *, seed: int = 0, num_depths: int = 3, **fl
     sizes = {"hidden_size": text.hidden_size, "vocab_size": text.vocab_size}
     config = flagged(PLAIN, **(sizes | {"num_layers": num_depths} | flags))
     return random_head(config, seed=seed, dtype=torch.float32)
+
+
+@torch.no_grad()
+def informed(model, *, num_depths=3, seed=5, **flags):
+    """A random head whose depths have vocabulary heads that are fitted (ridge regression) to the
+    target's logits: right often enough, and wrong often enough.
+    """
+    head = head_for(model, num_depths=num_depths, has_lm_head=True, lm_head_per_depth=True, **flags)
+    drafter = MTPDrafter(head, model, num_depths)
+    ids = torch.randint(
+        1, model.config.vocab_size, (256, 24), generator=torch.Generator().manual_seed(seed)
+    )
+    objective = MultiTokenPrediction(drafter, model)
+    teacher, features = objective._teacher(ids)
+    outputs = []
+    handles = [
+        depth.lm_head.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+        for depth in head.layers
+    ]
+    objective.unroll(ids, features)
+    for handle in handles:
+        handle.remove()
+    for depth, out in enumerate(outputs):
+        x = out.flatten(0, 1).double()
+        y = teacher[:, 1 + depth : 1 + depth + out.shape[1]].flatten(0, 1).double()
+        ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+        head.layers[depth].lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    return head

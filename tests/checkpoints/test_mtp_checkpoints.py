@@ -17,14 +17,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
+from specdec import zoo
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.mtp import MTP
+from specdec.checkpoints.mtp_export import save_head
+from specdec.cli import main
 from specdec.drafters import MTPDrafter
 from specdec.heads.hf_layer import causal_window
 from specdec.heads.layers import attend_causally
 from specdec.heads.rotary import rotary_table
 from specdec.heads.window import Pass
 from specdec.inspection import alternatives, describe
+from specdec.training.mtp import new_head
 
 WIDTH, LENGTH = 32, 9
 COMMON = ARCHITECTURES["qwen3"][1] | {"max_position_embeddings": 64}
@@ -335,8 +339,6 @@ def test_what_is_saved_loads_back_bit_for_bit(tmp_path, name):
     head = survey_checkpoint(tmp_path / "theirs", families=(MTP,)).load().build()
     config = replace(head.config, target_state="final", semantics="target")
     head.config = config
-    from specdec.checkpoints.mtp_export import save_head
-
     save_head(head, tmp_path / "ours")
     again = survey_checkpoint(tmp_path / "ours", families=(MTP,)).load().build()
     assert again.config.semantics == "target"
@@ -505,3 +507,14 @@ def test_a_folder_of_the_targets_weights_alone_is_not_taken_for_modules(tmp_path
     with pytest.raises(ValueError, match="none of the families"):
         survey_checkpoint(tmp_path, families=(MTP,))
     shutil.rmtree(tmp_path)
+
+
+def test_the_command_inspects_modules_and_tries_the_misreadings(tmp_path, capsys):
+    target = zoo.load_target()
+    MTPDrafter(new_head(target, 2, mlp_width=16), target, 2).save_pretrained(tmp_path)
+    options = ["--target", "zoo", "--new-tokens", "6", "--num-draft-tokens", "2"]
+    assert main(["inspect", str(tmp_path), *options]) == 0
+    text = capsys.readouterr().out
+    assert "MTP, 2 depths, 2 layers, width 128" in text
+    for name in ("as read", "depths read the target's state", "feedback before the norm"):
+        assert name in text
