@@ -23,6 +23,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "GenerationResult",
+    "MTPDrafter",
     "MaskTokenDrafter",
     "ModelDrafter",
     "NoDrafter",
@@ -38,7 +39,8 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name in ("EagleDrafter", "MaskTokenDrafter"):  # families are imported on first use
+    # Families of heads are imported on first use.
+    if name in ("EagleDrafter", "MTPDrafter", "MaskTokenDrafter"):
         from specdec import drafters
 
         return getattr(drafters, name)

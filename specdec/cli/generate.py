@@ -16,7 +16,7 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--drafter",
         default="lookup",
-        help="folder or id of a draft model, 'eagle:' or 'mask-token:' and that of a head, "
+        help="folder or id of a draft model, 'eagle:', 'mask-token:' or 'mtp:' and that of a head, "
         "'lookup' (prompt lookup, default) or 'none'",
     )
     parser.add_argument("--prompt", required=True)

@@ -48,10 +48,12 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
     from specdec.checkpoints import survey_checkpoint
-    from specdec.drafters import EagleDrafter, MaskTokenDrafter
+    from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
     from specdec.inspection import alternatives, describe, table, try_readings
 
-    drafters = {drafter.family: drafter for drafter in (MaskTokenDrafter, EagleDrafter)}
+    # Prediction modules first: their tensors lie among a target's, which are too many for others.
+    known = MTPDrafter, MaskTokenDrafter, EagleDrafter
+    drafters = {drafter.family: drafter for drafter in known}
     options = {
         "allow_pickle": arguments.allow_pickle,
         "revision": arguments.revision,

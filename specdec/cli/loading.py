@@ -30,19 +30,25 @@ def load_model(path: str, *, dtype: str, device: str):
 
 
 def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device: str):
-    """`"none"`, `"lookup"`, `"eagle:"` or `"mask-token:"` and the path or id of a head for
-    `target`, or the path or id of a draft model.
+    """`"none"`, `"lookup"`; `"eagle:"`, `"mask-token:"` or `"mtp:"` and the path or id of a head
+    for `target`; or the path or id of a draft model.
     """
-    from specdec import EagleDrafter, MaskTokenDrafter, ModelDrafter, PromptLookupDrafter
+    from specdec import (
+        EagleDrafter,
+        MaskTokenDrafter,
+        ModelDrafter,
+        MTPDrafter,
+        PromptLookupDrafter,
+    )
 
     if name == "none":
         return None
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
     kind, _, path = name.partition(":")
-    family = {"eagle": EagleDrafter, "mask-token": MaskTokenDrafter}.get(kind)
-    if family is not None and path:
-        return family.from_pretrained(path, target, num_draft_tokens).to(device)
+    families = {"eagle": EagleDrafter, "mask-token": MaskTokenDrafter, "mtp": MTPDrafter}
+    if kind in families and path:
+        return families[kind].from_pretrained(path, target, num_draft_tokens).to(device)
     return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
 
 

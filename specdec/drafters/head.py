@@ -159,19 +159,24 @@ class HeadDrafter(Drafter):
         """
         return self.head.logits(out, self._borrowed.lm_head)
 
+    def features_of(self, context: Context) -> Tensor:
+        """The target's features `[B, N, F]` in a context.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if context.features is None:
+            raise ValueError(
+                f"the head needs the target's features {self.feature_layers}, and the context "
+                "brings none"
+            )
+        return context.features
+
     def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
         """The rows that the head reads of a context, see `read_context`.
 
         Raises:
             ValueError: the context has no features.
         """
-        self.check_features(context)
+        self.features_of(context)
         return read_context(context, state.cache, shift=shift)
-
-    def check_features(self, context: Context) -> None:
-        """Raises `ValueError` if the head reads features and the context has none."""
-        if self.feature_layers and context.features is None:
-            raise ValueError(
-                f"the head needs the target's features {self.feature_layers}, and the context "
-                "brings none"
-            )

@@ -127,8 +127,8 @@ class MaskTokenDrafter(HeadDrafter):
         Raises:
             ValueError: the context brings no features, or features of another width.
         """
-        self.check_features(context)
         config, cache = self.config, state.cache
+        features = self.features_of(context) if config.joins_features else None
         spec = self._spec(cache.num_slots, num_draft_tokens)
         window = expand_window(context.tokens, context.start, context.num_new, spec)
         num_committed = window.slots.shape[1] - spec.num_later
@@ -145,9 +145,9 @@ class MaskTokenDrafter(HeadDrafter):
         num_known = 1 if is_keys else num_committed
         embeds = self.embed(window.tokens[:, num_committed:] if is_keys else window.tokens)
         hidden = None
-        if context.features is not None and config.joins_features:
+        if features is not None:
             num_masks = 0 if is_keys else spec.num_later
-            hidden = self.head.hidden_states(context.features, num_masks)
+            hidden = self.head.hidden_states(features, num_masks)
         embeds = self.head.with_masks(embeds, num_known)
         return window, self.head(embeds, hidden, step.angles, step.attend)
 

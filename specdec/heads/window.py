@@ -23,13 +23,13 @@ class Pass(NamedTuple):
     Args:
         angles: `[B, 1, N, 2 D]`, rows of the rotary table.
         attend: writes keys and values into the pass's slots, and attends.
-        cache: that is written.
+        cache: that is written; `None` for a pass over a whole text without a cache.
         window: of the pass, for layers that attend by themselves (`HFLayer`).
     """
 
     angles: Tensor
     attend: Attend
-    cache: SlotCache
+    cache: SlotCache | None
     window: Window
 
 

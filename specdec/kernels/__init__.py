@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import mask_window, truncate
+from specdec.kernels import mtp_shift as shift
 from specdec.kernels.mask_window import MaskWindow, WindowSpec
+from specdec.kernels.mtp_shift import PastRows, ShiftedWindow
 from specdec.kernels.philox import philox
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
@@ -25,11 +27,13 @@ from specdec.kernels.verify import (
     point_rule,
     token_rule,
 )
-from specdec.types import Draft, Verdict
+from specdec.types import Context, Draft, Verdict
 
 __all__ = [
     "Cutoff",
     "MaskWindow",
+    "PastRows",
+    "ShiftedWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
@@ -44,6 +48,7 @@ __all__ = [
     "race",
     "sample",
     "sample_tokens",
+    "shift_window",
     "token_rule",
     "verify_blocks",
     "verify_points",
@@ -118,6 +123,19 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
 
         return triton.race(logits, params, key, position, stream)
     return race_weights(_probs(logits, params), key, position, stream)
+
+
+def shift_window(
+    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+) -> ShiftedWindow:
+    """The last `width` rows of every text, the newest in the last column: new rows of a context
+    after remembered ones. Args and Raises as `mtp_shift.reference.mtp_shift`.
+    """
+    if context.features is not None and _has_kernel(context.features):
+        from specdec.kernels.mtp_shift import triton
+
+        return triton.mtp_shift(context, past, width, trash=trash, num_later=num_later)
+    return shift.mtp_shift(context, past, width, trash=trash, num_later=num_later)
 
 
 def verify_tokens(

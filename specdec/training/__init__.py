@@ -13,6 +13,7 @@ from specdec.training.plan import TrainingPlan, TrainingProgress
 _OF_FAMILIES = {
     "FeatureAndToken": "specdec.training.eagle",
     "MaskRollouts": "specdec.training.mask_token",
+    "MultiTokenPrediction": "specdec.training.mtp",
     "TrainingTimeTest": "specdec.training.eagle",
     "eagle_config": "specdec.training.eagle",
     "mask_token_config": "specdec.training.mask_token",

@@ -22,6 +22,7 @@ LAUNCHES = [
     *("_heat_kernel", "_final_kernel"),
     *("_partials_kernel", "_guess_kernel", "_list_kernel", "_search_kernel"),
     "_expand_kernel",
+    "_shift_kernel",
 ]
 
 

@@ -11,10 +11,17 @@ from drafting import perturbed, ragged_prompts
 from eagle_heads import head_for, informed
 from hypothesis import given
 from hypothesis import strategies as st
+from mtp_heads import informed as informed_mtp
 from state_tensors import addresses, tensors_of
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import (
+    EagleDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+)
 from specdec.drafters.base import NoState
 from specdec.samplers import BlockSampler, CouplingSampler
 from specdec.types import keep_rows, rows_to_keep
@@ -37,6 +44,8 @@ DRAFTERS = {
     "model": ModelDrafter(perturbed(MODEL), 4),
     "lookup": PromptLookupDrafter(3, max_ngram=2),
     "eagle": EagleDrafter(informed(MODEL, EAGLE_HEAD), MODEL, 4, draft_temperature=0.6),
+    "mtp": MTPDrafter(informed_mtp(MODEL), MODEL, 3, draft_temperature=0.6),
+    "mtp, looped": MTPDrafter(informed_mtp(MODEL, semantics="target"), MODEL, 5),
 }
 
 
