@@ -213,7 +213,8 @@ def informed(model, *, num_depths=3, seed=5, **flags):
         depth.lm_head.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
         for depth in head.layers
     ]
-    objective.unroll(ids, features)
+    for depth, out in enumerate(objective.unroll(ids, features)):
+        drafter.logits(out, depth)
     for handle in handles:
         handle.remove()
     for depth, out in enumerate(outputs):

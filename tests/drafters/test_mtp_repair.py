@@ -105,13 +105,12 @@ class Run:
         return wrong
 
 
-DEPTHS_AND_TOKENS = {
-    "chain": (1, 2, 3, 5),
+DEPTHS_AND_TOKENS = dict.fromkeys(WIRINGS, (3, 4)) | {
+    "chain": (1, 2, 3, 5),  # fewer tokens than depths, as many, more
     "target": (1, 2, 3, 5),
     "one depth": (1, 4),
     "two depths": (1, 2, 3, 4),
     "five depths": (2, 4, 5, 7),
-    **{name: (3, 4) for name in WIRINGS if name not in ("chain", "target")},
 }
 CASES = [(name, width) for name, widths in DEPTHS_AND_TOKENS.items() for width in widths]
 

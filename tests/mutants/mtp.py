@@ -132,8 +132,8 @@ MTP = [
         name="depths are trained on the labels of the first",
         source="depth d has labels of its own, arXiv:2412.19437, eq. 24",
         file="training/mtp.py",
-        old="labels = probs[:, 1 + depth : 1 + depth + logits.shape[1]]",
-        new="labels = probs[:, 1 : 1 + logits.shape[1]]",
+        old="labels.at(1 + depth, out.shape[1])",
+        new="labels.at(1, out.shape[1])",
         caught_by="training/test_mtp_training.py::"
         "test_the_loss_is_the_cross_entropy_to_the_target_at_every_depth",
     ),
