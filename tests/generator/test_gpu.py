@@ -8,8 +8,15 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mask_heads import ALIGNMENTS, head_for
 
-from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import (
+    EagleDrafter,
+    MaskTokenDrafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+)
 from specdec.drafters import EagleHead
 from specdec.samplers import Noise, Stream
 from specdec.training.eagle import eagle_config
@@ -21,6 +28,10 @@ DRAFTERS = {
     "model": lambda model: ModelDrafter(perturbed(model)),
     "lookup": lambda model: PromptLookupDrafter(4),
     "eagle3": lambda model: EagleDrafter(EagleHead(eagle_config(model, "eagle3")).cuda(), model),
+    **{
+        name: lambda model, name=name: MaskTokenDrafter(head_for(model, name).cuda(), model)
+        for name in ALIGNMENTS
+    },
 }
 
 

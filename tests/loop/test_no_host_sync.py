@@ -7,12 +7,14 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mask_heads import ALIGNMENTS, head_for
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
     EagleDrafter,
     EnsembleSampler,
+    MaskTokenDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
@@ -109,6 +111,10 @@ DRAFTERS = {
     "model": lambda target: ModelDrafter(perturbed(target), num_draft_tokens=3),
     "lookup": lambda target: PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
     "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
+    **{
+        name: lambda target, name=name: MaskTokenDrafter(head_for(target, name), target, 3)
+        for name in ALIGNMENTS
+    },
 }
 GATES = {
     "greedy": {"do_sample": False},
