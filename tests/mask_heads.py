@@ -1,9 +1,12 @@
 """Mask-token heads of every wiring, with random weights or fitted to a target, for the tests."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from eagle_heads import features_and_logits, flagged, random_weights, stand_in
+from mask_reference import draft_rows
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -94,8 +97,6 @@ def informed(model: PreTrainedModel, head: MaskTokenHead, num_draft_tokens: int)
     """The same random head with a vocabulary head fitted (ridge regression) to the target's logits
     in its own greedy texts, for all draft tokens alike: right often enough, and wrong often enough.
     """
-    from mask_reference import draft_rows
-
     config, text = head.config, model.config.get_text_config()
     assert config.has_lm_head
     generator = torch.Generator().manual_seed(5)
@@ -118,6 +119,33 @@ def informed(model: PreTrainedModel, head: MaskTokenHead, num_draft_tokens: int)
     if head.target_ids is not None:
         y = y[:, head.target_ids]
     ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    return head
+
+
+@torch.no_grad()
+def learned(
+    model: PreTrainedModel, name: str, num_draft_tokens: int, text: Sequence[Tensor], **flags
+) -> MaskTokenHead:
+    """A random wide head whose vocabulary head is solved for: at every place of a text it predicts
+    the tokens that follow.
+    """
+    sizes = {"hidden_size": 224, "intermediate_size": 256, "num_layers": 2}
+    tables = {"has_embed_tokens": True, "has_lm_head": True}
+    head = head_for(model, name, **(sizes | tables | flags))
+    config, xs, labels = head.config, [], []
+    exact = {key: tensor.double() for key, tensor in head.state_dict().items()}
+    for row in text:
+        features = None
+        if config.feature_layers:
+            features = features_and_logits(model, row[None], config.feature_layers)[0][0].double()
+        for known in range(5, len(row) - num_draft_tokens + 1):
+            seen = None if features is None else features[: known - 1]
+            case = row[:known].tolist(), seen, num_draft_tokens
+            xs.append(draft_rows(config, exact, [None, None], *case))
+            labels.append(row[known : known + num_draft_tokens])
+    x, y = torch.cat(xs), F.one_hot(torch.cat(labels), config.vocab_size).double()
+    ridge = 1e-7 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
     head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
     return head
 

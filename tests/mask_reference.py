@@ -39,7 +39,8 @@ def draft_rows(config, weights, tables, text, features, count, *, late=0, first=
         sees: (queries, keys) -> what is visible, instead of what the config says.
     """
     exact = next(iter(weights.values())).dtype
-    embeddings = weights.get("embed_tokens.weight", tables[0]).to(exact)
+    embeddings = weights["embed_tokens.weight"] if "embed_tokens.weight" in weights else tables[0]
+    embeddings = embeddings.to(exact)
     n = len(text) - 1
     if config.context == "keys":
         width = config.block_size or (count + 1 if config.alignment == "same-position" else count)

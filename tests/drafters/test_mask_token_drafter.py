@@ -11,9 +11,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import ragged_prompts, to_right_padding
-from eagle_heads import features_and_logits
-from mask_heads import ALIGNMENTS, config_for, head_for, informed
-from mask_reference import draft_rows
+from mask_heads import ALIGNMENTS, config_for, head_for, informed, learned
 from state_tensors import addresses
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
@@ -201,36 +199,12 @@ def test_the_target_as_its_own_drafter_accepts_one_token_at_every_step(options):
     assert num_accepted(result) == [[1] * (NUM_NEW // 2)] * len(LENGTHS)
 
 
-@torch.no_grad()
-def learned(name: str, num_draft_tokens: int, text: torch.Tensor) -> MaskTokenHead:
-    """A random wide head whose vocabulary head is solved for: at every place of a text it predicts
-    the tokens that follow.
-    """
-    sizes = {"hidden_size": 224, "intermediate_size": 256, "num_layers": 2}
-    head = head_for(LLAMA, name, **(WIDE | sizes))
-    config, xs, labels = head.config, [], []
-    exact = {key: tensor.double() for key, tensor in head.state_dict().items()}
-    for row in text:
-        features = None
-        if config.feature_layers:
-            features = features_and_logits(LLAMA, row[None], config.feature_layers)[0][0].double()
-        for known in range(5, len(row) - num_draft_tokens + 1):
-            seen = None if features is None else features[: known - 1]
-            case = config, exact, None, row[:known].tolist(), seen, num_draft_tokens
-            xs.append(draft_rows(*case[:2], [exact["embed_tokens.weight"]] * 2, *case[3:]))
-            labels.append(row[known : known + num_draft_tokens])
-    x, y = torch.cat(xs), torch.nn.functional.one_hot(torch.cat(labels), VOCAB).double()
-    ridge = 1e-7 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
-    return head
-
-
 ORACLE_IDS, ORACLE_MASK = ragged_prompts(VOCAB, 8, 5)
 ORACLE_TEXT = LLAMA.generate(
     ORACLE_IDS, attention_mask=ORACLE_MASK, max_new_tokens=26, do_sample=False, pad_token_id=0
 )
 ORACLE_ROWS = [ORACLE_TEXT[0], ORACLE_TEXT[1, 3:]]
-ORACLES = {name: learned(name, 3, ORACLE_ROWS) for name in ALIGNMENTS}
+ORACLES = {name: learned(LLAMA, name, 3, ORACLE_ROWS) for name in ALIGNMENTS}
 
 
 def oracle_acceptance(drafter, chunk=2048):

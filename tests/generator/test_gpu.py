@@ -8,10 +8,12 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mask_heads import ALIGNMENTS, head_for
 from mtp_checkpoints import write_numbered
 
 from specdec import (
     EagleDrafter,
+    MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
@@ -31,6 +33,10 @@ DRAFTERS = {
     "eagle3": lambda model: EagleDrafter(EagleHead(eagle_config(model, "eagle3")).cuda(), model),
     "mtp": lambda model: MTPDrafter(new_mtp_head(model).cuda(), model, 3),
     "mtp, looped": lambda model: MTPDrafter(new_mtp_head(model, 2).cuda(), model, 4),
+    **{
+        name: lambda model, name=name: MaskTokenDrafter(head_for(model, name).cuda(), model)
+        for name in ALIGNMENTS
+    },
 }
 
 

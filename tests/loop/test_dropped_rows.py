@@ -4,6 +4,7 @@ The oracle of a row is the row alone. The rows that go on stay in the storage of
 given no others, and everything that a row reports carries its number in the batch.
 """
 
+import mask_heads
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -17,6 +18,7 @@ from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteria
 
 from specdec import (
     EagleDrafter,
+    MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
@@ -38,7 +40,9 @@ SETTINGS = {
     "min_p": [0.0, 0.0, 0.1, 0.05, 0.02, 0.0],
     "seed": [11, 2**64 - 1, 7, 0, 12, 5],
 }
-EAGLE_HEAD = head_for(MODEL, hidden_size=128, intermediate_size=256, has_embed_tokens=True)
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "has_embed_tokens": True}
+EAGLE_HEAD = head_for(MODEL, **WIDE)
+WIDE["has_lm_head"] = True
 DRAFTERS = {
     "none": None,
     "model": ModelDrafter(perturbed(MODEL), 4),
@@ -46,6 +50,15 @@ DRAFTERS = {
     "eagle": EagleDrafter(informed(MODEL, EAGLE_HEAD), MODEL, 4, draft_temperature=0.6),
     "mtp": MTPDrafter(informed_mtp(MODEL), MODEL, 3, draft_temperature=0.6),
     "mtp, looped": MTPDrafter(informed_mtp(MODEL, semantics="target"), MODEL, 5),
+    **{
+        name: MaskTokenDrafter(
+            mask_heads.informed(MODEL, mask_heads.head_for(MODEL, name, **WIDE), 4),
+            MODEL,
+            4,
+            proposal="sample",
+        )
+        for name in ("p-eagle",)
+    },
 }
 
 

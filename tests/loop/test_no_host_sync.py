@@ -7,12 +7,14 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mask_heads import ALIGNMENTS, head_for
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
     EagleDrafter,
     EnsembleSampler,
+    MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
@@ -113,6 +115,10 @@ DRAFTERS = {
     "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
     "mtp": lambda target: MTPDrafter(new_mtp_head(target), target, 3),
     "mtp, looped": lambda target: MTPDrafter(new_mtp_head(target, 2), target, 4),
+    **{
+        name: lambda target, name=name: MaskTokenDrafter(head_for(target, name), target, 3)
+        for name in ALIGNMENTS
+    },
 }
 GATES = {
     "greedy": {"do_sample": False},
