@@ -10,7 +10,8 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import truncate
+from specdec.kernels import attention, truncate
+from specdec.kernels.attention import CAUSAL, MAX_WINDOW, AttentionOptions
 from specdec.kernels.philox import philox
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
@@ -27,17 +28,21 @@ from specdec.kernels.verify import (
 from specdec.types import Draft, Verdict
 
 __all__ = [
+    "CAUSAL",
+    "AttentionOptions",
     "Cutoff",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
     "append_token",
+    "attends_raggedly",
     "draw",
     "find_cutoff",
     "find_faults",
     "first_arrival",
     "philox",
     "race",
+    "ragged_attention",
     "sample",
     "sample_tokens",
     "token_rule",
@@ -161,6 +166,47 @@ def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -
     tokens, num_accepted = point_rule(draft, target_tokens)
     faults = find_target_faults(largest_logits, num_accepted)
     return Verdict(tokens, num_accepted, draft.num_valid, faults)
+
+
+MAX_ATTENTION_ROWS = 512
+"""Query rows (queries times query heads per head of keys) of a window that attends raggedly. Longer
+windows, chunks of a prompt, have the arithmetic that makes up for a dense mask.
+"""
+
+
+def ragged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, options: AttentionOptions = CAUSAL
+) -> Tensor:
+    """Attention of a few queries per row over the slots that the row has filled; Args, Returns and
+    Example as `attention.reference.ragged_attention`.
+
+    Time and memory traffic follow the rows' lengths, not the number of slots. `keys` and `values`
+    may have any strides (a cache that is laid out by slot is read where it is).
+
+    Raises:
+        ValueError: a `window_visible` for more than `attention.MAX_WINDOW` queries, on a GPU.
+    """
+    if _has_kernel(query):
+        from specdec.kernels.attention import triton
+
+        return triton.ragged_attention(query, keys, values, slots, options)
+    return attention.ragged_attention(query, keys, values, slots, options)
+
+
+def attends_raggedly(query: Tensor, keys: Tensor, *, has_window_mask: bool = False) -> bool:
+    """Whether `ragged_attention` is the way to attend here: it has a kernel, and the queries are
+    few. Elsewhere attention with a dense mask is faster than the definition.
+
+    Args:
+        query: `[B, Hq, N, D]`.
+        keys: `[B, Hkv, S, D]`.
+        has_window_mask: whether the window has a mask of its own.
+    """
+    if not _has_kernel(query) or query.dtype != keys.dtype:
+        return False
+    _, num_heads, num_queries, _ = query.shape
+    limit = MAX_WINDOW if has_window_mask else num_queries
+    return num_queries <= limit and num_queries * num_heads // keys.shape[1] <= MAX_ATTENTION_ROWS
 
 
 def _has_kernel(logits: Tensor) -> bool:
