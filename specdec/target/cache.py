@@ -60,7 +60,7 @@ class Window:
         features: hidden states of this forward by feature layer, where they are wanted.
     """
 
-    __slots__ = ("features", "layer_windows", "masks", "num_attended", "slots")
+    __slots__ = ("_slots_there", "features", "layer_windows", "masks", "num_attended", "slots")
 
     def __init__(
         self,
@@ -73,11 +73,18 @@ class Window:
         self.layer_windows = layer_windows or {}
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[int | str, Tensor] = {}
+        self._slots_there: dict[torch.device, Tensor] = {slots.device: slots}
+
+    def slots_on(self, device: torch.device) -> Tensor:
+        """`slots` on another device, copied once."""
+        if device not in self._slots_there:
+            self._slots_there[device] = self.slots.to(device)
+        return self._slots_there[device]
 
     def over_layers(self, layer_windows: Mapping[int, int | None]) -> "Window":
         """The same window for layers with other sliding windows; masks are shared."""
         other = Window(self.slots, self.num_attended, layer_windows)
-        other.masks = self.masks
+        other.masks, other._slots_there = self.masks, self._slots_there
         return other
 
 

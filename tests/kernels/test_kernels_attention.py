@@ -33,7 +33,7 @@ options = st.fixed_dictionaries(
     {
         "scale": st.sampled_from([None, 0.3]),
         "softcap": st.sampled_from([None, 2.0]),
-        "sliding_window": st.sampled_from([None, 1, 5, 20, 500]),
+        "sliding_window": st.sampled_from([None, 0, 1, 5, 20, 500]),
         "has_sinks": st.booleans(),
         "has_mask": st.booleans(),
         "forgets": st.booleans(),
@@ -117,7 +117,7 @@ def test_lengths_at_the_edges_of_tiles_are_read_to_their_end(length):
 def test_trees_and_blocks_are_masks_of_the_window():
     tree = ancestors([-1, 0, 0, 1, 1, 2, 5])
     for visible in (tree, torch.ones(7, 7, dtype=torch.bool)):
-        for window in (None, 6):
+        for window in (None, 0, 6):
             case = random_case(Sizes(2, 7, 1, 2), 5, lengths=[64, 9], sliding_window=window)
             case = with_visible(case, visible)
             assert_near(triton.ragged_attention(*case.arguments), case)

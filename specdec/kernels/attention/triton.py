@@ -234,7 +234,8 @@ def _span(a, row, padded_queries: tl.constexpr):
     end = tl.max(slot, axis=0) + 1
     begin = end * 0
     if a.sliding_window is not None:
-        begin = tl.minimum(tl.maximum(first - a.sliding_window + 1, 0), end)
+        reach = tl.maximum(a.sliding_window - 1, 0)  # the window's own slots may have a mask
+        begin = tl.minimum(tl.maximum(first - reach, 0), end)
     return first, begin, end
 
 
