@@ -16,6 +16,7 @@ from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
+from specdec.kernels.write_slots import triton as triton_write_slots
 from specdec.types import Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
@@ -69,7 +70,9 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
 
 
 def compile_attention(dtype: torch.dtype) -> None:
-    """Plain, over rows that are not split; and with all options, over rows that are."""
+    """Plain, over rows that are not split; and with all options, over rows that are; and the write
+    before.
+    """
     for rows, queries, key_width, value_width in ((64, 4, 128, 128), (1, 9, 192, 128)):
         query = torch.zeros(rows, 16, queries, key_width, dtype=dtype)
         keys = torch.zeros(rows, 256, 4, key_width, dtype=dtype).transpose(1, 2)
@@ -80,6 +83,9 @@ def compile_attention(dtype: torch.dtype) -> None:
             options = AttentionOptions(0.1, 50.0, query[0, :, 0, 0], 128, visible)
         slots = torch.zeros(rows, queries).long()
         triton_attention.ragged_attention(query, keys, values, slots, options)
+    storage = keys.transpose(1, 2), values.transpose(1, 2)
+    window = keys[:, :, :queries], values[:, :, :queries]
+    triton_write_slots.write_slots(*storage, *window, slots)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from specdec.kernels.verify import (
     point_rule,
     token_rule,
 )
+from specdec.kernels.write_slots import write_slots as define_write_slots
 from specdec.types import Draft, Verdict
 
 __all__ = [
@@ -50,6 +51,8 @@ __all__ = [
     "verify_points",
     "verify_tokens",
     "warp_probs",
+    "write_slots",
+    "writes_slots",
 ]
 
 
@@ -207,6 +210,27 @@ def attends_raggedly(query: Tensor, keys: Tensor, *, has_window_mask: bool = Fal
     _, num_heads, num_queries, _ = query.shape
     limit = MAX_WINDOW if has_window_mask else num_queries
     return num_queries <= limit and num_queries * num_heads // keys.shape[1] <= MAX_ATTENTION_ROWS
+
+
+def write_slots(
+    keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, slots: Tensor
+) -> None:
+    """Writes the keys and values of a window into its slots of a cache; Args and Example as
+    `write_slots.reference.write_slots`.
+    """
+    if _has_kernel(key_states):
+        from specdec.kernels.write_slots import triton
+
+        triton.write_slots(keys, values, key_states, value_states, slots)
+    else:
+        define_write_slots(keys, values, key_states, value_states, slots)
+
+
+def writes_slots(key_states: Tensor, keys: Tensor) -> bool:
+    """Whether `write_slots` is the way to write here: it has a kernel for these dtypes. Elsewhere a
+    cache has views of its storage that make index copies faster.
+    """
+    return _has_kernel(key_states) and key_states.dtype == keys.dtype
 
 
 def _has_kernel(logits: Tensor) -> bool:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec.kernels import write_slots, writes_slots
 from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
@@ -158,11 +159,15 @@ class SlotCache(Cache):
         attended = min(round_up(num_attended), self.num_slots)
         self.window = Window(slots, attended, layer_windows)
         self._flat_slots: dict[torch.device, Tensor] = {}
-        for device, starts in self._row_starts.items():
-            there = slots if slots.device == device else slots.to(device)
+        return self.window
+
+    def _flat_slots_on(self, device: torch.device) -> Tensor:
+        """The window's slots in a flat list of the slots of all rows, made on first use."""
+        if device not in self._flat_slots:
+            there, starts = self.window.slots_on(device), self._row_starts[device]
             one_row = self.num_rows == 1
             self._flat_slots[device] = there.squeeze(0) if one_row else (there + starts).flatten()
-        return self.window
+        return self._flat_slots[device]
 
     def reset(self) -> None:
         """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
@@ -188,15 +193,22 @@ class SlotCache(Cache):
         `[B, heads, num_attended, width]` views.
         """
         keys, values = self._views[layer_idx]
-        return self._write(*keys, key_states), self._write(*values, value_states)
+        if writes_slots(key_states, self.keys[layer_idx]):
+            slots = self.window.slots_on(key_states.device)
+            storage = self.keys[layer_idx], self.values[layer_idx]
+            write_slots(*storage, key_states, value_states, slots)
+        else:
+            self._write(*keys, key_states)
+            self._write(*values, value_states)
+        attended = self.window.num_attended
+        return keys[1].narrow(2, 0, attended), values[1].narrow(2, 0, attended)
 
-    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> Tensor:
-        slots = self._flat_slots[by_slot.device]
+    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> None:
+        slots = self._flat_slots_on(by_slot.device)
         if self.num_rows == 1:  # one row's slots are everybody's: no need to bring them together
             by_head.index_copy_(2, slots, states)
         else:
             by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-        return by_head.narrow(2, 0, self.window.num_attended)
 
     def _make_views(self) -> None:
         """The two readings of a layer's storage: one line per slot to write, by head to attend."""

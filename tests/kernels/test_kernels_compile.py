@@ -22,7 +22,11 @@ LAUNCHES = [
     *("_heat_kernel", "_final_kernel"),
     *("_partials_kernel", "_guess_kernel", "_list_kernel", "_search_kernel"),
 ]
-ATTENTION = ["_attend_kernel", "_attend_kernel", "_merge_kernel"]  # rows whole, and rows split
+ATTENTION = [
+    "_attend_kernel",  # rows whole
+    *("_attend_kernel", "_merge_kernel"),  # rows split
+    "_write_kernel",
+]
 
 
 def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path):
