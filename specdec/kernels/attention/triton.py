@@ -280,12 +280,18 @@ def _load_columns(
 
 
 @triton.jit
-def _capped(scores, softcap):
-    """`softcap * tanh(scores / softcap)`."""
-    ratio = scores / softcap
-    decay = tl.exp(-2.0 * tl.abs(ratio))
-    tanh = (1.0 - decay) / (1.0 + decay)
-    return softcap * tl.where(ratio < 0, -tanh, tanh)
+def _in_powers_of_two(a, products):
+    """Scores times log2(e), of the products of queries and keys: scaled, and capped to
+    `softcap * tanh(scores / softcap)`.
+    """
+    if a.softcap is None:
+        scores = products * (a.scale * LOG2_E)
+    else:
+        ratio = products * a.scale / a.softcap
+        decay = tl.exp(-2.0 * tl.abs(ratio))
+        tanh = (1.0 - decay) / (1.0 + decay)
+        scores = tl.where(ratio < 0, -tanh, tanh) * (a.softcap * LOG2_E)
+    return scores
 
 
 @triton.jit
@@ -365,11 +371,9 @@ def _attend_kernel(
             if tail_width > 0:
                 key_tail = _load_columns(here, offsets, is_slot, head_width, tail_width, width)
                 scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
-            scores *= a.scale
-            if a.softcap is not None:
-                scores = _capped(scores, a.softcap)
+            scores = _in_powers_of_two(a, scores)
             seen = _is_visible(a, own_bits, query_slot, slot + local, first)
-            scores = tl.where(seen & is_slot[None], scores * LOG2_E, -INFINITY)
+            scores = tl.where(seen & is_slot[None], scores, -INFINITY)
             new_max = tl.maximum(row_max, tl.max(scores, axis=1))
             origin = tl.where(new_max == -INFINITY, 0.0, new_max)  # -inf - -inf would be NaN
             weights = tl.exp2(scores - origin[:, None])
