@@ -146,10 +146,11 @@ def default_tiles(query: Tensor, keys: Tensor, values: Tensor) -> Tiles:
     group = query.shape[1] // keys.shape[1]
     slot_bytes = (keys.shape[3] + values.shape[3]) * keys.element_size()
     block_slots = min(max(_power_of_2_in(TILE_BYTES // slot_bytes), 16), 128)
-    # The sums of weighted values stay in registers: 8192 numbers are 64 of each of 128 threads.
-    most_rows = max(8192 // triton.next_power_of_2(values.shape[3]), 16)
+    # Sums of weighted values and operands stay in registers: at most 8192 sums, 128 bytes a row.
+    most_rows = 8192 // triton.next_power_of_2(values.shape[3])
+    most_rows = max(min(most_rows, 128 // keys.element_size()), 16)
     num_rows = query.shape[2] * group
-    block_rows = min(max(triton.next_power_of_2(num_rows), 16), most_rows, 64)
+    block_rows = min(max(triton.next_power_of_2(num_rows), 16), most_rows)
     num_programs = len(query) * keys.shape[1] * triton.cdiv(num_rows, block_rows)
     wanted = PROGRAMS_PER_PROCESSOR * num_processors(query.device) // num_programs
     num_splits = min(max(wanted, 1), triton.cdiv(keys.shape[2], block_slots))
