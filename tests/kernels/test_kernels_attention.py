@@ -21,10 +21,10 @@ from specdec.target.masks import any_of, block, causal_within, slot_mask
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.builds(
     Sizes,
-    rows=st.integers(1, 3),
+    rows=st.integers(1, 2),
     queries=st.integers(1, 6),
     kv_heads=st.integers(1, 2),
-    group=st.sampled_from([1, 2, 3, 5]),
+    group=st.sampled_from([1, 2, 3]),
     width=st.sampled_from([3, 16, 24, 80]),
     value_width=st.sampled_from([5, 16, 40]),
     slots=st.sampled_from([16, 48, 64]),
@@ -72,7 +72,7 @@ def _bfloat16_products_are_of_numbers(monkeypatch):
 
 
 @interpreted
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(sizes, options, cuts, st.sampled_from(DTYPES), seeds)
 def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
     case = random_case(sizes, seed, dtype=dtype, **options)
@@ -80,10 +80,17 @@ def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
 
 
 @interpreted
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("width", "value_width", "group"),
-    [(64, 64, 8), (80, 80, 1), (96, 96, 2), (128, 128, 4), (192, 128, 1), (256, 256, 2)],
+    ("width", "value_width", "group", "dtype"),
+    [
+        (64, 64, 8, torch.bfloat16),
+        (80, 80, 1, torch.float16),
+        (96, 96, 2, torch.float32),
+        (128, 128, 4, torch.bfloat16),
+        (192, 128, 1, torch.float32),
+        (256, 256, 2, torch.float16),
+    ],
+    ids=str,
 )
 def test_the_kernels_are_the_definition_at_the_widths_of_real_models(
     width, value_width, group, dtype
