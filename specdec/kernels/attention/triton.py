@@ -16,8 +16,8 @@ from torch import Tensor
 from specdec.kernels.attention.reference import CAUSAL, MAX_WINDOW, AttentionOptions
 from specdec.kernels.triton_common import INFINITY, LOG2_E, Table, table_of
 
-TILE_BYTES = 32 * 1024  # of keys and values in one stage of the pipeline
-PROGRAMS_PER_PROCESSOR = 2  # as many as fit, with three stages of TILE_BYTES each
+TILE_BYTES = 32 * 1024  # of keys and values
+PROGRAMS_PER_PROCESSOR = 2  # which fit: three stages of a loop keep two tiles in shared memory
 FUSION = {"enable_fp_fusion": True}
 """Option of a launch: multiply-add may be fused. No two launches need the same bits here."""
 
@@ -140,8 +140,8 @@ def ragged_attention(
 def default_tiles(query: Tensor, keys: Tensor, values: Tensor) -> Tiles:
     """The cut for the sizes of `ragged_attention`'s arguments; it depends on no number on a device.
 
-    A program has one stage of `TILE_BYTES` in arithmetic and two on their way from memory. The
-    number of splits fills the GPU once, so no program waits for another to end.
+    There are as many splits as fill the GPU once, so no program starts late because another has
+    not ended.
     """
     group = query.shape[1] // keys.shape[1]
     slot_bytes = (keys.shape[3] + values.shape[3]) * keys.element_size()
