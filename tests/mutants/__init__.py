@@ -4,6 +4,7 @@ Issues are named as repository#number; the row in brackets is that of the projec
 such bugs.
 """
 
+from mutants.attention import ATTENTION
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
 from mutants.laws import LAWS
@@ -16,5 +17,6 @@ from mutants.rules import RULES
 from mutants.slots import SLOTS
 
 MUTANTS = [
-    *RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN, *MTP,
+    *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
+    *MTP,
 ]  # fmt: skip
