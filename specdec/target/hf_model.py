@@ -32,6 +32,7 @@ class SlotModel:
     Attributes:
         model: the model as it was passed.
         feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
+        notes: what was chosen for this model, and why.
 
     Raises:
         TypeError: not an HF model.
@@ -50,6 +51,7 @@ class SlotModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self.notes: tuple[str, ...] = ()
         self._structure = structure(model)
         self._route: Route = find_route(self)
         self._view = self.open_view(self._route.attention)

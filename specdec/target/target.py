@@ -97,6 +97,11 @@ class Target:
         return self._slot_model.max_positions
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen for this model, and why, where there was a choice."""
+        return self._slot_model.notes
+
+    @property
     def device(self) -> torch.device:
         """Where tokens go in."""
         return self._slot_model.device
