@@ -229,8 +229,7 @@ class SpeculativeGenerator:
         Raises:
             TypeError, ValueError: as `start`; also when the target's logits are not finite, and for
                 `check=True` where steps are eager anyway.
-            ReplayMismatchError: with `check=True`, a replayed step did something else than the eager
-                one; says what.
+            ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         request = Request.read(self.target, input_ids, attention_mask, options)
         if check and (reason := self._why_eager_call(request)):

@@ -17,6 +17,7 @@ import time
 import traceback
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -201,16 +202,11 @@ class Captured:
     def _clean_up(self) -> None:
         """After a failed capture: the allocator may still count it as one under way."""
         index = self.device.index
-        try:
-            torch._C._cuda_endAllocateToPool(
-                torch.cuda.current_device() if index is None else index, self.pool.handle
-            )
-        except Exception:  # it was ended, or this version of torch ends it by itself
-            pass
-        try:
+        index = torch.cuda.current_device() if index is None else index
+        with suppress(Exception):  # it was ended, or this version of torch has ended it
+            torch._C._cuda_endAllocateToPool(index, self.pool.handle)
+        with suppress(Exception):  # reported by the error that follows
             torch.cuda.synchronize()
-        except Exception:  # reported by the error that follows
-            pass
 
 
 class CapturedBuckets:
