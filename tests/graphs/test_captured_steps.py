@@ -68,6 +68,7 @@ OTHER = SAMPLED | {
     "seed": [9, 8, 7],
 }
 LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
+ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
 
 by_name = pytest.mark.parametrize("drafter", DRAFTERS)
 by_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
@@ -93,7 +94,7 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
     seen = []
     for seed, options in enumerate((SAMPLED, OTHER)):
         prompts = ragged_prompts(VOCAB, 5, 3, 9, seed=seed)
-        generation = generator.start(*prompts, **LONG, **options)
+        generation = generator.start(*prompts, **ROOM, **options)
         storage = stable_storage(generation.whole)
         for _ in range(NUM_EAGER + 3):
             before = generation.lengths
@@ -105,8 +106,8 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
         seen.append([tensor.data_ptr() for tensor in storage._tensors.values()])
         assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
         generator._kept.give(generation.runner)  # as a finished call does
-        found = generator.generate(*prompts, **LONG, **options, check=True)
-        expected = eager(drafter, sampler).generate(*prompts, **LONG, **options)
+        found = generator.generate(*prompts, **ROOM, **options, check=True)
+        expected = eager(drafter, sampler).generate(*prompts, **ROOM, **options)
         assert account(found) == account(expected)
         assert list(generator._kept) == [generation.runner]
     assert seen[0] == seen[1]
