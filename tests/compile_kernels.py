@@ -11,6 +11,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams
+from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
@@ -63,6 +64,7 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
     triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
+    triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import truncate
-from specdec.kernels.philox import philox
+from specdec.kernels.philox import philox, step_uniforms
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
 from specdec.kernels.truncate import Cutoff, Truncation, WarpParams, cpu, warp_probs
@@ -41,6 +41,7 @@ __all__ = [
     "sample",
     "sample_tokens",
     "token_rule",
+    "uniforms",
     "verify_blocks",
     "verify_points",
     "verify_tokens",
@@ -99,6 +100,19 @@ def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tenso
 
         return triton.sample(logits, params, uniforms, None)
     return draw(_probs(logits, params), uniforms)
+
+
+def uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The uniforms of a step, `[B, num_streams, width]` float64 in [0, 1).
+
+    Args:
+        key, position, num_streams, width: see `philox.reference.step_uniforms`.
+    """
+    if position.is_cuda:
+        from specdec.kernels.philox import triton
+
+        return triton.step_uniforms(key, position, num_streams, width)
+    return step_uniforms(key, position, num_streams, width)
 
 
 def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:

@@ -102,9 +102,11 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     width = draft.tokens.shape[1]
     missing = state.signature.num_draft_tokens - width
     tokens, num_accepted = harmless_verdict(verdict, state.vocab_size)
-    is_eos = state.buffer.commit(F.pad(tokens, (0, missing)) if missing else tokens, num_accepted)
+    if missing:
+        tokens = F.pad(tokens, (0, missing))
+    is_eos = state.buffer.commit(tokens, num_accepted)
     if features is not None:
-        state.features[:, : features.shape[1]].copy_(features)
+        state.features[:, : width + 1].copy_(features)
     num_valid = state.all_valid if draft.num_valid is None else draft.num_valid
     if missing and draft.num_valid is None:
         num_valid = num_valid.clamp(max=width)
