@@ -124,7 +124,9 @@ class StepRunner:
 
     def _run_eagerly(self, num_draft_tokens: int) -> Outcome:
         self._num_eager[num_draft_tokens] += 1
-        if self._num_eager[num_draft_tokens] < NUM_EAGER:
+        is_last = self._num_eager[num_draft_tokens] == NUM_EAGER
+        # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
+        if not is_last or self.parts.target.is_fused:
             return self._pool.run(lambda: self._step(num_draft_tokens))
         try:
             with no_host_sync():
