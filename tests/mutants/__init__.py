@@ -6,6 +6,7 @@ such bugs.
 
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
+from mutants.graphs import GRAPHS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
 from mutants.noise import NOISE
@@ -13,4 +14,4 @@ from mutants.outcomes import OUTCOMES
 from mutants.rules import RULES
 from mutants.slots import SLOTS
 
-MUTANTS = [*RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE]
+MUTANTS = [*RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *GRAPHS]
