@@ -334,7 +334,7 @@ class SpeculativeGenerator:
         drafter and sampler. Where one differs, the step is captured again.
         """
         settings = (*vars(self.drafter).items(), *vars(self.sampler).items())
-        plain = (int, float, str, tuple, type(None))
+        plain = (int, float, str, type(None))
         kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
         modules = self.target.model, self.drafter, self.sampler
         return *weight_addresses(*modules), *map(repr, kept)

@@ -58,10 +58,11 @@ class GraphPool:
             return function()
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            result = function()
-        current.wait_stream(self.stream)
-        return result
+        try:
+            with torch.cuda.stream(self.stream):
+                return function()
+        finally:
+            current.wait_stream(self.stream)
 
 
 class Captured:

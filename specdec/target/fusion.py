@@ -37,7 +37,9 @@ def fuse_pointwise(view: nn.Module, *, backend: str = "inductor") -> list[str]:
         if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
             continue
         if _is_norm(module) or _is_gated_mlp(module):
-            copy = copies.setdefault((forward,), _own_copy(forward))
+            # One copy per shape of weights: norms of queries and of the residual stream differ.
+            key = forward, *(weight.shape for weight in module.parameters())
+            copy = copies.setdefault(key, _own_copy(forward))
             module.forward = Fused(MethodType(copy, module), backend)
         elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
             rotate = forward.__globals__[ROTATE]
@@ -74,7 +76,8 @@ class Fused:
 
 def _own_copy(function: FunctionType, changed: dict | None = None) -> FunctionType:
     """A function with code of its own, and names of its module changed for it alone. Dynamo counts
-    compilations per code object, and gives up after a few: so models do not use up each other's.
+    compilations per code object and refuses a ninth; a window of one token, or one row, is compiled
+    for itself, so one model's code needs up to five. Models do not use up each other's.
     """
     names = function.__globals__ if changed is None else function.__globals__ | changed
     copy = FunctionType(

@@ -67,7 +67,9 @@ class SlotModel:
         """As `find_route`, without what breaks the model of all that is chosen for speed."""
         while True:
             try:
-                return find_route(self)
+                # Steps run in inference mode, and Dynamo would compile once more for another one.
+                with torch.inference_mode(self.is_fused):
+                    return find_route(self)
             except ValueError as error:
                 if self.is_fused:
                     self.is_fused = False

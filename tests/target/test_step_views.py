@@ -20,6 +20,7 @@ from specdec.target import experts, fusion, hf_model
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+FEW = OPTIONS | {"max_new_tokens": 6}
 MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"]
 
 
@@ -203,3 +204,15 @@ def test_inductors_code_passes_the_self_test_and_is_captured(name):
     for _ in range(2):
         found = generator.generate(IDS, MASK, **OPTIONS, check=True)
         assert found.sequences.equal(expected.sequences)
+
+
+def test_one_fused_model_serves_batches_and_windows_of_every_size(calls):
+    """Within Dynamo's limit of eight compilations of one function."""
+    model = build("qwen3")  # norms of queries and keys beside those of the residual stream
+    target = Target(model, fuse_pointwise=True)
+    for rows in (1, 2, 3, 5):
+        ids, mask = ragged_prompts(VOCAB, *range(2, 2 + rows))
+        for k in (0, 1, 2, 4):
+            found = SpeculativeGenerator(target, PromptLookupDrafter(k)).generate(ids, mask, **FEW)
+            expected = SpeculativeGenerator(model, None).generate(ids, mask, **FEW)
+            assert found.sequences.equal(expected.sequences)
