@@ -182,7 +182,7 @@ class Captured:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
-        graph, failure = torch.cuda.CUDAGraph(), None
+        graph, failure, current = torch.cuda.CUDAGraph(), None, torch.cuda.current_stream()
         # Another thread may allocate memory meanwhile: only this thread's calls are restricted.
         options = {"stream": self.pool.stream, "capture_error_mode": "thread_local"}
         try:
@@ -194,6 +194,7 @@ class Captured:
                     raise
         except Exception as error:
             self.outputs = None
+            torch.cuda.set_stream(current)  # torch stays on the capture's where ending it fails
             self._clean_up()
             raise CaptureError(explain_failure(failure or error)) from (failure or error)
         self._graph = graph
