@@ -22,6 +22,7 @@ from specdec.kernels import (
 from specdec.kernels.attention import triton as triton_attention
 from specdec.kernels.mask_window import triton as triton_window
 from specdec.kernels.mtp_shift import triton as triton_mtp_shift
+from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
@@ -75,6 +76,7 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
     triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
+    triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
     counts, is_block = torch.zeros(ROWS).long(), is_warped

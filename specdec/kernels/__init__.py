@@ -15,7 +15,7 @@ from specdec.kernels import mtp_shift as shift
 from specdec.kernels.attention import CAUSAL, MAX_WINDOW, AttentionOptions
 from specdec.kernels.mask_window import MaskWindow, WindowSpec
 from specdec.kernels.mtp_shift import PastRows, ShiftedWindow
-from specdec.kernels.philox import philox
+from specdec.kernels.philox import philox, step_uniforms
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
 from specdec.kernels.truncate import Cutoff, Truncation, WarpParams, cpu, warp_probs
@@ -56,6 +56,7 @@ __all__ = [
     "sample_tokens",
     "shift_window",
     "token_rule",
+    "uniforms",
     "verify_blocks",
     "verify_points",
     "verify_tokens",
@@ -116,6 +117,19 @@ def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tenso
 
         return triton.sample(logits, params, uniforms, None)
     return draw(_probs(logits, params), uniforms)
+
+
+def uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The uniforms of a step, `[B, num_streams, width]` float64 in [0, 1).
+
+    Args:
+        key, position, num_streams, width: see `philox.reference.step_uniforms`.
+    """
+    if position.is_cuda:
+        from specdec.kernels.philox import triton
+
+        return triton.step_uniforms(key, position, num_streams, width)
+    return step_uniforms(key, position, num_streams, width)
 
 
 def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:

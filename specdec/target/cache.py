@@ -110,6 +110,9 @@ class SlotCache(Cache):
         (64, torch.Size([3, 65, 2, 8]))
     """
 
+    transient_attributes = ("window", "_flat_slots")
+    """Made anew by every window: no step reads what another one wrote there."""
+
     def __init__(self, batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]):
         super().__init__(layers=[])
         self.num_rows = batch_size

@@ -19,7 +19,7 @@ LAUNCHES = [
     # points, tokens, blocks
     *(["_partials_kernel", "accept_kernel", "residual_kernel", "finalize_kernel"] * 3),
     *(["_partials_kernel", "_sample_kernel"] * 2),  # with probabilities and without
-    *("_heat_kernel", "_final_kernel"),
+    *("_heat_kernel", "_final_kernel", "_step_kernel"),
     *("_partials_kernel", "_guess_kernel", "_list_kernel", "_search_kernel"),
     "_expand_kernel",
     "_shift_kernel",

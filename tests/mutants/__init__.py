@@ -7,6 +7,7 @@ such bugs.
 from mutants.attention import ATTENTION
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
+from mutants.graphs import GRAPHS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
 from mutants.mask_token import MASK_TOKEN
@@ -18,5 +19,5 @@ from mutants.slots import SLOTS
 
 MUTANTS = [
     *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
-    *MTP,
+    *MTP, *GRAPHS,
 ]  # fmt: skip
