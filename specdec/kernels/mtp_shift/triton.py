@@ -9,26 +9,28 @@ from typing import NamedTuple
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from specdec.kernels.mtp_shift.reference import PastRows, ShiftedWindow, check_widths
-from specdec.kernels.triton_common import Table, table_of
 from specdec.types import Context
 
 BLOCK = 1024
 
 
 class Source(NamedTuple):
-    """Rows to copy from, as a kernel argument.
+    """Rows to copy from, as a kernel argument. Both tensors are contiguous.
 
     Args:
-        tokens: `[B, rows]`.
+        tokens: `[B, rows]`, or `[B, 1 + rows]` where the anchor comes first.
         features: `[B, rows, F]`.
         num_rows: N or H.
+        has_anchor: 1 where the anchor comes first.
     """
 
-    tokens: Table
-    features: Table
+    tokens: Tensor
+    features: Tensor
     num_rows: int
+    has_anchor: int
 
 
 class Sizes(NamedTuple):
@@ -58,8 +60,9 @@ def mtp_shift(
         features=features.new_empty(num_rows, width, num_features),
         slots=context.tokens.new_empty(num_rows, width + num_later),
     )
-    new = Source(table_of(context.tokens[:, 1:]), table_of(features), num_columns)
-    old = Source(table_of(past.tokens), table_of(past.features), past.tokens.shape[1])
+    new = Source(context.tokens.contiguous(), features.contiguous(), num_columns, 1)
+    past_rows = past.tokens.shape[1]
+    old = Source(past.tokens.contiguous(), past.features.contiguous(), past_rows, 0)
     sizes = Sizes(width, width + num_later, num_features, trash)
     grid = num_rows, width + num_later, max(1, triton.cdiv(num_features, block))
     if not out.slots.numel():
@@ -105,9 +108,8 @@ def _shift_kernel(
 def _read(source, row, index, channels, is_there, num_features):
     """Token and features of a source's row `index`; zeros where `is_there` is false."""
     row, index = tl.cast(row, tl.int64), tl.cast(index, tl.int64)
-    tokens, features = source.tokens, source.features
-    at = row * tokens.row_stride + index * tokens.index_stride
-    token = tl.load(tokens.data + at, mask=is_there, other=0)
-    at = row * features.row_stride + index * features.index_stride + channels
+    at = row * (source.num_rows + source.has_anchor) + index + source.has_anchor
+    token = tl.load(source.tokens + at, mask=is_there, other=0)
+    at = (row * source.num_rows + index) * num_features + channels
     limit = tl.where(is_there, num_features, 0)
-    return token, tl.load(features.data + at, mask=channels < limit, other=0)
+    return token, tl.load(source.features + at, mask=channels < limit, other=0)
