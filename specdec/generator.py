@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -23,12 +25,12 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.drafters.base import Drafter, NoDrafter
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
-from specdec.loop.outcome import Outcome, PendingOutcome
+from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
 from specdec.loop.prefill import prefill
 from specdec.loop.state import SLOT_BUCKET, Signature, StepState
 from specdec.loop.step import Parts, device_step
 from specdec.request import GenerateOptions, Request
-from specdec.request.call import check_hook
+from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
 from specdec.results import GenerationResult
 from specdec.samplers import BlockSampler, Sampler, Warp
@@ -50,6 +52,9 @@ class SpeculativeGenerator:
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
+
+    Attributes:
+        last_result: of the call that finished last, in any thread; `None` before.
 
     Raises:
         TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit
@@ -99,6 +104,7 @@ class SpeculativeGenerator:
         self.steps_ahead = steps_ahead
         # Appending and popping are atomic, so two threads never get the same tensors.
         self._idle_states: deque[StepState] = deque(maxlen=1)
+        self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
@@ -137,7 +143,7 @@ class SpeculativeGenerator:
 
     def __getstate__(self) -> dict:
         """Tensors that are kept for the next call are no part of a pickled generator."""
-        return {**vars(self), "_idle_states": deque(maxlen=1)}
+        return {**vars(self), "_idle_states": deque(maxlen=1), "last_result": None}
 
     def start(
         self,
@@ -203,10 +209,11 @@ class SpeculativeGenerator:
         Raises:
             TypeError, ValueError: as `start`; also when the target's logits are not finite.
         """
-        request = Request.read(self.target, input_ids, attention_mask, options)
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
-        return self._generate(request, streamer=streamer, trace=trace)
+        with _ending(streamer):
+            request = Request.read(self.target, input_ids, attention_mask, options)
+            if streamer is not None:
+                streamer.put(request.prompts.padded.cpu())
+            return self._generate(request, streamer=streamer, trace=trace)
 
     def __call__(
         self,
@@ -217,14 +224,16 @@ class SpeculativeGenerator:
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
+        stop_strings: str | list[str] | None = None,
         seed: int | list[int] | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`.
 
-        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well. HF
-        5.23 keeps its streamer to itself when it calls such a method: stream with
-        `generator.generate(..., streamer=...)`.
+        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well, and
+        `stop_strings=` with `tokenizer=`. HF passes neither its `streamer` nor its `tokenizer` on,
+        so they are taken from the call of `generate` itself. `last_result` is what `generate` of
+        this class would have returned, with the statistics.
 
         Returns:
             Sequences, or HF's output record with `return_dict_in_generate=True`.
@@ -233,13 +242,21 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
-        check_hook(self.target, model, synced_gpus, model_kwargs)
-        resolved = Options.from_resolved(logits_processor, stopping_criteria, generation_config)
-        mask = model_kwargs.get("attention_mask")
-        request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
-        result = self._generate(request, streamer=streamer)
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=result.sequences)
+        call, config = HookCall.find(), generation_config
+        streamer = call.streamer if streamer is None else streamer
+        with _ending(streamer):
+            check_hook(self.target, model, call, synced_gpus, model_kwargs)
+            criteria = with_stop_strings(stopping_criteria, stop_strings, call.tokenizer)
+            resolved = Options.from_resolved(logits_processor, criteria, config, call.tokenizer)
+            if not config.return_dict_in_generate:  # as in HF, nobody would see them
+                resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
+            mask = model_kwargs.get("attention_mask")
+            request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
+            result = self._generate(request, streamer=streamer)
+        if config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(
+                sequences=result.sequences, scores=result.scores, logits=result.logits
+            )
         return result.sequences
 
     def _generate(
@@ -249,7 +266,10 @@ class SpeculativeGenerator:
         collector = OutputCollector(generation, streamer)
         for _ in self._run(generation, collector):
             pass
-        return collector.result(trace=trace)
+        self.last_result = result = collector.result(trace=trace)
+        if streamer is not None:
+            streamer.end()
+        return result
 
     @torch.inference_mode()
     def _begin(self, request: Request) -> Generation:
@@ -286,18 +306,36 @@ class SpeculativeGenerator:
 
     def _run(self, generation: Generation, collector: OutputCollector) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
-        unread: deque[PendingOutcome] = deque()
+        unread: deque[tuple[PendingOutcome, StepScores | None]] = deque()
         width = generation.state.signature.num_draft_tokens + 1
         while not collector.is_done:
-            unread.append(self.step(generation).fetch())
+            outcome = self.step(generation)
+            unread.append((outcome.fetch(), generation.scores_of(outcome)))
             if len(unread) > self.steps_ahead:
-                record = collector.read(unread.popleft())
+                record = collector.read(*unread.popleft())
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
         if self.keep_storage:
             self._idle_states.append(generation.whole)
+
+
+@contextmanager
+def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
+    """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
+    if not (streamer is None or all(callable(getattr(streamer, n, None)) for n in ("put", "end"))):
+        raise TypeError(
+            "streamer must be one of HF's streamers, with put(tokens) and end(), got "
+            f"{type(streamer).__name__}"
+        )
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            with suppress(Exception):  # the first error is the one to be seen
+                streamer.end()
+        raise
 
 
 def _check_count(name: str, value: int, least: int) -> None:

@@ -19,7 +19,8 @@ product of the first i conditional rates is the joint rate at i.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -195,6 +196,12 @@ class GenerationResult:
             generations.
         stats: counts and rates.
         trace: per row its steps, when asked for; else `None`.
+        origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
+        scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
+            were sampled from (after processors, temperature and truncation), NaN where a row has
+            ended; else `None`.
+        logits: likewise, with `output_logits`, as the target returned them.
+        tokenizer: of the target, where the call named it.
     """
 
     sequences: Tensor
@@ -203,6 +210,10 @@ class GenerationResult:
     seeds: list[int] | None
     stats: SpeculationStats
     trace: list[list[RowStep]] | None = None
+    origins: list[list[str]] = field(default_factory=list)
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+    tokenizer: Any = None
 
     @property
     def new_tokens(self) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step
 from specdec.loop.state import StepState
 from specdec.loop.step import EditLogits
@@ -30,6 +31,7 @@ class Generation:
         self.whole = self.state = state
         self.rows = list(range(len(request.prompts.lengths)))
         self._longest = max(request.prompts.lengths)
+        self._unprocessed: Tensor | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -59,7 +61,19 @@ class Generation:
         return self._process if self.request.options.processors else None
 
     def _process(self, draft: Draft, logits: Tensor) -> Tensor:
+        self._unprocessed = logits
         return process_step(self.request, self.state.buffer, draft, logits)
+
+    def scores_of(self, outcome: Outcome) -> StepScores | None:
+        """Copies of the logits of the last step that the call wants to keep."""
+        options, logits = self.request.options, outcome.logits
+        if not (options.keeps_scores or options.keeps_logits):
+            return None
+        own = self._unprocessed if options.processors else logits
+        return StepScores(
+            scores=self.state.warp.scores(logits) if options.keeps_scores else None,
+            logits=own.float().clone() if options.keeps_logits else None,
+        )
 
     def count_step(self) -> None:
         """Lets the bound of the longest row grow by what one step may commit."""

@@ -59,6 +59,19 @@ class Outcome:
         return PendingOutcome(pinned, self.vocab_size, arrived)
 
 
+@dataclass(frozen=True, eq=False)
+class StepScores:
+    """Logits of one step that the result is to hold.
+
+    Args:
+        scores: `[B, K + 1, V]` after processors, temperature and truncation, or `None`.
+        logits: `[B, K + 1, V]` of the target, or `None`.
+    """
+
+    scores: Tensor | None
+    logits: Tensor | None
+
+
 def record_width(num_draft_tokens: int) -> int:
     """Columns of a record.
 

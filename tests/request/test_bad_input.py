@@ -114,16 +114,37 @@ OPTIONS = {
     "float seed": (SAMPLED | {"seed": 1.0}, TypeError, "seed must be an integer.*got 1.0"),
     "bool seed": (SAMPLED | {"seed": True}, TypeError, "seed must be an integer.*got True"),
     "beams": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams=3 .*HF"),
-    "several": (
-        {"generation_config": GenerationConfig(num_return_sequences=2, do_sample=True)},
+    "several, greedy": (
+        {"num_return_sequences": 2},
         ValueError,
-        "num_return_sequences=2 is not supported: .*Repeat the prompt",
+        "do not support `num_return_sequences` different than 1",
     ),
-    "scores": (
-        {"generation_config": GenerationConfig(output_scores=True, return_dict_in_generate=True)},
+    "several, text": (SAMPLED | {"num_return_sequences": "2"}, TypeError, "an integer, got '2'"),
+    "seeds, several": (
+        SAMPLED | {"num_return_sequences": 2, "seed": [1, 2, 3]},
         ValueError,
-        "output_scores=True is not supported",
+        "seed has 3 values for a batch of 4 rows",
     ),
+    "attentions": (
+        {
+            "generation_config": GenerationConfig(
+                output_attentions=True, return_dict_in_generate=True
+            )
+        },
+        ValueError,
+        "output_attentions=True is not supported",
+    ),
+    "stop strings without tokenizer": (
+        {"stop_strings": ["x"]},
+        ValueError,
+        r"need the target's tokenizer: pass tokenizer=tokenizer, or .*StopStringCriteria\(",
+    ),
+    "no stop string": ({"stop_strings": ["x", ""]}, ValueError, "not empty, got .'x', ''"),
+    "stop numbers": ({"stop_strings": [7]}, TypeError, r"list of strings, got \[7\]"),
+    "scores": ({"output_scores": 3}, TypeError, "output_scores must be True or False, got 3"),
+    "minimum": ({"min_new_tokens": 2.5}, TypeError, r"min_new_tokens must be an integer, got 2\.5"),
+    "minimum, close": ({"min_new_token": 4}, TypeError, "did you mean 'min_new_tokens'"),
+    "token types": ({"token_type_ids": IDS}, TypeError, "no such input; leave it out"),
 }
 
 
