@@ -18,6 +18,11 @@ class Sampler(nn.Module, ABC):
     """Turns a draft and the target's logits into a verdict. It never sees a model, and remembers
     nothing of a row: rows that have ended leave the batch, and others take their numbers.
 
+    A rule may use its noise as it likes. But `certify` can enumerate its exact distribution only if
+    it decides by thresholds: a draft token is accepted where its `Stream.ACCEPT` uniform is small,
+    and the extra token comes from the `Stream.RESAMPLE` uniform (or it races, see `draw_draft`).
+    Other rules are tested by draws.
+
     Attributes:
         lossless: the output has exactly the target's distribution, whatever is drafted.
         draw_draft: how draft tokens have to be drawn.
