@@ -108,6 +108,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--mlp-width", type=int, help="of the head; default: the target's")
     add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
+    add(
+        "--checkpoint-minutes",
+        type=float,
+        default=TrainingPlan.checkpoint_minutes,
+        help="of training between checkpoints, 0: every step; default: "
+        f"{TrainingPlan.checkpoint_minutes:g}. Evaluations and interrupts save as well",
+    )
     add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
     add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
     add("--precision", choices=("bf16", "no"), default="bf16", help="default: bf16")
@@ -218,6 +225,7 @@ def _plan(options: argparse.Namespace, *lengths: tuple[float, int]) -> TrainingP
         seed=options.seed,
         precision=options.precision,
         evaluate_every=options.evaluate_every,
+        checkpoint_minutes=options.checkpoint_minutes,
         compiled=options.compile,
     )
 
