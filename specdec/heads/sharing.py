@@ -34,10 +34,14 @@ class Borrowed(NamedTuple):
     Args:
         embeddings: the target's input embeddings.
         lm_head: the target's vocabulary head.
+        name: the folder or Hugging Face id that the target was loaded from; empty for others.
+        num_layers: decoder layers of the target.
     """
 
     embeddings: nn.Module
     lm_head: nn.Module
+    name: str
+    num_layers: int
 
 
 def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
@@ -52,7 +56,8 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     """
     check_target(model, config.target_hidden_size, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    hidden_size = model.config.get_text_config().hidden_size
+    theirs, name = model.config.get_text_config(), getattr(model.config, "_name_or_path", None)
+    hidden_size = theirs.hidden_size
     for what, is_own, width in (
         ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),
         ("vocabulary head", config.has_lm_head, hidden_size),
@@ -62,7 +67,7 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
                 f"the head is {config.hidden_size} wide and has no {what} of its own; the target's "
                 f"has a width of {width} and cannot be shared"
             )
-    return Borrowed(embeddings, lm_head)
+    return Borrowed(embeddings, lm_head, str(name or ""), theirs.num_hidden_layers)
 
 
 def check_target(
