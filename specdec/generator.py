@@ -22,7 +22,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters import Drafter, NoDrafter, drafter_named
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
@@ -33,7 +33,7 @@ from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
 from specdec.results import GenerationResult
-from specdec.samplers import BlockSampler, Sampler, Warp
+from specdec.samplers import Sampler, Warp, sampler_named
 from specdec.target import Target
 
 
@@ -41,10 +41,13 @@ class SpeculativeGenerator:
     """Generates with a target's exact distribution, several tokens per pass of the target.
 
     Args:
-        target: an HF causal LM in eval mode, or a `Target`.
-        drafter: proposes K tokens per step; `None` decodes plainly through the same loop.
+        target: an HF causal LM in eval mode, or a `Target`. `torch.compile` and PEFT wrappers are
+            taken off, see `specdec.target.wrappers.unwrap`.
+        drafter: proposes K tokens per step; `None` (or `"none"`) decodes plainly through the same
+            loop, `"lookup"` is `PromptLookupDrafter()`.
         sampler: decides what is accepted; `"auto"` is `BlockSampler()`, which for point masses is
-            `RejectionSampler()`.
+            `RejectionSampler()`. The other names of the command line work too: `"block"`,
+            `"rejection"`, `"coupling"`, `"typical"`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
         keep_storage: keep the tensors of the last call for the next one, which takes them over if
@@ -75,27 +78,21 @@ class SpeculativeGenerator:
     def __init__(
         self,
         target: PreTrainedModel | Target,
-        drafter: Drafter | None,
+        drafter: Drafter | str | None,
         sampler: Sampler | str = "auto",
         *,
         prefill_chunk_size: int = 2048,
         keep_storage: bool = True,
         steps_ahead: int | None = None,
     ):
-        self.target = target if isinstance(target, Target) else Target(target)
-        self.drafter = NoDrafter() if drafter is None else drafter
-        self.sampler = BlockSampler() if sampler == "auto" else sampler
-        if not isinstance(self.drafter, Drafter):
-            raise TypeError(
-                f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; "
-                "wrap a draft model as ModelDrafter(model)"
-            )
-        if not isinstance(self.sampler, Sampler):
-            raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
+        self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
         _check_count("prefill_chunk_size", prefill_chunk_size, 1)
+        if steps_ahead is not None:
+            _check_count("steps_ahead", steps_ahead, 0)
+        # The target is tried in forward passes, so what can be checked without it comes first.
+        self.target = target if isinstance(target, Target) else Target(target)
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
-        _check_count("steps_ahead", steps_ahead, 0)
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
@@ -319,6 +316,24 @@ class SpeculativeGenerator:
                 yield record
         if self.keep_storage:
             self._idle_states.append(generation.whole)
+
+
+def _as_drafter(drafter: Drafter | str | None) -> Drafter:
+    named = drafter_named(drafter) if isinstance(drafter, str) else drafter
+    named = NoDrafter() if named is None else named
+    if not isinstance(named, Drafter):
+        raise TypeError(
+            f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
+            "draft model as ModelDrafter(model)"
+        )
+    return named
+
+
+def _as_sampler(sampler: Sampler | str) -> Sampler:
+    named = sampler_named(sampler) if isinstance(sampler, str) else sampler
+    if not isinstance(named, Sampler):
+        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
+    return named
 
 
 @contextmanager

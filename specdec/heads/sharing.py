@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.heads.config import HeadConfig
+from specdec.target.wrappers import unwrap
 
 
 class HoldsModel(Protocol):
@@ -22,8 +23,16 @@ class HoldsModel(Protocol):
 
 
 def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
-    """The HF model of a target that may be wrapped."""
-    return target if isinstance(target, PreTrainedModel) else target.model
+    """The HF model of a target that may be wrapped.
+
+    Raises:
+        TypeError: no HF model.
+    """
+    if not isinstance(target, nn.Module) and isinstance(
+        getattr(target, "model", None), PreTrainedModel
+    ):
+        return target.model
+    return unwrap(target)
 
 
 class Borrowed(NamedTuple):

@@ -76,6 +76,12 @@ def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tenso
     return verify_points(draft, target_tokens, largest_logits)
 
 
+def check_number(name: str, value: object) -> None:
+    """Raises `TypeError` for an argument of a sampler that is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+
+
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):

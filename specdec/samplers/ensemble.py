@@ -5,7 +5,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from specdec.kernels import find_faults, token_rule
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, chain_uniforms, check_number
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -24,6 +24,7 @@ class EnsembleSampler(Sampler):
         target_weight: w in 0..1; 1 is `RejectionSampler`.
 
     Raises:
+        TypeError: w is no number.
         ValueError: w out of range.
 
     Example:
@@ -38,6 +39,7 @@ class EnsembleSampler(Sampler):
 
     def __init__(self, target_weight: float):
         super().__init__()
+        check_number("target_weight", target_weight)
         if not 0 <= target_weight <= 1:
             raise ValueError(f"target_weight must be in 0..1, got {target_weight!r}")
         self.target_weight = target_weight

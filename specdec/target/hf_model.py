@@ -19,6 +19,7 @@ from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.masks import causal, slot_mask
 from specdec.target.self_test import Route, find_route
 from specdec.target.view import private_view, structure
+from specdec.target.wrappers import adapters_of, unwrap
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
@@ -41,6 +42,7 @@ class SlotModel:
     """
 
     def __init__(self, model: PreTrainedModel):
+        model = unwrap(model)
         _refuse_unsupported(model)
         self.model = model
         self.config = model.config.get_text_config()
@@ -50,7 +52,7 @@ class SlotModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self._structure = structure(model)
+        self._structure, self._adapters = structure(model), adapters_of(model)
         self._route: Route = find_route(self)
         self._view = self.open_view(self._route.attention)
 
@@ -118,6 +120,11 @@ class SlotModel:
             raise ValueError(
                 f"{name} was edited after specdec wrapped it (a module was replaced, added or "
                 "resized); build the generator again from the edited model"
+            )
+        if adapters_of(self.model) != self._adapters:
+            raise ValueError(
+                f"adapters of {name} were switched or merged after specdec wrapped it; build the "
+                "generator again"
             )
         if self.model.training:
             raise ValueError(
@@ -228,8 +235,6 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         raise ValueError(
