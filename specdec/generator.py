@@ -5,6 +5,7 @@ context -> propose -> verify -> verdict -> commit -> context
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -138,6 +139,15 @@ class SpeculativeGenerator:
         """Frees the tensors that are kept for the next call."""
         self._idle_states.clear()
 
+    def __repr__(self) -> str:
+        model, target = self.target.model, self.target
+        return (
+            f"SpeculativeGenerator(target {type(model).__name__}, "
+            f"{model.num_parameters() / 1e6:.1f} M parameters, {target.dtype} on {target.device}; "
+            f"drafter {type(self.drafter).__name__}, K = {self.drafter.num_draft_tokens}; "
+            f"sampler {self.sampler})"
+        )
+
     def __getstate__(self) -> dict:
         """Tensors that are kept for the next call are no part of a pickled generator."""
         return {**vars(self), "_idle_states": deque(maxlen=1), "last_result": None}
@@ -259,11 +269,13 @@ class SpeculativeGenerator:
     def _generate(
         self, request: Request, *, streamer: BaseStreamer | None = None, trace: bool = False
     ) -> GenerationResult:
+        started_s = time.perf_counter()
         generation = self._begin(request)
         collector = OutputCollector(generation, streamer)
         for _ in self._run(generation, collector):
             pass
-        self.last_result = result = collector.result(trace=trace)
+        wall_s = time.perf_counter() - started_s
+        self.last_result = result = collector.result(trace=trace, wall_s=wall_s)
         if streamer is not None:
             streamer.end()
         return result

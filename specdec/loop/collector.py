@@ -128,8 +128,8 @@ class OutputCollector:
         self._stream()
         return StepRecord(self._num_read - 1, records)
 
-    def result(self, *, trace: bool) -> GenerationResult:
-        """The finished generation; `trace` keeps the steps."""
+    def result(self, *, trace: bool, wall_s: float | None = None) -> GenerationResult:
+        """The finished generation; `trace` keeps the steps, `wall_s` is how long it took."""
         lengths = [len(new) for new in self.new_tokens]
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
@@ -139,7 +139,9 @@ class OutputCollector:
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
             seeds=self._request.seeds,
-            stats=SpeculationStats(self.steps, self._generation.whole.signature.num_draft_tokens),
+            stats=SpeculationStats(
+                self.steps, self._generation.whole.signature.num_draft_tokens, wall_s=wall_s
+            ),
             trace=self.steps if trace else None,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
             scores=self._columns("scores", max(lengths)),

@@ -162,6 +162,9 @@ def _check_names_and_types(options: dict) -> None:
         value = options.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise TypeError(f"{name} must be an integer, got {value!r}")
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(f"tokenizer must be the target's, got {type(tokenizer).__name__}")
     for name in ("draft_probs", "do_sample", "output_scores", "output_logits"):
         value = options.get(name, False)
         if not (isinstance(value, bool) or (name != "draft_probs" and value is None)):

@@ -44,6 +44,10 @@ class EnsembleSampler(Sampler):
             raise ValueError(f"target_weight must be in 0..1, got {target_weight!r}")
         self.target_weight = target_weight
 
+    def extra_repr(self) -> str:
+        """Its weight."""
+        return f"target_weight={self.target_weight}"
+
     def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""
         probs, w = warp(target_logits), self.target_weight

@@ -52,6 +52,10 @@ class TypicalSampler(Sampler):
         self.epsilon = epsilon
         self.delta = delta
 
+    def extra_repr(self) -> str:
+        """Its thresholds."""
+        return f"epsilon={self.epsilon}, delta={self.delta}"
+
     def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """By the target's probabilities alone."""
         probs = warp(target_logits)  # [B, K + 1, V]

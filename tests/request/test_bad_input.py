@@ -150,6 +150,7 @@ OPTIONS = {
         ValueError,
         r"need the target's tokenizer: pass tokenizer=tokenizer, or .*StopStringCriteria\(",
     ),
+    "tokenizer": ({"tokenizer": "gpt2"}, TypeError, "must be the target's, got str"),
     "no stop string": ({"stop_strings": ["x", ""]}, ValueError, "not empty, got .'x', ''"),
     "stop numbers": ({"stop_strings": [7]}, TypeError, r"list of strings, got \[7\]"),
     "scores": ({"output_scores": 3}, TypeError, "output_scores must be True or False, got 3"),

@@ -45,6 +45,9 @@ class RunReport:
         """
         return max(test.detectable for test in self.tests if test.length == 1)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [
             f"{_verdict(self)}  {self.name}",

@@ -103,6 +103,9 @@ class SamplerReport:
         """The verdict is about the law itself, not about draws from it."""
         return self.drawn is None
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         verdict = "PASS" if self.passed else "FAIL"
         if self.drawn is None:
