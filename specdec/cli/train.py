@@ -143,7 +143,7 @@ def _train(options: argparse.Namespace) -> None:
     )
     state = PartialState()
     if state.is_main_process:
-        for note in drafter.save_pretrained(options.output):
+        for note in drafter.save_pretrained(options.output) or ():
             print(f"note: {note}")
         print(f"saved in {options.output}")
     state.wait_for_everyone()
