@@ -183,8 +183,8 @@ def rows_to_keep(is_live: list[bool]) -> list[int]:
 
 
 def keep_rows(table: Tensor, rows: list[int]) -> Tensor:
-    """Some rows of a table, moved to its front: nothing is allocated, and doing it twice does no
-    harm.
+    """Some rows of a table, moved to its front: nothing is allocated, and a second call
+    with the same rows changes nothing.
 
     Args:
         table: `[B, ...]`, overwritten.

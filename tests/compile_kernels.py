@@ -10,12 +10,21 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams
+from specdec.kernels import (
+    Cutoff,
+    PastRows,
+    Truncation,
+    VerifyUniforms,
+    WarpParams,
+    WindowSpec,
+)
+from specdec.kernels.mask_window import triton as triton_window
+from specdec.kernels.mtp_shift import triton as triton_mtp_shift
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
-from specdec.types import Draft
+from specdec.types import Context, Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
 
@@ -65,6 +74,16 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
+    counts, is_block = torch.zeros(ROWS).long(), is_warped
+    where = {"mask_token": 1, "max_positions": 64, "trash": 64}
+    spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
+    triton_window.expand_window(tokens, counts, counts, spec)
+    features, ids = torch.zeros(*shape, 500, dtype=dtype), torch.zeros(ROWS, WIDTH + 2).long()
+    context, past = (
+        Context(ids, features, ids[:, 0], ids[:, 1], 32),
+        PastRows(ids[:, :2], features[:, :2]),
+    )
+    triton_mtp_shift.mtp_shift(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
 
 
 if __name__ == "__main__":

@@ -48,14 +48,14 @@ class Textbook:
         resample = noise.uniform(Stream.RESAMPLE)[:, 0].tolist()
         tokens = draft.tokens.tolist()
         rows = [
-            self.decide(t, q and q[b], p[b], accept[b], resample[b]) for b, t in enumerate(tokens)
+            self.accept(t, q and q[b], p[b], accept[b], resample[b]) for b, t in enumerate(tokens)
         ]
         width = draft.tokens.shape[1]
         padded = [row + [PAD_TOKEN] * (width + 1 - len(row)) for row in rows]
         num_accepted = torch.tensor([len(row) - 1 for row in rows])
         return Verdict(torch.tensor(padded), num_accepted, torch.full_like(num_accepted, width))
 
-    def decide(self, tokens, q, p, accept, resample):
+    def accept(self, tokens, q, p, accept, resample):
         for i, token in enumerate(tokens):
             q_row = q[max(i - 1, 0) if self.mistake == "draft law of the previous row" else i]
             p_row = p[i + 1 if self.mistake == "target law of the next row" else i]

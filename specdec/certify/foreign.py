@@ -65,7 +65,7 @@ class ForeignSampler(Sampler):
         self.rule = rule
         self.name = name or getattr(rule, "__name__", type(rule).__name__)
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Row by row.
 
         Raises:

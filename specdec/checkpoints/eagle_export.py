@@ -80,10 +80,6 @@ def save_head(
         tensors = with_vocab_map(tensors, head.target_ids, config.vocab_size)
     dtype = str(head.dtype).removeprefix("torch.")
     if layout == "speculators":
-        if not verifier:
-            raise ValueError(
-                "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
-            )
         if not config.has_embed_tokens:
             tensors["embed_tokens.weight"] = _plain_table(embeddings, config)
         proposal = {"num_draft_tokens": num_draft_tokens, "verifier": verifier}

@@ -10,9 +10,12 @@ from typing import Any
 from specdec.checkpoints.hub import check_reachable, is_repository_id
 from specdec.checkpoints.printable import printable
 
+HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
+"""Kinds of heads on the command line, and their drafters in `specdec`."""
 DRAFTERS_HELP = (
-    "folder or id of a draft model or of a head (EAGLE), 'eagle:' and that of a head, 'lookup' "
-    "(prompt lookup), 'zoo:model' or 'zoo:eagle3' for the target 'zoo', or 'none'"
+    "folder or id of a draft model; 'eagle:', 'mask-token:' or 'mtp:' and that of a head (in local "
+    "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
+    "'zoo' one of its drafters, 'zoo:model' or 'zoo:eagle3'"
 )
 
 
@@ -87,8 +90,8 @@ def load_model(path: str, *, dtype: str, device: str, local_only: bool = False):
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"{path} is no whole causal LM: its files lack {len(missing)} tensors, "
-            f"{', '.join(map(printable, missing[:3]))} among them; name an EAGLE head as "
-            f"--drafter eagle:{path}"
+            f"{', '.join(map(printable, missing[:3]))} among them; name a head as --drafter "
+            f"eagle:{path} (or mask-token:, mtp:)"
         )
     return model.to(device).eval()
 
@@ -116,7 +119,7 @@ def check_drafter(name: str, target: str) -> None:
         if target != "zoo":
             raise ValueError(f"--drafter {name} drafts for --target zoo only")
     elif name not in ("none", "lookup"):
-        find_pretrained(name.removeprefix("eagle:"))
+        find_pretrained(_split(name)[1])
 
 
 def make_drafter(
@@ -134,8 +137,7 @@ def make_drafter(
     Raises:
         ValueError: it cannot be loaded, or does not fit the target.
     """
-    from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, zoo
-    from specdec.checkpoints.survey import family_of
+    from specdec import ModelDrafter, PromptLookupDrafter, zoo
 
     if name == "none":
         return None
@@ -144,15 +146,37 @@ def make_drafter(
     if name.startswith("zoo:"):
         options = {"num_draft_tokens": num_draft_tokens}
         return zoo.load_drafter(name.removeprefix("zoo:"), target, **options)
-    path, heads = name.removeprefix("eagle:"), {EagleDrafter.family: EagleDrafter}
-    family = EagleDrafter.family if name != path else family_of(path, families=tuple(heads))
-    if family is not None:
-        return heads[family].from_pretrained(path, target, num_draft_tokens).to(device)
+    kind, path = _split(name)
+    head_class = _head_class(kind, path)
+    if head_class is not None:
+        return head_class.from_pretrained(path, target, num_draft_tokens).to(device)
     local_only = find_pretrained(path)
     if tokenizer is not None:
         _check_tokenizer(path, tokenizer, local_only)
     model = load_model(path, dtype=dtype, device=device, local_only=local_only)
     return ModelDrafter(model, num_draft_tokens)
+
+
+def _split(name: str) -> tuple[str | None, str]:
+    """The kind of head that a drafter's name asks for, if it does, and its path or id."""
+    kind, separator, path = name.partition(":")
+    return (kind, path) if separator and kind in HEADS else (None, name)
+
+
+def _head_class(kind: str | None, path: str):
+    """The drafter of a kind of heads, or of the heads that a local folder is recognised to hold;
+    `None` for a model. Prediction modules lie in whole models, so they are never guessed.
+    """
+    import specdec
+    from specdec.checkpoints.survey import family_of
+
+    if kind is not None:
+        return getattr(specdec, HEADS[kind])
+    guessed = {}
+    for name in ("EagleDrafter", "MaskTokenDrafter"):
+        drafter = getattr(specdec, name)
+        guessed[drafter.family] = drafter
+    return guessed.get(family_of(path, families=tuple(guessed)))
 
 
 def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:

@@ -11,13 +11,8 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
-from specdec.target.hf_model import SlotModel
+from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
 from specdec.types import Context, Draft
-
-MAX_VOCAB_PADDING = 1024
-"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
-this, and at most by an eighth of the larger one.
-"""
 
 
 @dataclass(frozen=True, eq=False)

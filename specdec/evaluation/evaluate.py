@@ -44,7 +44,7 @@ def evaluate(
     max_new_tokens: int = 64,
     temperature: float = 0.0,
 ) -> Evaluation:
-    """Generates and counts; no random generator but its own is used.
+    """Generates with a trace and measures wall-clock time; torch's global generator is not used.
 
     Args:
         generator: target, drafter and sampler to be measured.

@@ -11,7 +11,7 @@ from specdec.target.features import FeatureLayer
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """Sizes and flags of a decoder layer, and nothing of the family whose head the layer is in.
+    """Sizes and flags of a decoder layer, independent of the head's family.
 
     Args:
         hidden_size: H, width of the residual stream.

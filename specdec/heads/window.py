@@ -23,13 +23,13 @@ class Pass(NamedTuple):
     Args:
         angles: `[B, 1, N, 2 D]`, rows of the rotary table.
         attend: writes keys and values into the pass's slots, and attends.
-        cache: that is written.
+        cache: that is written; `None` for a pass over a whole text without a cache.
         window: of the pass, for layers that attend by themselves (`HFLayer`).
     """
 
     angles: Tensor
     attend: Attend
-    cache: SlotCache
+    cache: SlotCache | None
     window: Window
 
 
@@ -48,6 +48,8 @@ class WindowPlan:
             `SLOT_MULTIPLE`; slots between the bound and W are masked.
         table: `[S + 1, 2 D]`, see `rotary_table`.
         visible: what a token attends to; see `slot_mask`.
+        num_silent: so many tokens at the start of the first pass bring keys and values and no
+            query.
 
     Example:
         >>> import torch
@@ -66,11 +68,13 @@ class WindowPlan:
         num_attended: int,
         table: Tensor,
         visible: Visible = causal,
+        num_silent: int = 0,
     ):
         self._cache, self._slots = cache, slots
         self._num_first = count = slots.shape[1] - num_later
         self._width = min(round_up(num_attended), cache.num_slots)
-        self._masks = [slot_mask(slots[:, None, :count], self._width, visible, table.dtype)]
+        queries = slots[:, None, num_silent:count]
+        self._masks = [slot_mask(queries, self._width, visible, table.dtype)]
         if num_later:
             later = rearrange(slots[:, count:], "b m -> m b 1 1")
             self._masks += slot_mask(later, self._width, visible, table.dtype).unbind()
@@ -84,6 +88,8 @@ class WindowPlan:
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             keys, values = cache.update(key, value, layer)
+            if query.shape[2] == 0:
+                return query  # a pass that only writes
             is_grouped = query.shape[1] != key.shape[1]
             return F.scaled_dot_product_attention(
                 query, keys, values, attn_mask=mask, enable_gqa=is_grouped

@@ -10,7 +10,10 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import truncate
+from specdec.kernels import mask_window, truncate
+from specdec.kernels import mtp_shift as shift
+from specdec.kernels.mask_window import MaskWindow, WindowSpec
+from specdec.kernels.mtp_shift import PastRows, ShiftedWindow
 from specdec.kernels.philox import philox
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
@@ -24,15 +27,20 @@ from specdec.kernels.verify import (
     point_rule,
     token_rule,
 )
-from specdec.types import Draft, Verdict
+from specdec.types import Context, Draft, Verdict
 
 __all__ = [
     "Cutoff",
+    "MaskWindow",
+    "PastRows",
+    "ShiftedWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
+    "WindowSpec",
     "append_token",
     "draw",
+    "expand_window",
     "find_cutoff",
     "find_faults",
     "first_arrival",
@@ -40,6 +48,7 @@ __all__ = [
     "race",
     "sample",
     "sample_tokens",
+    "shift_window",
     "token_rule",
     "verify_blocks",
     "verify_points",
@@ -116,6 +125,19 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
     return race_weights(_probs(logits, params), key, position, stream)
 
 
+def shift_window(
+    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+) -> ShiftedWindow:
+    """The last `width` rows of every text, the newest in the last column: new rows of a context
+    after remembered ones. Args and Raises as `mtp_shift.reference.mtp_shift`.
+    """
+    if context.features is not None and _has_kernel(context.features):
+        from specdec.kernels.mtp_shift import triton
+
+        return triton.mtp_shift(context, past, width, trash=trash, num_later=num_later)
+    return shift.mtp_shift(context, past, width, trash=trash, num_later=num_later)
+
+
 def verify_tokens(
     draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms
 ) -> Verdict:
@@ -150,6 +172,22 @@ def verify_blocks(
     return _verdict(draft, logits, *block_rule(draft, _probs(logits, params), uniforms))
 
 
+def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
+    """The rows of one pass of a parallel drafter, `mask_window.reference.expand_window`.
+
+    Args:
+        tokens: `[B, N + 1]` int64, the anchor and the new tokens of a context.
+        start: `[B]` int64, position of the anchor.
+        num_new: `[B]` int64, how many of the N are a row's own.
+        spec: what the window is made of.
+    """
+    if tokens.is_cuda:
+        from specdec.kernels.mask_window import triton
+
+        return triton.expand_window(tokens, start, num_new, spec)
+    return mask_window.expand_window(tokens, start, num_new, spec)
+
+
 def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
     """`verify.reference.point_rule`, with what is wrong with the target's logits.
 
@@ -164,7 +202,7 @@ def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -
 
 
 def _has_kernel(logits: Tensor) -> bool:
-    """On a GPU. float64, the precision of oracles, and gradients keep to the definition."""
+    """On a GPU; float64 logits, as oracles have, and logits with gradients use the definition."""
     return logits.is_cuda and logits.dtype != torch.float64 and not logits.requires_grad
 
 

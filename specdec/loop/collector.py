@@ -53,8 +53,8 @@ class StepRecord:
 
 
 class OutputCollector:
-    """Collects the tokens of every row, decides on the host's stopping criteria, and adds up the
-    result.
+    """Collects the tokens of every row, evaluates HF's stopping criteria on the host, and builds
+    the result.
 
     Args:
         generation: the call under way.

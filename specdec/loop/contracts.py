@@ -1,9 +1,9 @@
-"""What drafters and samplers must keep to.
+"""The contracts of drafters and samplers.
 
 On the device, what breaks a contract is brought into a form that cannot harm the step: no id is
-looked up that has no embedding, no row grows by more than it may. What was really said goes into
-the step's record, and the host finds it there (`broken_contracts`) before any token of the step is
-emitted. So the checks cost the device four operations.
+looked up that has no embedding, no row grows by more than it may. The step's record keeps the
+original ids and counts, and the host checks them (`broken_contracts`) before any token of the step
+is emitted. So the checks cost the device four operations.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """

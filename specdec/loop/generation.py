@@ -81,7 +81,7 @@ class Generation:
         self._set_longest(self._longest + width)
 
     def note_longest(self, longest: int) -> None:
-        """Takes over how many tokens the longest row has, from whoever has read the outcomes."""
+        """Sets the number of tokens of the longest row, from outcomes that the host has read."""
         self._set_longest(longest)
 
     def synchronize(self) -> None:
@@ -104,8 +104,9 @@ class Generation:
     def drop_ended(self) -> None:
         """Goes on with the rows that have not ended, in the same storage, so that steps cost less.
 
-        Every outcome of the rows so far must have been read, and asking which have ended waits for
-        the device. With logits processors all rows stay: those may go by row numbers of the batch.
+        Every outcome of the rows so far must have been read. The call reads `remaining` and so
+        waits for the device. With logits processors all rows stay: those may go by row numbers of
+        the batch.
         """
         if self.request.options.processors:
             return

@@ -131,7 +131,7 @@ class StepState:
             self.features.zero_()
 
     def context(self, num_attended: int) -> Context:
-        """What the drafter may know at the start of a step."""
+        """The drafter's input at the start of a step: tokens, features, positions."""
         buffer = self.buffer
         return Context(buffer.recent, self.features, buffer.start, buffer.num_new, num_attended)
 

@@ -67,7 +67,7 @@ _WARP_NAMES = ("temperature", "top_k", "top_p", "min_p")
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """A checked call.
+    """The arguments of one call. `read` and `from_hook` check them.
 
     Args:
         prompts: the batch.

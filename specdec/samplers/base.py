@@ -1,4 +1,4 @@
-"""`Sampler`: what a component must do to decide which draft tokens stand.
+"""`Sampler`: the interface of what accepts or rejects draft tokens.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """
@@ -15,8 +15,8 @@ from specdec.types import Draft, Verdict
 
 
 class Sampler(nn.Module, ABC):
-    """Turns a draft and the target's logits into a verdict. It never sees a model, and remembers
-    nothing of a row: rows that have ended leave the batch, and others take their numbers.
+    """Turns a draft and the target's logits into a verdict. It has no access to models and keeps no
+    state per row, because row indices change when ended rows leave the batch.
 
     A rule may use its noise as it likes. But `certify` can enumerate its exact distribution only if
     it decides by thresholds: a draft token is accepted where its `Stream.ACCEPT` uniform is small,
@@ -26,7 +26,7 @@ class Sampler(nn.Module, ABC):
     Attributes:
         lossless: the output has exactly the target's distribution, whatever is drafted.
         draw_draft: how draft tokens have to be drawn.
-        uses_draft_probs: draft probabilities are of use to it.
+        uses_draft_probs: it reads draft probabilities.
         noise_type: where its random numbers come from.
     """
 
@@ -36,7 +36,7 @@ class Sampler(nn.Module, ABC):
     noise_type: type[Noise] = Noise
 
     def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
-        """Decides one step.
+        """Verifies one step.
 
         Args:
             draft: K tokens per row and the probabilities that they were drawn from.
@@ -51,15 +51,15 @@ class Sampler(nn.Module, ABC):
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
         _check_fit(draft, target_logits)
-        if warp.is_greedy:  # every rule's value where the target leaves nothing to chance
-            return self.decide_greedily(draft, target_logits)
-        return self.decide(draft, target_logits, warp, noise)
+        if warp.is_greedy:  # every rule's value where all target distributions are one-hot
+            return self.accept_greedily(draft, target_logits)
+        return self.accept(draft, target_logits, warp, noise)
 
     @abstractmethod
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """As `forward`, for inputs that fit, in a batch where some row samples."""
 
-    def decide_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
+    def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """As `forward`, where every distribution of the target is one-hot."""
         largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
         return verdict_of_points(draft, tokens, largest)
@@ -98,7 +98,7 @@ def _check_fit(draft: Draft, target_logits: Tensor) -> None:
 
 
 def chain_uniforms(draft: Draft, noise: StepNoise) -> VerifyUniforms:
-    """The draws of a rule that accepts each token by chance.
+    """The uniforms of a rule that accepts each token with a probability.
 
     Raises:
         ValueError: the step was opened with too few draws.

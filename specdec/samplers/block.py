@@ -1,4 +1,4 @@
-"""`BlockSampler`: speculative sampling that decides on the draft as a whole."""
+"""`BlockSampler`: speculative sampling that accepts a prefix by one joint rule."""
 
 from torch import Tensor
 
@@ -55,9 +55,9 @@ class BlockSampler(Sampler):
         super().__init__()
         self._for_points = RejectionSampler()
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""
         if draft.probs is None:
-            return self._for_points.decide(draft, target_logits, warp, noise)
+            return self._for_points.accept(draft, target_logits, warp, noise)
         params = warp.params(target_logits)
         return verify_blocks(draft, target_logits, params, chain_uniforms(draft, noise))

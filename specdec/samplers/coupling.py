@@ -36,7 +36,7 @@ class CouplingSampler(Sampler):
     draw_draft = staticmethod(draw_by_race)
     uses_draft_probs = False
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""
         winners = noise.race(target_logits, warp, index=0)
         return verdict_of_points(draft, winners, target_logits.amax(dim=-1))

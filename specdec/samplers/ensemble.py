@@ -1,4 +1,4 @@
-"""`EnsembleSampler`: lets the drafter have a say. Lossy, with a bound."""
+"""`EnsembleSampler`: samples from a mixture of target and draft. Lossy, with a bound."""
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class EnsembleSampler(Sampler):
         """Its weight."""
         return f"target_weight={self.target_weight}"
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""
         probs, w = warp(target_logits), self.target_weight
         mixed = probs.clone()

@@ -14,8 +14,8 @@ class RejectionSampler(Sampler):
     the target's distribution.
 
     With target probabilities p, draft probabilities q and token x drawn from q: accept x with
-    probability min(1, p(x) / q(x)), otherwise draw from the normalised max(0, p - q). Point-mass
-    drafts, the bonus token and greedy rows are values of this rule, not cases of it.
+    probability min(1, p(x) / q(x)), otherwise draw from the normalised max(0, p - q). The same
+    formula covers point-mass drafts, the bonus token and greedy rows.
 
     Reference: Leviathan et al., arXiv:2211.17192, Alg. 1 (their p is our target, q our draft); Chen
     et al., arXiv:2302.01318, Alg. 2 (letters the other way round).
@@ -34,7 +34,7 @@ class RejectionSampler(Sampler):
 
     lossless = True
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token."""
         params = warp.params(target_logits)
         return verify_tokens(draft, target_logits, params, chain_uniforms(draft, noise))

@@ -56,7 +56,7 @@ class TypicalSampler(Sampler):
         """Its thresholds."""
         return f"epsilon={self.epsilon}, delta={self.delta}"
 
-    def decide(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """By the target's probabilities alone."""
         probs = warp(target_logits)  # [B, K + 1, V]
         entropy = -torch.special.xlogy(probs, probs).sum(dim=-1)

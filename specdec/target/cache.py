@@ -185,7 +185,7 @@ class SlotCache(Cache):
 
     def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> Tensor:
         slots = self._flat_slots[by_slot.device]
-        if self.num_rows == 1:  # one row's slots are everybody's: no need to bring them together
+        if self.num_rows == 1:  # with one row, slots need no row offset
             by_head.index_copy_(2, slots, states)
         else:
             by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
@@ -202,11 +202,11 @@ class SlotCache(Cache):
         }
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """HF's question for a length; positions are always passed, so a bound is enough."""
+        """Called by HF to get a length; positions are always passed, so a bound is enough."""
         return self.window.num_attended
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """HF's question for mask sizes: (slots attended over, offset)."""
+        """Called by HF to get mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
 
 
@@ -222,7 +222,7 @@ class ShapeRecorder(Cache):
         self.shapes: dict[int, KeyValueShape] = {}
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """HF's entry: gives the states back."""
+        """HF's entry: returns the states unchanged."""
         sizes = key_states.shape[1], key_states.shape[3], value_states.shape[3]
         self.shapes[layer_idx] = KeyValueShape(*sizes, key_states.dtype, key_states.device)
         return key_states, value_states
@@ -236,5 +236,5 @@ class ShapeRecorder(Cache):
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """HF's question for mask sizes; the masks that follow from it are only described."""
+        """Called by HF to get mask sizes; the masks that follow from it are only described."""
         return 1, 0

@@ -23,6 +23,11 @@ from specdec.target.wrappers import adapters_of, unwrap
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this, and at most by an eighth of the larger one.
+"""
+
 
 class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.

@@ -1,4 +1,5 @@
-"""Who sees whom: predicates over slots, composed, and written out as additive masks.
+"""Which keys each query attends to: predicates over slots, composed, and written out as additive
+masks.
 
 A predicate takes the slots of queries and of keys, two int64 tensors that broadcast against each
 other, and returns the bool tensor of what is visible.

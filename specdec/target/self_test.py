@@ -1,11 +1,11 @@
-"""The self-test: an HF model is believed only after windows over a cache of garbage have
-reproduced its own plain forward.
+"""The self-test: an HF model is accepted only if windows over a cache of garbage reproduce its own
+plain forward.
 
 An architecture may apply masks, biases and positions anywhere. So a model is run twice, plainly and
 in ragged windows, and compared layer by layer. In the windowed run each layer is given what it was
-given in the plain run. A difference is then that layer's own: the rounding of a deep model does not
-pile up until a wrong mask in one layer is lost in it. The yardstick is measured rounding: how far
-the same layer, given the same input, differs between two attention implementations of HF.
+given in the plain run. A difference is then that layer's own, and rounding does not accumulate over
+layers until it hides a wrong mask in one of them. The tolerance is measured rounding: how far the
+same layer, given the same input, differs between two attention implementations of HF.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class _Trace:
 
 
 def _difference(model: SlotModel, route: Route) -> str | None:
-    """A complaint if ragged windows over a cache of garbage differ from a plain forward."""
+    """An error message if ragged windows over a cache of garbage differ from a plain forward."""
     windows = [w for w in route.layer_windows.values() if w is not None and w <= LONGEST_WINDOW]
     length = max([6, *(w + 4 for w in windows)])
     tokens = _tokens(model, length)

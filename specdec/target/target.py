@@ -93,7 +93,7 @@ class Target:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model has positions for; `None` where the config is silent."""
+        """Longest sequence that the model has positions for; `None` if the config sets no limit."""
         return self._slot_model.max_positions
 
     @property

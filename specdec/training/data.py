@@ -26,12 +26,14 @@ def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator
         path: `.jsonl`: a document per line, an object with `text`, or with `messages` (or
             `conversations`) of `role` and `content` that go through the tokenizer's chat template,
             or with `turns`, texts that are joined by blank lines (Spec-Bench, MT-bench).
-            Any other file: one document, in UTF-8. A folder: all its files, but for hidden ones.
+            Any other file: one document, in UTF-8, invalid bytes replaced. A folder: all its files
+            and those of its subfolders, sorted, but for hidden ones.
         tokenizer: the target's.
 
     Raises:
         FileNotFoundError: nothing is there.
-        ValueError: a line that is no such object; names file and line.
+        ValueError: a `.jsonl` line without `text` or `messages`; names file and line. Raised when
+            the line is reached.
     """
     path = Path(path)
     if path.is_dir():

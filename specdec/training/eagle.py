@@ -87,7 +87,8 @@ def new_head(
     target_ids: Tensor | None = None,
     seed: int = 0,
 ) -> EagleHead:
-    """An untrained head in float32, on the CPU, whose vocabulary head starts as the target's.
+    """An untrained head in float32, on the CPU. An EAGLE-3 head's `lm_head` is initialised with the
+    target's rows; an EAGLE-1 head uses the target's.
 
     Args:
         target, kind, mlp_width: as for `eagle_config`.
@@ -96,7 +97,7 @@ def new_head(
         seed: of the weights.
 
     Raises:
-        ValueError: as `eagle_config`, and ids that cannot be right.
+        ValueError: as `eagle_config`; ids that are not int64, out of range or repeated.
 
     Example:
         >>> from specdec import zoo

@@ -76,7 +76,7 @@ def untrained(make: Callable[[], Head], *, seed: int) -> Head:
 def copy_lm_head(
     lm_head: nn.Linear, target: PreTrainedModel, target_ids: Tensor | None = None
 ) -> None:
-    """Starts a vocabulary head as the target's, at the ids `[Vd]` that it can propose."""
+    """Copies the target's output embeddings of ids `[Vd]` (`None`: all) into `lm_head`."""
     theirs = target.get_output_embeddings().weight.data
     chosen = theirs if target_ids is None else theirs[target_ids.to(theirs.device)]
     lm_head.weight.data.copy_(chosen)

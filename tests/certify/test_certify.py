@@ -69,7 +69,7 @@ class Mistaken(Sampler):
         super().__init__()
         self.mistake = mistake
 
-    def decide(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
         """A verdict, maybe of the wrong law."""
         p = warp(target_logits)
         rows, width = draft.tokens.shape
@@ -158,7 +158,7 @@ class DrawAndCompare(Sampler):
         super().__init__()
         self.weight = weight
 
-    def decide(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
         """A verdict of the right law, if `weight` is 0."""
         p = warp(target_logits)
         p = (1 - self.weight) * p + self.weight * p.square() / p.square().sum(-1, keepdim=True)
@@ -196,9 +196,9 @@ def test_a_lossy_rule_without_thresholds_fails_by_draws():
 
 def test_draws_of_the_rules_own_are_inconclusive_too():
     class OwnNumbers(RejectionSampler):
-        def decide(self, draft, target_logits, warp, noise):
+        def accept(self, draft, target_logits, warp, noise):
             uniforms = torch.rand(len(target_logits), len(Stream), target_logits.shape[1]).double()
-            return super().decide(draft, target_logits, warp, ScriptedNoise(uniforms))
+            return super().accept(draft, target_logits, warp, ScriptedNoise(uniforms))
 
     torch.manual_seed(0)
     report = certify(OwnNumbers(), sizes=((2, 1, 6),))
@@ -233,7 +233,7 @@ class MistakenRace(CouplingSampler):
         super().__init__()
         self.mistake = mistake
 
-    def decide(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
         """A verdict, maybe with the wrong tokens."""
         logits = target_logits
         if self.mistake == "races over the square of the law":

@@ -104,11 +104,11 @@ def test_a_drafter_whose_law_is_not_that_of_its_tokens_fails(wrong):
 class PrefersTheHighestId(RejectionSampler):
     """Breaks ties the other way round."""
 
-    def decide_greedily(self, draft, target_logits):
+    def accept_greedily(self, draft, target_logits):
         """Ids reversed, decided, and reversed again."""
         last = target_logits.shape[-1] - 1
         reversed_draft = Draft(last - draft.tokens, None, draft.num_valid)
-        verdict = super().decide_greedily(reversed_draft, target_logits.flip(-1))
+        verdict = super().accept_greedily(reversed_draft, target_logits.flip(-1))
         tokens = torch.where(verdict.tokens < 0, verdict.tokens, last - verdict.tokens)
         return type(verdict)(tokens, verdict.num_accepted, verdict.num_drafted, verdict.faults)
 
@@ -116,10 +116,10 @@ class PrefersTheHighestId(RejectionSampler):
 class PrefersTheSecondBest(RejectionSampler):
     """Emits the runner-up."""
 
-    def decide_greedily(self, draft, target_logits):
+    def accept_greedily(self, draft, target_logits):
         """The best is made the worst."""
         best = target_logits.argmax(dim=-1, keepdim=True)
-        return super().decide_greedily(draft, target_logits.scatter(-1, best, -1e9))
+        return super().accept_greedily(draft, target_logits.scatter(-1, best, -1e9))
 
 
 def audit_of(model, sampler):

@@ -92,7 +92,7 @@ class Biased(Sampler):
         super().__init__()
         self.mistake, self.right = mistake, RejectionSampler()
 
-    def decide(self, draft, target_logits, warp, noise) -> Verdict:
+    def accept(self, draft, target_logits, warp, noise) -> Verdict:
         """A verdict of the wrong law."""
         if self.mistake == "acceptance shares its noise with the proposal":
             noise = SharedNoise(noise, Stream.ACCEPT, Stream.PROPOSE)

@@ -105,6 +105,27 @@ def test_every_pass_attends_to_what_its_predicate_shows(name, seed, rows, count,
                     assert out[b, :, j].isfinite().all()
 
 
+@pytest.mark.parametrize("num_silent", [0, 2, 5])
+@torch.no_grad()
+def test_silent_tokens_bring_keys_and_values_and_no_query(num_silent):
+    generator = torch.Generator().manual_seed(1)
+    shape = KeyValueShape(KV_HEADS, SIZE, SIZE, torch.float64, torch.device("cpu"))
+    slots = torch.tensor([[3, 4, 5, 6, 7], [0, 1, 2, 16, 16]])
+    states = [torch.randn(2, h, 5, SIZE, generator=generator).double() for h in (HEADS, 2, 2)]
+    outs, caches = [], []
+    for silent in (0, num_silent):
+        cache = SlotCache(2, 16, {0: shape})
+        table = torch.zeros(17, 2 * SIZE)
+        plan = WindowPlan(cache, slots, num_attended=8, table=table.double(), num_silent=silent)
+        step = plan.open(0)
+        assert step.angles.shape[2] == 5
+        outs.append(step.attend(0, states[0][:, :, silent:], *states[1:]))
+        caches.append(cache.keys[0])
+    assert outs[1].shape == (2, HEADS, 5 - num_silent, SIZE)
+    torch.testing.assert_close(outs[1], outs[0][:, :, num_silent:], rtol=0, atol=1e-12)
+    assert caches[0].equal(caches[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("num_slots", "bound"), [(64, 5), (64, 16), (64, 17), (64, 64), (21, 18)])

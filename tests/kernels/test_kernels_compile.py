@@ -21,6 +21,8 @@ LAUNCHES = [
     *(["_partials_kernel", "_sample_kernel"] * 2),  # with probabilities and without
     *("_heat_kernel", "_final_kernel"),
     *("_partials_kernel", "_guess_kernel", "_list_kernel", "_search_kernel"),
+    "_expand_kernel",
+    "_shift_kernel",
 ]
 
 

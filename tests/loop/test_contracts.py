@@ -53,13 +53,13 @@ class Saying(Sampler):
         super().__init__()
         self.change = change
 
-    def decide(self, draft, target_logits, warp, noise):
+    def accept(self, draft, target_logits, warp, noise):
         """The changed verdict."""
-        return self.change(RejectionSampler().decide(draft, target_logits, warp, noise))
+        return self.change(RejectionSampler().accept(draft, target_logits, warp, noise))
 
-    def decide_greedily(self, draft, target_logits):
+    def accept_greedily(self, draft, target_logits):
         """The changed verdict."""
-        return self.change(super().decide_greedily(draft, target_logits))
+        return self.change(super().accept_greedily(draft, target_logits))
 
 
 def ids(value):

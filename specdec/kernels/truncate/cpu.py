@@ -27,8 +27,8 @@ LARGEST = torch.finfo(torch.float32).max
 
 
 def is_wide(logits: Tensor) -> bool:
-    """Whether logits `[..., V]` are for this file. float64, the precision of oracles, and gradients
-    keep to `reference`.
+    """Whether this file handles logits `[..., V]`; float64 logits, as oracles have, and logits with
+    gradients use `reference`.
     """
     fits = logits.shape[-1] >= WIDE and logits.device.type == "cpu"
     return fits and logits.dtype != torch.float64 and not logits.requires_grad

@@ -1,5 +1,4 @@
-"""The launches that sum what is left of the target without the draft, and that draw the extra token
-from it.
+"""The launches that sum the residual, and that draw the extra token from it.
 
 The residual at window index i is `max(0, P_i * target - draft)`, with P_i = 1 by the token rule. A
 point mass is a one-hot draft, so it needs no case of its own.
