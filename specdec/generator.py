@@ -333,6 +333,9 @@ class SpeculativeGenerator:
 def _as_drafter(drafter: Drafter | str | None) -> Drafter:
     named = drafter_named(drafter) if isinstance(drafter, str) else drafter
     named = NoDrafter() if named is None else named
+    if isinstance(drafter, type):
+        made = f"{drafter.__name__}()"
+        raise TypeError(f"drafter must be a specdec Drafter, got the class; pass {made}")
     if not isinstance(named, Drafter):
         raise TypeError(
             f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
@@ -343,6 +346,9 @@ def _as_drafter(drafter: Drafter | str | None) -> Drafter:
 
 def _as_sampler(sampler: Sampler | str) -> Sampler:
     named = sampler_named(sampler) if isinstance(sampler, str) else sampler
+    if isinstance(sampler, type):
+        made = f"{sampler.__name__}()"
+        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got the class; pass {made}")
     if not isinstance(named, Sampler):
         raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
     return named

@@ -150,11 +150,11 @@ class OutputCollector:
         )
 
     def _keep(self, scores: StepScores, index: int, number: int, count: int) -> None:
-        """Keeps the logits of a row's new tokens; they stay where they are."""
+        """Keeps the logits of a row's new tokens on their device, and no others."""
         for name, rows in self._kept.items():
             table = getattr(scores, name)
             if table is not None:
-                rows[number].append(table[index, :count])
+                rows[number].append(table[index, :count].clone())
 
     def _columns(self, name: str, width: int) -> tuple[Tensor, ...] | None:
         """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""

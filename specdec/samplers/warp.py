@@ -108,7 +108,8 @@ class Warp:
         Args:
             logits: `[B, V]` or `[B, N, V]`.
         """
-        scores, probs = logits.to(torch.promote_types(logits.dtype, torch.float32)), self(logits)
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        scores, probs = logits.to(dtype, copy=True), self(logits)
         column = (slice(None), *[None] * (scores.dim() - 1))
         if self._temperature is not None:
             scores = scores / self._temperature[column].to(scores.dtype)

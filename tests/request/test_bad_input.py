@@ -207,6 +207,16 @@ def test_the_hook_refuses_what_it_cannot_honour():
         (lambda: SpeculativeGenerator(MODEL, None, "blok"), ValueError, "no sampler 'blok'; exp"),
         (lambda: SpeculativeGenerator(MODEL, None, "ensemble"), ValueError, r"EnsembleSampler\(0"),
         (lambda: SpeculativeGenerator(MODEL, "eagle"), ValueError, "no drafter 'eagle'; .*from_pr"),
+        (
+            lambda: SpeculativeGenerator(MODEL, PromptLookupDrafter),
+            TypeError,
+            r"got the class; pass PromptLookupDrafter\(\)",
+        ),
+        (
+            lambda: SpeculativeGenerator(MODEL, None, RejectionSampler),
+            TypeError,
+            r"got the class; pass RejectionSampler\(\)",
+        ),
         (lambda: SpeculativeGenerator(MODEL, None, None), TypeError, "sampler .*got None"),
         (
             lambda: SpeculativeGenerator(MODEL, None, prefill_chunk_size=0),
