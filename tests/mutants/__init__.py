@@ -1,4 +1,5 @@
-"""Hand-made mutants, each after a bug that a public project has shipped, by the part they break.
+"""Hand-made mutants by the part they break, each after a bug that a public project, or a trial of
+this one, has shown.
 
 Issues are named as repository#number; the row in brackets is that of the project's catalogue of
 such bugs.
@@ -6,6 +7,7 @@ such bugs.
 
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
+from mutants.habits import HABITS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
 from mutants.mask_token import MASK_TOKEN
@@ -16,5 +18,5 @@ from mutants.rules import RULES
 from mutants.slots import SLOTS
 
 MUTANTS = [
-    *RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN, *MTP,
+    *RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN, *MTP, *HABITS,
 ]  # fmt: skip
