@@ -9,8 +9,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from typing import Any, Unpack
+from dataclasses import is_dataclass, replace
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -24,12 +24,15 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.drafters import Drafter, NoDrafter, drafter_named
+from specdec.graphs import weight_addresses
+from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
 from specdec.loop.prefill import prefill
-from specdec.loop.state import SLOT_BUCKET, Signature, StepState
-from specdec.loop.step import Parts, device_step
+from specdec.loop.runner import KeptRunners, StepRunner
+from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
+from specdec.loop.step import Parts
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
@@ -51,8 +54,13 @@ class SpeculativeGenerator:
             `"rejection"`, `"coupling"`, `"typical"`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
-        keep_storage: keep the tensors of the last call for the next one, which takes them over if
-            it has the same signature (rows, length, options in use); `release` frees them.
+        graphs: whether steps are captured as CUDA graphs, one per signature (rows up to a bucket,
+            slots, draft length, options in use) and replayed from then on, also by later calls.
+            `"auto"` captures on a GPU what can be captured, and `explain` says what cannot and why;
+            `True` raises `CaptureError` instead, and on a CPU replays the same function under the
+            same checks; `False` captures nothing.
+        keep_storage: of how many signatures the tensors (and graphs) are kept for later calls;
+            `release` frees them. `None` is 4 where steps are captured, else 1; 0 keeps nothing.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
@@ -82,8 +90,9 @@ class SpeculativeGenerator:
         drafter: Drafter | str | None,
         sampler: Sampler | str = "auto",
         *,
+        graphs: bool | Literal["auto"] = "auto",
         prefill_chunk_size: int = 2048,
-        keep_storage: bool = True,
+        keep_storage: int | None = None,
         steps_ahead: int | None = None,
     ):
         self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
@@ -97,11 +106,17 @@ class SpeculativeGenerator:
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
+        if graphs not in (True, False, "auto"):
+            raise ValueError(f"graphs must be True, False or 'auto', got {graphs!r}")
+        self.graphs = graphs
+        self._reason_for_eager = self._why_eager()
+        if keep_storage is None:
+            keep_storage = 1 if self._reason_for_eager else 4
+        _check_count("keep_storage", int(keep_storage), 0)
         self.prefill_chunk_size = prefill_chunk_size
-        self.keep_storage = keep_storage
         self.steps_ahead = steps_ahead
-        # Appending and popping are atomic, so two threads never get the same tensors.
-        self._idle_states: deque[StepState] = deque(maxlen=1)
+        self._kept = KeptRunners(int(keep_storage))
+        self._last_reason: str | None = None
         self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
@@ -126,18 +141,11 @@ class SpeculativeGenerator:
             raise ValueError(
                 "this generation was started by another generator; step it with that one"
             )
-        outcome = device_step(
-            Parts(self.target, self.drafter, self.sampler),
-            generation.state,
-            num_attended=generation.num_attended,
-            edit_logits=generation.edit_logits,
-        )
-        generation.count_step()
-        return outcome
+        return generation.run_step()
 
     def release(self) -> None:
-        """Frees the tensors that are kept for the next call."""
-        self._idle_states.clear()
+        """Frees the tensors and graphs that are kept for later calls."""
+        self._kept.clear()
 
     def __repr__(self) -> str:
         model, target = self.target.model, self.target
@@ -149,8 +157,26 @@ class SpeculativeGenerator:
         )
 
     def __getstate__(self) -> dict:
-        """Tensors that are kept for the next call are no part of a pickled generator."""
-        return {**vars(self), "_idle_states": deque(maxlen=1), "last_result": None}
+        """The result of the last call is no part of a pickled generator."""
+        return {**vars(self), "last_result": None}
+
+    def explain(self) -> str:
+        """How the steps run: what is captured, what is not, and why.
+
+        Example:
+            >>> from specdec import SpeculativeGenerator, zoo
+            >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
+            steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
+        """
+        lines = []
+        if self._reason_for_eager:
+            lines.append(f"steps are eager: {self._reason_for_eager}")
+        else:
+            lines.append(f"steps are captured on {self.target.device}")
+            if self._last_reason:
+                lines.append(f"the last call was eager: {self._last_reason}")
+            lines += [f"  {line}" for runner in self._kept for line in runner.describe()]
+        return "\n".join([*lines, *self.target.notes])
 
     def start(
         self,
@@ -196,6 +222,7 @@ class SpeculativeGenerator:
         *,
         streamer: BaseStreamer | None = None,
         trace: bool = False,
+        check: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> GenerationResult:
         """Generates until every row has ended.
@@ -208,19 +235,25 @@ class SpeculativeGenerator:
             attention_mask: as in `start`.
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
             trace: keep every step of every row in the result.
+            check: run every step eagerly, too, on tensors of its own, and compare: tokens,
+                acceptance by position, lengths. Costs both, and waits for the device.
             options: see `GenerateOptions`.
 
         Returns:
             Sequences as HF `generate` returns them, and the numbers that explain them.
 
         Raises:
-            TypeError, ValueError: as `start`; also when the target's logits are not finite.
+            TypeError, ValueError: as `start`; also when the target's logits are not finite, and for
+                `check=True` where steps are eager anyway.
+            ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         with _ending(streamer):
             request = Request.read(self.target, input_ids, attention_mask, options)
+            if check and (reason := self._why_eager_call(request)):
+                raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:
                 streamer.put(request.prompts.padded.cpu())
-            return self._generate(request, streamer=streamer, trace=trace)
+            return self._generate(request, streamer=streamer, trace=trace, check=check)
 
     def __call__(
         self,
@@ -267,12 +300,18 @@ class SpeculativeGenerator:
         return result.sequences
 
     def _generate(
-        self, request: Request, *, streamer: BaseStreamer | None = None, trace: bool = False
+        self,
+        request: Request,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: bool = False,
+        check: bool = False,
     ) -> GenerationResult:
         started_s = time.perf_counter()
         generation = self._begin(request)
         collector = OutputCollector(generation, streamer)
-        for _ in self._run(generation, collector):
+        twin = EagerTwin(generation, self.prefill_chunk_size) if check else None
+        for _ in self._run(generation, collector, twin):
             pass
         wall_s = time.perf_counter() - started_s
         self.last_result = result = collector.result(trace=trace, wall_s=wall_s)
@@ -282,52 +321,90 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def _begin(self, request: Request) -> Generation:
-        state = self._state_for(request)
-        state.load(request)
-        parts = Parts(self.target, self.drafter, self.sampler)
-        prefill(parts, state, request.prompts, self.prefill_chunk_size)
-        return Generation(self, request, state)
+        runner = self._runner_for(request)
+        runner.state.load(request)
+        prefill(runner.parts, runner.state, request.prompts, self.prefill_chunk_size)
+        return Generation(self, request, runner)
 
-    def _state_for(self, request: Request) -> StepState:
+    def _runner_for(self, request: Request) -> StepRunner:
         """Tensors for a call: those of an earlier one if they are idle and fit, else new ones."""
-        signature = self._signature(request)
-        idle = self._idle_states.pop() if self._idle_states else None
-        if idle is not None and idle.signature == signature:
-            return idle
-        del idle  # before as much is allocated again
-        return StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
+        self._last_reason = self._why_eager_call(request)
+        captures = self._last_reason is None
+        signature = self._signature(request, captures)
+        parts = Parts(self.target, self.drafter, self.sampler)
+        frozen = self._frozen_values() if captures else ()
+        runner = self._kept.take(signature, parts, frozen)
+        if runner is not None:
+            return runner
+        state = StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
+        options = {"captures": captures, "must_capture": self.graphs is True, "frozen": frozen}
+        return StepRunner(parts, state, **options)
 
-    def _signature(self, request: Request) -> Signature:
+    def _why_eager(self) -> str | None:
+        """Why no step of this generator is captured."""
+        if self.graphs is False:
+            return "graphs=False"
+        if self.graphs is True:
+            return None
+        if self.target.device.type != "cuda":
+            kind = self.target.device.type.upper()
+            return f"the target is on a {kind} (graphs=True replays there, too, for tests)"
+        devices = sorted({str(p.device) for p in self.target.model.parameters()})
+        if len(devices) > 1:
+            return f"the target is spread over {', '.join(devices)}, and a graph runs on one device"
+        return None
+
+    def _why_eager_call(self, request: Request) -> str | None:
+        """Why the steps of a call are not captured."""
+        if self._reason_for_eager is None and request.options.processors:
+            names = ", ".join(type(p).__name__ for p in request.options.processors)
+            return f"logits processors are host code, which every step has to wait for: {names}"
+        return self._reason_for_eager
+
+    def _frozen_values(self) -> tuple:
+        """What a captured step has taken over from its parts: addresses of weights, and settings of
+        drafter and sampler. Where one differs, the step is captured again.
+        """
+        settings = (*vars(self.drafter).items(), *vars(self.sampler).items())
+        plain = (int, float, str, type(None))
+        kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
+        modules = self.target.model, self.drafter, self.sampler
+        return *weight_addresses(*modules), *map(repr, kept)
+
+    def _signature(self, request: Request, captures: bool) -> Signature:
         lengths, room = request.prompts.lengths, request.max_new_tokens
         # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
         num_draft_tokens = max(0, min(self.drafter.num_draft_tokens, room - 1))
         num_slots = max(lengths) + room + num_draft_tokens + 1
         options = request.options
         return Signature(
-            batch_size=len(lengths),
+            batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),
             num_draft_tokens=num_draft_tokens,
-            num_slots=-(-num_slots // SLOT_BUCKET) * SLOT_BUCKET,
+            num_slots=bucket_of_slots(num_slots, is_coarse=captures),
             warp=Warp(len(lengths), **options.warp).signature,
             wants_probs=options.draft_probs and self.sampler.uses_draft_probs,
             sampler=type(self.sampler).__name__,
             dtype=self.target.dtype,
         )
 
-    def _run(self, generation: Generation, collector: OutputCollector) -> Iterator[StepRecord]:
+    def _run(
+        self, generation: Generation, collector: OutputCollector, twin: EagerTwin | None = None
+    ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
         unread: deque[tuple[PendingOutcome, StepScores | None]] = deque()
         width = generation.state.signature.num_draft_tokens + 1
         while not collector.is_done:
             outcome = self.step(generation)
             unread.append((outcome.fetch(), generation.scores_of(outcome)))
+            if twin is not None:
+                twin.follow()
             if len(unread) > self.steps_ahead:
                 record = collector.read(*unread.popleft())
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
-        if self.keep_storage:
-            self._idle_states.append(generation.whole)
+        self._kept.give(generation.runner)
 
 
 def _as_drafter(drafter: Drafter | str | None) -> Drafter:

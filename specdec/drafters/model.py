@@ -107,7 +107,12 @@ class ModelDrafter(Drafter):
         slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
         tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         self._slot_model.forward(
-            tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
+            tokens,
+            state.cache,
+            slots,
+            num_attended=context.num_attended,
+            logits_to_keep=1,
+            is_chunk=True,
         )
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:

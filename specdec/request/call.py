@@ -84,6 +84,18 @@ class Request:
         """Tokens that each row may get; 0 where the prompts fill the allowed length."""
         return self.options.max_length - self.prompts.padded.shape[1]
 
+    def filled_to(self, rows: int) -> Request:
+        """The call with inert rows after its own, up to so many: prompts of one token, the sampling
+        values of the last row, seed 0. Whoever loads it lets them commit nothing.
+        """
+        missing = rows - len(self.prompts.lengths)
+        if missing == 0:
+            return self
+        warp = {name: _extended(value, missing) for name, value in self.options.warp.items()}
+        seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
+        options = replace(self.options, warp=warp)
+        return Request(self.prompts.filled_to(rows), options, seeds)
+
     @classmethod
     def read(
         cls, target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict
@@ -220,6 +232,14 @@ def _per_sequence(value, rows: int, copies: int):
     if copies > 1 and isinstance(value, list | tuple) and len(value) * copies == rows:
         return [item for item in value for _ in range(copies)]
     return value
+
+
+def _extended(value, missing: int):
+    """A sampling value for so many rows more: a scalar holds for all."""
+    values = value.tolist() if isinstance(value, Tensor) else value
+    if not isinstance(values, Sequence):
+        return value
+    return [*values, *[values[-1]] * missing]
 
 
 def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int, copies: int) -> list[int]:

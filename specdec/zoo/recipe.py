@@ -48,10 +48,10 @@ TARGET_PLAN = TrainingPlan(
 DRAFTER_PLAN = TrainingPlan(
     steps=8_000,
     seed=1,
-    tokens_per_step=16384,
-    lengths=((0.5, 256), (0.75, 1024), (1.0, models.MAX_LENGTH)),
-    lr_matrices=5e-3,
-    lr_others=2e-3,
+    tokens_per_step=65536,
+    lengths=((0.3, 512), (1.0, models.MAX_LENGTH)),
+    lr_matrices=7e-3,
+    lr_others=3e-3,
     compiled=False,
 )
 TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
@@ -67,9 +67,9 @@ OWN_TEXT = (
 )
 """The target's own text: many short rows, and rows that reach its full length."""
 UNROLLED_STEPS = 5
-# Two layers, since one pass must do the work of K.
-MASK_TOKEN_SHAPE = {"num_layers": 2, "mlp_width": 1024}
-NUM_DEPTHS = 8  # draft tokens that masks learn
+# Three layers, since one pass must do the work of K.
+MASK_TOKEN_SHAPE = {"num_layers": 3, "mlp_width": 768}
+NUM_DEPTHS = 6  # draft tokens that masks learn
 DEPTH_WEIGHT = 0.8
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 

@@ -6,12 +6,12 @@ The oracle knows every row's keys and values by slot, as a list, and attends row
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec.heads.window import WindowPlan
 from specdec.target.cache import KeyValueShape, SlotCache
-from specdec.target.masks import all_of, any_of, block, causal, within
+from specdec.target.masks import all_of, any_of, block, causal, causal_within, within
 
 HEADS, KV_HEADS, SIZE = 4, 2, 6
 seeds = st.integers(0, 2**32 - 1)
@@ -49,14 +49,35 @@ SEES = {
         lambda first, last: any_of(causal, block(first, last)),
         lambda q, k, first, last: k <= q or (first <= q <= last and first <= k <= last),
     ),
+    "sliding block": (
+        lambda first, last: any_of(causal_within(3), block(first, last)),
+        lambda q, k, first, last: q - 3 < k <= q or (first <= q <= last and first <= k <= last),
+    ),
+    "block alone": (
+        lambda first, last: any_of(causal_within(1), block(first, last)),
+        lambda q, k, first, last: q == k or (first <= q <= last and first <= k <= last),
+    ),
 }
 
 
+@pytest.fixture(params=["by dense masks", "raggedly"])
+def way(request, monkeypatch):
+    """How passes attend: by dense masks, or as on a GPU, with the definition of the kernel."""
+    if request.param == "raggedly":
+        monkeypatch.setattr("specdec.heads.window.attends_raggedly", lambda *_, **__: True)
+        monkeypatch.setattr("specdec.heads.window.slot_mask", no_mask)
+    return request.param
+
+
+def no_mask(*_):
+    raise AssertionError("a dense mask was made that nobody needs")
+
+
 @pytest.mark.parametrize("name", SEES)
-@settings(max_examples=15)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(0, 3), st.integers(7, 40))
 @torch.no_grad()
-def test_every_pass_attends_to_what_its_predicate_shows(name, seed, rows, count, later, slack):
+def test_every_pass_attends_to_what_its_predicate_shows(way, name, seed, rows, count, later, slack):
     """Ragged rows over a cache of garbage: each first pass has tokens to forget at its end."""
     generator = torch.Generator().manual_seed(seed)
 

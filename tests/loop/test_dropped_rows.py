@@ -257,7 +257,8 @@ def test_kept_storage_is_whole_again_in_the_next_call(drafter):
             found = generate(generator, rows)
         assert counts[1] == len(ROWS) > counts[-1]
         assert found == generate(fresh, rows)
-        (state,) = generator._idle_states
+        (runner,) = generator._kept
+        state = runner.state
         assert state.cache.num_rows == len(state.buffer.lengths) == len(ROWS)
         places.append({name: (x.data_ptr(), x.shape) for name, x in tensors_of(state).items()})
     assert places[0] == places[1] == places[2]

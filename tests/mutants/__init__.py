@@ -5,8 +5,10 @@ Issues are named as repository#number; the row in brackets is that of the projec
 such bugs.
 """
 
+from mutants.attention import ATTENTION
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
+from mutants.graphs import GRAPHS
 from mutants.habits import HABITS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
@@ -18,5 +20,6 @@ from mutants.rules import RULES
 from mutants.slots import SLOTS
 
 MUTANTS = [
-    *RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN, *MTP, *HABITS,
+    *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
+    *MTP, *GRAPHS, *HABITS,
 ]  # fmt: skip

@@ -216,6 +216,22 @@ def test_scores_and_logits_of_emitted_tokens_are_hfs(processors, steps_ahead):
     same(result.logits, expected.logits)
 
 
+def test_scores_of_replayed_steps_are_those_of_eager_ones():
+    """The batch is filled up to a bucket, and a replay overwrites the logits of the step before."""
+    ids, mask = INPUTS.input_ids[[0, 1, 0]], INPUTS.attention_mask[[0, 1, 0]]
+    options = {**SAMPLED, "seed": [1, 2, 3], "temperature": [0.5, 1.0, 0.0], "top_p": 0.9}
+    options |= {"max_new_tokens": 24, "output_scores": True, "output_logits": True}
+    results = []
+    for graphs in (False, True):
+        generator = SpeculativeGenerator(MODEL, GENERATOR.drafter, graphs=graphs, steps_ahead=1)
+        results.append(generator.generate(ids, mask, **options))
+    assert "replays" in generator.explain()
+    eager, replayed = results
+    assert replayed.sequences.equal(eager.sequences)
+    same(replayed.scores, eager.scores)
+    same(replayed.logits, eager.logits)
+
+
 def test_the_hooks_record_holds_scores_where_hf_would():
     names = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
     expected, found = kept_by_hf(INPUTS, **GREEDY), hooked(INPUTS, **GREEDY, **names)
