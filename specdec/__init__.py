@@ -3,23 +3,39 @@ models.
 """
 
 from specdec import certify
-from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
+from specdec.drafters import (
+    Drafter,
+    ModelDrafter,
+    NoDrafter,
+    NoState,
+    PromptLookupDrafter,
+    Proposal,
+)
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
     BlockSampler,
     CouplingSampler,
+    Drawing,
     EnsembleSampler,
     RejectionSampler,
     Sampler,
+    StepNoise,
+    Stream,
     TypicalSampler,
+    Warp,
 )
 from specdec.target import Target
+from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
 __all__ = [
+    "PAD_TOKEN",
     "BlockSampler",
+    "Context",
     "CouplingSampler",
+    "Draft",
     "Drafter",
+    "Drawing",
     "EagleDrafter",
     "EnsembleSampler",
     "GenerationResult",
@@ -27,13 +43,19 @@ __all__ = [
     "MaskTokenDrafter",
     "ModelDrafter",
     "NoDrafter",
+    "NoState",
     "PromptLookupDrafter",
+    "Proposal",
     "RejectionSampler",
     "Sampler",
     "SpeculationStats",
     "SpeculativeGenerator",
+    "StepNoise",
+    "Stream",
     "Target",
     "TypicalSampler",
+    "Verdict",
+    "Warp",
     "certify",
 ]
 

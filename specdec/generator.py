@@ -5,9 +5,11 @@ context -> propose -> verify -> verdict -> commit -> context
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import is_dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import is_dataclass, replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -21,21 +23,21 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters import Drafter, NoDrafter, drafter_named
 from specdec.graphs import weight_addresses
 from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
-from specdec.loop.outcome import Outcome, PendingOutcome
+from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
 from specdec.loop.prefill import prefill
 from specdec.loop.runner import KeptRunners, StepRunner
 from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
 from specdec.loop.step import Parts
 from specdec.request import GenerateOptions, Request
-from specdec.request.call import check_hook
+from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
 from specdec.results import GenerationResult
-from specdec.samplers import BlockSampler, Sampler, Warp
+from specdec.samplers import Sampler, Warp, sampler_named
 from specdec.target import Target
 
 
@@ -43,10 +45,13 @@ class SpeculativeGenerator:
     """Generates with a target's exact distribution, several tokens per pass of the target.
 
     Args:
-        target: an HF causal LM in eval mode, or a `Target`.
-        drafter: proposes K tokens per step; `None` decodes plainly through the same loop.
+        target: an HF causal LM in eval mode, or a `Target`. `torch.compile` and PEFT wrappers are
+            taken off, see `specdec.target.wrappers.unwrap`.
+        drafter: proposes K tokens per step; `None` (or `"none"`) decodes plainly through the same
+            loop, `"lookup"` is `PromptLookupDrafter()`.
         sampler: decides what is accepted; `"auto"` is `BlockSampler()`, which for point masses is
-            `RejectionSampler()`.
+            `RejectionSampler()`. The other names of the command line work too: `"block"`,
+            `"rejection"`, `"coupling"`, `"typical"`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
         graphs: whether steps are captured as CUDA graphs, one per signature (rows up to a bucket,
@@ -59,6 +64,9 @@ class SpeculativeGenerator:
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
+
+    Attributes:
+        last_result: of the call that finished last, in any thread; `None` before.
 
     Raises:
         TypeError, ValueError: the target cannot be decoded this way, or the drafter does not fit
@@ -79,7 +87,7 @@ class SpeculativeGenerator:
     def __init__(
         self,
         target: PreTrainedModel | Target,
-        drafter: Drafter | None,
+        drafter: Drafter | str | None,
         sampler: Sampler | str = "auto",
         *,
         graphs: bool | Literal["auto"] = "auto",
@@ -87,20 +95,14 @@ class SpeculativeGenerator:
         keep_storage: int | None = None,
         steps_ahead: int | None = None,
     ):
-        self.target = target if isinstance(target, Target) else Target(target)
-        self.drafter = NoDrafter() if drafter is None else drafter
-        self.sampler = BlockSampler() if sampler == "auto" else sampler
-        if not isinstance(self.drafter, Drafter):
-            raise TypeError(
-                f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; "
-                "wrap a draft model as ModelDrafter(model)"
-            )
-        if not isinstance(self.sampler, Sampler):
-            raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
+        self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
         _check_count("prefill_chunk_size", prefill_chunk_size, 1)
+        if steps_ahead is not None:
+            _check_count("steps_ahead", steps_ahead, 0)
+        # The target is tried in forward passes, so what can be checked without it comes first.
+        self.target = target if isinstance(target, Target) else Target(target)
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
-        _check_count("steps_ahead", steps_ahead, 0)
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
@@ -115,6 +117,7 @@ class SpeculativeGenerator:
         self.steps_ahead = steps_ahead
         self._kept = KeptRunners(int(keep_storage))
         self._last_reason: str | None = None
+        self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
@@ -143,6 +146,19 @@ class SpeculativeGenerator:
     def release(self) -> None:
         """Frees the tensors and graphs that are kept for later calls."""
         self._kept.clear()
+
+    def __repr__(self) -> str:
+        model, target = self.target.model, self.target
+        return (
+            f"SpeculativeGenerator(target {type(model).__name__}, "
+            f"{model.num_parameters() / 1e6:.1f} M parameters, {target.dtype} on {target.device}; "
+            f"drafter {type(self.drafter).__name__}, K = {self.drafter.num_draft_tokens}; "
+            f"sampler {self.sampler})"
+        )
+
+    def __getstate__(self) -> dict:
+        """The result of the last call is no part of a pickled generator."""
+        return {**vars(self), "last_result": None}
 
     def explain(self) -> str:
         """How the steps run: what is captured, what is not, and why.
@@ -231,12 +247,13 @@ class SpeculativeGenerator:
                 `check=True` where steps are eager anyway.
             ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
-        request = Request.read(self.target, input_ids, attention_mask, options)
-        if check and (reason := self._why_eager_call(request)):
-            raise ValueError(f"check=True has no replay to compare with: {reason}")
-        if streamer is not None:
-            streamer.put(input_ids.cpu())
-        return self._generate(request, streamer=streamer, trace=trace, check=check)
+        with _ending(streamer):
+            request = Request.read(self.target, input_ids, attention_mask, options)
+            if check and (reason := self._why_eager_call(request)):
+                raise ValueError(f"check=True has no replay to compare with: {reason}")
+            if streamer is not None:
+                streamer.put(request.prompts.padded.cpu())
+            return self._generate(request, streamer=streamer, trace=trace, check=check)
 
     def __call__(
         self,
@@ -247,14 +264,16 @@ class SpeculativeGenerator:
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
+        stop_strings: str | list[str] | None = None,
         seed: int | list[int] | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`.
 
-        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well. HF
-        5.23 keeps its streamer to itself when it calls such a method: stream with
-        `generator.generate(..., streamer=...)`.
+        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well, and
+        `stop_strings=` with `tokenizer=`. HF passes neither its `streamer` nor its `tokenizer` on,
+        so they are taken from the call of `generate` itself. `last_result` is what `generate` of
+        this class would have returned, with the statistics.
 
         Returns:
             Sequences, or HF's output record with `return_dict_in_generate=True`.
@@ -263,13 +282,21 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
-        check_hook(self.target, model, synced_gpus, model_kwargs)
-        resolved = Options.from_resolved(logits_processor, stopping_criteria, generation_config)
-        mask = model_kwargs.get("attention_mask")
-        request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
-        result = self._generate(request, streamer=streamer)
-        if generation_config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(sequences=result.sequences)
+        call, config = HookCall.find(), generation_config
+        streamer = call.streamer if streamer is None else streamer
+        with _ending(streamer):
+            check_hook(self.target, model, call, synced_gpus, model_kwargs)
+            criteria = with_stop_strings(stopping_criteria, stop_strings, call.tokenizer)
+            resolved = Options.from_resolved(logits_processor, criteria, config, call.tokenizer)
+            if not config.return_dict_in_generate:  # as in HF, nobody would see them
+                resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
+            mask = model_kwargs.get("attention_mask")
+            request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
+            result = self._generate(request, streamer=streamer)
+        if config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(
+                sequences=result.sequences, scores=result.scores, logits=result.logits
+            )
         return result.sequences
 
     def _generate(
@@ -280,12 +307,17 @@ class SpeculativeGenerator:
         trace: bool = False,
         check: bool = False,
     ) -> GenerationResult:
+        started_s = time.perf_counter()
         generation = self._begin(request)
         collector = OutputCollector(generation, streamer)
         twin = EagerTwin(generation, self.prefill_chunk_size) if check else None
         for _ in self._run(generation, collector, twin):
             pass
-        return collector.result(trace=trace)
+        wall_s = time.perf_counter() - started_s
+        self.last_result = result = collector.result(trace=trace, wall_s=wall_s)
+        if streamer is not None:
+            streamer.end()
+        return result
 
     @torch.inference_mode()
     def _begin(self, request: Request) -> Generation:
@@ -359,19 +391,61 @@ class SpeculativeGenerator:
         self, generation: Generation, collector: OutputCollector, twin: EagerTwin | None = None
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
-        unread: deque[PendingOutcome] = deque()
+        unread: deque[tuple[PendingOutcome, StepScores | None]] = deque()
         width = generation.state.signature.num_draft_tokens + 1
         while not collector.is_done:
-            unread.append(self.step(generation).fetch())
+            outcome = self.step(generation)
+            unread.append((outcome.fetch(), generation.scores_of(outcome)))
             if twin is not None:
                 twin.follow()
             if len(unread) > self.steps_ahead:
-                record = collector.read(unread.popleft())
+                record = collector.read(*unread.popleft())
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
         self._kept.give(generation.runner)
+
+
+def _as_drafter(drafter: Drafter | str | None) -> Drafter:
+    named = drafter_named(drafter) if isinstance(drafter, str) else drafter
+    named = NoDrafter() if named is None else named
+    if isinstance(drafter, type):
+        made = f"{drafter.__name__}()"
+        raise TypeError(f"drafter must be a specdec Drafter, got the class; pass {made}")
+    if not isinstance(named, Drafter):
+        raise TypeError(
+            f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
+            "draft model as ModelDrafter(model)"
+        )
+    return named
+
+
+def _as_sampler(sampler: Sampler | str) -> Sampler:
+    named = sampler_named(sampler) if isinstance(sampler, str) else sampler
+    if isinstance(sampler, type):
+        made = f"{sampler.__name__}()"
+        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got the class; pass {made}")
+    if not isinstance(named, Sampler):
+        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
+    return named
+
+
+@contextmanager
+def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
+    """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
+    if not (streamer is None or all(callable(getattr(streamer, n, None)) for n in ("put", "end"))):
+        raise TypeError(
+            "streamer must be one of HF's streamers, with put(tokens) and end(), got "
+            f"{type(streamer).__name__}"
+        )
+    try:
+        yield
+    except BaseException:
+        if streamer is not None:
+            with suppress(Exception):  # the first error is the one to be seen
+                streamer.end()
+        raise
 
 
 def _check_count(name: str, value: int, least: int) -> None:

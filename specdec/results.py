@@ -19,7 +19,10 @@ product of the first i conditional rates is the joint rate at i.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from html import escape
+from itertools import zip_longest
+from typing import Any
 
 from torch import Tensor
 
@@ -50,9 +53,14 @@ class RowStep:
 class SpeculationStats:
     """Counts of a generation, and every rate derived from them.
 
+    Statistics of several generations add up (`a + b`, `sum(list_of_stats)`): their rows follow each
+    other, positions that one of them does not have count nothing there, and times add.
+
     Args:
         steps: per row, the steps it took part in before its end.
         num_draft_tokens: K.
+        wall_s: seconds that the generation took, prompts included; `None` where nobody measured. It
+            is no part of `to_dict`, so that equal runs have equal dictionaries.
 
     Example:
         >>> row = [RowStep([1, 2], 1, [1, 9]), RowStep([3, 4], 2, [3, 4, 5])]
@@ -61,10 +69,15 @@ class SpeculationStats:
         (2.5, 0.75, 2.5)
         >>> stats.joint_rates, stats.conditional_rates
         ([1.0, 0.5], [1.0, 0.5])
+        >>> stats + stats
+        SpeculationStats(acceptance length 2.50, rate 0.75, 10 tokens in 4 steps of 2 rows, K = 2)
     """
 
-    def __init__(self, steps: list[list[RowStep]], num_draft_tokens: int):
+    def __init__(
+        self, steps: list[list[RowStep]], num_draft_tokens: int, *, wall_s: float | None = None
+    ):
         self.num_draft_tokens = num_draft_tokens
+        self.wall_s = wall_s
         self.steps: list[int] = [len(row) for row in steps]
         self.drafted: list[int] = [sum(len(s.draft_tokens) for s in row) for row in steps]
         self.accepted: list[int] = [sum(s.num_accepted for s in row) for row in steps]
@@ -81,6 +94,30 @@ class SpeculationStats:
             for i in positions
         ]
         """Steps that accepted everything before each position and drafted a token there."""
+
+    def __add__(self, other: SpeculationStats) -> SpeculationStats:
+        """The statistics of both, the rows of `other` after those of this one."""
+        if not isinstance(other, SpeculationStats):
+            return NotImplemented
+        most = max(self.num_draft_tokens, other.num_draft_tokens)
+        both = SpeculationStats([], most)
+        for name in ("steps", "drafted", "accepted", "emitted"):
+            setattr(both, name, getattr(self, name) + getattr(other, name))
+        for name in ("accepted_at", "reached_at"):
+            counts = (getattr(self, name), getattr(other, name))
+            setattr(both, name, [sum(pair) for pair in zip_longest(*counts, fillvalue=0)])
+        if self.wall_s is not None and other.wall_s is not None:
+            both.wall_s = self.wall_s + other.wall_s
+        return both
+
+    def __radd__(self, other: object) -> SpeculationStats:
+        """For `sum`, which begins with 0."""
+        return self if other == 0 else NotImplemented
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Emitted tokens per second of `wall_s`; `None` where nobody measured."""
+        return sum(self.emitted) / self.wall_s if self.wall_s else None
 
     @property
     def acceptance_length(self) -> float:
@@ -134,10 +171,7 @@ class SpeculationStats:
         Raises:
             ImportError: pandas is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ImportError("to_frame() needs pandas: pip install pandas") from error
+        pd = _pandas()
         return pd.DataFrame(
             {
                 "reached": self.reached_at,
@@ -148,12 +182,38 @@ class SpeculationStats:
             index=pd.RangeIndex(1, self.num_draft_tokens + 1, name="position"),
         )
 
+    def to_frame_of_rows(self):
+        """A pandas frame with one line per row of the batch (per prompt), in their order.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        pd = _pandas()
+        counts = {n: getattr(self, n) for n in ("steps", "drafted", "accepted", "emitted")}
+        frame = pd.DataFrame(counts, index=pd.RangeIndex(len(self.steps), name="row"))
+        steps = frame.steps.where(frame.steps > 0)  # 0 / 0 is no rate
+        frame["acceptance_length"] = 1 + frame.accepted / steps
+        frame["acceptance_rate"] = frame.accepted / frame.drafted.where(frame.drafted > 0)
+        frame["block_efficiency"] = frame.emitted / steps
+        return frame
+
+    def __repr__(self) -> str:
+        return (
+            f"SpeculationStats(acceptance length {self.acceptance_length:.2f}, rate "
+            f"{self.acceptance_rate:.2f}, {sum(self.emitted)} tokens in {sum(self.steps)} steps of "
+            f"{len(self.steps)} rows, K = {self.num_draft_tokens}"
+            + (f", {self.wall_s:.2f} s)" if self.wall_s is not None else ")")
+        )
+
     def __str__(self) -> str:
+        time = ""
+        if self.tokens_per_s is not None:
+            time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
         lines = [
             f"acceptance length {self.acceptance_length:.2f}   acceptance rate "
             f"{self.acceptance_rate:.2f}   "
             f"block efficiency {self.block_efficiency:.2f}   ({sum(self.emitted)} tokens, "
-            f"{sum(self.steps)} steps)"
+            f"{sum(self.steps)} steps{time})"
         ]
         if self.num_draft_tokens:
             lines.append("position  reached  accepted  conditional  joint")
@@ -195,6 +255,12 @@ class GenerationResult:
             generations.
         stats: counts and rates.
         trace: per row its steps, when asked for; else `None`.
+        origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
+        scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
+            were sampled from (after processors, temperature and truncation), NaN where a row has
+            ended; else `None`.
+        logits: likewise, with `output_logits`, as the target returned them.
+        tokenizer: of the target, where the call named it.
     """
 
     sequences: Tensor
@@ -203,11 +269,98 @@ class GenerationResult:
     seeds: list[int] | None
     stats: SpeculationStats
     trace: list[list[RowStep]] | None = None
+    origins: list[list[str]] = field(default_factory=list)
+    scores: tuple[Tensor, ...] | None = None
+    logits: tuple[Tensor, ...] | None = None
+    tokenizer: Any = None
 
     @property
     def new_tokens(self) -> Tensor:
         """`[B, M]` what follows the prompts in `sequences`."""
         return self.sequences[:, self.sequences.shape[1] - max(self.lengths, default=0) :]
+
+    def pieces(self, row: int, tokenizer: Any = None) -> list[tuple[str, str]]:
+        """The new text of a row in pieces, each with the origin of its first token.
+
+        Args:
+            row: of the batch.
+            tokenizer: decodes the tokens; by default the call's own. Without any, pieces are ids.
+        """
+        tokens = self.new_tokens[row, : self.lengths[row]].tolist()
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        if tokenizer is None:
+            return [(f"{t} ", origin) for t, origin in zip(tokens, self.origins[row], strict=True)]
+        return text_pieces(tokenizer, tokens, self.origins[row])
+
+    def __repr__(self) -> str:
+        count = len(self.lengths)
+        lines = [f"GenerationResult of {count} row{'s' * (count != 1)}; {self.stats!r}"]
+        lines.append("tokens: accepted  [recovered]  <bonus>")
+        for row in range(min(count, _SHOWN_ROWS)):
+            pieces = (_MARKERS[origin].format(visible(text)) for text, origin in self.pieces(row))
+            lines.append(f"{self._title(row)}: {''.join(pieces)}")
+        return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
+
+    def _repr_html_(self) -> str:
+        colours = {"accepted": "#1a7f37", "recovered": "#cf222e", "bonus": "#0969da"}
+        parts = ["tokens: "]
+        parts += [f'<b style="color:{colours[kind]}">{kind}</b> ' for kind in colours]
+        for row in range(min(len(self.lengths), _SHOWN_ROWS)):
+            pieces = "".join(
+                f'<span style="color:{colours[kind]}" title="{kind}">{escape(visible(text))}</span>'
+                for text, kind in self.pieces(row)
+            )
+            parts.append(f"<p>{self._title(row)}</p><pre>{pieces}</pre>")
+        return "".join([*parts, self.stats._repr_html_()])
+
+    def _title(self, row: int) -> str:
+        seed = f", seed {self.seeds[row]}" if self.seeds else ""
+        return f"row {row} ({self.lengths[row]} tokens, {self.finish_reasons[row]}{seed})"
+
+
+_SHOWN_ROWS = 8
+_MARKERS = {"accepted": "{}", "recovered": "[{}]", "bonus": "<{}>"}
+
+
+def visible(text: str) -> str:
+    r"""Text with control characters, but for ends of lines and tabs, as their escapes: a terminal
+    would obey them.
+
+    Example:
+        >>> visible("a\x1b[2J\n")
+        'a\\x1b[2J\n'
+    """
+    return "".join(
+        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def text_pieces(tokenizer: Any, tokens: list[int], origins: list[str]) -> list[tuple[str, str]]:
+    """The text of some tokens in pieces, each with the origin of its first token. Tokens that make
+    up one character together are one piece; all pieces together are the decoded text.
+
+    Args:
+        tokenizer: decodes the tokens.
+        tokens: ids.
+        origins: of each.
+    """
+    pieces, shown, pending = [], "", None
+    for end, origin in enumerate(origins, start=1):
+        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
+        pending = pending or origin
+        if text.endswith("\ufffd") and end < len(tokens):
+            continue  # a character that further tokens complete
+        pieces.append((text[len(shown) :], pending))
+        shown, pending = text, None
+    return pieces
+
+
+def _pandas():
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("frames need pandas: pip install pandas") from error
+    return pandas
 
 
 def _ratio(count: int, total: int) -> float:

@@ -17,12 +17,14 @@ from checkpoint_parts import (
     rope,
 )
 from checkpoint_writer import (
+    angelslim,
     deepspec,
     nvidia,
     safeailab_eagle1,
     safeailab_eagle3,
     specforge,
     speculators,
+    speculators_eagle1,
     vllm,
 )
 from eagle_heads import flagged
@@ -95,6 +97,19 @@ CASES = {
     "SafeAILab EAGLE-1, layers behind the first": (
         more_layers(safeailab_eagle1(), num_hidden_layers=3),
         flagged(EAGLE1, num_layers=3),
+    ),
+    "speculators 0.1": (
+        speculators_eagle1(),
+        flagged(EAGLE1, fc_bias=False),
+    ),
+    "speculators 0.1, fusion_bias": (
+        speculators_eagle1(bias=True),
+        EAGLE1,
+    ),
+    "AngelSlim": (angelslim(), EAGLE3),
+    "AngelSlim, other layers": (
+        angelslim(ids=(0, 2, 6)),
+        flagged(EAGLE3, feature_layers=(1, 3, 7)),
     ),
     "SafeAILab EAGLE-3": (safeailab_eagle3(), EAGLE3),
     "SafeAILab EAGLE-3, linear rope": (

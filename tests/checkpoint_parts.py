@@ -183,7 +183,8 @@ def own_names(files, config):
     """The file's tensors by the head's names: the renaming that the formats describe."""
     renamed = {}
     for name, tensor in files.tensors.items():
-        name = name.replace("midlayer.", "layers.0.")
+        name = name.replace("midlayer.", "layers.0.").replace("fusion_fc.", "fc.")
+        name = name.replace("transformer.", "layers.0.")
         for i, level in enumerate(("low", "mid", "high")):
             name = name.replace(f"aux_norm_{level}.", f"fc_norm.{i}.")
         for i in (1, 2):

@@ -151,7 +151,56 @@ def vllm(*, ids=(2, 4, 5), **keys):
     return Files(config, tensors(eagle3_shapes("layers.0")) | vocab_map())
 
 
+def speculators_eagle1(*, bias=False, layers=None, **keys):
+    """A head of speculators 0.1, `type: eagle`: EAGLE-1 under names of its own. Its layers'
+    configuration is the target's, of which it builds one layer; embedding and vocabulary head are
+    never in the file.
+    """
+    difference = {
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": WIDE,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-5,
+        **(layers or {}),
+    }
+    config = {
+        "architectures": ["EagleSpeculator", "LlamaDecoderLayer"],
+        "speculators_model_type": "eagle",
+        "speculators_version": "0.1.0",
+        "transformer_layer_architecture": "LlamaDecoderLayer",
+        "transformer_layer_config": difference,
+        "layernorms": False,
+        "fusion_bias": bias,
+        "speculators_config": {"algorithm": "eagle", "default_proposal_method": "greedy"},
+        **keys,
+    }
+    shapes = {"fusion_fc.weight": (HIDDEN, 2 * HIDDEN), **layer("transformer", HIDDEN)}
+    shapes |= {"fusion_fc.bias": (HIDDEN,)} if bias else {}
+    return Files(config, tensors(shapes))
+
+
+def angelslim(*, ids=(1, 3, 4), **keys):
+    """A head of AngelSlim's: one midlayer, the number of layers of its target in the configuration,
+    ids as outputs of layers under a name of its own.
+    """
+    config = llama_keys(
+        architectures=["Eagle3LlamaForCausalLM"],
+        target_model_type="qwen2",
+        draft_vocab_size=DRAFT_VOCAB,
+        **keys,
+    )
+    config |= {"num_hidden_layers": 24, "aux_hidden_states_layer_ids": list(ids)}
+    return Files(config, tensors(eagle3_shapes()) | vocab_map())
+
+
 LAYOUTS = {
+    "speculators 0.1": speculators_eagle1,
+    "AngelSlim": angelslim,
     "SafeAILab EAGLE-1": safeailab_eagle1,
     "SafeAILab EAGLE-3": safeailab_eagle3,
     "SpecForge": specforge,

@@ -6,6 +6,7 @@ per generator with `keep_storage=True`).
 """
 
 import json
+import time
 
 import pytest
 import torch
@@ -21,9 +22,12 @@ from specdec import (
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
+    SpeculationStats,
     SpeculativeGenerator,
     Target,
     TypicalSampler,
+    certify,
+    zoo,
 )
 from specdec.loop.state import SLOT_BUCKET
 
@@ -255,3 +259,107 @@ def test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step_and_from_ca
         assert state.signature == signature
         seen.append(addresses(state))
     assert seen[0] == seen[1]
+
+
+def test_statistics_of_several_generations_add_up():
+    parts = [
+        SpeculativeGenerator(MODEL, DRAFTERS[name]).generate(
+            IDS, MASK, max_new_tokens=n, trace=True
+        )
+        for name, n in (("perturbed", 21), ("lookup", 9), ("perturbed", 5))
+    ]
+    merged = sum(part.stats for part in parts)
+    rows = [row for part in parts for row in part.trace]
+    recounted = SpeculationStats(rows, 4)
+    assert merged.to_dict() == recounted.to_dict()
+    assert merged.wall_s == pytest.approx(sum(part.stats.wall_s for part in parts))
+    assert (parts[0].stats + recounted).wall_s is None
+    assert parts[0].stats.steps == [len(row) for row in parts[0].trace]  # unchanged
+    with pytest.raises(TypeError, match="unsupported operand"):
+        merged + 3
+
+
+def test_a_frame_has_one_line_per_prompt(drafter):
+    result = generate(drafter, trace=True)
+    frame = result.stats.to_frame_of_rows()
+    assert list(frame.index) == [0, 1, 2]
+    for row, steps in enumerate(result.trace):
+        alone = SpeculationStats([steps], result.stats.num_draft_tokens)
+        assert frame.steps[row] == len(steps)
+        assert frame.emitted[row] == result.lengths[row]
+        assert frame.acceptance_length[row] == pytest.approx(alone.acceptance_length)
+        assert frame.block_efficiency[row] == pytest.approx(alone.block_efficiency)
+        if sum(alone.drafted):
+            assert frame.acceptance_rate[row] == pytest.approx(alone.acceptance_rate)
+
+
+def test_wall_time_is_that_of_the_call(drafter):
+    started = time.perf_counter()
+    stats = generate(drafter).stats
+    taken = time.perf_counter() - started
+    assert 0 < stats.wall_s <= taken
+    assert stats.tokens_per_s == sum(stats.emitted) / stats.wall_s
+    assert f"{stats.wall_s:.2f} s" in str(stats)
+    assert "wall_s" not in stats.to_dict()
+
+
+TOKENIZER = zoo.load_tokenizer()
+
+
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_result_shows_its_tokens_by_origin(has_tokenizer):
+    target = zoo.load_target()
+    generator = SpeculativeGenerator(target, zoo.load_drafter("model", target))
+    inputs = TOKENIZER("def main():\n", return_tensors="pt")
+    named = {"tokenizer": TOKENIZER} if has_tokenizer else {}
+    result = generator.generate(**inputs, max_new_tokens=20, trace=True, **named)
+    assert result.origins == [[kind for step in row for kind in step.kinds] for row in result.trace]
+    ids, pieces = result.new_tokens[0].tolist(), result.pieces(0, TOKENIZER)
+    assert "".join(text for text, _ in pieces) == TOKENIZER.decode(ids)
+    shown, html = repr(result), result._repr_html_()
+    assert shown.startswith("GenerationResult of 1 row; SpeculationStats(acceptance length ")
+    text = shown.split("row 0 (20 tokens, length): ")[1]
+    for mark in "[]<>":
+        text = text.replace(mark, "")
+    expected = TOKENIZER.decode(ids) if has_tokenizer else " ".join(map(str, ids)) + " "
+    for mark in "[]<>":
+        expected = expected.replace(mark, "")
+    assert text == expected
+    for kind in set(result.origins[0]):
+        assert html.count(f'title="{kind}"') == sum(k == kind for _, k in result.pieces(0))
+    if not has_tokenizer:
+        assert result.pieces(0) == [
+            (f"{t} ", k) for t, k in zip(ids, result.origins[0], strict=True)
+        ]
+
+
+def test_what_a_result_shows_is_escaped():
+    class Foreign:
+        def decode(self, tokens, **options):
+            return "\x1b[2J<script>&\n" * len(tokens)
+
+    result = generate(None, tokenizer=Foreign(), max_new_tokens=2)
+    assert "\x1b" not in repr(result) + result._repr_html_()
+    assert "<script>" not in result._repr_html_()
+    assert "&lt;script&gt;&amp;" in result._repr_html_()
+
+
+def test_many_rows_are_shown_in_part():
+    ids = torch.arange(1, 21).repeat(2)[:40].view(20, 2)
+    result = SpeculativeGenerator(MODEL, None).generate(ids, max_new_tokens=2)
+    assert repr(result).endswith("...")
+    assert "row 7 (" in repr(result)
+    assert "row 8 (" not in repr(result)
+
+
+def test_parts_print_what_they_are():
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"], EnsembleSampler(0.8))
+    assert repr(generator) == (
+        "SpeculativeGenerator(target LlamaForCausalLM, 0.0 M parameters, torch.float32 on cpu; "
+        "drafter ModelDrafter, K = 4; sampler EnsembleSampler(target_weight=0.8))"
+    )
+    assert repr(TypicalSampler()) == "TypicalSampler(epsilon=0.3, delta=0.09)"
+    report = certify(RejectionSampler(), sizes=((2, 1, 6),))
+    assert repr(report) == str(report)
+    runs = certify(SpeculativeGenerator(MODEL, None), [[1, 2]], num_samples=8, audit_tokens=2)
+    assert repr(runs) == str(runs)

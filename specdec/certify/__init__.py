@@ -1,21 +1,32 @@
 """Certificates of losslessness: of a sampler by exact enumeration, of a generator by audits and
 powered tests.
+
+The module is its main function as well: `specdec.certify(sampler)` is
+`specdec.certify.certify(sampler)`.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from torch import Tensor
 
 from specdec.certify.foreign import ForeignSampler, RowNoise, huggingface_rule
 from specdec.certify.generator.report import RunReport, certify_generator
-from specdec.certify.sampler.exact import Failure, SamplerReport, certify_sampler
+from specdec.certify.sampler.exact import (
+    DrawnEvidence,
+    Failure,
+    SamplerReport,
+    certify_sampler,
+)
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 
 __all__ = [
+    "DrawnEvidence",
     "Failure",
     "ForeignSampler",
     "RowNoise",
@@ -36,8 +47,9 @@ def certify(
     """Tries to show that a sampler, or a generator, is not lossless.
 
     Args:
-        subject: a sampler, whose exact law is enumerated on small worlds, or a generator, whose
-            runs on the prompts are audited and tested. Wrap a rule of another library as
+        subject: a sampler, whose exact law is enumerated on small worlds (or tested by draws, where
+            it does not decide by thresholds), or a generator, whose runs on the prompts are audited
+            and tested. Wrap a rule of another library as
             `ForeignSampler(rule)`.
         prompts: token ids of each, without padding; for a generator.
         options: of `certify_sampler` or `certify_generator`.
@@ -49,8 +61,7 @@ def certify(
         TypeError: something else, prompts for a sampler, or none for a generator.
 
     Example:
-        >>> from specdec import RejectionSampler, TypicalSampler
-        >>> from specdec.certify import certify
+        >>> from specdec import RejectionSampler, TypicalSampler, certify
         >>> few = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 worlds
         >>> [certify(s, sizes=few).passed for s in (RejectionSampler(), TypicalSampler())]
         [True, False]
@@ -69,3 +80,13 @@ def certify(
         f"expected a Sampler or a SpeculativeGenerator, got {type(subject).__name__}; wrap a rule "
         "(draft_tokens, draft_probs, target_probs, noise) -> tokens as ForeignSampler(rule)"
     )
+
+
+class _CallableModule(ModuleType):
+    """So that `from specdec import certify` is the function, and the module all the same."""
+
+    def __call__(self, *args: Any, **options: Any) -> SamplerReport | RunReport:
+        return certify(*args, **options)
+
+
+sys.modules[__name__].__class__ = _CallableModule

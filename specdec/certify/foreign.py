@@ -41,7 +41,10 @@ draft tokens and one more.
 class ForeignSampler(Sampler):
     """Runs a rule of another library, row by row, so that `certify` can try it.
 
-    Rules are shown laws, not logits; a deterministic draft is shown as a one-hot law.
+    Rules are shown distributions, not logits; a deterministic draft is shown as a one-hot one.
+    `certify` enumerates a rule that decides by thresholds: it accepts a token where that token's
+    `noise.accept` is small, and draws the extra token with `noise.resample`. Any other use of the
+    noise, or random numbers of its own, is *inconclusive* there and tested by draws.
 
     Args:
         rule: see `Rule`.

@@ -1,8 +1,9 @@
 """EAGLE-1, 2 and 3 checkpoints of every public layout.
 
-SafeAILab (yuhuili), SpecForge (lmsys), speculators (RedHatAI), NVIDIA Model-Optimizer and DeepSpec
-write the same few tensors under different names, keys and conventions. They use the same keys with
-other meanings (`norm_output`, layer ids), so reading starts with the question who wrote the files.
+SafeAILab (yuhuili), SpecForge (lmsys), speculators (RedHatAI), NVIDIA Model-Optimizer, DeepSpec and
+AngelSlim write the same few tensors under different names, keys and conventions. They use the same
+keys with other meanings (`norm_output`, layer ids), so reading starts with the question who wrote
+the files.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _AUX_NORMS = {
     f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
     for i, level in enumerate(("low", "mid", "high"))
 }
+_SPECULATORS_01 = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+"""Names of speculators 0.1 in its EAGLE-1 heads."""
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
@@ -73,6 +76,9 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
 def _canonical(name: str) -> str:
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
+    for theirs, ours in _SPECULATORS_01.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
     if name.startswith("midlayer."):
         name = "layers.0." + name.removeprefix("midlayer.")
     return _AUX_NORMS.get(name, name)
@@ -97,6 +103,8 @@ def detect(folder: CheckpointFolder) -> Source | None:
     fields, in_file = folder.fields, folder.tensors()
     names, architectures = canonical_names(in_file), fields.strings("architectures")
     nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
+    if fields.raw.get("speculators_model_type") == "eagle":
+        return Source("speculators", "EAGLE-1", "config.json has speculators_model_type 'eagle'")
     if "speculators_model_type" in fields.raw:
         return Source("speculators", "EAGLE-3", "config.json has speculators_model_type")
     if "target_layer_ids" in fields.raw and any(a.endswith("Eagle3Model") for a in architectures):
@@ -123,7 +131,15 @@ def _unsupported(
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): what cannot be run as a sequential EAGLE head."""
     kind = fields.get("speculators_model_type", "eagle3")
-    yield kind != "eagle3", f"speculators_model_type {kind!r} (expected 'eagle3')"
+    yield (
+        kind not in ("eagle", "eagle3"),
+        f"speculators_model_type {kind!r} (expected 'eagle' or 'eagle3')",
+    )
+    if kind == "eagle":
+        yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
+        layer = fields.text("transformer_layer_architecture", "auto")
+        is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
+        yield is_other, f"transformer_layer_architecture {layer!r}"
     for key in ("ptd_token_id", "mask_token_id", "pard_token"):
         yield fields.get(key) is not None, f"{key}: a parallel (mask-token) head"
     for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
@@ -189,7 +205,8 @@ class EagleReading:
     Args:
         fields: config.json; a speculators file with its layer configuration filled in.
         source: who wrote it.
-        names: tensors in the file; only optional parts of a head are recognised by them.
+        names: tensors in the file, by the head's names; only optional parts of a head are
+            recognised by them.
         options: what the caller asks for.
 
     Attributes:
@@ -197,7 +214,11 @@ class EagleReading:
     """
 
     def __init__(
-        self, fields: ConfigFields, source: Source, names: Collection[str], options: EagleOptions
+        self,
+        fields: ConfigFields,
+        source: Source,
+        names: dict[str, StoredTensor],
+        options: EagleOptions,
     ):
         self.fields, self.source, self.names, self.options = fields, source, names, options
         self.eagle, self.notes = fields.section("eagle_config"), fields.notes
@@ -225,12 +246,24 @@ class EagleReading:
             draft_vocab_size=draft_size,
             feature_layers=self._features(flags.get("has_fc", False), num_layers),
             target_hidden_size=target_hidden_size,
-            num_layers=fields.integer("num_hidden_layers", 1),
+            num_layers=self._num_layers(),
             has_embed_tokens=is_other_width or "embed_tokens.weight" in names,
             has_lm_head=is_other_width or "lm_head.weight" in names or draft_size < vocab_size,
             logit_scale=fields.number("logit_scale", 1.0),
             **flags,
         )
+
+    def _num_layers(self) -> int:
+        """Layers of the head; some configurations have the target's number instead."""
+        has_one = not any(name.startswith("layers.1.") for name in self.names)
+        is_midlayer = any("midlayer." in stored.name for stored in self.names.values())
+        is_speculators = self.source.producer == "speculators"  # whose EAGLE-1 always has one
+        if has_one and (is_midlayer or (is_speculators and self.is_eagle1)):
+            said = self.fields.integer("num_hidden_layers", 1, high=4096)
+            if said > 1:
+                self.notes.append(f"num_hidden_layers {said} is the target's: the file has one")
+            return 1
+        return self.fields.integer("num_hidden_layers", 1)
 
     def _layer(self) -> LayerConfig:
         fields, producer = self.fields, self.source.producer
@@ -267,6 +300,8 @@ class EagleReading:
                 f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
                 "of an EAGLE-1 head, which reads the final state"
             )
+        if self.source.producer == "speculators":
+            return {"fc_bias": fields.flag("fusion_bias"), "output_norm": False}
         # The reference takes an absent key for true; a file that holds none can only mean false.
         fc_bias = fields.flag("bias", default="fc.bias" in self.names)
         if fields.get("bias") is None:
@@ -369,6 +404,7 @@ _TOP_LEVEL: dict[str, tuple[Convention, int]] = {
     "aux_hidden_state_layer_ids": ("boundary", 0),
     "target_layer_ids": ("layer_output", -1),  # DeepSpec's -1 are the embeddings
     "eagle3_layers_to_capture": ("layer_output", 0),
+    "aux_hidden_states_layer_ids": ("layer_output", 0),  # AngelSlim's
 }
 """Keys of ids at the top level, how their usual readers take them, and the lowest id."""
 

@@ -1,7 +1,7 @@
 """Writes EAGLE heads in the layouts that other engines read.
 
 A layout is written exactly: what it has no key or no tensor for is refused, since a file that
-another engine misreads is worse than none.
+another engine misreads is worse than none. What only some of its readers misread is noted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def save_head(
     layout: Layout = "safeailab",
     *,
     lm_head: Tensor | None = None,
+    embeddings: Tensor | None = None,
     num_draft_tokens: int = 4,
     verifier: str | None = None,
-) -> None:
+    target_layers: int | None = None,
+) -> tuple[str, ...]:
     """Writes `config.json` and `model.safetensors`.
 
     `"safeailab"` is the layout of yuhuili's heads (EAGLE-1: `layers.0.*`; EAGLE-3: `midlayer.*`),
@@ -40,17 +42,27 @@ def save_head(
     the newer dialects, and for several layers.
     Layers of features are written for both of the conventions in use.
 
+    speculators reads a file without embeddings into memory that nobody has written, and without a
+    verifier asks the hub for "None"; so its files always have both.
+
     Args:
         head: the weights.
         folder: made if need be; files in it are replaced.
         layout: see above.
         lm_head: `[V, H]`, the target's vocabulary head, written for an EAGLE-3 head without one of
             its own, since engines expect one in the file.
+        embeddings: `[V, H]`, the target's embeddings, written to a speculators file for a head
+            without its own.
         num_draft_tokens: what a speculators file proposes to draft per step.
-        verifier: Hugging Face id of the target, for a speculators file.
+        verifier: Hugging Face id or folder of the target, for a speculators file.
+        target_layers: decoder layers N of the target, to tell which features are the usual ones.
+
+    Returns:
+        What some of the layout's readers do not understand, one line each.
 
     Raises:
-        ValueError: an unknown layout, or a head that the layout cannot express.
+        ValueError: an unknown layout, a head that the layout cannot express, or a speculators file
+            without a verifier or embeddings. Nothing has been written then.
     """
     if layout not in ("safeailab", "speculators"):
         raise ValueError(f"layout must be 'safeailab' or 'speculators', got {layout!r}")
@@ -68,6 +80,8 @@ def save_head(
         tensors = with_vocab_map(tensors, head.target_ids, config.vocab_size)
     dtype = str(head.dtype).removeprefix("torch.")
     if layout == "speculators":
+        if not config.has_embed_tokens:
+            tensors["embed_tokens.weight"] = _plain_table(embeddings, config)
         proposal = {"num_draft_tokens": num_draft_tokens, "verifier": verifier}
         keys = _speculators(config, dtype=dtype, **proposal)
     else:
@@ -75,6 +89,38 @@ def save_head(
         if config.fusion == "attention":
             tensors = {name.replace("layers.0.", "midlayer."): t for name, t in tensors.items()}
     write_checkpoint(folder, keys, tensors)
+    return tuple(_notes(config, target_layers)) if layout == "safeailab" else ()
+
+
+def _plain_table(embeddings: Tensor | None, config: EagleConfig) -> Tensor:
+    """The target's embeddings in their own type; `ValueError` if they cannot be copied."""
+    shape = [config.vocab_size, config.hidden_size]
+    if embeddings is None or not embeddings.is_floating_point() or list(embeddings.shape) != shape:
+        found = None if embeddings is None else (list(embeddings.shape), embeddings.dtype)
+        raise ValueError(
+            f"the head uses the target's embeddings, and a speculators file holds them: pass them "
+            f"as embeddings, {shape} floats, got {found}"
+        )
+    return embeddings
+
+
+def _notes(config: EagleConfig, target_layers: int | None) -> Iterator[str]:
+    """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
+    layer, rope = config.layer, config.layer.rope
+    kind, base = rope["rope_type"], rope["rope_theta"]
+    if kind not in ("default", *_SCALINGS):
+        yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
+    if kind in _SCALINGS and base != 10000:
+        yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
+    n, layers = target_layers, list(config.feature_layers)
+    if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
+        yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"
+
+
+_SCALINGS = ("linear", "dynamic")
+"""Rotary scalings that SafeAILab's code knows; it wants exactly `type` and `factor`, a float."""
 
 
 def _obstacles(config: EagleConfig, layout: Layout) -> Iterator[tuple[bool, str]]:
@@ -92,6 +138,9 @@ def _obstacles(config: EagleConfig, layout: Layout) -> Iterator[tuple[bool, str]
         yield layer.attention_bias != layer.attention_output_bias, "biases of q, k, v alone"
         return
     yield layer.has_qk_norm, "has_qk_norm"
+    more = sorted(layer.rope.keys() - {"rope_type", "rope_theta", "factor"})
+    is_scaled = layer.rope["rope_type"] in _SCALINGS
+    yield is_scaled and bool(more), f"{', '.join(more)} of a {layer.rope['rope_type']} rope_scaling"
     if is_attention:
         yield config.num_layers > 1, "several layers"
         yield layer.attention_bias or layer.attention_output_bias, "attention biases"
@@ -111,6 +160,8 @@ def _safeailab(config: EagleConfig, dtype: str) -> dict[str, Any]:
     scaling = {key: value for key, value in layer.rope.items() if key != "rope_theta"}
     if scaling["rope_type"] == "default":
         scaling = None
+    elif scaling["rope_type"] in _SCALINGS:
+        scaling = {"type": scaling["rope_type"], "factor": float(scaling["factor"])}
     else:
         scaling["type"] = scaling["rope_type"]  # the reference's older name
     keys = {

@@ -79,7 +79,14 @@ def speculators_keys(
 ) -> dict[str, Any]:
     """Nested keys of a speculators file: its layers, as a difference to HF's defaults, and what it
     proposes to draft for which target.
+
+    Raises:
+        ValueError: no verifier; speculators would ask the hub for "None".
     """
+    if not verifier:
+        raise ValueError(
+            "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
+        )
     layer_class = Qwen3Config if layer.has_qk_norm else LlamaConfig
     layers = layer_class(
         **layer_keys(layer, num_layers, vocab_size),

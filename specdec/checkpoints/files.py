@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.printable import printable, printable_json
 
 MAX_JSON_BYTES = 8 * 2**20
 """Largest configuration or safetensors header that is parsed."""
@@ -99,7 +100,8 @@ class CheckpointFolder:
                 return _read_shards(index, read_file, wanted)
             found = read_file(inside(whole))
             return {name: found[name] for name in _only(wanted, found, f"{whole} holds")}
-        present = ", ".join(sorted(path.name for path in self.path.iterdir())[:12]) or "nothing"
+        names = sorted(printable(path.name) for path in self.path.iterdir())
+        present = ", ".join(names[:12]) or "nothing"
         raise ValueError(
             f"{self.path} holds no model.safetensors, no pytorch_model.bin and no index of either; "
             f"it holds {present}"
@@ -153,19 +155,33 @@ def _read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-    if length > MAX_JSON_BYTES:
-        raise ValueError(
-            f"{path} declares a header of {length} bytes; at most {MAX_JSON_BYTES} are read"
-        )
+        if length > MAX_JSON_BYTES:
+            raise ValueError(
+                f"{path} declares a header of {length} bytes; at most {MAX_JSON_BYTES} are read"
+            )
+        header = file.read(length)
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: StoredTensor(name, s.get_dtype(), tuple(s.get_shape()), reader(name))
+            tensors = [
+                StoredTensor(name, s.get_dtype(), tuple(s.get_shape()), reader(name))
                 for name, s in slices.items()
-            }
+            ]
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or truncated: {error}") from error
+        raise ValueError(f"{path} is damaged or truncated: {printable(str(error))}") from error
+    entries = json.loads(header)  # which the library has parsed before
+    odd = [t.name for t in tensors if not isinstance(entries[t.name]["dtype"], str)]
+    if odd:  # the library takes {"F32": null} for "F32"
+        raise ValueError(f"{path}: the types of {names_of(odd)} in the header are no strings")
+    return _by_printable_names(path, tensors)
+
+
+def _by_printable_names(path: Path, tensors: list[StoredTensor]) -> dict[str, StoredTensor]:
+    """Tensors by their names, or what of them can be printed; `ValueError` if two become one."""
+    named = {printable(tensor.name): tensor for tensor in tensors}
+    if len(named) < len(tensors):
+        raise ValueError(f"{path} has names that differ in control characters only")
+    return {name: replace(tensor, name=name) for name, tensor in named.items()}
 
 
 def _read_pickle(path: Path) -> dict[str, StoredTensor]:
@@ -173,7 +189,7 @@ def _read_pickle(path: Path) -> dict[str, StoredTensor]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # the unpickler raises whatever damaged bytes lead to
-        reason = " ".join(str(error).split())[:120] or type(error).__name__
+        reason = printable(" ".join(str(error).split())[:120]) or type(error).__name__
         raise ValueError(f"{path} is damaged or holds more than tensors: {reason}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must hold a dictionary of tensors, got {type(content).__name__}")
@@ -183,14 +199,15 @@ def _read_pickle(path: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{path} must hold tensors by name, got {name!r}: {kind}")
         if tensor.dtype not in _PICKLED_TYPES or tensor.layout != torch.strided:
             raise ValueError(f"{path}: {name!r} is stored as {tensor.dtype}, {tensor.layout}")
-    return {
-        name: StoredTensor(name, _PICKLED_TYPES[t.dtype], tuple(t.shape), lambda t=t: t.detach())
+    tensors = [
+        StoredTensor(name, _PICKLED_TYPES[t.dtype], tuple(t.shape), lambda t=t: t.detach())
         for name, t in content.items()
-    }
+    ]
+    return _by_printable_names(path, tensors)
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object from a file of at most `max_bytes`.
+    """Reads a JSON object from a file of at most `max_bytes`; its strings become `printable`.
 
     Raises:
         ValueError: no such file (see `inside`), too large, not an object, NaN or infinity among its
@@ -211,9 +228,11 @@ def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
     try:
         options = {"object_pairs_hook": without_duplicates, "parse_constant": refuse}
-        content = json.loads(path.read_bytes(), **options)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        content = printable_json(json.loads(path.read_bytes(), **options))
+    except RecursionError:
+        raise ValueError(f"{path} is not valid JSON: too deeply nested") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {printable(str(error))}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a JSON object, got {type(content).__name__}")
     return content
@@ -238,6 +257,6 @@ def inside(path: Path) -> Path:
 
 def names_of(names: Iterable[str]) -> str:
     """A list of names for a message, sorted and cut at twelve."""
-    shown = sorted(names)
+    shown = sorted(map(printable, names))
     more = f" and {len(shown) - 12} more" if len(shown) > 12 else ""
     return ", ".join(shown[:12]) + more

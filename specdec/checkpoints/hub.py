@@ -5,9 +5,66 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
+from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from specdec.checkpoints.printable import printable
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
+_PATIENCE_S = 5.0
+
+
+def is_repository_id(name: str) -> bool:
+    """Whether a name can be that of a repository on the hub.
+
+    Example:
+        >>> is_repository_id("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"), is_repository_id("./head")
+        (True, False)
+    """
+    return _REPOSITORY.fullmatch(name) is not None and not name.startswith(".")
+
+
+def check_reachable(repository: str, *, revision: str | None = None) -> bool:
+    """Asks the hub for a repository, once and briefly: its own client tries for a minute, file by
+    file, before it says that there is no network.
+
+    Args:
+        repository: its id.
+        revision: branch, tag or commit.
+
+    Returns:
+        Whether the hub can be asked; if not, the repository is in the local cache.
+
+    Raises:
+        ValueError: the hub has no such repository or grants no access; or it cannot be reached, and
+            the local cache does not hold the repository.
+    """
+    cached = isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str)
+    try:
+        HfApi().model_info(repository, revision=revision, timeout=_PATIENCE_S)
+    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
+        if cached:
+            return False
+        raise ValueError(
+            f"{repository} is no folder here, and the Hugging Face hub does not provide it "
+            f"({_reason(error)})"
+        ) from error
+    except Exception as error:  # offline, a proxy, a timeout: clients raise many kinds
+        if cached:
+            return False
+        raise ValueError(
+            f"{repository} is no folder here and is not in the local cache, and the Hugging Face "
+            f"hub cannot be reached ({_reason(error)})"
+        ) from error
+    return True
+
+
+def _reason(error: Exception) -> str:
+    return printable(" ".join(str(error).split())[:200]) or type(error).__name__
 
 
 def find_folder(
@@ -31,17 +88,21 @@ def find_folder(
         return path
     if path.exists():
         raise ValueError(f"{path} is a file; pass the checkpoint's folder")
-    if not _REPOSITORY.fullmatch(str(path_or_id)):
+    if not is_repository_id(str(path_or_id)):
         raise ValueError(f"{path} is no folder, and no Hugging Face id like 'name/repository'")
     patterns = ["*.json", "*.safetensors", *(["*.bin"] if allow_pickle else [])]
+    is_online = check_reachable(str(path_or_id), revision=revision)
     try:
         folder = snapshot_download(
-            str(path_or_id), revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]
+            str(path_or_id),
+            revision=revision,
+            allow_patterns=patterns,
+            ignore_patterns=["*/*"],
+            local_files_only=not is_online,
         )
-    except Exception as error:  # offline, not found, no access: the hub raises many kinds
-        reason = " ".join(str(error).split()) or type(error).__name__
+    except Exception as error:  # no network, no space, no access: the hub raises many kinds
         raise ValueError(
             f"{path_or_id} is no folder here, and the Hugging Face hub does not provide it "
-            f"({reason[:200]})"
+            f"({_reason(error)})"
         ) from error
     return Path(folder)

@@ -52,13 +52,14 @@ def save_head(
         folder: made if need be; files in it are replaced.
         layout: `None` is the usual one of the head's alignment, the first in `LAYOUTS`.
         embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
-            the layout has them (a speculators file of a P-EAGLE head, a language model).
+            the layout has them (a speculators file, a language model).
         lm_head: `[V, H]`, the target's vocabulary head, alike.
         num_draft_tokens: what a speculators file proposes to draft per step.
-        verifier: Hugging Face id of the target, for a speculators file.
+        verifier: Hugging Face id or folder of the target, for a speculators file.
 
     Raises:
-        ValueError: an unknown layout, or a head that the layout cannot express.
+        ValueError: an unknown layout, a head that the layout cannot express, or a speculators file
+            without a verifier.
     """
     config = head.config
     usual, *others = LAYOUTS[config.alignment]
@@ -79,6 +80,8 @@ def save_head(
         if layout == "vllm":
             del shared["embed_tokens.weight"]
         tensors = {name: t.to(head.dtype) for name, t in shared.items()} | tensors
+    elif layout == "speculators":  # which would read missing embeddings into unwritten memory
+        tensors = {"embed_tokens.weight": embed_tokens} | tensors
     if head.target_ids is not None:
         tensors = with_vocab_map(tensors, head.target_ids, config.vocab_size)
     dtype = str(head.dtype).removeprefix("torch.")

@@ -177,6 +177,25 @@ def survey_checkpoint(
     return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes, read.exact)
 
 
+def family_of(path: str | Path, *, families: Sequence[Family]) -> Family | None:
+    """Which of the families a local folder holds a head of, if any. Its values are not read.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.checkpoints.eagle import EAGLE
+        >>> folder = zoo.WEIGHTS_DIR
+        >>> [family_of(folder / n, families=(EAGLE,)) is EAGLE for n in ("eagle3", "target")]
+        [True, False]
+    """
+    path = Path(path).expanduser()
+    if not path.is_dir():
+        return None
+    try:
+        return _recognise(CheckpointFolder(path), families)[0]
+    except ValueError:  # also of files that cannot be read as a head's
+        return None
+
+
 def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
     for family in families:
         source = family.detect(folder)

@@ -7,10 +7,14 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 
-from specdec.cli.loading import load_model, load_pretrained, make_drafter
-
-SAMPLERS = ("auto", "rejection", "block", "coupling", "typical", "ensemble")
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+from specdec.cli.loading import (
+    DRAFTERS_HELP,
+    check_device,
+    check_drafter,
+    load_target,
+    make_drafter,
+)
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
 
 
 def add_parser(commands) -> None:
@@ -22,27 +26,23 @@ def add_parser(commands) -> None:
         "greedy text against plain decoding, no random number used twice, and a chi-square test of "
         "sampled text against the target's exact law. Exits 1 if anything fails.",
     )
-    parser.add_argument("--target", help="folder or Hugging Face id (default: the zoo's target)")
+    parser.add_argument("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
     parser.add_argument(
-        "--drafter",
-        help="folder or id of a draft model, 'eagle:', 'mask-token:' or 'mtp:' and that of a head, "
-        "'lookup' or 'none' (default: the zoo's draft model for the zoo's target, 'lookup' for "
-        "others)",
+        "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
     )
-    parser.add_argument("--sampler", choices=SAMPLERS, default="auto")
-    parser.add_argument(
-        "--target-weight", type=float, default=0.9, help="of the ensemble sampler (default 0.9)"
-    )
+    add_sampler_arguments(parser)
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
-    parser.add_argument("--prompts", type=int, default=2, help="number of prompts (default 2)")
-    parser.add_argument("--prompt-tokens", type=int, default=8, help="of each (default 8)")
+    parser.add_argument(
+        "--prompt", action="append", help="text to continue (several: repeat); default: source code"
+    )
+    parser.add_argument("--prompts", type=int, default=2, help="of source code (default 2)")
+    parser.add_argument("--prompt-tokens", type=int, default=8, help="of these (default 8)")
     parser.add_argument("--samples", type=int, default=4096, help="per prompt (default 4096)")
     parser.add_argument("--audit-tokens", type=int, default=64, help="of audits (default 64)")
     parser.add_argument("--top-k", type=int, default=4, help="while sampling (default 4)")
     parser.add_argument("--temperature", type=float, default=1.0, help="likewise (default 1)")
     parser.add_argument("--false-alarm", type=float, default=1e-6, help="in total (default 1e-6)")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the models")
-    parser.add_argument("--device", default="cpu")
+    add_model_arguments(parser, dtype="float32")
     parser.set_defaults(run=run)
 
 
@@ -57,7 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.temperature > 0:
         raise ValueError(f"--temperature must be above 0, got {arguments.temperature}")
     generator, tokenizer = _load(arguments)
-    prompts = _prompts(tokenizer, arguments.prompts, arguments.prompt_tokens)
+    if arguments.prompt:
+        prompts = _distinct(arguments.prompt, tokenizer, None)
+    else:
+        prompts = _source_prompts(tokenizer, arguments.prompts, arguments.prompt_tokens)
     bar = partial(_bar, "exact law")
     exact = certify(generator.sampler, device=arguments.device, progress=bar)
     print(exact, flush=True)
@@ -77,45 +80,41 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _load(arguments: argparse.Namespace):
     """The generator, and the tokenizer of its target."""
-    import torch
-    from transformers import AutoTokenizer
+    from specdec import SpeculativeGenerator
 
-    from specdec import SpeculativeGenerator, zoo
-
+    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
+    check_device(arguments.device)
+    check_drafter(name, arguments.target)
+    sampler = sampler_of(arguments)
     place = {"dtype": arguments.dtype, "device": arguments.device}
-    k, sampler = arguments.num_draft_tokens, _make_sampler(arguments)
-    if arguments.target is None:
-        tokenizer = zoo.load_tokenizer()
-        target = zoo.load_target(dtype=getattr(torch, arguments.dtype)).to(arguments.device)
-    else:
-        tokenizer = load_pretrained(AutoTokenizer, arguments.target)
-        target = load_model(arguments.target, **place)
-    if arguments.drafter is None and arguments.target is None:
-        drafter = zoo.load_drafter("model", target, num_draft_tokens=k)
-    else:
-        drafter = make_drafter(arguments.drafter or "lookup", target, k, **place)
+    target, tokenizer = load_target(arguments.target, **place)
+    k = arguments.num_draft_tokens
+    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
-def _make_sampler(arguments: argparse.Namespace):
-    import specdec
-
-    made = {
-        "auto": lambda: "auto",
-        "rejection": specdec.RejectionSampler,
-        "block": specdec.BlockSampler,
-        "coupling": specdec.CouplingSampler,
-        "typical": specdec.TypicalSampler,
-        "ensemble": lambda: specdec.EnsembleSampler(arguments.target_weight),
-    }
-    return made[arguments.sampler]()
-
-
-def _prompts(tokenizer, count: int, length: int) -> list[list[int]]:
-    """Beginnings of source texts that the zoo's models have not seen."""
+def _source_prompts(tokenizer, count: int, length: int) -> list[list[int]]:
+    """Beginnings of source texts that the zoo's models have not seen. Sources begin alike, more so
+    in tokens of another tokenizer, so those that are cut to the same ids are left out.
+    """
     from specdec import zoo
 
-    return [tokenizer(text).input_ids[:length] for text in zoo.heldout_prompts(count)]
+    available = 16 * count
+    prompts = _distinct(zoo.heldout_prompts(available), tokenizer, length)
+    if len(prompts) < count:
+        raise ValueError(
+            f"of {available} sources only {len(prompts)} begin with different {length} tokens; "
+            "pass --prompt-tokens with a larger number, or prompts of your own with --prompt"
+        )
+    return prompts[:count]
+
+
+def _distinct(texts: list[str], tokenizer, length: int | None) -> list[list[int]]:
+    """Ids of each text, those that are equal to earlier ones left out."""
+    encoded = [tuple(tokenizer(text).input_ids[:length]) for text in texts]
+    if not all(encoded):
+        raise ValueError("the tokenizer makes no token of a prompt; pass another --prompt")
+    return [list(ids) for ids in dict.fromkeys(encoded)]
 
 
 def _bar(name: str, batches: list) -> Iterable:

@@ -5,20 +5,24 @@ from __future__ import annotations
 import argparse
 import sys
 
-from specdec.cli.loading import load_model, load_pretrained, make_drafter, timed
+from specdec.cli.loading import (
+    DRAFTERS_HELP,
+    check_device,
+    check_drafter,
+    load_target,
+    make_drafter,
+    timed,
+)
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
 from specdec.evaluation.display import colour_key, coloured_text
 
 
 def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser("generate", help="complete a prompt with models of your own")
-    parser.add_argument("--target", required=True, help="folder or Hugging Face id")
-    parser.add_argument(
-        "--drafter",
-        default="lookup",
-        help="folder or id of a draft model, 'eagle:', 'mask-token:' or 'mtp:' and that of a head, "
-        "'lookup' (prompt lookup, default) or 'none'",
-    )
+    parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
+    parser.add_argument("--drafter", default="lookup", help=f"{DRAFTERS_HELP} (default: lookup)")
+    add_sampler_arguments(parser)
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--num-draft-tokens", type=int, default=4)
@@ -27,22 +31,22 @@ def add_parser(commands) -> None:
     parser.add_argument("--top-p", type=float)
     parser.add_argument("--min-p", type=float)
     parser.add_argument("--seed", type=int)
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
-    parser.add_argument("--device", default="cpu")
+    add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0."""
-    from transformers import AutoTokenizer
-
     from specdec import SpeculativeGenerator
 
+    check_device(arguments.device)
+    check_drafter(arguments.drafter, arguments.target)
+    sampler = sampler_of(arguments)
     place = {"dtype": arguments.dtype, "device": arguments.device}
-    tokenizer = load_pretrained(AutoTokenizer, arguments.target)
-    target = load_model(arguments.target, **place)
-    drafter = make_drafter(arguments.drafter, target, arguments.num_draft_tokens, **place)
-    generator = SpeculativeGenerator(target, drafter)
+    target, tokenizer = load_target(arguments.target, **place)
+    k = arguments.num_draft_tokens
+    drafter = make_drafter(arguments.drafter, target, k, **place, tokenizer=tokenizer)
+    generator = SpeculativeGenerator(target, drafter, sampler)
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     sampling = {name: getattr(arguments, name) for name in names}
     sampling = {name: value for name, value in sampling.items() if value is not None}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from specdec.cli.loading import load_model, load_pretrained
+from specdec.cli.loading import check_device, load_target
+from specdec.cli.parser import add_model_arguments
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -40,8 +41,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--prompt", action="append", help="text to continue (several: repeat)")
     parser.add_argument("--new-tokens", type=int, default=64, help="of each prompt (default 64)")
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16")
-    parser.add_argument("--device", default="cpu")
+    add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -103,15 +103,13 @@ def _layers(text: str | None) -> tuple[int | str, ...] | None:
 
 def _load_target(arguments: argparse.Namespace):
     """Model, tokenizer and prompts."""
+    check_device(arguments.device)
+    place = {"dtype": arguments.dtype, "device": arguments.device}
+    model, tokenizer = load_target(arguments.target, **place)
     if arguments.target == "zoo":
         from specdec import zoo
 
-        model = zoo.load_target().to(arguments.device)
-        return model, zoo.load_tokenizer(), zoo.heldout_prompts(4)
-    from transformers import AutoTokenizer
-
-    tokenizer = load_pretrained(AutoTokenizer, arguments.target)
+        return model, tokenizer, zoo.heldout_prompts(4)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    model = load_model(arguments.target, dtype=arguments.dtype, device=arguments.device)
     return model, tokenizer, list(PROMPTS)

@@ -4,7 +4,62 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from specdec.checkpoints.hub import check_reachable, is_repository_id
+from specdec.checkpoints.printable import printable
+
+HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
+"""Kinds of heads on the command line, and their drafters in `specdec`."""
+DRAFTERS_HELP = (
+    "folder or id of a draft model; 'eagle:', 'mask-token:' or 'mtp:' and that of a head (in local "
+    "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
+    "'zoo' one of its drafters, 'zoo:model' or 'zoo:eagle3'"
+)
+
+
+def check_device(name: str) -> None:
+    """Raises `ValueError` unless models can be moved to a device of that name."""
+    import torch
+
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch raises RuntimeError, AssertionError and others
+        reason = printable(" ".join(str(error).split()))[:120]
+        raise ValueError(
+            f"--device {name} cannot be used here: {reason}; try --device cpu"
+        ) from error
+    if device.type == "meta":
+        raise ValueError("--device meta holds no numbers; try --device cpu")
+
+
+def find_pretrained(name: str) -> bool:
+    """Looks for a model's files, before anything large is loaded.
+
+    Returns:
+        Whether only local files may be read: a folder, or the cache while the hub is out of reach.
+
+    Raises:
+        ValueError: nothing is there; says where was looked.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ValueError(f"cannot load {name!r}: the folder has no config.json")
+        return True
+    if path.exists():
+        raise ValueError(f"cannot load {name!r}: it is a file; name the model's folder")
+    if not is_repository_id(name) and ("/" in name or "\\" in name or not name):
+        raise ValueError(
+            f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
+            "its tokenizer, and there is no such folder"
+        )
+    try:
+        return not check_reachable(name)
+    except ValueError as error:
+        raise ValueError(f"cannot load {name!r}: {error}") from error
 
 
 def load_pretrained(auto_class: type, path: str, **options: Any) -> Any:
@@ -15,46 +70,131 @@ def load_pretrained(auto_class: type, path: str, **options: Any) -> Any:
     """
     try:
         return auto_class.from_pretrained(path, **options)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged or hostile files end in errors of any kind
         raise ValueError(
             f"cannot load {path!r}: it must be a folder or a Hugging Face id of a causal LM with "
-            f"its tokenizer ({error})"
+            f"its tokenizer ({type(error).__name__}: {error})"
         ) from error
 
 
-def load_model(path: str, *, dtype: str, device: str):
-    """A causal LM in eval mode."""
+def load_model(path: str, *, dtype: str, device: str, local_only: bool = False):
+    """A causal LM in eval mode.
+
+    Raises:
+        ValueError: it cannot be loaded, or its files lack weights, which HF would draw at random.
+    """
     from transformers import AutoModelForCausalLM
 
-    return load_pretrained(AutoModelForCausalLM, path, dtype=dtype).to(device).eval()
+    options = {"dtype": dtype, "local_files_only": local_only, "output_loading_info": True}
+    model, info = load_pretrained(AutoModelForCausalLM, path, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{path} is no whole causal LM: its files lack {len(missing)} tensors, "
+            f"{', '.join(map(printable, missing[:3]))} among them; name a head as --drafter "
+            f"eagle:{path} (or mask-token:, mtp:)"
+        )
+    return model.to(device).eval()
 
 
-def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device: str):
-    """`"none"`, `"lookup"`; `"eagle:"`, `"mask-token:"` or `"mtp:"` and the path or id of a head
-    for `target`; or the path or id of a draft model.
+def load_target(name: str, *, dtype: str, device: str):
+    """The model and its tokenizer: `"zoo"`, a folder or a Hugging Face id."""
+    if name == "zoo":
+        import torch
+
+        from specdec import zoo
+
+        dtype = "float32" if dtype == "auto" else dtype
+        model = zoo.load_target(dtype=getattr(torch, dtype)).to(device)
+        return model, zoo.load_tokenizer()
+    from transformers import AutoTokenizer
+
+    local_only = find_pretrained(name)
+    tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_only)
+    return load_model(name, dtype=dtype, device=device, local_only=local_only), tokenizer
+
+
+def check_drafter(name: str, target: str) -> None:
+    """Raises `ValueError` for a drafter that cannot be found, before the target is loaded."""
+    if name.startswith("zoo:"):
+        if target != "zoo":
+            raise ValueError(f"--drafter {name} drafts for --target zoo only")
+    elif name not in ("none", "lookup"):
+        find_pretrained(_split(name)[1])
+
+
+def make_drafter(
+    name: str, target, num_draft_tokens: int, *, dtype: str, device: str, tokenizer=None
+):
+    """The drafter that `DRAFTERS_HELP` describes.
+
+    Args:
+        name: as on the command line.
+        target: the HF model.
+        num_draft_tokens: K.
+        dtype, device: of a draft model.
+        tokenizer: the target's; a draft model's must be the same.
+
+    Raises:
+        ValueError: it cannot be loaded, or does not fit the target.
     """
-    from specdec import (
-        EagleDrafter,
-        MaskTokenDrafter,
-        ModelDrafter,
-        MTPDrafter,
-        PromptLookupDrafter,
-    )
+    from specdec import ModelDrafter, PromptLookupDrafter, zoo
 
     if name == "none":
         return None
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
-    kind, _, path = name.partition(":")
-    families = {"eagle": EagleDrafter, "mask-token": MaskTokenDrafter, "mtp": MTPDrafter}
-    if kind in families and path:
-        return families[kind].from_pretrained(path, target, num_draft_tokens).to(device)
-    return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
+    if name.startswith("zoo:"):
+        options = {"num_draft_tokens": num_draft_tokens}
+        return zoo.load_drafter(name.removeprefix("zoo:"), target, **options)
+    kind, path = _split(name)
+    head_class = _head_class(kind, path)
+    if head_class is not None:
+        return head_class.from_pretrained(path, target, num_draft_tokens).to(device)
+    local_only = find_pretrained(path)
+    if tokenizer is not None:
+        _check_tokenizer(path, tokenizer, local_only)
+    model = load_model(path, dtype=dtype, device=device, local_only=local_only)
+    return ModelDrafter(model, num_draft_tokens)
 
 
-def one_line(error: Exception) -> str:
+def _split(name: str) -> tuple[str | None, str]:
+    """The kind of head that a drafter's name asks for, if it does, and its path or id."""
+    kind, separator, path = name.partition(":")
+    return (kind, path) if separator and kind in HEADS else (None, name)
+
+
+def _head_class(kind: str | None, path: str):
+    """The drafter of a kind of heads, or of the heads that a local folder is recognised to hold;
+    `None` for a model. Prediction modules lie in whole models, so they are never guessed.
+    """
+    import specdec
+    from specdec.checkpoints.survey import family_of
+
+    if kind is not None:
+        return getattr(specdec, HEADS[kind])
+    guessed = {}
+    for name in ("EagleDrafter", "MaskTokenDrafter"):
+        drafter = getattr(specdec, name)
+        guessed[drafter.family] = drafter
+    return guessed.get(family_of(path, families=tuple(guessed)))
+
+
+def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:
+    """Compares a draft model's tokenizer, if it has one, with the target's."""
+    from transformers import AutoTokenizer
+
+    from specdec.drafters.model import check_same_tokenizer
+
+    try:
+        own = AutoTokenizer.from_pretrained(path, local_files_only=local_only)
+    except Exception:  # a draft model need not come with one; then only sizes can be compared
+        return
+    check_same_tokenizer(tokenizer, own)
+
+
+def one_line(error: BaseException) -> str:
     """What an error says, for a terminal."""
-    text = " ".join(str(error).split())
+    text = printable(" ".join(str(error).split())) or type(error).__name__
     return text if len(text) <= 400 else text[:397] + "..."
 
 

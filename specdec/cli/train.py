@@ -1,11 +1,11 @@
-"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`; or
-`mask-token`, `mtp`, `eagle1`.
+"""Train a head: `specdec train eagle3 --target … --data … --output …`; or `mask-token`, `mtp`,
+`eagle1`.
 
-Runs unchanged under `accelerate launch` (on CPUs: `ACCELERATE_USE_CPU=true accelerate launch
---multi_gpu --num_processes 2 …`; with `--cpu` it starts one process, whatever is asked for).
-Evaluation drafts with the head and prints its true acceptance length; the texts that it continues
-are taken from the end of the data and not trained on. A run that was interrupted goes on when it is
-started again.
+`python -m specdec.training` is the same, and runs unchanged under `accelerate launch` (on CPUs:
+`ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 …`; with `--cpu` it starts
+one process, whatever is asked for). Evaluation drafts with the head and prints its true acceptance
+length; the texts that it continues are taken from the end of the data and not trained on. A run
+that was interrupted goes on when it is started again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -22,14 +21,14 @@ from accelerate import PartialState
 from accelerate.utils import broadcast
 from torch import Tensor, nn
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from specdec import zoo
-from specdec.cli.loading import load_pretrained, one_line
+from specdec.cli.loading import find_pretrained, load_model, load_pretrained, one_line
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
@@ -62,30 +61,33 @@ positions, and attention over rows of such a length takes the memory of all othe
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, *, prog: str = "python -m specdec.training") -> int:
     """Trains what the command line says, and saves it in the usual layout of its family.
 
+    Args:
+        arguments: without the program's name; those of the process by default.
+        prog: how the program is called.
+
     Returns:
-        The exit status: 0, or 2 for a mistake that can be named, in one line.
+        The exit status: 0, 2 for a mistake that can be named, in one line, or 130 after an
+        interrupt.
     """
-    options = _parser().parse_args(arguments)
+    options = _parser(prog).parse_args(arguments)
     try:
         _train(options)
     except (OSError, ValueError, TypeError, FloatingPointError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as error:
+        where = f": {error}; the same command goes on from there" if str(error) else ""
+        print(f"interrupted{where}", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line, and not the usage as well."""
-        self.exit(2, f"error: {message}; see --help\n")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m specdec.training",
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = OneLineParser(
+        prog=prog,
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -122,6 +124,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--layers", type=int, default=2, help="of a mask-token head; default: 2")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
+    add(
+        "--checkpoint-minutes",
+        type=float,
+        default=TrainingPlan.checkpoint_minutes,
+        help="of training between checkpoints, 0: every step; default: "
+        f"{TrainingPlan.checkpoint_minutes:g}. Evaluations and interrupts save as well",
+    )
     add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
     add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
     add("--precision", choices=("bf16", "no"), default="bf16", help="default: bf16")
@@ -131,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
-    _plan(options, (1.0, 1))  # refuses bad settings before anything is loaded
+    _check(options)  # before anything is loaded
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer, documents = _load_data(options)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)
@@ -148,9 +157,23 @@ def _train(options: argparse.Namespace) -> None:
     )
     state = PartialState()
     if state.is_main_process:
-        drafter.save_pretrained(options.output)
+        for note in drafter.save_pretrained(options.output) or ():
+            print(f"note: {note}")
         print(f"saved in {options.output}")
     state.wait_for_everyone()
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuses settings that cannot be right."""
+    _plan(options, (1.0, 1))
+    for name in ("mlp_width", "length"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if options.data != "zoo" and not Path(options.data).exists():
+        raise FileNotFoundError(f"no training data at {options.data}")
+    if options.target != "zoo":
+        find_pretrained(options.target)
 
 
 def _evaluation(
@@ -255,18 +278,18 @@ def _plan(options: argparse.Namespace, *lengths: tuple[float, int]) -> TrainingP
         seed=options.seed,
         precision=options.precision,
         evaluate_every=options.evaluate_every,
+        checkpoint_minutes=options.checkpoint_minutes,
         compiled=options.compile,
     )
 
 
 def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, list[np.ndarray]]:
     """The target's tokenizer, and ids of each document."""
-    if options.data != "zoo" and not Path(options.data).exists():
-        raise FileNotFoundError(f"no training data at {options.data}")
     if options.target == "zoo":
         tokenizer = zoo.load_tokenizer()
     else:
-        tokenizer = load_pretrained(AutoTokenizer, options.target)
+        local_only = find_pretrained(options.target)
+        tokenizer = load_pretrained(AutoTokenizer, options.target, local_files_only=local_only)
     if options.data == "zoo" and options.target == "zoo":
         return tokenizer, packing.encode_files(tokenizer, corpus.library_files())
     if options.data == "zoo":
@@ -279,7 +302,7 @@ def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, li
 def _load_target(name: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
     if name == "zoo":
         return zoo.load_target()
-    model = load_pretrained(AutoModelForCausalLM, name, dtype="auto")
+    model = load_model(name, dtype="auto", device="cpu", local_only=find_pretrained(name))
     vocab_size = model.get_input_embeddings().weight.shape[0]
     if len(tokenizer) > vocab_size:
         raise ValueError(

@@ -2,9 +2,10 @@
 
 from importlib import import_module
 
-from specdec.drafters.base import Drafter, NoDrafter
+from specdec.drafters.base import Drafter, NoDrafter, NoState
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
+from specdec.drafters.proposal import Proposal
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -19,7 +20,37 @@ _OF_FAMILIES = {
 }
 """Names of families of heads, imported when they are first used."""
 
-__all__ = ["Drafter", "ModelDrafter", "NoDrafter", "PromptLookupDrafter", *_OF_FAMILIES]
+__all__ = [
+    "Drafter",
+    "ModelDrafter",
+    "NoDrafter",
+    "NoState",
+    "PromptLookupDrafter",
+    "Proposal",
+    "drafter_named",
+    *_OF_FAMILIES,
+]
+
+
+def drafter_named(name: str) -> Drafter:
+    """The drafter of a name that the command line knows and that needs no files.
+
+    Raises:
+        ValueError: there is none; says how drafters of files are made.
+
+    Example:
+        >>> drafter_named("lookup").num_draft_tokens
+        8
+    """
+    if name == "none":
+        return NoDrafter()
+    if name == "lookup":
+        return PromptLookupDrafter()
+    raise ValueError(
+        f"there is no drafter {name!r}; expected 'lookup', 'none', or a Drafter: "
+        "ModelDrafter(model) for a draft model, EagleDrafter.from_pretrained(path, target) for a "
+        "head"
+    )
 
 
 def __getattr__(name: str):

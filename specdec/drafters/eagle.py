@@ -54,12 +54,23 @@ class EagleDrafter(HeadDrafter):
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout = "safeailab", *, verifier: str | None = None
-    ) -> None:
-        """Writes the head as vLLM and SGLang read it; Args and Raises as `save_head`."""
-        shared = self._borrowed.lm_head.weight
-        k = max(self.num_draft_tokens, 1)
-        options = {"lm_head": shared, "num_draft_tokens": k, "verifier": verifier}
-        save_head(self.head, folder, layout, **options)
+    ) -> tuple[str, ...]:
+        """Writes the head as vLLM and SGLang read it; Args, Returns and Raises as `save_head`.
+
+        A speculators file names the target as `verifier`; the default is where the target was
+        loaded from.
+        """
+        target = self._borrowed
+        return save_head(
+            self.head,
+            folder,
+            layout,
+            lm_head=target.lm_head.weight,
+            embeddings=target.embeddings.weight,
+            num_draft_tokens=max(self.num_draft_tokens, 1),
+            verifier=verifier or target.name,
+            target_layers=target.num_layers,
+        )
 
     def prefill(self, context: Context, state: HeadState) -> None:
         """Reads the new tokens beside their features."""

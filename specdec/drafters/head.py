@@ -66,6 +66,7 @@ class HeadDrafter(Drafter):
         draft_temperature: of the draft where the target samples; `None` is the target's own.
 
     Raises:
+        TypeError: no head, or no HF model as target.
         ValueError: the head does not fit the target (vocabulary, widths), K < 0, or see `Proposal`.
     """
 
@@ -88,6 +89,13 @@ class HeadDrafter(Drafter):
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         kind = self.default_proposal if proposal is None else proposal
         self.proposal = Proposal(kind, draft_temperature)
+        if not isinstance(head, nn.Module) or not hasattr(
+            getattr(head, "config", None), "feature_layers"
+        ):
+            raise TypeError(
+                f"expected a head first and its target second, got {type(head).__name__}; "
+                f"{type(self).__name__}.from_pretrained(path_or_id, target) loads a head"
+            )
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))

@@ -79,12 +79,15 @@ class MaskTokenDrafter(HeadDrafter):
     def save_pretrained(
         self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
     ) -> None:
-        """Writes the head as other engines read it; Args and Raises as `save_head`."""
+        """Writes the head as other engines read it; Args and Raises as `save_head`. A speculators
+        file names the target as `verifier`; the default is where the target was loaded from.
+        """
         k = max(self.num_draft_tokens, 1)
         tables = {
             "embed_tokens": self._borrowed.embeddings.weight,
             "lm_head": self._borrowed.lm_head.weight,
         }
+        verifier = verifier or self._borrowed.name
         save_head(self.head, folder, layout, **tables, num_draft_tokens=k, verifier=verifier)
 
     def init_state(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
@@ -75,17 +75,17 @@ class ModelDrafter(Drafter):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.proposal = Proposal(proposal, draft_temperature)
-        self.model = model
         self._slot_model = SlotModel(model)
+        self.model = self._slot_model.model
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, naming both sides."""
         own = self._slot_model.vocab_size
-        if abs(own - vocab_size) > MAX_VOCAB_PADDING:
+        most = min(MAX_VOCAB_PADDING, max(own, vocab_size) // 8)
+        if abs(own - vocab_size) > most:
             raise ValueError(
                 f"the draft model has a vocabulary of {own} and the target one of {vocab_size}; "
-                "they must share a "
-                f"tokenizer (a difference of up to {MAX_VOCAB_PADDING} is taken for padding)"
+                f"they must share a tokenizer (a difference of up to {most} is taken for padding)"
             )
         if self._slot_model.device != device:
             raise ValueError(
@@ -160,6 +160,25 @@ class ModelDrafter(Drafter):
         if limit is None:
             return None
         return (limit - last[:, 0]).clamp(0, num_draft_tokens)
+
+
+def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
+    """Raises `ValueError` if an id stands for one token in the target's tokenizer and for another
+    in the draft model's, naming the first. One of them may have more tokens.
+
+    Example:
+        >>> from specdec import zoo
+        >>> check_same_tokenizer(zoo.load_tokenizer(), zoo.load_tokenizer())
+    """
+    theirs, own = ({i: t for t, i in x.get_vocab().items()} for x in (target, draft))
+    differing = sorted(i for i in theirs.keys() & own.keys() if theirs[i] != own[i])
+    if differing:
+        first = differing[0]
+        raise ValueError(
+            f"the draft model's tokenizer is not the target's: {len(differing)} of {len(theirs)} "
+            f"ids are other tokens, id {first} is {own[first]!r} and the target's {theirs[first]!r}"
+            "; a draft model must share the target's tokenizer"
+        )
 
 
 def _fit(logits: Tensor, vocab_size: int) -> Tensor:

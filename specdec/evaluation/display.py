@@ -5,7 +5,7 @@ from typing import TextIO
 
 from transformers import PreTrainedTokenizerBase
 
-from specdec.results import RowStep
+from specdec.results import RowStep, text_pieces, visible
 
 _COLOURS = {"accepted": "\x1b[32m", "recovered": "\x1b[31m", "bonus": "\x1b[34m"}
 _MARKERS = {"accepted": ("", ""), "recovered": ("[", "]"), "bonus": ("<", ">")}
@@ -34,20 +34,16 @@ def coloured_text(
         stream: where the text will go; decides between colour and markers.
 
     Returns:
-        Text whose unmarked part equals the decoded tokens, character for character.
+        Text whose unmarked part equals the decoded tokens, character for character; on a terminal,
+        control characters are shown as their escapes.
     """
     kinds = [kind for step in steps for kind in step.kinds]
     tokens = [token for step in steps for token in step.new_tokens]
-    marked, shown = [], ""
-    pending_kind = None
-    for end, kind in enumerate(kinds, start=1):
-        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        pending_kind = pending_kind or kind
-        if text.endswith("\ufffd") and end < len(tokens):
-            continue  # a character that further tokens complete
-        marked.append(_mark(text[len(shown) :], pending_kind, uses_colour(stream)))
-        shown, pending_kind = text, None
-    return prompt + "".join(marked)
+    in_colour = uses_colour(stream)
+    pieces = text_pieces(tokenizer, tokens, kinds)
+    if stream.isatty():  # which would obey control characters
+        prompt, pieces = visible(prompt), [(visible(text), kind) for text, kind in pieces]
+    return prompt + "".join(_mark(text, kind, in_colour) for text, kind in pieces)
 
 
 def _mark(text: str, kind: str, in_colour: bool) -> str:

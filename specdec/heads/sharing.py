@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.heads.config import HeadConfig
+from specdec.target.wrappers import unwrap
 
 
 class HoldsModel(Protocol):
@@ -22,8 +23,16 @@ class HoldsModel(Protocol):
 
 
 def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
-    """The HF model of a target that may be wrapped."""
-    return target if isinstance(target, PreTrainedModel) else target.model
+    """The HF model of a target that may be wrapped.
+
+    Raises:
+        TypeError: no HF model.
+    """
+    if not isinstance(target, nn.Module) and isinstance(
+        getattr(target, "model", None), PreTrainedModel
+    ):
+        return target.model
+    return unwrap(target)
 
 
 class Borrowed(NamedTuple):
@@ -34,10 +43,14 @@ class Borrowed(NamedTuple):
     Args:
         embeddings: the target's input embeddings.
         lm_head: the target's vocabulary head.
+        name: the folder or Hugging Face id that the target was loaded from; empty for others.
+        num_layers: decoder layers of the target.
     """
 
     embeddings: nn.Module
     lm_head: nn.Module
+    name: str
+    num_layers: int
 
 
 def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
@@ -53,7 +66,8 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     features_of = config.target_hidden_size if config.feature_layers else None
     check_target(model, features_of, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-    hidden_size = model.config.get_text_config().hidden_size
+    theirs, name = model.config.get_text_config(), getattr(model.config, "_name_or_path", None)
+    hidden_size = theirs.hidden_size
     for what, is_own, width in (
         ("embeddings", config.has_embed_tokens, embeddings.weight.shape[1]),
         ("vocabulary head", config.has_lm_head, hidden_size),
@@ -63,7 +77,7 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
                 f"the head is {config.hidden_size} wide and has no {what} of its own; the target's "
                 f"has a width of {width} and cannot be shared"
             )
-    return Borrowed(embeddings, lm_head)
+    return Borrowed(embeddings, lm_head, str(name or ""), theirs.num_hidden_layers)
 
 
 def check_target(

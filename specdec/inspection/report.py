@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from specdec.checkpoints.files import names_of
+from specdec.checkpoints.printable import printable
 from specdec.checkpoints.survey import Checkpoint, Survey
 from specdec.inspection.parity import Trial
 
@@ -41,7 +42,7 @@ def describe(survey: Survey, checkpoint: Checkpoint | None) -> str:
     if survey.unread_keys:
         lines.append(("keys unread", names_of(survey.unread_keys)))
     lines += [("note", note) for note in read.notes]
-    return "\n".join(f"{name:<{INDENT}}{text}" for name, text in lines)
+    return "\n".join(f"{name:<{INDENT}}{printable(text)}" for name, text in lines)
 
 
 def table(trials: Sequence[Trial]) -> str:

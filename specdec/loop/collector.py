@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.loop.generation import Generation
-from specdec.loop.outcome import PendingOutcome
+from specdec.loop.outcome import PendingOutcome, StepScores
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.types import Fault
 
@@ -70,6 +71,7 @@ class OutputCollector:
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
+        self._kept = {"scores": [[] for _ in range(rows)], "logits": [[] for _ in range(rows)]}
         self._lengths = list(prompts.lengths)
         self._num_read = 0
         self._num_streamed = 0
@@ -86,8 +88,12 @@ class OutputCollector:
         """
         return max(self._lengths[row] for row in self._generation.rows)
 
-    def read(self, outcome: PendingOutcome) -> StepRecord:
+    def read(self, outcome: PendingOutcome, scores: StepScores | None = None) -> StepRecord:
         """Takes over one step.
+
+        Args:
+            outcome: of the step.
+            scores: its logits, where the call keeps them.
 
         Raises:
             ValueError: the step found something wrong with its inputs; nothing of it is kept.
@@ -116,14 +122,14 @@ class OutputCollector:
                 self.finish_reasons[number] = "length"
             records[number] = RowStep(row.draft_tokens, row.num_accepted, kept)
             self.steps[number].append(records[number])
+            if scores is not None:
+                self._keep(scores, numbers.index(number), number, len(kept))
         self._num_read += 1
         self._stream()
         return StepRecord(self._num_read - 1, records)
 
-    def result(self, *, trace: bool) -> GenerationResult:
-        """The finished generation; `trace` keeps the steps."""
-        if self._streamer is not None:
-            self._streamer.end()
+    def result(self, *, trace: bool, wall_s: float | None = None) -> GenerationResult:
+        """The finished generation; `trace` keeps the steps, `wall_s` is how long it took."""
         lengths = [len(new) for new in self.new_tokens]
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
@@ -133,9 +139,32 @@ class OutputCollector:
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
             seeds=self._request.seeds,
-            stats=SpeculationStats(self.steps, self._generation.whole.signature.num_draft_tokens),
+            stats=SpeculationStats(
+                self.steps, self._generation.whole.signature.num_draft_tokens, wall_s=wall_s
+            ),
             trace=self.steps if trace else None,
+            origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
+            scores=self._columns("scores", max(lengths)),
+            logits=self._columns("logits", max(lengths)),
+            tokenizer=self._request.options.tokenizer,
         )
+
+    def _keep(self, scores: StepScores, index: int, number: int, count: int) -> None:
+        """Keeps the logits of a row's new tokens on their device, and no others."""
+        for name, rows in self._kept.items():
+            table = getattr(scores, name)
+            if table is not None:
+                rows[number].append(table[index, :count].clone())
+
+    def _columns(self, name: str, width: int) -> tuple[Tensor, ...] | None:
+        """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""
+        rows = [torch.cat(blocks) for blocks in self._kept[name] if blocks]
+        if not rows:
+            return None
+        table = rows[0].new_full((len(rows), width, rows[0].shape[-1]), torch.nan)
+        for number, row in enumerate(rows):
+            table[number, : len(row)] = row
+        return table.unbind(dim=1)
 
     def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
         """The tokens up to the first at which a stopping criterion is met, as if they had come one

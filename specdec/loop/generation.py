@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specdec.loop.outcome import Outcome
+from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
 from specdec.loop.step import EditLogits
 from specdec.request.call import Request
+from specdec.samplers import Warp
 from specdec.types import Draft, rows_to_keep
 
 
@@ -36,6 +37,7 @@ class Generation:
         self.ended_by_host: list[int] = []
         self._num_draft_tokens = runner.state.signature.num_draft_tokens
         self._longest = max(request.prompts.lengths)
+        self._unprocessed: Tensor | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -87,7 +89,23 @@ class Generation:
         return self._process if self.request.options.processors else None
 
     def _process(self, draft: Draft, logits: Tensor) -> Tensor:
+        self._unprocessed = logits
         return process_step(self.request, self.state.buffer, draft, logits)
+
+    def scores_of(self, outcome: Outcome) -> StepScores | None:
+        """Copies of the logits of the last step that the call wants to keep."""
+        options, logits = self.request.options, outcome.logits
+        if not (options.keeps_scores or options.keeps_logits):
+            return None
+        own = self._unprocessed if options.processors else logits
+        return StepScores(
+            scores=self._own_warp().scores(logits) if options.keeps_scores else None,
+            logits=own.float().clone() if options.keeps_logits else None,
+        )
+
+    def _own_warp(self) -> Warp:
+        """That of the batch's own rows, which come first; none of them moves."""
+        return self.state.warp.keep(list(range(len(self.rows))))
 
     def run_step(self) -> Outcome:
         """One step for every row; see `SpeculativeGenerator.step`."""

@@ -84,6 +84,19 @@ def _first(tensor: Tensor | None, count: int) -> Tensor | None:
     return None if tensor is None else tensor[:count]
 
 
+@dataclass(frozen=True, eq=False)
+class StepScores:
+    """Logits of one step that the result is to hold.
+
+    Args:
+        scores: `[B, K + 1, V]` after processors, temperature and truncation, or `None`.
+        logits: `[B, K + 1, V]` of the target, or `None`.
+    """
+
+    scores: Tensor | None
+    logits: Tensor | None
+
+
 def record_width(num_draft_tokens: int) -> int:
     """Columns of a record.
 

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 
-from specdec.request.options import Options, is_warper, resolve_options
+from specdec.request.options import Options, is_warper, num_sequences, resolve_options
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts
 from specdec.samplers.warp import Warp
@@ -33,11 +31,18 @@ class GenerateOptions(TypedDict, total=False):
     sampled row draws one at random and reports it in the result. One seed for all rows gives equal
     prompts equal samples: pass `seed=list(range(B))` for B samples of one prompt.
 
+    `num_return_sequences=n` makes n rows of each prompt. A prompt's seed s stands for s, s + 1, ...
+    s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
+    them one by one. `stop_strings` need the `tokenizer`, which the result shows its text with.
+    `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
+    model returns them and as they were sampled from.
+
     `draft_probs=False` keeps the probabilities of draft tokens from the sampler: they become point
     masses, which is lossless too and accepts less. It is there to measure the difference.
     """
 
     max_new_tokens: int
+    min_new_tokens: int
     do_sample: bool
     temperature: float | list[float]
     top_k: int | list[int]
@@ -48,6 +53,11 @@ class GenerateOptions(TypedDict, total=False):
     pad_token_id: int
     logits_processor: LogitsProcessorList
     stopping_criteria: StoppingCriteriaList
+    stop_strings: str | list[str]
+    tokenizer: PreTrainedTokenizerBase
+    num_return_sequences: int
+    output_scores: bool
+    output_logits: bool
     generation_config: GenerationConfig
     draft_probs: bool
 
@@ -96,35 +106,23 @@ class Request:
             TypeError: an unknown keyword, or `input_ids` that are no integer tensor.
             ValueError: a prompt or an option that cannot be right.
         """
-        for name in options.keys() - GenerateOptions.__annotations__.keys():
-            near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
-            hint = (
-                f"did you mean {near[0]!r}?"
-                if near
-                else (
-                    f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
-                    "generate work through model.generate(..., custom_generate=generator)"
-                )
-            )
-            raise TypeError(f"unknown option {name!r}: {hint}")
-        num_new = options.get("max_new_tokens")
-        if num_new is not None and (isinstance(num_new, bool) or not isinstance(num_new, int)):
-            raise TypeError(f"max_new_tokens must be an integer, got {num_new!r}")
+        _check_names_and_types(options)
+        input_ids, attention_mask = _unpack(input_ids, attention_mask)
         # Ids and mask first: HF's own messages about them are obscure.
-        _read_prompts(target, input_ids, attention_mask, None)
-        seed = options.pop("seed", None)
-        draft_probs = options.pop("draft_probs", True)
-        if not isinstance(draft_probs, bool):
-            raise TypeError(f"draft_probs must be True or False, got {draft_probs!r}")
+        prompts = _read_prompts(target, input_ids, attention_mask, None)
+        copies = num_sequences(target.model, options)
+        rows = copies * len(input_ids)
+        seed, draft_probs = options.pop("seed", None), options.pop("draft_probs", True)
         warp = {name: options.pop(name, None) for name in _WARP_NAMES}
-        Warp(len(input_ids), **{name: v for name, v in warp.items() if v is not None})
+        warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}
+        Warp(rows, **warp)
         per_row, uniform = _split_warp(warp)
+        own = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
         resolved = resolve_options(target.model, input_ids, **options, **uniform)
         resolved.check_sampling(uniform)
-        own = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
         resolved = replace(resolved.with_warp(own, **per_row), draft_probs=draft_probs)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved.padding_id)
-        return cls._checked(target, prompts, resolved, seed)
+        return cls._checked(target, prompts.repeated(copies), resolved, seed)
 
     @classmethod
     def from_hook(
@@ -154,72 +152,51 @@ class Request:
             )
         refuse_stateful(options.processors, prompts.padded, target.vocab_size)
         is_greedy = Warp(rows, **options.warp).is_greedy
-        return cls(prompts, options, None if is_greedy else _read_seeds(seed, rows))
+        seeds = None if is_greedy else _read_seeds(seed, rows, options.num_sequences)
+        return cls(prompts, options, seeds)
 
 
-def check_hook(
-    target: Target, model: PreTrainedModel, synced_gpus: bool, model_kwargs: dict
-) -> None:
-    """Refuses what HF may hand to a decoding method and specdec would silently ignore.
-
-    Args:
-        target: the generator's.
-        model: that `generate` was called on.
-        synced_gpus: HF's request to keep several processes in step.
-        model_kwargs: HF's inputs of the model.
-
-    Raises:
-        ValueError: says what was expected.
+def _check_names_and_types(options: dict) -> None:
+    """Raises `TypeError` for a keyword that `generate` does not have, and for values that HF would
+    take for something else.
     """
-    if model is not target.model:
-        raise ValueError(
-            "custom_generate was called on another model than the generator's target; call "
-            "generator.target.model.generate(..., custom_generate=generator)"
-        )
-    if _locals_of_generate().get("assistant_model") is not None:
-        raise ValueError(
-            "assistant_model has no effect beside custom_generate; leave it out and build the "
-            "generator with ModelDrafter(assistant_model)"
-        )
-    if synced_gpus:
-        raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
-    cache = model_kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError(
-            "past_key_values holds tokens already; specdec keeps its own cache, so pass the whole "
-            "prompt"
-        )
-    _check_positions(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
-    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-    unknown = [name for name, v in model_kwargs.items() if name not in known and v is not None]
-    if unknown:
-        raise ValueError(
-            f"specdec generates from input_ids only and does not know: {', '.join(sorted(unknown))}"
-        )
+    for name in options.keys() - GenerateOptions.__annotations__.keys():
+        near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
+        hint = f"known are {', '.join(GenerateOptions.__annotations__)}"
+        hint += "; other options of HF generate work through model.generate(..., "
+        hint += "custom_generate=generator)"
+        if name == "token_type_ids":
+            hint = "decoder-only models have no such input; leave it out"
+        elif near:
+            hint = f"did you mean {near[0]!r}?"
+        raise TypeError(f"unknown option {name!r}: {hint}")
+    for name in ("max_new_tokens", "min_new_tokens", "num_return_sequences"):
+        value = options.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{name} must be an integer, got {value!r}")
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(f"tokenizer must be the target's, got {type(tokenizer).__name__}")
+    for name in ("draft_probs", "do_sample", "output_scores", "output_logits"):
+        value = options.get(name, False)
+        if not (isinstance(value, bool) or (name != "draft_probs" and value is None)):
+            raise TypeError(f"{name} must be True or False, got {value!r}")
 
 
-def _locals_of_generate() -> dict:
-    """What HF's `generate` knows when it calls a decoding method: it drops `assistant_model`, which
-    cannot be seen in any other way.
-    """
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_name != "generate":
-        frame = frame.f_back
-    return {} if frame is None else frame.f_locals
-
-
-def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None) -> None:
-    """Raises `ValueError` for positions that are not 0, 1, ... over the real tokens of each row."""
-    if position_ids is None:
-        return
-    mask = torch.ones_like(position_ids) if attention_mask is None else attention_mask
-    is_real = mask.to(position_ids.device) != 0
-    counted = is_real.long().cumsum(dim=-1) - 1
-    if position_ids.shape != mask.shape or bool(((position_ids != counted) & is_real).any()):
-        raise ValueError(
-            "position_ids other than 0, 1, 2, ... over the tokens of each prompt are not "
-            "supported; leave position_ids out"
+def _unpack(
+    input_ids: Tensor | Mapping, attention_mask: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """Ids and mask, which a tokenizer returns as one object."""
+    if not isinstance(input_ids, Mapping):
+        return input_ids, attention_mask
+    surplus = input_ids.keys() - {"input_ids", "attention_mask", "token_type_ids"}
+    if "input_ids" not in input_ids or surplus or attention_mask is not None:
+        raise TypeError(
+            "expected input_ids as a tensor, or a tokenizer's output with input_ids and "
+            f"attention_mask in one object; got one with {', '.join(map(str, input_ids))}"
+            + (" and an attention_mask beside it" if attention_mask is not None else "")
         )
+    return input_ids["input_ids"], input_ids.get("attention_mask")
 
 
 def _read_prompts(
@@ -248,6 +225,15 @@ def _split_warp(values: dict) -> tuple[dict, dict]:
     return per_row, uniform
 
 
+def _per_sequence(value, rows: int, copies: int):
+    """A value for each prompt as one for each of its rows; other values as they are."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if copies > 1 and isinstance(value, list | tuple) and len(value) * copies == rows:
+        return [item for item in value for _ in range(copies)]
+    return value
+
+
 def _extended(value, missing: int):
     """A sampling value for so many rows more: a scalar holds for all."""
     values = value.tolist() if isinstance(value, Tensor) else value
@@ -256,12 +242,17 @@ def _extended(value, missing: int):
     return [*values, *[values[-1]] * missing]
 
 
-def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[int]:
+def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int, copies: int) -> list[int]:
     if seed is None:
         return [secrets.randbits(64) for _ in range(rows)]
     if isinstance(seed, Tensor):
         seed = seed.tolist()
-    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * rows
+    if copies > 1 and isinstance(seed, Sequence) and len(seed) * copies == rows:
+        seeds = [_following(value, copy) for value in seed for copy in range(copies)]
+    elif isinstance(seed, Sequence):
+        seeds = list(seed)
+    else:
+        seeds = [_following(seed, copy) for copy in range(copies)] * (rows // copies)
     if len(seeds) != rows:
         raise ValueError(
             f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a "
@@ -271,3 +262,9 @@ def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[in
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"seed must be an integer or one integer per row, got {value!r}")
     return seeds
+
+
+def _following(seed: int, copy: int) -> int:
+    """The seed of a prompt's rows; what is no seed is left for the check of all."""
+    is_seed = type(seed) is int and 0 <= seed < 2**64
+    return (seed + copy) % 2**64 if is_seed else seed

@@ -6,6 +6,7 @@ takes notes receives exactly what plain `generate` would do, including every log
 stopping criterion that a configuration asks for.
 """
 
+import copy
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,12 +17,15 @@ from transformers import (
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     StoppingCriteriaList,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+
+from specdec.request.hook import with_stop_strings
 
 _WARPERS = {  # in HF's order, with the attribute that holds the value
     TemperatureLogitsWarper: "temperature",
@@ -50,6 +54,10 @@ class Options:
         other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
             the whole chain then.
         draft_probs: the sampler gets the probabilities that draft tokens were drawn from.
+        num_sequences: rows of each prompt.
+        keeps_scores: the result holds the logits that every token was sampled from.
+        keeps_logits: likewise the target's own, before processors.
+        tokenizer: of the target, where the caller named it.
     """
 
     warp: dict = field(default_factory=dict)
@@ -61,6 +69,10 @@ class Options:
     padding_id: int | None = None
     other_warps: tuple[str, ...] = ()
     draft_probs: bool = True
+    num_sequences: int = 1
+    keeps_scores: bool = False
+    keeps_logits: bool = False
+    tokenizer: PreTrainedTokenizerBase | None = None
 
     @classmethod
     def from_resolved(
@@ -68,6 +80,7 @@ class Options:
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> "Options":
         """Takes what HF hands to a decoding function.
 
@@ -75,9 +88,10 @@ class Options:
             processors: HF's list, warpers last when sampling.
             criteria: HF's list, length and end of sequence included.
             config: the resolved configuration.
+            tokenizer: see `Options`.
 
         Raises:
-            ValueError: the configuration asks for something that is not one sequence per row.
+            ValueError: the configuration asks for something that specdec does not do.
         """
         _refuse_unsupported(config)
         eos = [
@@ -101,6 +115,10 @@ class Options:
                 for name, neutral in _OTHER_WARPS.items()
                 if getattr(config, name, None) not in (None, neutral)
             ),
+            num_sequences=config.num_return_sequences or 1,
+            keeps_scores=bool(config.output_scores),
+            keeps_logits=bool(config.output_logits),
+            tokenizer=tokenizer,
         )
 
     def check_sampling(self, given: dict) -> None:
@@ -143,6 +161,13 @@ class Options:
         return replace(self, warp=self.warp | values)
 
 
+def num_sequences(model: PreTrainedModel, options: dict) -> int:
+    """How many sequences of each prompt a call asks for, by itself or through a configuration."""
+    configs = options.get("generation_config"), model.generation_config
+    values = [getattr(config, "num_return_sequences", None) for config in configs]
+    return next((n for n in (options.get("num_return_sequences"), *values) if n is not None), 1)
+
+
 def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Options:
     """What `model.generate(input_ids, **options)` would do.
 
@@ -152,20 +177,50 @@ def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Opt
         options: keyword arguments of HF's `generate`; those that are `None` are left out.
 
     Raises:
-        ValueError: HF refuses an option, or the options ask for more than one sequence per row.
+        TypeError, ValueError: HF refuses an option, or the options ask for something that specdec
+            does not do.
     """
     notes = []
+    given = {name: value for name, value in options.items() if value is not None}
+    tokenizer = given.pop("tokenizer", None)
+    given, shell = _take_stop_strings(model, given, tokenizer)
+    kept = {name: given.pop(name) for name in ("output_scores", "output_logits") if name in given}
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
-        notes.append(Options.from_resolved(logits_processor, stopping_criteria, generation_config))
+        generation_config.update(**kept)
+        resolved = logits_processor, stopping_criteria, generation_config
+        notes.append(Options.from_resolved(*resolved, tokenizer))
         return input_ids
 
-    given = {name: value for name, value in options.items() if value is not None}
     # The padding is ours to handle: an all-ones mask keeps HF from warning about it.
-    model.generate(
+    shell.generate(
         input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=take_notes, **given
     )
     return notes[0]
+
+
+def _take_stop_strings(
+    model: PreTrainedModel, options: dict, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[dict, PreTrainedModel]:
+    """Options with stop strings as a criterion, and the model to resolve them with: HF keeps the
+    tokenizer from decoding functions and then misses it, so it must not see stop strings, not even
+    those of the model's own configuration.
+    """
+    config, own, options = options.get("generation_config"), model.generation_config, dict(options)
+    sources = options.pop("stop_strings", None), config and config.stop_strings, own.stop_strings
+    strings = next((found for found in sources if found), None)
+    if strings is None:
+        return options, model
+    options["stopping_criteria"] = with_stop_strings(
+        options.get("stopping_criteria"), strings, tokenizer
+    )
+    shell = copy.copy(model)
+    shell.generation_config = copy.deepcopy(own)
+    shell.generation_config.stop_strings = None
+    if config is not None:
+        options["generation_config"] = config = copy.deepcopy(config)
+        config.stop_strings = None
+    return options, shell
 
 
 def is_warper(processor: LogitsProcessor) -> bool:
@@ -207,16 +262,16 @@ _ASSISTANT_SETTINGS = {  # of HF's assisted generation, with HF's own defaults
 
 
 def _refuse_unsupported(config: GenerationConfig) -> None:
-    wanted = {"num_beams": 1, "num_return_sequences": 1, "penalty_alpha": 0, "dola_layers": 0}
+    wanted = {"num_beams": 1, "penalty_alpha": 0, "dola_layers": 0}
     for name, usual in wanted.items():
         value = getattr(config, name, None)
         if value is not None and value != usual and value > usual:
             raise ValueError(
-                f"{name}={value} is not supported: specdec generates one sequence per row. Repeat "
-                "the prompt for several samples (with one seed per row), and use HF generate for "
-                "beam or contrastive search"
+                f"{name}={value} is not supported: specdec decodes greedily or samples, with "
+                "num_return_sequences=n for several samples of a prompt; use HF generate for beam "
+                "or contrastive search"
             )
-    for name in ("output_scores", "output_logits", "output_attentions", "output_hidden_states"):
+    for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False):
             raise ValueError(
                 f"{name}=True is not supported by specdec; leave it out, or use HF generate"

@@ -89,6 +89,13 @@ class Prompts:
             )
         return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
 
+    def repeated(self, count: int) -> "Prompts":
+        """Each prompt `count` times, in rows that follow each other."""
+        if count == 1:
+            return self
+        tables = (table.repeat_interleave(count, dim=0) for table in (self.padded, self.tokens))
+        return Prompts(*tables, [length for length in self.lengths for _ in range(count)])
+
     def filled_to(self, rows: int) -> "Prompts":
         """So many rows: after those of the batch, prompts of the one token 0."""
         missing = rows - len(self.lengths)

@@ -11,6 +11,35 @@ from specdec.samplers.rejection import RejectionSampler
 from specdec.samplers.typical import TypicalSampler
 from specdec.samplers.warp import Warp
 
+SAMPLERS: dict[str, type[Sampler]] = {
+    "auto": BlockSampler,
+    "block": BlockSampler,
+    "rejection": RejectionSampler,
+    "coupling": CouplingSampler,
+    "typical": TypicalSampler,
+}
+"""Samplers that need no arguments, by the names of the command line."""
+
+
+def sampler_named(name: str) -> Sampler:
+    """The sampler of a name that the command line knows.
+
+    Raises:
+        ValueError: there is none, or it needs arguments.
+
+    Example:
+        >>> sampler_named("rejection")
+        RejectionSampler()
+    """
+    if name == "ensemble":
+        raise ValueError("the ensemble sampler needs a weight: pass EnsembleSampler(0.9)")
+    if name not in SAMPLERS:
+        raise ValueError(
+            f"there is no sampler {name!r}; expected one of {', '.join(SAMPLERS)}, or a Sampler"
+        )
+    return SAMPLERS[name]()
+
+
 __all__ = [
     "BlockSampler",
     "CouplingSampler",
@@ -27,4 +56,5 @@ __all__ = [
     "draw_by_inversion",
     "draw_by_race",
     "philox",
+    "sampler_named",
 ]

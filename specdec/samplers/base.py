@@ -18,6 +18,11 @@ class Sampler(nn.Module, ABC):
     """Turns a draft and the target's logits into a verdict. It has no access to models and keeps no
     state per row, because row indices change when ended rows leave the batch.
 
+    A rule may use its noise as it likes. But `certify` can enumerate its exact distribution only if
+    it decides by thresholds: a draft token is accepted where its `Stream.ACCEPT` uniform is small,
+    and the extra token comes from the `Stream.RESAMPLE` uniform (or it races, see `draw_draft`).
+    Other rules are tested by draws.
+
     Attributes:
         lossless: the output has exactly the target's distribution, whatever is drafted.
         draw_draft: how draft tokens have to be drawn.
@@ -69,6 +74,12 @@ def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tenso
         largest_logits: `[B, K + 1]` of the target.
     """
     return verify_points(draft, target_tokens, largest_logits)
+
+
+def check_number(name: str, value: object) -> None:
+    """Raises `TypeError` for an argument of a sampler that is no number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number, got {value!r}")
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:

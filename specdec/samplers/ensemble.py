@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels import find_faults, token_rule
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, chain_uniforms, check_number
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -23,6 +23,7 @@ class EnsembleSampler(Sampler):
         target_weight: w in 0..1; 1 is `RejectionSampler`.
 
     Raises:
+        TypeError: w is no number.
         ValueError: w out of range.
 
     Example:
@@ -37,9 +38,14 @@ class EnsembleSampler(Sampler):
 
     def __init__(self, target_weight: float):
         super().__init__()
+        check_number("target_weight", target_weight)
         if not 0 <= target_weight <= 1:
             raise ValueError(f"target_weight must be in 0..1, got {target_weight!r}")
         self.target_weight = target_weight
+
+    def extra_repr(self) -> str:
+        """Its weight."""
+        return f"target_weight={self.target_weight}"
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""

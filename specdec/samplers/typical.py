@@ -1,10 +1,12 @@
 """`TypicalSampler`: accepts what the target finds plausible. Lossy."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from specdec.kernels import append_token, draw, find_faults
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, chain_uniforms, check_number
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -27,6 +29,7 @@ class TypicalSampler(Sampler):
         delta: scales the threshold that depends on the entropy, >= 0.
 
     Raises:
+        TypeError: epsilon or delta is no number.
         ValueError: epsilon or delta out of range.
 
     Example:
@@ -40,12 +43,18 @@ class TypicalSampler(Sampler):
 
     def __init__(self, epsilon: float = 0.3, delta: float = 0.09):
         super().__init__()
-        if not (0 <= epsilon <= 1 and delta >= 0):
+        check_number("epsilon", epsilon)
+        check_number("delta", delta)
+        if not (0 <= epsilon <= 1 and 0 <= delta < math.inf):
             raise ValueError(
                 f"expected epsilon in 0..1 and delta >= 0, got epsilon={epsilon}, delta={delta}"
             )
         self.epsilon = epsilon
         self.delta = delta
+
+    def extra_repr(self) -> str:
+        """Its thresholds."""
+        return f"epsilon={self.epsilon}, delta={self.delta}"
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """By the target's probabilities alone."""

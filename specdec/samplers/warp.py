@@ -101,6 +101,25 @@ class Warp:
         """
         return warp_probs(logits, self.params(logits))
 
+    def scores(self, logits: Tensor) -> Tensor:
+        """Logits over the temperature, -inf where truncation leaves nothing: what HF calls scores.
+        Rows at temperature 0 have their logits.
+
+        Args:
+            logits: `[B, V]` or `[B, N, V]`.
+        """
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        scores, probs = logits.to(dtype, copy=True), self(logits)
+        column = (slice(None), *[None] * (scores.dim() - 1))
+        if self._temperature is not None:
+            scores = scores / self._temperature[column].to(scores.dtype)
+        if self._truncates:
+            is_kept = probs > 0
+            if self._greedy is not None:
+                is_kept = is_kept | self._greedy[column]
+            scores = scores.masked_fill(~is_kept, -torch.inf)
+        return scores
+
     @property
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the warp runs."""

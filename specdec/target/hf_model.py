@@ -21,12 +21,13 @@ from specdec.target.fusion import fuse_pointwise
 from specdec.target.masks import causal, slot_mask
 from specdec.target.self_test import Route, find_route
 from specdec.target.view import private_view, structure
+from specdec.target.wrappers import adapters_of, unwrap
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
 MAX_VOCAB_PADDING = 1024
 """Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
-this.
+this, and at most by an eighth of the larger one.
 """
 
 
@@ -50,6 +51,7 @@ class SlotModel:
     """
 
     def __init__(self, model: PreTrainedModel, *, fuse_pointwise: bool = False):
+        model = unwrap(model)
         _refuse_unsupported(model)
         self.model = model
         self.config = model.config.get_text_config()
@@ -64,7 +66,7 @@ class SlotModel:
         self._experts, note = step_experts(model)
         if note is not None:
             self._notes["experts"] = note
-        self._structure = structure(model)
+        self._structure, self._adapters = structure(model), adapters_of(model)
         self._route: Route = self._find_route()
         self._open_views()
 
@@ -176,6 +178,11 @@ class SlotModel:
             raise ValueError(
                 f"{name} was edited after specdec wrapped it (a module was replaced, added or "
                 "resized); build the generator again from the edited model"
+            )
+        if adapters_of(self.model) != self._adapters:
+            raise ValueError(
+                f"adapters of {name} were switched or merged after specdec wrapped it; build the "
+                "generator again"
             )
         if self.model.training:
             raise ValueError(
@@ -289,8 +296,6 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
 
 def _refuse_unsupported(model: PreTrainedModel) -> None:
     name = type(model).__name__
-    if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
         raise ValueError(

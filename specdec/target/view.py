@@ -85,5 +85,7 @@ class _Viewer:
         self._views[id(module)] = other
         for name, value in vars(module).items():
             is_shared = name in _SHARED or "_hooks" in name
+            if name == "_compiled_call_impl":
+                value = None  # it would run the model instead of the view
             other.__dict__[name] = value if is_shared else self.view(value)
         return other

@@ -24,7 +24,8 @@ def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator
 
     Args:
         path: `.jsonl`: a document per line, an object with `text`, or with `messages` (or
-            `conversations`) of `role` and `content` that go through the tokenizer's chat template.
+            `conversations`) of `role` and `content` that go through the tokenizer's chat template,
+            or with `turns`, texts that are joined by blank lines (Spec-Bench, MT-bench).
             Any other file: one document, in UTF-8, invalid bytes replaced. A folder: all its files
             and those of its subfolders, sorted, but for hidden ones.
         tokenizer: the target's.
@@ -55,17 +56,22 @@ def _text_of(line: bytes, where: str, tokenizer: PreTrainedTokenizerBase) -> str
     """The document of a line."""
     try:
         entry = json.loads(line.decode("utf-8-sig"))
+    except RecursionError:
+        raise ValueError(f"{where} is not JSON in UTF-8: too deeply nested") from None
     except ValueError as error:
         raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
     entry = entry if isinstance(entry, dict) else {}
     if isinstance(entry.get("text"), str):
         return entry["text"]
-    messages = entry.get("messages") or entry.get("conversations")
+    turns = entry.get("turns")
+    if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
+        return "\n\n".join(turns)
+    messages = entry.get("messages") or entry.get("conversations") or turns
     if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
         shown = line[:60].decode("utf-8", errors="replace")
         raise ValueError(
-            f"{where} must be an object with 'text', or with 'messages' of 'role' and 'content', "
-            f"got {shown!r}"
+            f"{where} must be an object with 'text', with 'turns' of texts, or with 'messages' of "
+            f"'role' and 'content', got {shown!r}"
         )
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False)

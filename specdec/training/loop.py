@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from specdec.training.data import PackedStream
+from specdec.training.interruption import Interruption
 from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.training.run_checkpoint import RunCheckpoint
 
@@ -56,7 +57,8 @@ def train(
 
     Raises:
         ValueError: the text is too short for the plan, or the checkpoint is of another run.
-        FloatingPointError: the loss is not finite any more.
+        FloatingPointError: the loss or a weight is not finite any more; such weights are not saved.
+        KeyboardInterrupt: SIGINT or SIGTERM came. The step under way was completed and saved.
 
     Example:
         >>> import tempfile
@@ -83,7 +85,12 @@ def train(
     # One program per row length: with symbolic sizes each would be slower.
     loss_of = torch.compile(model, dynamic=False) if plan.compiled else model
     checkpoint = RunCheckpoint(Path(work_dir), accelerator, progress, stream)
-    with _own_generators(plan.seed, accelerator), _mode(objective, is_training=True):
+    interruption = Interruption()
+    with (
+        _own_generators(plan.seed, accelerator),
+        _mode(objective, is_training=True),
+        interruption.listening(),
+    ):
         checkpoint.load()
         saved_at_s = progress.wall_s
         with tqdm(total=100, mininterval=5, bar_format=_BAR, disable=not is_first) as bar:
@@ -97,14 +104,20 @@ def train(
                 loss = _agreed(losses, progress, accelerator)
                 progress.record(loss, num_tokens, _elapsed(started_s, accelerator))
                 _show(bar, progress, plan, fraction)
+                is_last = progress.fraction(plan) >= 1
                 is_due = plan.evaluate_every and progress.num_steps % plan.evaluate_every == 0
-                if evaluate is not None and (is_due or progress.fraction(plan) >= 1):
-                    _evaluate(objective, evaluate, progress, accelerator)
-                if progress.wall_s - saved_at_s > 60 * plan.checkpoint_minutes:
+                is_evaluated = evaluate is not None and bool(is_due or is_last)
+                is_old = progress.wall_s - saved_at_s > 60 * plan.checkpoint_minutes
+                if is_evaluated:
+                    _check_weights(schedule, progress)
+                    _evaluate(objective, evaluate, progress, accelerator, interruption)
+                is_interrupted = interruption.is_agreed(accelerator)
+                if is_last or is_evaluated or is_old or is_interrupted:
+                    _check_weights(schedule, progress)
                     checkpoint.save()
                     saved_at_s = progress.wall_s
-        if progress.wall_s > saved_at_s:
-            checkpoint.save()
+                if is_interrupted:
+                    raise KeyboardInterrupt(f"step {progress.num_steps} is saved in {work_dir}")
     return progress
 
 
@@ -185,6 +198,17 @@ def _agreed(losses: list[Tensor], progress: TrainingProgress, accelerator: Accel
     return loss
 
 
+def _check_weights(schedule: Schedule, progress: TrainingProgress) -> None:
+    """Raises `FloatingPointError` for weights that the last update broke, which no loss shows."""
+    groups = [group["params"] for optimizer, _ in schedule for group in optimizer.param_groups]
+    weights = [weight.detach() for group in groups for weight in group]
+    if not torch.stack([weight.isfinite().all() for weight in weights]).all():
+        raise FloatingPointError(
+            f"step {progress.num_steps} has made weights NaN or infinite, they are not saved; go "
+            "on from the last checkpoint with lower learning rates"
+        )
+
+
 def _elapsed(started_s: float, accelerator: Accelerator) -> float:
     """Seconds since then by the first process's clock, so that all agree on a run by minutes."""
     seconds = torch.tensor(time.monotonic() - started_s, device=accelerator.device)
@@ -194,11 +218,17 @@ def _elapsed(started_s: float, accelerator: Accelerator) -> float:
 
 
 def _evaluate(
-    objective: nn.Module, evaluate: Evaluate, progress: TrainingProgress, accelerator: Accelerator
+    objective: nn.Module,
+    evaluate: Evaluate,
+    progress: TrainingProgress,
+    accelerator: Accelerator,
+    interruption: Interruption,
 ) -> None:
+    figures = None
     if accelerator.is_main_process:
         with _mode(objective, is_training=False):
-            figures = evaluate()
+            figures = interruption.run(evaluate)
+    if figures is not None:
         progress.evaluations.append({"step": progress.num_steps, **figures})
         text = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         tqdm.write(f"step {progress.num_steps}: {text}")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+_POSITIVE = ("steps", "minutes", "tokens_per_step", "accumulation", "clip_norm")
+_POSITIVE += ("lr_matrices", "lr_others")
+_NOT_NEGATIVE = ("weight_decay", "final_lr_ratio", "checkpoint_minutes", "evaluate_every")
+
 
 @dataclass(frozen=True)
 class TrainingPlan:
@@ -29,7 +33,7 @@ class TrainingPlan:
         seed: of the initialisation and the order of the data.
         precision: `"bf16"` runs matrix products in bfloat16 (weights stay as they are), `"no"` runs
             everything in the weights' own type.
-        checkpoint_minutes: between checkpoints.
+        checkpoint_minutes: between checkpoints; evaluations and interrupts save as well.
         evaluate_every: steps between evaluations; 0 for none but the last.
         compiled: run the loss through `torch.compile`; needs a C++ compiler.
 
@@ -64,10 +68,16 @@ class TrainingPlan:
             raise ValueError(
                 f"expected either steps or minutes, got steps={self.steps}, minutes={self.minutes}"
             )
-        for name in ("steps", "minutes", "tokens_per_step", "accumulation", "clip_norm"):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            if getattr(self, name) == math.inf:
+                raise ValueError(f"{name} must be finite, got inf")
         ends = [end for end, _ in self.lengths]
         if not ends or sorted(set(ends)) != ends or ends[-1] != 1:
             raise ValueError(

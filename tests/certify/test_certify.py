@@ -6,6 +6,7 @@ import pytest
 import torch
 from text_laws import TARGET, tiny
 
+import specdec
 from specdec import (
     BlockSampler,
     CouplingSampler,
@@ -17,7 +18,7 @@ from specdec import (
 )
 from specdec.certify import certify, huggingface_rule
 from specdec.kernels import draw
-from specdec.samplers import StepNoise, Stream, Warp
+from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
 from specdec.samplers.base import verdict_of_points
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -121,7 +122,7 @@ class Mistaken(Sampler):
 
 
 MISTAKES = {
-    ">= for <": "decision",
+    ">= for <": "draws",
     "<= for <": "zero",
     "ratio >= u": "zero",
     "residual divided by the draft law": "law",
@@ -130,7 +131,7 @@ MISTAKES = {
     "bonus from the draft's last row": "law",
     "bonus from the target's row of the last draft token": "law",
     "resampled with the proposal's noise": "law",
-    "resampled with the accepting noise": "decision",
+    "resampled with the accepting noise": "draws",
 }
 
 
@@ -144,6 +145,85 @@ def test_a_mistaken_sampler_fails(mistake):
     assert not report.passed
     assert MISTAKES[mistake] in kinds_of(report)
     assert str(report).startswith("FAIL  Mistaken")
+
+
+class DrawAndCompare(Sampler):
+    """Lossless without thresholds: draws the target's token at each index from that index's own
+    uniform, and goes on while it is the drafted one.
+    """
+
+    lossless = True
+
+    def __init__(self, weight: float = 0.0):
+        super().__init__()
+        self.weight = weight
+
+    def accept(self, draft: Draft, target_logits, warp: Warp, noise: StepNoise) -> Verdict:
+        """A verdict of the right law, if `weight` is 0."""
+        p = warp(target_logits)
+        p = (1 - self.weight) * p + self.weight * p.square() / p.square().sum(-1, keepdim=True)
+        width = draft.tokens.shape[1]
+        valid = torch.full((len(p),), width) if draft.num_valid is None else draft.num_valid
+        u = torch.cat([noise.uniform(Stream.ACCEPT)[:, :width], p.new_zeros(len(p), 1)], dim=1)
+        steps = torch.arange(width + 1)
+        is_last = steps == valid[:, None]
+        u = torch.where(is_last, noise.uniform(Stream.RESAMPLE)[:, :1], u)
+        drawn = draw(p, u)
+        goes_on = (drawn[:, :-1] == draft.tokens) & (steps[:-1] < valid[:, None])
+        count = goes_on.long().cumprod(1).sum(1)
+        return Verdict(drawn.masked_fill(steps > count[:, None], PAD_TOKEN), count, draft.num_valid)
+
+
+def test_a_lossless_rule_without_thresholds_is_inconclusive_and_certified_by_draws():
+    report = certify(DrawAndCompare(), sizes=FEW)
+    assert report.passed
+    assert not report.is_exact
+    assert report.drawn.p_value > report.drawn.threshold
+    assert report.num_worlds == 9 * 12
+    first, second, third = str(report).splitlines()
+    assert first.startswith("PASS  DrawAndCompare: by draws, 16384 texts in each of 108 worlds")
+    assert "enumeration is inconclusive: decisions are no thresholds" in second
+    assert f"detectable TV {report.drawn.detectable:.3f}" in third
+    assert report.drawn.detectable < 0.06
+
+
+def test_a_lossy_rule_without_thresholds_fails_by_draws():
+    report = certify(DrawAndCompare(weight=0.3), sizes=FEW)
+    assert not report.passed
+    assert kinds_of(report) == {"draws"}
+    assert "the target gives" in str(report)
+
+
+def test_draws_of_the_rules_own_are_inconclusive_too():
+    class OwnNumbers(RejectionSampler):
+        def accept(self, draft, target_logits, warp, noise):
+            uniforms = torch.rand(len(target_logits), len(Stream), target_logits.shape[1]).double()
+            return super().accept(draft, target_logits, warp, ScriptedNoise(uniforms))
+
+    torch.manual_seed(0)
+    report = certify(OwnNumbers(), sizes=((2, 1, 6),))
+    assert report.passed
+    assert not report.is_exact
+
+
+def test_thresholds_are_enumerated_and_not_drawn():
+    assert certify(RejectionSampler(), sizes=FEW).is_exact
+
+
+def test_the_module_is_the_function():
+    from specdec import certify as both
+
+    assert both(RejectionSampler(), sizes=((2, 1, 6),)).passed
+    assert specdec.certify.certify is certify
+    assert specdec.certify.ForeignSampler is not None
+    with pytest.raises(TypeError, match="expected a Sampler or a SpeculativeGenerator, got int"):
+        specdec.certify(3)
+
+
+@pytest.mark.parametrize("options", [{"num_draws": -1}, {"false_alarm": 0.0}])
+def test_numbers_of_draws_that_cannot_be_right_are_refused(options):
+    with pytest.raises(ValueError, match="expected num_draws >= 1 and false_alarm"):
+        certify(RejectionSampler(), **options)
 
 
 class MistakenRace(CouplingSampler):

@@ -18,6 +18,23 @@ def accept_by_ratio(draft_tokens, draft_probs, target_probs, noise):
     return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]
 
 
+def draw_and_compare(draft_tokens, draft_probs, target_probs, noise):
+    """Lossless, but not by thresholds: the target's own draws, as long as the draft has them."""
+    tokens = []
+    for u, row, drafted in zip(noise.accept, target_probs, draft_tokens.tolist(), strict=False):
+        tokens.append(int((row.cumsum(0) <= u).sum()))
+        if tokens[-1] != drafted:
+            return tokens
+    return [*tokens, int(noise.draw(target_probs[-1]))]
+
+
+def test_a_foreign_rule_without_thresholds_is_certified_by_draws():
+    report = certify(ForeignSampler(draw_and_compare), sizes=((3, 1, 3),))
+    assert report.passed
+    assert "inconclusive" in str(report)
+    assert report.drawn.num_draws == 1024
+
+
 def accept_always(draft_tokens, draft_probs, target_probs, noise):
     """A foreign rule that is wrong."""
     return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]

@@ -63,6 +63,12 @@ def test_prompts_of_unequal_length_are_audited_together():
     assert {test.prompt for test in report.tests} == {0, 1, 2}
 
 
+def test_a_prompt_that_comes_twice_is_refused():
+    generator = SpeculativeGenerator(tiny(TARGET), drafter())
+    with pytest.raises(ValueError, match=r"prompts 0 and 2 are equal: .* pass different prompts"):
+        certify(generator, [PROMPT, [3], PROMPT], **QUICK)
+
+
 class ArgmaxWithSoftLaw(ModelDrafter):
     """Proposes the likeliest token and claims to have drawn it."""
 

@@ -121,7 +121,7 @@ def test_layers_that_the_target_does_not_have_are_refused(tmp_path):
         ({"hidden_size": "32"}, "hidden_size must be an integer"),
         ({"hidden_size": None}, "lacks hidden_size"),
         ({"vocab_size": 10**12}, "vocab_size must be an integer"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer in 1..64"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer in 1..4096"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer"),
         ({"draft_vocab_size": 62}, "62 draft ids are more than the vocabulary's 61"),
         ({"truncated_vocab_size": 19}, "draft_vocab_size and truncated_vocab_size differ"),

@@ -12,13 +12,14 @@ import struct
 
 import pytest
 import torch
-from checkpoint_parts import TARGET, read_checkpoint, refuses
+from checkpoint_parts import TARGET, read_checkpoint, refuses, survey_checkpoint
 from checkpoint_writer import LAYOUTS, safeailab_eagle1, safeailab_eagle3, specforge
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from specdec.checkpoints.files import MAX_JSON_BYTES, MAX_TENSORS
+from specdec.inspection import describe
 
 
 @pytest.mark.parametrize("cut", [0, 5, 8, 40, -300, -1])
@@ -180,13 +181,88 @@ def test_a_folder_without_weights_says_what_it_holds(tmp_path):
     refuses(folder / "none", "is no folder")
 
 
-def test_the_hub_offline_is_one_line(monkeypatch):
-    def offline(*args, **options):
-        assert not any("bin" in pattern for pattern in options["allow_patterns"])
-        raise ConnectionError("no network\nhere")
+def offline(*args, **options):
+    raise ConnectionError("no network\nhere")
 
-    monkeypatch.setattr("specdec.checkpoints.hub.snapshot_download", offline)
+
+def unused(*args, **options):
+    raise AssertionError("nothing is downloaded")
+
+
+def test_the_hub_offline_is_one_line_at_once(monkeypatch):
+    monkeypatch.setattr("specdec.checkpoints.hub.HfApi.model_info", offline)
+    monkeypatch.setattr("specdec.checkpoints.hub.snapshot_download", unused)
+    refuses("somebody/head", r"not in the local cache, .* be reached \(no network here\)")
+
+
+def test_a_failing_download_is_one_line(monkeypatch):
+    def failing(*args, **options):
+        assert not any("bin" in pattern for pattern in options["allow_patterns"])
+        offline()
+
+    monkeypatch.setattr("specdec.checkpoints.hub.HfApi.model_info", lambda *a, **options: None)
+    monkeypatch.setattr("specdec.checkpoints.hub.snapshot_download", failing)
     refuses("somebody/head", r"somebody/head is no folder here, .* \(no network here\)")
+
+
+def test_what_the_cache_holds_is_read_without_a_network(monkeypatch, tmp_path):
+    folder = safeailab_eagle3().write(tmp_path)
+
+    def from_cache(*args, local_files_only, **options):
+        assert local_files_only
+        return str(folder)
+
+    monkeypatch.setattr("specdec.checkpoints.hub.HfApi.model_info", offline)
+    monkeypatch.setattr("specdec.checkpoints.hub.try_to_load_from_cache", lambda *a, **o: "there")
+    monkeypatch.setattr("specdec.checkpoints.hub.snapshot_download", from_cache)
+    assert read_checkpoint("somebody/head", TARGET).config.fusion == "attention"
+
+
+HOSTILE = "\x1b]0;title\x07\x9b2J\n\u202e"
+
+
+def shown(folder, **options):
+    """Everything that reading a checkpoint may print: the report, or the error."""
+    try:
+        survey = survey_checkpoint(folder, TARGET, **options)
+        return describe(survey, None) + "".join(survey.faults) + str(survey.load(TARGET))
+    except ValueError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("place", ["tensor", "key", "value", "list", "layer ids", "pickle", "file"])
+def test_control_characters_of_a_foreign_file_are_shown_as_escapes(place, tmp_path):
+    files, options = safeailab_eagle3(), {}
+    if place in ("tensor", "pickle"):
+        files = files.plus(**{f"x{HOSTILE}": torch.ones(1)})
+    changes = {
+        "key": {f"k{HOSTILE}": 1},
+        "value": {"hidden_act": HOSTILE},
+        "list": {"architectures": [HOSTILE], "layer_types": [HOSTILE]},
+        "layer ids": {"eagle_aux_hidden_state_layer_ids": [HOSTILE]},
+    }
+    folder = files.but(**changes.get(place, {})).write(tmp_path)
+    if place == "pickle":
+        torch.save(files.tensors, folder / "pytorch_model.bin")
+        options = {"allow_pickle": True}
+    if place in ("pickle", "file"):
+        (folder / "model.safetensors").rename(folder / f"{HOSTILE.replace('/', '')}.bak")
+    text = shown(folder, **options)
+    assert all(character.isprintable() or character == "\n" for character in text)
+    if place != "list":  # which nothing repeats
+        assert r"\x1b]0;title\x07\x9b2J\n\u202e" in text.replace(2 * "\\", "\\")
+
+
+def test_names_that_differ_in_control_characters_only_are_refused(tmp_path):
+    files = safeailab_eagle3().plus(**{"x\x1b": torch.ones(1), r"x\x1b": torch.ones(1)})
+    refuses(files.write(tmp_path), "names that differ in control characters only")
+
+
+def test_a_type_in_the_header_that_is_no_string_is_refused(tmp_path):
+    """safetensors takes the map for the string; other parsers do not."""
+    path = safeailab_eagle3().write(tmp_path) / "model.safetensors"
+    rewritten(path, lambda header: header.replace(b'"F32"', b'{"F32":null}', 1))
+    refuses(tmp_path, "the types of .* in the header are no strings")
 
 
 @pytest.mark.parametrize(

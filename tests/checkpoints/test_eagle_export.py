@@ -5,6 +5,7 @@ public layouts.
 """
 
 import json
+import re
 
 import pytest
 import torch
@@ -13,9 +14,10 @@ from checkpoint_cases import CASES
 from checkpoint_parts import HIDDEN, TARGET, read_checkpoint, tiny_llama
 from eagle_heads import head_for, random_head
 from safetensors.torch import load_file
-from transformers import AutoConfig, LlamaConfig, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from specdec import SpeculativeGenerator, Target
+from specdec.checkpoints.eagle_export import save_head
 from specdec.drafters import EagleDrafter
 
 WRAPPED = Target(TARGET)
@@ -90,7 +92,7 @@ def proposals(drafter, **sampling):
 @pytest.mark.parametrize(("layout", "kind", "name", "flags"), ROUND_TRIPS, ids=NAMES)
 def test_a_saved_head_is_the_same_when_it_is_loaded(layout, kind, name, flags, tmp_path):
     drafter = EagleDrafter(head_of(kind, flags), TARGET, num_draft_tokens=3)
-    drafter.save_pretrained(tmp_path, layout)
+    drafter.save_pretrained(tmp_path, layout, verifier="a/b")
     loaded = EagleDrafter.from_pretrained(tmp_path, TARGET, num_draft_tokens=3)
     assert loaded.config == drafter.config
     tensors, again = drafter.head.state_dict(), loaded.head.state_dict()
@@ -108,7 +110,7 @@ def test_what_a_layout_has_no_words_for_is_refused(layout, name, tmp_path):
     drafter = EagleDrafter(head_for(TARGET, **flags), TARGET)
     message = "attention biases" if layout == "safeailab" and "q, k, v" in name else name
     with pytest.raises(ValueError, match=f"the {layout} layout cannot express .*{message}"):
-        drafter.save_pretrained(tmp_path / "head", layout)
+        drafter.save_pretrained(tmp_path / "head", layout, verifier="a/b")
     assert not (tmp_path / "head").exists()
 
 
@@ -125,6 +127,77 @@ def test_other_layouts_and_eagle_1_for_speculators_are_refused(tmp_path):
         drafter.save_pretrained(tmp_path, "speculators")
     with pytest.raises(ValueError, match="layout must be 'safeailab' or 'speculators', got 'vllm'"):
         drafter.save_pretrained(tmp_path, "vllm")
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_speculators_file_holds_embeddings_and_names_its_target(has_own, tmp_path):
+    """speculators reads a file without embeddings into memory that nobody has written."""
+    head = head_of("attention", {**LAYERS, "has_embed_tokens": has_own})
+    drafter = EagleDrafter(head, TARGET)
+    with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
+        drafter.save_pretrained(tmp_path / "head", "speculators")
+    assert not (tmp_path / "head").exists()
+    assert drafter.save_pretrained(tmp_path / "head", "speculators", verifier="a/b") == ()
+    table = load_file(tmp_path / "head" / "model.safetensors")["embed_tokens.weight"]
+    assert table.equal(head.embed_tokens.weight if has_own else TARGET.model.embed_tokens.weight)
+
+
+def test_the_verifier_is_where_the_target_was_loaded_from(tmp_path):
+    TARGET.save_pretrained(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
+    EagleDrafter(head_for(target, **LAYERS), target).save_pretrained(tmp_path, "speculators")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "target")
+
+
+def test_embeddings_that_cannot_be_copied_are_refused(tmp_path):
+    head = head_of("attention", LAYERS)
+    for table in (None, torch.zeros(VOCAB, HIDDEN, dtype=torch.int8), torch.zeros(3, HIDDEN)):
+        with pytest.raises(ValueError, match="pass them as embeddings"):
+            save_head(head, tmp_path / "x", "speculators", verifier="a/b", embeddings=table)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic"])
+def test_safeailabs_scaling_is_exactly_a_type_and_a_factor(kind, tmp_path):
+    """The check of its configuration class, written out: anything else it cannot load."""
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2}
+    head = head_of("attention", {**LAYERS, "feature_layers": (2, 4, 5), "rope": rope})
+    assert EagleDrafter(head, TARGET).save_pretrained(tmp_path) == EXPECTED_HEAD_DIM
+    scaling = json.loads((tmp_path / "config.json").read_text())["rope_scaling"]
+    assert scaling == {"type": kind, "factor": 2.0}
+    assert isinstance(scaling["factor"], float)
+
+
+EXPECTED_HEAD_DIM = ("SafeAILab's older code takes hidden_size / heads for head_dim, not 6",)
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ({"rope": LLAMA3}, "cannot load rope_scaling of type 'llama3'"),
+        (
+            {"rope": {"rope_type": "linear", "rope_theta": 5e5, "factor": 2.0}},
+            "takes a rope base of 10000 with scaling, not 500000",
+        ),
+        ({"feature_layers": (1, 4, 7)}, r"always reads boundaries \[2, 4, 5\], not \[1, 4, 7\]"),
+        ({"head_dim": 10}, "takes hidden_size / heads for head_dim, not 10"),
+    ],
+)
+def test_what_only_safeailabs_own_code_misreads_is_noted(flags, note, tmp_path):
+    flags = {"feature_layers": (2, 4, 5), "head_dim": 8} | flags
+    notes = EagleDrafter(head_of("attention", flags), TARGET).save_pretrained(tmp_path)
+    assert len(notes) == 1
+    assert re.search(note, notes[0])
+
+
+def test_a_scaling_of_more_than_type_and_factor_is_refused(tmp_path):
+    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+    rope["original_max_position_embeddings"] = 64
+    head = head_of("attention", {**LAYERS, "rope": rope})
+    with pytest.raises(ValueError, match="original_max_position_embeddings of a dynamic rope_scal"):
+        EagleDrafter(head, TARGET).save_pretrained(tmp_path / "x")
+    assert not (tmp_path / "x").exists()
 
 
 def test_draft_ids_are_written_in_ascending_order(tmp_path):

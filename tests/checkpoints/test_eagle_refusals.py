@@ -12,6 +12,7 @@ from checkpoint_writer import (
     safeailab_eagle3,
     specforge,
     speculators,
+    speculators_eagle1,
     vllm,
 )
 
@@ -43,6 +44,10 @@ UNSUPPORTED = {
     "tensor mask_hidden: a parallel": vllm().plus(mask_hidden=torch.ones(1, 1, 3 * HIDDEN)),
     "dflash_config: a block": vllm(dflash_config={"mask_token_id": 3}),
     "speculators_model_type 'peagle'": speculators().but(speculators_model_type="peagle"),
+    "layernorms: norms of the embedding": speculators_eagle1(layernorms=True),
+    "transformer_layer_architecture 'MistralDecoderLayer'": speculators_eagle1(
+        transformer_layer_architecture="MistralDecoderLayer"
+    ),
     "model_type 'qwen3_next'": speculators(kind="qwen3_next"),
     "layer_types .*sliding_attention": speculators(
         kind="qwen3", layers={"layer_types": ["sliding_attention"], "sliding_window": 64}

@@ -71,15 +71,15 @@ def test_a_saved_head_loads_back_bit_for_bit(name, layout, flags, tmp_path):
 def test_the_default_layout_is_that_of_the_alignment(alignment, tmp_path):
     name = {"shifted": "p-eagle", "unshifted": "pard", "same-position": "dflash"}.get(alignment)
     drafter = drafter_of(name or "dspark")
-    drafter.save_pretrained(tmp_path / "usual")
-    drafter.save_pretrained(tmp_path / "named", LAYOUTS[alignment][0])
+    drafter.save_pretrained(tmp_path / "usual", verifier="a/b")
+    drafter.save_pretrained(tmp_path / "named", LAYOUTS[alignment][0], verifier="a/b")
     for file in ("config.json", "model.safetensors"):
         usual, named = (tmp_path / folder / file for folder in ("usual", "named"))
         assert usual.read_bytes() == named.read_bytes()
 
 
 def test_files_hold_what_their_readers_expect(tmp_path):
-    drafter_of("p-eagle").save_pretrained(tmp_path / "a", "speculators")
+    drafter_of("p-eagle").save_pretrained(tmp_path / "a", "speculators", verifier="a/b")
     keys = json.loads((tmp_path / "a/config.json").read_text())
     assert keys["speculators_model_type"] == "peagle"
     assert keys["mask_token_id"] == 7
@@ -92,12 +92,21 @@ def test_files_hold_what_their_readers_expect(tmp_path):
     assert keys["dflash_config"] == {"target_layer_ids": [0, 1], "mask_token_id": 7}
     assert keys["block_size"] == 6
     assert "embed_tokens.weight" not in load_file(tmp_path / "b/model.safetensors")
-    drafter_of("dflash").save_pretrained(tmp_path / "c", "speculators")
+    drafter_of("dflash").save_pretrained(tmp_path / "c", "speculators", verifier="a/b")
     keys = json.loads((tmp_path / "c/config.json").read_text())
     assert keys["aux_hidden_state_layer_ids"] == [1, 2]
+    table = load_file(tmp_path / "c/model.safetensors")["embed_tokens.weight"]
+    assert table.equal(MODEL.get_input_embeddings().weight)
     drafter_of("pard").save_pretrained(tmp_path / "d")
     keys = json.loads((tmp_path / "d/config.json").read_text())
     assert (keys["pard_token"], keys["spd_type"]) == (7, "pard")
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "dflash", "dspark"])
+def test_a_speculators_file_names_its_target(name, tmp_path):
+    with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
+        drafter_of(name).save_pretrained(tmp_path / "head", "speculators")
+    assert not (tmp_path / "head").exists()
 
 
 OBSTACLES = {

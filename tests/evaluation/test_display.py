@@ -68,3 +68,16 @@ def test_a_file_and_no_color_get_markers(monkeypatch):
     assert "\x1b" not in colour_key(Terminal())
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" in colour_key(Terminal())
+
+
+def test_a_terminal_gets_no_control_characters_of_the_text(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = "a\x1b[2J\tb\n"
+    tokens = TOKENIZER(text, add_special_tokens=False).input_ids
+    steps = [RowStep([], 0, [token]) for token in tokens]
+    on_terminal, in_file = (
+        coloured_text(TOKENIZER, "\x9b", steps, stream) for stream in (Terminal(), io.StringIO())
+    )
+    assert "\x1b" not in on_terminal
+    assert on_terminal.replace("<", "").replace(">", "") == "\\x9ba\\x1b[2J\tb\n"
+    assert in_file.replace("<", "").replace(">", "") == "\x9b" + text

@@ -55,7 +55,7 @@ def misread(head, **changes):
 
 
 def saved(head, folder):
-    EagleDrafter(head, TARGET).save_pretrained(folder, "speculators")
+    EagleDrafter(head, TARGET).save_pretrained(folder, "speculators", verifier="a/b")
     return folder
 
 

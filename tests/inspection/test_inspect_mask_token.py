@@ -43,7 +43,7 @@ def misread(head, **changes):
 
 
 def compare(head, folder, **options):
-    MaskTokenDrafter(head, TARGET, 2).save_pretrained(folder, "speculators")
+    MaskTokenDrafter(head, TARGET, 2).save_pretrained(folder, "speculators", verifier="a/b")
     survey = survey_checkpoint(folder, TARGET, families=(MASK_TOKEN,), **options)
     readings = alternatives(survey.load(TARGET), TARGET)
     options = {"max_new_tokens": NEW_TOKENS, "num_draft_tokens": 2}

@@ -1,4 +1,5 @@
-"""Hand-made mutants, each after a bug that a public project has shipped, by the part they break.
+"""Hand-made mutants by the part they break, each after a bug that a public project, or a trial of
+this one, has shown.
 
 Issues are named as repository#number; the row in brackets is that of the project's catalogue of
 such bugs.
@@ -8,6 +9,7 @@ from mutants.attention import ATTENTION
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
 from mutants.graphs import GRAPHS
+from mutants.habits import HABITS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
 from mutants.mask_token import MASK_TOKEN
@@ -19,5 +21,5 @@ from mutants.slots import SLOTS
 
 MUTANTS = [
     *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
-    *MTP, *GRAPHS,
+    *MTP, *GRAPHS, *HABITS,
 ]  # fmt: skip

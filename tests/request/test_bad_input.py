@@ -15,7 +15,18 @@ from drafting import perturbed, ragged_prompts
 from fingerprint import fingerprint
 from transformers import GenerationConfig
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import (
+    EagleDrafter,
+    EnsembleSampler,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+    zoo,
+)
+from specdec.drafters.model import check_same_tokenizer
 
 MODEL = build("llama")
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
@@ -114,16 +125,38 @@ OPTIONS = {
     "float seed": (SAMPLED | {"seed": 1.0}, TypeError, "seed must be an integer.*got 1.0"),
     "bool seed": (SAMPLED | {"seed": True}, TypeError, "seed must be an integer.*got True"),
     "beams": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams=3 .*HF"),
-    "several": (
-        {"generation_config": GenerationConfig(num_return_sequences=2, do_sample=True)},
+    "several, greedy": (
+        {"num_return_sequences": 2},
         ValueError,
-        "num_return_sequences=2 is not supported: .*Repeat the prompt",
+        "do not support `num_return_sequences` different than 1",
     ),
-    "scores": (
-        {"generation_config": GenerationConfig(output_scores=True, return_dict_in_generate=True)},
+    "several, text": (SAMPLED | {"num_return_sequences": "2"}, TypeError, "an integer, got '2'"),
+    "seeds, several": (
+        SAMPLED | {"num_return_sequences": 2, "seed": [1, 2, 3]},
         ValueError,
-        "output_scores=True is not supported",
+        "seed has 3 values for a batch of 4 rows",
     ),
+    "attentions": (
+        {
+            "generation_config": GenerationConfig(
+                output_attentions=True, return_dict_in_generate=True
+            )
+        },
+        ValueError,
+        "output_attentions=True is not supported",
+    ),
+    "stop strings without tokenizer": (
+        {"stop_strings": ["x"]},
+        ValueError,
+        r"need the target's tokenizer: pass tokenizer=tokenizer, or .*StopStringCriteria\(",
+    ),
+    "tokenizer": ({"tokenizer": "gpt2"}, TypeError, "must be the target's, got str"),
+    "no stop string": ({"stop_strings": ["x", ""]}, ValueError, "not empty, got .'x', ''"),
+    "stop numbers": ({"stop_strings": [7]}, TypeError, r"list of strings, got \[7\]"),
+    "scores": ({"output_scores": 3}, TypeError, "output_scores must be True or False, got 3"),
+    "minimum": ({"min_new_tokens": 2.5}, TypeError, r"min_new_tokens must be an integer, got 2\.5"),
+    "minimum, close": ({"min_new_token": 4}, TypeError, "did you mean 'min_new_tokens'"),
+    "token types": ({"token_type_ids": IDS}, TypeError, "no such input; leave it out"),
 }
 
 
@@ -171,7 +204,19 @@ def test_the_hook_refuses_what_it_cannot_honour():
             TypeError,
             r"got Llama.*ModelDrafter\(model\)",
         ),
-        (lambda: SpeculativeGenerator(MODEL, None, "block"), TypeError, "sampler .*got 'block'"),
+        (lambda: SpeculativeGenerator(MODEL, None, "blok"), ValueError, "no sampler 'blok'; exp"),
+        (lambda: SpeculativeGenerator(MODEL, None, "ensemble"), ValueError, r"EnsembleSampler\(0"),
+        (lambda: SpeculativeGenerator(MODEL, "eagle"), ValueError, "no drafter 'eagle'; .*from_pr"),
+        (
+            lambda: SpeculativeGenerator(MODEL, PromptLookupDrafter),
+            TypeError,
+            r"got the class; pass PromptLookupDrafter\(\)",
+        ),
+        (
+            lambda: SpeculativeGenerator(MODEL, None, RejectionSampler),
+            TypeError,
+            r"got the class; pass RejectionSampler\(\)",
+        ),
         (lambda: SpeculativeGenerator(MODEL, None, None), TypeError, "sampler .*got None"),
         (
             lambda: SpeculativeGenerator(MODEL, None, prefill_chunk_size=0),
@@ -193,6 +238,64 @@ def test_parts_that_do_not_fit_are_refused(make, error, message):
         make()
 
 
+UNTRIED = {
+    "drafter": lambda model: SpeculativeGenerator(model, 3),
+    "drafter's name": lambda model: SpeculativeGenerator(model, "lockup"),
+    "sampler": lambda model: SpeculativeGenerator(model, None, 3),
+    "sampler's name": lambda model: SpeculativeGenerator(model, None, "lockup"),
+    "chunk": lambda model: SpeculativeGenerator(model, None, prefill_chunk_size=0.5),
+    "steps": lambda model: SpeculativeGenerator(model, None, steps_ahead=-1),
+}
+
+
+@pytest.mark.parametrize("case", UNTRIED)
+def test_what_can_be_checked_without_the_target_is_checked_before_it_is_tried(case, monkeypatch):
+    def forward(*args, **kwargs):
+        raise AssertionError("the target ran a trial forward")
+
+    model = build("llama")
+    monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises((TypeError, ValueError), match=r"drafter|sampler|must be an integer"):
+        UNTRIED[case](model)
+    with pytest.raises(ValueError, match="ran a trial forward"):
+        SpeculativeGenerator(model, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: EnsembleSampler("0.9"), "target_weight must be a number, got '0.9'"),
+        (lambda: EnsembleSampler(True), "target_weight must be a number, got True"),
+        (lambda: TypicalSampler(epsilon=None), "epsilon must be a number, got None"),
+        (lambda: TypicalSampler(delta=[0.1]), r"delta must be a number, got \[0.1\]"),
+        (lambda: EagleDrafter(MODEL, MODEL), r"expected a head first .*from_pretrained\(path_or"),
+        (lambda: EagleDrafter("head", MODEL), "expected a head first .*got str"),
+        (lambda: EagleDrafter.from_pretrained("head", "target"), "PreTrainedModel, got str"),
+    ],
+)
+def test_constructors_of_parts_check_types(make, message):
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_parameter_out_of_range_is_refused():
+    for make in (lambda: TypicalSampler(delta=math.inf), lambda: TypicalSampler(delta=math.nan)):
+        with pytest.raises(ValueError, match="expected epsilon in"):
+            make()
+    with pytest.raises(ValueError, match=r"must be in 0\.\.1, got nan"):
+        EnsembleSampler(math.nan)
+
+
+def test_names_of_the_command_line_work_in_python():
+    generator = SpeculativeGenerator(MODEL, "lookup", "rejection")
+    assert isinstance(generator.drafter, PromptLookupDrafter)
+    assert isinstance(generator.sampler, RejectionSampler)
+    for name in ("auto", "block", "coupling", "typical"):
+        generator = SpeculativeGenerator(MODEL, "none", name)
+        assert type(generator.sampler).__name__.lower().startswith(name.replace("auto", "block"))
+    assert isinstance(generator.drafter, NoDrafter)
+
+
 def resized(vocab_size: int):
     model = build("llama")
     model.resize_token_embeddings(vocab_size, mean_resizing=False)
@@ -206,6 +309,25 @@ def test_a_draft_model_of_another_vocabulary_is_refused_by_both_sizes():
         ValueError, match=f"vocabulary of 2000 and the target one of {VOCAB}; .*tok"
     ):
         SpeculativeGenerator(MODEL, ModelDrafter(resized(2000)))
+
+
+def test_a_difference_of_vocabularies_that_cannot_be_padding_is_refused():
+    """Both are small: 8 ids and 61 differ by less than the padding of large tables."""
+    small = build("llama")
+    small.resize_token_embeddings(8, mean_resizing=False)
+    with pytest.raises(ValueError, match=r"of 8 and the target one of 61; .*up to 7 is taken for"):
+        SpeculativeGenerator(MODEL, ModelDrafter(small))
+
+
+def test_a_draft_model_of_another_tokenizer_is_refused():
+    tokenizer, other = zoo.load_tokenizer(), zoo.load_tokenizer()
+    other.add_tokens(["<extra>"])
+    check_same_tokenizer(tokenizer, other)  # more tokens are no other tokens
+    check_same_tokenizer(other, tokenizer)
+    vocab = {token: (i + 1) % len(tokenizer) for token, i in tokenizer.get_vocab().items()}
+    other.get_vocab = lambda: vocab
+    with pytest.raises(ValueError, match=r"not the target's: 2048 of 2048 ids .* id 0 is .* share"):
+        check_same_tokenizer(tokenizer, other)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [8, 9]}])

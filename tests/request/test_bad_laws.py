@@ -163,4 +163,6 @@ def test_proposals_that_make_no_sense_are_refused(options, message):
 
 def test_a_sampler_is_a_sampler():
     with pytest.raises(TypeError, match="must be 'auto' or a specdec Sampler"):
-        SpeculativeGenerator(build("llama"), None, "rejection")
+        SpeculativeGenerator(build("llama"), None, RejectionSampler)
+    with pytest.raises(ValueError, match=r"no sampler 'rejecting'; expected one of .*rejection"):
+        SpeculativeGenerator(build("llama"), None, "rejecting")

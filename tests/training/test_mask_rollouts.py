@@ -170,7 +170,7 @@ def test_a_new_head_learns_from_any_target_and_is_the_same_when_loaded(family, t
         adamw.zero_grad()
     assert losses[-1] < 0.97 * losses[0]
     for layout in ("speculators", "vllm"):
-        drafter.save_pretrained(tmp_path / layout, layout)
+        drafter.save_pretrained(tmp_path / layout, layout, verifier="a/b")
         loaded = MaskTokenDrafter.from_pretrained(tmp_path / layout, model)
         assert loaded.config == drafter.config
         for key, weight in drafter.head.state_dict().items():

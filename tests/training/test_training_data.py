@@ -41,8 +41,11 @@ def test_every_line_of_a_jsonl_file_is_a_document(tmp_path):
         {"messages": TURNS, "id": 3},
         {"conversations": TURNS[:1]},
         {"text": ""},
+        {"turns": ["a question", "and another"], "question_id": 81},
+        {"turns": TURNS},
     )
-    expected = ["first", "<user>hi<assistant>ho", "<user>hi", ""]
+    expected = ["first", "<user>hi<assistant>ho", "<user>hi", "", "a question\n\nand another"]
+    expected.append("<user>hi<assistant>ho")
     assert list(read_texts(str(path), CHAT)) == expected
 
 
@@ -67,7 +70,9 @@ def test_a_folder_is_all_its_files_in_order_but_for_hidden_ones(tmp_path):
 
 BAD_LINES = {
     "no JSON": ('{"text": "a', "is not JSON in UTF-8: Unterminated string"),
-    "a list": (["text"], r"'text', or with 'messages' of 'role' and 'content', got '\[\"text\"\]'"),
+    "deep": ('{"text": ' + 200_000 * "[" + 200_000 * "]" + "}", "is not JSON in UTF-8: .*nested"),
+    "a list": (["text"], r"'messages' of 'role' and 'content', got '\[\"text\"\]'"),
+    "turns of numbers": ({"turns": [1, 2]}, "with 'turns' of texts"),
     "no text": ({"prompt": "a"}, "must be an object with 'text'"),
     "text is no string": ({"text": 3}, "must be an object with 'text'"),
     "no turns": ({"messages": []}, "must be an object with 'text'"),

@@ -35,6 +35,17 @@ BAD_PLANS = {
     "no time": ({"minutes": -1.0}, "minutes must be positive"),
     "nan": ({"minutes": math.nan}, "minutes must be positive, got nan"),
     "no tokens": ({"steps": 1, "tokens_per_step": 0}, "tokens_per_step must be positive"),
+    "endless": ({"minutes": math.inf}, "minutes must be finite, got inf"),
+    "checkpoints": ({"steps": 1, "checkpoint_minutes": -1.0}, "checkpoint_minutes must be >= 0"),
+    "evaluations": ({"steps": 1, "evaluate_every": -1}, "evaluate_every must be >= 0"),
+    **{
+        f"{name} {rate}": (
+            {"steps": 1, name: rate},
+            f"{name} must be {'finite' if rate == math.inf else 'positive'}, got {rate}",
+        )
+        for name in ("lr_matrices", "lr_others")
+        for rate in (0.0, -1e-3, math.inf, math.nan)
+    },
     "no batches": ({"steps": 1, "accumulation": 0}, "accumulation must be positive"),
     "empty rows": ({"steps": 1, "lengths": ((1.0, 0),)}, "at least one token"),
     "no rows": ({"steps": 1, "lengths": ()}, "rising fractions that end at 1"),

@@ -45,6 +45,9 @@ class RunReport:
         """
         return max(test.detectable for test in self.tests if test.length == 1)
 
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
         lines = [
             f"{_verdict(self)}  {self.name}",
@@ -90,7 +93,7 @@ def certify_generator(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: no prompt, an empty prompt, or a number out of range.
+        ValueError: no prompt, an empty one, one that comes twice, or a number out of range.
     """
     numbers = {
         "num_samples": num_samples,
@@ -110,6 +113,13 @@ def certify_generator(
     prompts = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
+    first = {}
+    for number, prompt in enumerate(prompts):
+        if first.setdefault(tuple(prompt), number) != number:
+            raise ValueError(
+                f"prompts {first[tuple(prompt)]} and {number} are equal: with the same seeds they "
+                "give the same texts, and the second shows nothing; pass different prompts"
+            )
     sampling = {"temperature": temperature, "top_k": top_k}
     is_coupled = generator.sampler.draw_draft is draw_by_race
     audit = audit_coupled_text if is_coupled else audit_noise

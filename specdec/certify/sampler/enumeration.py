@@ -9,7 +9,8 @@ at which the extra token moves on to the next id. Intervals between such points 
 exact to 2**-52.
 
 Nothing of a rule is assumed but that its decisions are such step functions, and that is checked:
-`mispredictions` compares what the flips predict with what the sampler does at random uniforms.
+`mispredictions` compares what the flips predict with what the sampler does at random uniforms. Of a
+rule with other decisions nothing is learnt here; `draws` tests it.
 
 The law of what one round emits is completed to K + 1 tokens with the target's own law. If the
 result is the target's law for every context, then by induction so is that of any number of rounds,

@@ -1,5 +1,6 @@
 """`certify_sampler`: tries a sampler on all worlds, and says what it found."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.foreign import ForeignSampler
+from specdec.certify.sampler.draws import detectable, draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
@@ -16,6 +18,9 @@ Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 24), (4, 2, 18), (2, 3, 12), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 """(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
+
+NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
+"""Texts per world, where a sampler has to be tested by draws."""
 
 MOST_CELLS = 10**6
 """Worlds x texts x patterns of uniforms; some minutes of work."""
@@ -29,9 +34,9 @@ class Failure:
 
     Args:
         kind: `"law"`: a text does not have its probability. `"zero"`: a text of probability 0 is
-            emitted, if only at a single value of a uniform. `"decision"`: at random noise the
-            sampler does something else than its own flips predict, so that it uses its noise in a
-            way that cannot be enumerated, or draws that are not its own.
+            emitted, if only at a single value of a uniform. `"decision"`: a race whose winner is
+            not the one that its own law predicts. `"draws"`: many texts that were drawn have
+            another law.
         size: how far off, to tell the worst.
         text: what, and where.
     """
@@ -41,9 +46,30 @@ class Failure:
     text: str
 
 
+@dataclass(frozen=True)
+class DrawnEvidence:
+    """Why a sampler was tested by draws, and what these could see.
+
+    Args:
+        reason: why its law could not be enumerated.
+        num_draws: texts per world.
+        p_value: the smallest.
+        threshold: what no p-value must fall below.
+        false_alarm: chance that a lossless sampler fails one of the tests.
+        detectable: total variation in a world that is detected with 99 % power.
+    """
+
+    reason: str
+    num_draws: int
+    p_value: float
+    threshold: float
+    false_alarm: float
+    detectable: float
+
+
 @dataclass
 class SamplerReport:
-    """What exact enumeration found.
+    """What exact enumeration found, or what tests by draws found where that is inconclusive.
 
     Attributes:
         name: of the sampler.
@@ -54,6 +80,8 @@ class SamplerReport:
         num_worlds: contexts tried.
         num_paths: drafted paths tried.
         failures: empty for a lossless sampler.
+        drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
+            `deviation` and `total_variation` are NaN.
     """
 
     name: str
@@ -63,19 +91,40 @@ class SamplerReport:
     num_worlds: int = 0
     num_paths: int = 0
     failures: list[Failure] = field(default_factory=list)
+    drawn: DrawnEvidence | None = None
 
     @property
     def passed(self) -> bool:
         """Nothing was found."""
         return not self.failures
 
+    @property
+    def is_exact(self) -> bool:
+        """The verdict is about the law itself, not about draws from it."""
+        return self.drawn is None
+
+    def __repr__(self) -> str:
+        return str(self)
+
     def __str__(self) -> str:
-        lines = [
-            f"{'PASS' if self.passed else 'FAIL'}  {self.name}: exact law over {self.num_worlds} "
-            f"worlds, {self.num_paths} drafted paths",
-            f"      deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
-            f"total variation {self.total_variation:.1e}",
-        ]
+        verdict = "PASS" if self.passed else "FAIL"
+        if self.drawn is None:
+            lines = [
+                f"{verdict}  {self.name}: exact law over {self.num_worlds} worlds, "
+                f"{self.num_paths} drafted paths",
+                f"      deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
+                f"total variation {self.total_variation:.1e}",
+            ]
+        else:
+            drawn = self.drawn
+            lines = [
+                f"{verdict}  {self.name}: by draws, {drawn.num_draws} texts in each of "
+                f"{self.num_worlds} worlds",
+                f"      enumeration is inconclusive: {drawn.reason}",
+                f"      smallest p-value {drawn.p_value:.1e} (threshold {drawn.threshold:.0e}, "
+                f"false alarm {drawn.false_alarm:.0e} over all tests), detectable TV "
+                f"{drawn.detectable:.3f} (99 % power)",
+            ]
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             worst = max(found, key=lambda failure: failure.size)
@@ -89,9 +138,16 @@ def certify_sampler(
     sizes: Sizes | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
+    num_draws: int | None = None,
+    false_alarm: float = 1e-6,
     progress: Callable[[list], Iterable] = iter,
 ) -> SamplerReport:
     """Finds the exact law of a sampler on small worlds and compares it with the target's.
+
+    Enumeration takes decisions to be thresholds: a draft token is accepted where its uniform is
+    small, and the extra token is chosen by another uniform. What a sampler does at random noise
+    shows whether they are. If not, enumeration is *inconclusive*, and the sampler is tested by
+    draws instead: many texts in each world, against the target's law.
 
     Args:
         sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler`.
@@ -99,24 +155,78 @@ def certify_sampler(
             vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
+        num_draws: texts per world of the tests by draws; `None` is `NUM_DRAWS`, or
+            `NUM_FOREIGN_DRAWS`.
+        false_alarm: chance that the tests by draws fail a lossless sampler.
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: another dtype, or sizes too large to enumerate.
+        ValueError: another dtype, sizes too large to enumerate, or a number out of range.
     """
     if dtype not in TOLERANCE:
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-    name = sampler.name if isinstance(sampler, ForeignSampler) else type(sampler).__name__
+    is_foreign = isinstance(sampler, ForeignSampler)
+    num_draws = num_draws or (NUM_FOREIGN_DRAWS if is_foreign else NUM_DRAWS)
+    if num_draws < 1 or not 0 < false_alarm < 1:
+        raise ValueError(
+            f"expected num_draws >= 1 and false_alarm in 0..1, got num_draws={num_draws}, "
+            f"false_alarm={false_alarm}"
+        )
+    name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
-    sizes = sizes or (FOREIGN_SIZES if isinstance(sampler, ForeignSampler) else SIZES)
+    sizes = sizes or (FOREIGN_SIZES if is_foreign else SIZES)
     for vocab, num_draft_tokens, num_worlds in sizes:
         _check_size(vocab, num_draft_tokens, num_worlds)
+    batches = list(standard_worlds(sizes, dtype=dtype))
     is_race = sampler.draw_draft is draw_by_race
-    examine = _examine_race if is_race else _examine_chances
-    for worlds in progress(list(standard_worlds(sizes, dtype=dtype))):
+    for worlds in progress(batches):
         report.num_worlds += len(worlds)
-        examine(sampler, worlds, report, device)
+        if is_race:
+            _examine_race(sampler, worlds, report, device)
+            continue
+        reason = _examine_chances(sampler, worlds, report, device)
+        if reason is not None:
+            tests = progress(batches)
+            return _examine_draws(sampler, tests, report, reason, num_draws, false_alarm, device)
     return report
+
+
+def _examine_draws(
+    sampler: Sampler,
+    batches: Iterable[Worlds],
+    report: SamplerReport,
+    reason: str,
+    num_draws: int,
+    false_alarm: float,
+    device: torch.device | str,
+) -> SamplerReport:
+    """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
+    generator = torch.Generator().manual_seed(0)
+    options = {"num_draws": num_draws, "device": device}
+    found = [(worlds, draw_tests(sampler, worlds, generator, **options)) for worlds in batches]
+    tests = [(worlds, test) for worlds, of_worlds in found for test in of_worlds]
+    threshold = false_alarm / len(tests)
+    failures = []
+    for worlds, test in tests:
+        if test.p_value < threshold:
+            code, share, law = test.likeliest_off
+            text = (
+                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(test.world)} has "
+                f"share {share:.4f}, the target gives {law:.4f} (p-value {test.p_value:.1e})"
+            )
+            failures.append(Failure("draws", abs(share - law), text))
+    p_value = min(test.p_value for _, test in tests)
+    resolution = detectable([test for _, test in tests], num_draws, threshold)
+    return SamplerReport(
+        report.name,
+        report.tolerance,
+        deviation=math.nan,
+        total_variation=math.nan,
+        num_worlds=len(tests),
+        num_paths=report.num_paths,
+        failures=failures,
+        drawn=DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution),
+    )
 
 
 def _check_size(vocab: int, num_draft_tokens: int, num_worlds: int) -> None:
@@ -138,8 +248,12 @@ def _check_size(vocab: int, num_draft_tokens: int, num_worlds: int) -> None:
 
 def _examine_chances(
     sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device | str
-) -> None:
-    """A sampler that accepts and resamples by uniforms."""
+) -> str | None:
+    """A sampler that accepts and resamples by uniforms.
+
+    Returns:
+        Why enumeration is inconclusive, or `None` if it is not.
+    """
     flips = find_flips(sampler, worlds, device=device)
     wrong = mispredictions(sampler, flips, torch.Generator().manual_seed(0))
     law, target = flips.completed_law(), joint_law(worlds.target)
@@ -148,11 +262,10 @@ def _examine_chances(
         row = wrong[0]
         tokens = _ids(flips.paths.tokens[row])
         where = f"draft {tokens} of {worlds.describe(int(flips.paths.world[row]))}"
-        report.failures.append(_undecided(len(wrong), where))
+        return f"decisions are no thresholds of uniforms ({_undecided(len(wrong), where)})"
 
     def describe(world: int, code: int, length: int, of: str) -> str:
-        digits = [code // worlds.vocab_size**i % worlds.vocab_size for i in range(length)]
-        return f"text {tuple(reversed(digits))}{of} of {worlds.describe(world)}"
+        return f"{_text(worlds, code, length)}{of} of {worlds.describe(world)}"
 
     _compare(report, law, target, lambda w, code: describe(w, code, len(worlds.target), ""))
     for n in range(1, len(worlds.target) + 1):
@@ -162,6 +275,7 @@ def _examine_chances(
             chance = emitted[world, code].item()
             text = describe(world, code, n, f", impossible, emitted with chance {chance:.2g},")
             report.failures.append(Failure("zero", chance, text))
+    return None
 
 
 def _examine_race(
@@ -181,7 +295,7 @@ def _examine_race(
     if len(wrong):
         tokens = _ids(paths.tokens[wrong[0]])
         where = f"draft {tokens} of {worlds.describe(int(paths.world[wrong[0]]))}"
-        report.failures.append(_undecided(len(wrong), where))
+        report.failures.append(Failure("decision", len(wrong), _undecided(len(wrong), where)))
     law, target = races.law[is_reached], races.target()[is_reached]
     _compare(report, law, target, describe)
     for at, token in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
@@ -205,9 +319,13 @@ def _compare(
         report.failures.append(Failure("law", off.max().item(), text))
 
 
-def _undecided(count: int, where: str) -> Failure:
-    text = f"{count} rows at random noise are not what bisection predicts, the first is {where}"
-    return Failure("decision", count, text)
+def _undecided(count: int, where: str) -> str:
+    return f"{count} rows at random noise are not what bisection predicts, the first is {where}"
+
+
+def _text(worlds: Worlds, code: int, length: int) -> str:
+    digits = [code // worlds.vocab_size**i % worlds.vocab_size for i in range(length)]
+    return f"text {tuple(reversed(digits))}"
 
 
 def _ids(tokens: Tensor) -> tuple[int, ...]:

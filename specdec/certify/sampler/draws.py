@@ -1,0 +1,97 @@
+"""The law of one round of a sampler, tested by drawing: for rules whose decisions are no thresholds
+of their uniforms, so that `enumeration` says nothing about them.
+
+Drafts are drawn from the worlds' draft laws, uniforms from a seeded generator. What a round emits
+is completed to K + 1 tokens with draws from the target's own law, as in `enumeration`, and the
+counts of the completed texts are compared with the target's law by a chi-square test per world.
+
+A rule that is wrong at single values of a uniform only, or by less than the total variation that
+the tests detect, passes.
+
+Legend: N texts of a world, and see `paths`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.certify.generator.chisquare import detectable_variation, goodness_of_fit
+from specdec.certify.sampler.enumeration import joint_law
+from specdec.certify.sampler.paths import Decide, Paths
+from specdec.certify.sampler.worlds import Worlds
+
+
+@dataclass(frozen=True)
+class WorldTest:
+    """The chi-square test of one world.
+
+    Args:
+        world: its number.
+        p_value: chance of counts as unlikely as these.
+        df: degrees of freedom.
+        likeliest_off: the text whose share is furthest from its probability, its share, and its
+            probability.
+    """
+
+    world: int
+    p_value: float
+    df: int
+    likeliest_off: tuple[int, float, float]
+
+
+def draw_tests(
+    decide: Decide,
+    worlds: Worlds,
+    generator: torch.Generator,
+    *,
+    num_draws: int,
+    device: torch.device | str = "cpu",
+) -> list[WorldTest]:
+    """Draws texts in every world and compares their counts with the target's law.
+
+    Args:
+        decide: the sampler.
+        worlds: where.
+        generator: of everything that is drawn.
+        num_draws: N.
+        device: where the sampler runs.
+    """
+    paths, law = Paths(worlds, device=device), joint_law(worlds.target)
+    tests = []
+    for world in range(len(worlds)):
+        here = (paths.world == world).nonzero()[:, 0]
+        picked = torch.multinomial(
+            paths.weight[here], num_draws, replacement=True, generator=generator
+        )
+        codes = _texts(decide, paths, here[picked], generator)
+        counts = Counter(codes.tolist())
+        possible = {code: p for code, p in enumerate(law[world].tolist()) if p > 0}
+        p_value, df = goodness_of_fit(counts, possible)
+        share = torch.bincount(codes, minlength=law.shape[1]) / num_draws
+        worst = (share - law[world]).abs().argmax().item()
+        off = worst, share[worst].item(), law[world, worst].item()
+        tests.append(WorldTest(world, p_value, df, off))
+    return tests
+
+
+def detectable(tests: list[WorldTest], num_draws: int, threshold: float) -> float:
+    """The total variation that each of the tests would have detected with 99 % power."""
+    df = max((test.df for test in tests), default=0)
+    return detectable_variation(num_draws, df, threshold) if df else 1.0
+
+
+def _texts(decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
+    worlds = paths.worlds
+    count, width, vocab = len(rows), worlds.num_draft_tokens, worlds.vocab_size
+    uniforms = torch.rand(count, width + 1, dtype=torch.float64, generator=generator)
+    verdict = paths.runner(decide, rows)(uniforms[:, :width], uniforms[:, width])
+    code, world = torch.zeros(count, dtype=torch.long), paths.world[rows]
+    for place, level in enumerate(worlds.target):
+        own = torch.multinomial(level[world, code], 1, generator=generator)[:, 0]
+        emitted = verdict.tokens[:, place]
+        token = torch.where(place <= verdict.num_accepted, emitted, own)
+        code = code * vocab + token
+    return code

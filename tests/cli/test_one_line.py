@@ -1,0 +1,252 @@
+"""What cannot be right ends every command in one line on standard error, before anything large is
+loaded, and never in a traceback.
+"""
+
+import json
+import re
+import signal
+import time
+
+import pytest
+import torch
+from architectures import build
+from training_runs import on_a_cpu
+from transformers import AutoModelForCausalLM
+
+from specdec import zoo
+from specdec.cli import main
+
+TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
+PROMPT = ["--prompt", "def main():", "--max-new-tokens", "8"]
+
+
+def refused(capsys, *arguments):
+    """The one line that a command ends in."""
+    try:
+        code = main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        code = end.code
+    captured = capsys.readouterr()
+    assert code == 2, captured
+    assert captured.out == ""
+    (line,) = [s for s in captured.err.splitlines() if s and "Loading weights" not in s]
+    assert line.startswith(("specdec: ", "error: "))
+    assert len(line) < 430
+    return line
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch):
+    """Loading a model is an error."""
+
+    def load(*args, **kwargs):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
+    monkeypatch.setattr(zoo, "load_target", load)
+
+
+def damaged(tmp_path, name):
+    """Folders that are no models."""
+    folder = tmp_path / name.replace(" ", "-")
+    folder.mkdir()
+    config = {
+        "deep": "[" * 100_000 + "]" * 100_000,
+        "no type": "{}",
+        "a list": "[1]",
+        "cut": '{"model_type": "lla',
+        "odd sizes": json.dumps({"model_type": "llama", "hidden_size": "x"}),
+        "escapes": json.dumps({"model_type": "\x1b[2Jllama"}),
+    }
+    if name in config:
+        (folder / "config.json").write_text(config[name])
+    return folder
+
+
+BAD = {
+    "no CUDA": (["--device", "cuda"], "--device cuda cannot be used here: .*try --device cpu"),
+    "no device": (["--device", "gpu"], "--device gpu cannot be used here: .*try --device cpu"),
+    "meta": (["--device", "meta"], "--device meta holds no numbers"),
+    "dtype": (["--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
+    "sampler": (["--sampler", "best"], "argument --sampler: invalid choice: 'best'"),
+    "weight": (["--sampler", "ensemble", "--target-weight", "2"], r"must be in 0\.\.1, got 2"),
+    "drafter": (["--drafter", "./no/such"], "cannot load './no/such': .*there is no such folder"),
+    "head": (["--drafter", "eagle:./no/such"], "cannot load './no/such'"),
+    "drafter is a file": (["--drafter", __file__], "it is a file; name the model's folder"),
+    "zoo's drafter": (["--drafter", "zoo:model"], "zoo:model drafts for --target zoo only"),
+}
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("command", ["generate", "certify"])
+def test_a_setting_that_cannot_be_right_is_told_before_anything_is_loaded(command, case, capsys):
+    if case == "no CUDA" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    wrong, message = BAD[case]
+    prompt = PROMPT if command == "generate" else []
+    line = refused(capsys, command, "--target", TARGET, *prompt, *wrong)
+    assert re.search(message, line), line
+
+
+@pytest.mark.parametrize(
+    "name", ["empty", "deep", "no type", "a list", "cut", "odd sizes", "escapes"]
+)
+@pytest.mark.parametrize("command", ["generate", "certify", "inspect", "train"])
+def test_a_folder_that_is_no_model_is_told_in_one_line(command, name, tmp_path, capsys):
+    folder = damaged(tmp_path, name)
+    arguments = {
+        "generate": ["generate", "--target", folder, *PROMPT],
+        "certify": ["certify", "--target", folder],
+        "inspect": ["inspect", HEAD, "--target", folder],
+        "train": ["train", "eagle3", "--target", folder, "--data", "zoo", "--output", tmp_path],
+    }
+    with on_a_cpu():
+        line = refused(capsys, *arguments[command])
+    assert str(folder)[:60] in line
+    assert line.isprintable()
+
+
+def test_a_target_that_lacks_weights_is_refused_instead_of_run_with_random_ones(tmp_path, capsys):
+    """An EAGLE head's configuration is that of a Llama, and HF draws what its files lack."""
+    line = refused(capsys, "generate", "--target", HEAD, *PROMPT)
+    assert "tokenizer" in line
+    zoo.load_tokenizer().save_pretrained(tmp_path)
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((zoo.WEIGHTS_DIR / "eagle3" / name).read_bytes())
+    line = refused(capsys, "generate", "--target", tmp_path, *PROMPT)
+    assert "is no whole causal LM: its files lack" in line
+    assert f"--drafter eagle:{tmp_path}"[:60] in line
+
+
+def test_a_head_is_recognised_without_its_prefix(capsys):
+    for drafter in (HEAD, f"eagle:{HEAD}", "zoo:eagle3"):
+        arguments = ["--target", "zoo", "--drafter", drafter, "--dtype", "float32"]
+        assert main(["generate", *arguments, *PROMPT]) == 0
+        shown = capsys.readouterr().out
+        assert "acceptance length" in shown
+        figures = [line for line in shown.splitlines() if "acceptance length" in line]
+        assert figures[0].split("acceptance length ")[1] > "1.5"  # random weights accept nothing
+
+
+@pytest.mark.parametrize("sampler", ["auto", "rejection", "coupling", "typical", "ensemble"])
+def test_samplers_have_names_and_the_zoo_is_a_target(sampler, capsys):
+    options = ["--sampler", sampler, "--temperature", "1", "--seed", "3"]
+    assert main(["generate", "--target", "zoo", "--drafter", "zoo:model", *options, *PROMPT]) == 0
+    assert "seed 3" in capsys.readouterr().out
+
+
+def test_a_draft_model_of_another_tokenizer_is_told_in_one_line(tmp_path, capsys):
+    model, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocab = content["model"]["vocab"]
+    first, second = sorted(vocab, key=vocab.get)[-2:]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(content))
+    capsys.readouterr()  # bars of saving
+    line = refused(capsys, "generate", "--target", TARGET, "--drafter", tmp_path, *PROMPT)
+    assert "tokenizer is not the target's: 2 of 2048 ids are other tokens" in line
+
+
+def offline(*args, **kwargs):
+    raise ConnectionError("no network")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "--target", "somebody/model", *PROMPT],
+        ["generate", "--target", TARGET, "--drafter", "somebody/model", *PROMPT],
+        ["generate", "--target", TARGET, "--drafter", "eagle:somebody/model", *PROMPT],
+        ["certify", "--target", "somebody/model"],
+        ["inspect", HEAD, "--target", "somebody/model"],
+        ["inspect", "somebody/model"],
+        ["train", "eagle3", "--target", "somebody/model", "--data", "zoo", "--output", "x"],
+    ],
+)
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_offline_what_cannot_be_found_is_told_at_once(arguments, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("specdec.checkpoints.hub.HfApi.model_info", offline)
+    started = time.monotonic()
+    line = refused(capsys, *arguments)
+    assert time.monotonic() - started < 5
+    assert "somebody/model is no folder here and is not in the local cache" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_width_of_an_mlp_is_told_before_anything_is_loaded(tmp_path, capsys):
+    usual = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", str(tmp_path / "x")]
+    assert "--mlp-width must be at least 1" in refused(capsys, *usual, "--mlp-width", "-1")
+    assert "--length must be at least 1" in refused(capsys, *usual, "--length", "0")
+    for rate in ("0", "-1", "inf", "nan"):
+        assert "lr_matrices must be" in refused(capsys, *usual, f"--lr={rate}")
+    assert "checkpoint_minutes must be" in refused(capsys, *usual, "--checkpoint-minutes=-1")
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_train_command_is_the_training_module(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: specdec train ")
+    assert "--checkpoint-minutes" in shown
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "train a head" in capsys.readouterr().out
+
+
+def test_an_interrupt_is_one_line(monkeypatch, capsys):
+    def load(*args, **kwargs):
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(zoo, "load_target", load)
+    assert main(["generate", "--target", "zoo", *PROMPT]) == 130
+    assert capsys.readouterr().err == "specdec: interrupted\n"
+
+
+def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_path):
+    text = "def f(x):\n    return x\n" * 2000
+    (tmp_path / "text.txt").write_text(text)
+    folder, tokenizer = tmp_path / "target", zoo.load_tokenizer()
+    model = build("llama")
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    from specdec.training import PackedStream
+
+    take = PackedStream.take
+
+    def interrupted(self, *sizes):
+        if self.position > 200:
+            signal.raise_signal(signal.SIGINT)
+        return take(self, *sizes)
+
+    arguments = ["train", "eagle3", "--target", folder, "--data", tmp_path / "text.txt"]
+    arguments += ["--output", tmp_path / "head", "--steps", "6", "--tokens-per-step", "64"]
+    arguments += ["--length", "32", "--precision", "no", "--evaluation-prompts", "0"]
+    arguments = [str(argument) for argument in arguments]
+    with on_a_cpu():
+        with monkeypatch.context() as patch:
+            patch.setattr(PackedStream, "take", interrupted)
+            assert main(arguments) == 130
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert last.startswith("interrupted: step 5 is saved in ")
+        assert last.endswith("the same command goes on from there")
+        assert not (tmp_path / "head" / "config.json").exists()
+    with on_a_cpu():
+        assert main(arguments) == 0
+    assert (tmp_path / "head" / "config.json").exists()
+
+
+def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys):
+    fast = ["--samples", "32", "--audit-tokens", "4", "--drafter", "lookup"]
+    same = ["--prompt", "import os", "--prompt", "import os", "--prompt", "def main():"]
+    assert main(["certify", *fast, *same]) == 0
+    assert "2 prompts" in capsys.readouterr().out
+    monkeypatch.setattr(zoo, "heldout_prompts", lambda n: [f"import os  # {i}" for i in range(n)])
+    line = refused(capsys, "certify", *fast, "--prompt-tokens", "1")
+    assert "of 32 sources only 1 begin with different 1 tokens; pass --prompt-tokens" in line

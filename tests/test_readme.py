@@ -1,0 +1,109 @@
+"""The README as a newcomer reads it: its Python runs as written, in order; its commands are parsed;
+its tables name what there is.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import transformers
+from architectures import ARCHITECTURES
+
+import specdec
+from specdec import zoo
+from specdec.cli import _parser
+from specdec.cli.train import _parser as training_parser
+from specdec.request import GenerateOptions
+
+README = Path(specdec.__file__).parent.parent / "README.md"
+TEXT = README.read_text(encoding="utf-8")
+PATHS = {
+    name: str(zoo.WEIGHTS_DIR / folder)
+    for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
+}
+
+
+def blocks(language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def session():
+    """Everything run once, in one namespace, as in a notebook."""
+    names = dict(PATHS)
+    for number, block in enumerate(blocks("python")):
+        exec(compile(block, f"README.md, block {number}", "exec"), names)
+    return names
+
+
+def test_the_snippets_run_as_they_are_written(session, capsys):
+    assert len(blocks("python")) >= 7
+    stats = session["generator"].target
+    assert stats.vocab_size == 2048
+    assert session["result"].seeds == [0]
+
+
+def test_the_drafter_of_the_readme_drafts_and_is_lossless(session):
+    tokenizer, target = session["tokenizer"], session["target"]
+    drafter = session["BigramDrafter"]((session["counts"] + 1e-3).log(), 3)
+    generator = specdec.SpeculativeGenerator(target, drafter)
+    inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
+    greedy = {"max_new_tokens": 24, "do_sample": False}
+    result = generator.generate(**inputs, **greedy)
+    expected = specdec.SpeculativeGenerator(target, None).generate(**inputs, **greedy)
+    assert result.sequences.equal(expected.sequences)
+    assert 0.05 < result.stats.acceptance_rate < 1
+    prompts = [tokenizer(text).input_ids for text in ("import os", "def f(x):")]
+    report = specdec.certify(generator, prompts, num_samples=512, audit_tokens=16, num_tokens=2)
+    assert report.passed
+    with pytest.raises(ValueError, match=r"the table must be \[2048, 2048\]"):
+        specdec.SpeculativeGenerator(target, session["BigramDrafter"](session["counts"][:5]))
+
+
+@pytest.mark.parametrize(("lenience", "passes"), [(1.0, True), (1.5, False)])
+def test_the_sampler_of_the_readme_is_lossless_at_1(session, lenience, passes):
+    report = specdec.certify(session["LenientSampler"](lenience), sizes=((3, 2, 12),))
+    assert report.is_exact
+    assert report.passed is passes
+
+
+def commands() -> list[str]:
+    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("specdec ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_is_one(line):
+    _, name, *arguments = shlex.split(line, comments=True)
+    if name == "train":
+        assert training_parser("specdec train").parse_args(arguments).kind == arguments[0]
+    else:
+        assert callable(_parser().parse_args([name, *arguments]).run)
+
+
+def table(title: str) -> str:
+    """The section of a title."""
+    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_the_table_of_options_names_every_option():
+    section = table("Options of HF `generate`")
+    for name in [*GenerateOptions.__annotations__, "streamer", "attention_mask"]:
+        assert f"`{name}`" in section, name
+    known = transformers.GenerationConfig().to_dict().keys()
+    own = {*GenerateOptions.__annotations__, "streamer", "attention_mask", "generation_config"}
+    of_hf = {"custom_generate", "return_dict_in_generate", "feature_layers", "model"}
+    inputs = {"position_ids", "inputs_embeds", "past_key_values", "assistant_model", "synced_gpus"}
+    others = {"prefix_allowed_tokens_fn", "logits_to_keep", "cache_config", "dola_layers", "top_h"}
+    others |= {"constraints", "force_words_ids", "penalty_alpha", "use_mtp", "assistant_early_exit"}
+    for name in re.findall(r"`(\w+)`", section.split("|---|---|")[1]):
+        assert name in known | own | of_hf | inputs | others, name
+
+
+def test_the_table_of_families_names_every_family_that_is_tested():
+    section = re.sub(r"[\s-]", "", table("Model families").lower())
+    for name, (family, _) in ARCHITECTURES.items():
+        short = re.sub(r"v3$", "", family.lower())
+        assert short in section.replace("deepseekv3", "deepseek"), name
