@@ -128,34 +128,6 @@ def test_repetitions_give_the_same_bits():
         assert torch.equal(by_library(case), expected)
 
 
-def milliseconds(graph):
-    """Of a replay, the least of several."""
-    times = []
-    for _ in range(10):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return min(times)
-
-
-def test_cost_follows_the_lengths_and_windows_not_the_allocated_slots(monkeypatch):
-    """Sixty-four times as many slots to read take at least ten times as long."""
-    monkeypatch.undo()
-    sizes = Sizes(8, 4, 8, 4, 128, 128, slots=16384)
-
-    def cost(length, **options):
-        case = random_case(sizes, 1, dtype=torch.bfloat16, lengths=[length] * 8, **options).cuda()
-        by_library(case)
-        return milliseconds(graph_of(lambda: [by_library(case) for _ in range(4)])[0])
-
-    full = cost(16384)
-    assert cost(256) < full / 10
-    assert cost(16384, sliding_window=256) < full / 10
-
-
 def test_storage_of_more_than_2_31_numbers_is_read_where_it_is():
     rows, slots = 2200, 1024
     shape = rows, slots, 8, 128

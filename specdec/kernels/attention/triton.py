@@ -291,7 +291,12 @@ def _in_powers_of_two(a, products):
         ratio = products * a.scale / a.softcap
         decay = tl.exp(-2.0 * tl.abs(ratio))
         tanh = (1.0 - decay) / (1.0 + decay)
-        scores = tl.where(ratio < 0, -tanh, tanh) * (a.softcap * LOG2_E)
+        tanh = tl.where(ratio < 0, -tanh, tanh)
+        # By its series where 1 - decay would have few digits: most scores are far below the cap.
+        square = ratio * ratio
+        series = 1.0 + square * (-1 / 3 + square * (2 / 15 + square * (-17 / 315)))
+        tanh = tl.where(square < 0.04, ratio * series, tanh)
+        scores = tanh * (a.softcap * LOG2_E)
     return scores
 
 
