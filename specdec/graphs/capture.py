@@ -11,13 +11,14 @@ that code which keeps an output for too long, or passes another shape, fails the
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
 import traceback
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -186,7 +187,11 @@ class Captured:
         # Another thread may allocate memory meanwhile: only this thread's calls are restricted.
         options = {"stream": self.pool.stream, "capture_error_mode": "thread_local"}
         try:
-            with torch.inference_mode(), torch.cuda.graph(graph, self.pool.handle, **options):
+            with (
+                _no_garbage_collection(),
+                torch.inference_mode(),
+                torch.cuda.graph(graph, self.pool.handle, **options),
+            ):
                 try:
                     self.outputs = self._call()
                 except Exception as error:
@@ -404,3 +409,18 @@ def _copy_leaves(into: Any, source: Any) -> None:
     for (_, mine), (_, theirs) in zip(leaves(into), leaves(source), strict=True):
         if isinstance(mine, Tensor) and mine.data_ptr() != theirs.data_ptr():
             mine.copy_(theirs)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Python's collector runs before, and not meanwhile: it may find an older graph in a cycle, and
+    freeing that graph's memory breaks the capture under way.
+    """
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

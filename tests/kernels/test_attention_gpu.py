@@ -171,6 +171,15 @@ def test_a_windows_states_are_written_in_one_launch(rows, dtype, monkeypatch):
     assert len(launches_of(lambda: write_slots(*ours, *states, slots))) == 1
 
 
+@pytest.fixture(autouse=True)
+def _exact_float32():
+    """Some installations multiply in TF32 by default, whose rounding is 1e-4."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
 def no_mask(*_):
     raise AssertionError("a dense mask was made that nobody needs")
 
