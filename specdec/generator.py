@@ -27,6 +27,7 @@ from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.prefill import prefill
 from specdec.loop.state import SLOT_BUCKET, Signature, StepState
 from specdec.loop.step import Parts, device_step
+from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.call import check_hook
 from specdec.request.options import Options
@@ -127,6 +128,7 @@ class SpeculativeGenerator:
             generation.state,
             num_attended=generation.num_attended,
             edit_logits=generation.edit_logits,
+            mark=generation.mark,
         )
         generation.count_step()
         return outcome
@@ -194,7 +196,8 @@ class SpeculativeGenerator:
             input_ids: `[B, T]` prompts, padded left or right.
             attention_mask: as in `start`.
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
-            trace: keep every step of every row in the result.
+            trace: keep in the result every step of every row with its probabilities, draws,
+                entropies and times (`specdec.trace.Trace`). Steps take longer then.
             options: see `GenerateOptions`.
 
         Returns:
@@ -247,9 +250,10 @@ class SpeculativeGenerator:
     ) -> GenerationResult:
         generation = self._begin(request)
         collector = OutputCollector(generation, streamer)
-        for _ in self._run(generation, collector):
+        tracer = StepTracer(generation, self.sampler) if trace else None
+        for _ in self._run(generation, collector, tracer):
             pass
-        return collector.result(trace=trace)
+        return collector.result(tracer.trace() if trace else None)
 
     @torch.inference_mode()
     def _begin(self, request: Request) -> Generation:
@@ -284,14 +288,24 @@ class SpeculativeGenerator:
             dtype=self.target.dtype,
         )
 
-    def _run(self, generation: Generation, collector: OutputCollector) -> Iterator[StepRecord]:
+    def _run(
+        self,
+        generation: Generation,
+        collector: OutputCollector,
+        tracer: StepTracer | None = None,
+    ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
         unread: deque[PendingOutcome] = deque()
         width = generation.state.signature.num_draft_tokens + 1
         while not collector.is_done:
-            unread.append(self.step(generation).fetch())
+            outcome = self.step(generation)
+            unread.append(outcome.fetch())
+            if tracer is not None:
+                tracer.observe(outcome)
             if len(unread) > self.steps_ahead:
                 record = collector.read(unread.popleft())
+                if tracer is not None:
+                    tracer.read(record)
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))

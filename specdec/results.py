@@ -19,7 +19,8 @@ product of the first i conditional rates is the joint rate at i.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -194,7 +195,9 @@ class GenerationResult:
         seeds: per row the seed that was used, also when none was given; `None` for greedy
             generations.
         stats: counts and rates.
-        trace: per row its steps, when asked for; else `None`.
+        trace: per row its steps, when asked for; else `None`. It is a `specdec.trace.Trace`, which
+            also holds the probabilities, draws, entropies and times of every step.
+        steps: per row its steps, in every result.
     """
 
     sequences: Tensor
@@ -202,7 +205,8 @@ class GenerationResult:
     finish_reasons: list[str]
     seeds: list[int] | None
     stats: SpeculationStats
-    trace: list[list[RowStep]] | None = None
+    trace: Sequence[list[RowStep]] | None = None
+    steps: list[list[RowStep]] = field(default_factory=list)
 
     @property
     def new_tokens(self) -> Tensor:

@@ -6,6 +6,7 @@ from typing import TextIO
 from transformers import PreTrainedTokenizerBase
 
 from specdec.results import RowStep
+from specdec.trace.html import pieces
 
 _COLOURS = {"accepted": "\x1b[32m", "recovered": "\x1b[31m", "bonus": "\x1b[34m"}
 _MARKERS = {"accepted": ("", ""), "recovered": ("[", "]"), "bonus": ("<", ">")}
@@ -30,7 +31,7 @@ def coloured_text(
     Args:
         tokenizer: decodes the tokens.
         prompt: printed unmarked.
-        steps: of one row, from `GenerationResult.trace`.
+        steps: of one row, from `GenerationResult.steps`.
         stream: where the text will go; decides between colour and markers.
 
     Returns:
@@ -38,15 +39,8 @@ def coloured_text(
     """
     kinds = [kind for step in steps for kind in step.kinds]
     tokens = [token for step in steps for token in step.new_tokens]
-    marked, shown = [], ""
-    pending_kind = None
-    for end, kind in enumerate(kinds, start=1):
-        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        pending_kind = pending_kind or kind
-        if text.endswith("\ufffd") and end < len(tokens):
-            continue  # a character that further tokens complete
-        marked.append(_mark(text[len(shown) :], pending_kind, uses_colour(stream)))
-        shown, pending_kind = text, None
+    in_colour = uses_colour(stream)
+    marked = (_mark(text, kinds[first], in_colour) for text, first in pieces(tokenizer, tokens))
     return prompt + "".join(marked)
 
 

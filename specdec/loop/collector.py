@@ -8,6 +8,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import PendingOutcome
 from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.trace import Trace
 from specdec.types import Fault
 
 _FAULTS = {
@@ -120,8 +121,8 @@ class OutputCollector:
         self._stream()
         return StepRecord(self._num_read - 1, records)
 
-    def result(self, *, trace: bool) -> GenerationResult:
-        """The finished generation; `trace` keeps the steps."""
+    def result(self, trace: Trace | None = None) -> GenerationResult:
+        """The finished generation, with its trace where there is one."""
         if self._streamer is not None:
             self._streamer.end()
         lengths = [len(new) for new in self.new_tokens]
@@ -134,7 +135,8 @@ class OutputCollector:
             finish_reasons=list(self.finish_reasons),
             seeds=self._request.seeds,
             stats=SpeculationStats(self.steps, self._generation.whole.signature.num_draft_tokens),
-            trace=self.steps if trace else None,
+            trace=trace,
+            steps=self.steps,
         )
 
     def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.loop.processors import process_step
 from specdec.loop.state import StepState
-from specdec.loop.step import EditLogits
+from specdec.loop.step import EditLogits, Mark
 from specdec.request.call import Request
 from specdec.types import Draft, rows_to_keep
 
@@ -22,6 +22,7 @@ class Generation:
 
     Attributes:
         rows: which row of the batch each row of `state` is; all of them, until some are dropped.
+        mark: takes the times of the parts of each step, where the call is traced.
     """
 
     def __init__(self, owner: object, request: Request, state: StepState):
@@ -29,6 +30,7 @@ class Generation:
         self.request = request
         self.whole = self.state = state
         self.rows = list(range(len(request.prompts.lengths)))
+        self.mark: Mark | None = None
         self._longest = max(request.prompts.lengths)
 
     @property

@@ -23,6 +23,9 @@ from specdec.types import Draft, TargetOutput, Verdict
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
 
+Mark = Callable[[str], None]
+"""Takes the time: at `"start"` of a step and after its parts `"draft"`, `"verify"`, `"sample"`."""
+
 
 @dataclass(frozen=True, eq=False)
 class Parts:
@@ -34,7 +37,12 @@ class Parts:
 
 
 def device_step(
-    parts: Parts, state: StepState, *, num_attended: int, edit_logits: EditLogits | None = None
+    parts: Parts,
+    state: StepState,
+    *,
+    num_attended: int,
+    edit_logits: EditLogits | None = None,
+    mark: Mark | None = None,
 ) -> Outcome:
     """One step for every row.
 
@@ -44,6 +52,7 @@ def device_step(
         num_attended: upper bound of the slots in use, those of this step's window included.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
+        mark: called at the start and after each part of the step, to take times.
 
     Returns:
         What happened, still on the device.
@@ -51,13 +60,21 @@ def device_step(
     Raises:
         ValueError: the drafter proposed another number of tokens than it was asked for.
     """
+    if mark is not None:
+        mark("start")
     noise = state.noise.at(state.buffer.lengths, state.signature.num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_attended)
     sound = harmless_draft(draft, state.vocab_size)
+    if mark is not None:
+        mark("draft")
     output = verify(parts, state, sound, num_attended)
     logits = output.logits if edit_logits is None else edit_logits(sound, output.logits)
+    if mark is not None:
+        mark("verify")
     verdict = parts.sampler(sound, logits, state.warp, noise)
     commit(state, draft, verdict, output.features)
+    if mark is not None:
+        mark("sample")
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
