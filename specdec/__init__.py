@@ -4,6 +4,7 @@ models.
 
 from specdec import certify
 from specdec.drafters import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter
+from specdec.evaluation import Evaluation, evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
@@ -22,6 +23,7 @@ __all__ = [
     "Drafter",
     "EagleDrafter",
     "EnsembleSampler",
+    "Evaluation",
     "GenerationResult",
     "ModelDrafter",
     "NoDrafter",
@@ -33,6 +35,7 @@ __all__ = [
     "Target",
     "TypicalSampler",
     "certify",
+    "evaluate",
 ]
 
 

@@ -1,4 +1,4 @@
-"""The command line: `specdec demo`, `generate`, `certify` and `inspect`."""
+"""The command line: `specdec demo`, `generate`, `evaluate`, `certify` and `inspect`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from specdec.cli import certify, demo, generate, inspect
+from specdec.cli import certify, demo, evaluate, generate, inspect
 from specdec.cli.loading import one_line
 
 EXIT_BAD_INPUT = 2
@@ -35,6 +35,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="specdec", description="Lossless speculative decoding over Hugging Face models."
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, generate, certify, inspect):
+    for command in (demo, generate, evaluate, certify, inspect):
         command.add_parser(commands)
     return parser

@@ -82,7 +82,7 @@ def _load(arguments: argparse.Namespace):
     from specdec import SpeculativeGenerator, zoo
 
     place = {"dtype": arguments.dtype, "device": arguments.device}
-    k, sampler = arguments.num_draft_tokens, _make_sampler(arguments)
+    k, sampler = arguments.num_draft_tokens, make_sampler(arguments)
     if arguments.target is None:
         tokenizer = zoo.load_tokenizer()
         target = zoo.load_target(dtype=getattr(torch, arguments.dtype)).to(arguments.device)
@@ -96,7 +96,8 @@ def _load(arguments: argparse.Namespace):
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
-def _make_sampler(arguments: argparse.Namespace):
+def make_sampler(arguments: argparse.Namespace):
+    """The sampler that `--sampler` names."""
     import specdec
 
     made = {

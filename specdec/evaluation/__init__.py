@@ -1,6 +1,27 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
 from specdec.evaluation.contexts import acceptance_by_context
-from specdec.evaluation.evaluate import Evaluation, evaluate
+from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
+from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
+from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
+from specdec.evaluation.tables import Table
 
-__all__ = ["Evaluation", "acceptance_by_context", "evaluate"]
+__all__ = [
+    "Estimate",
+    "EvaluatedBatch",
+    "EvaluatedRow",
+    "Evaluation",
+    "Prompt",
+    "Table",
+    "acceptance_by_context",
+    "as_sglang",
+    "as_spec_bench",
+    "as_specforge",
+    "as_vllm",
+    "bootstrap",
+    "evaluate",
+    "own_prompts",
+    "read_prompts",
+]
