@@ -136,7 +136,7 @@ def expanded_tail(tail: float, n: int) -> float:
         >>> expanded_tail(0.025, 10**6), round(expanded_tail(0.025, 10), 4)
         (0.025, 0.0086)
     """
-    if n > 1000:  # they agree to 1e-4
+    if n > 1000:  # they agree to 3e-4
         return tail
     return NormalDist().cdf(math.sqrt(n / (n - 1)) * student_quantile(tail, n - 1))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +73,7 @@ class StepTracer:
             "device": str(owner.target.device),
             "dtype": str(owner.target.dtype).removeprefix("torch."),
             "seeds": request.seeds,
+            "warp": None if request.options.processors else _plain(request.options.warp),
         }
         return Trace(self._steps, self._numbers, self._clock.times(), tokens, about)
 
@@ -156,6 +158,18 @@ def _unpack(index: int, row: list[float], drafted: int) -> StepNumbers:
         extra_draft_prob=row[-2],
         extra_target_prob=row[-1],
     )
+
+
+def _plain(warp: dict) -> dict:
+    """The values of a warp as JSON can hold them."""
+    return {
+        name: value.tolist() if isinstance(value, Tensor) else _as_list(value)
+        for name, value in warp.items()
+    }
+
+
+def _as_list(value):
+    return list(value) if isinstance(value, Sequence) else value
 
 
 class _Clock:

@@ -83,7 +83,7 @@ class Trace(Sequence):
         times: of each step of the batch.
         prompts: ids of each row's prompt, without padding.
         about: how the text was generated: names of target, drafter and sampler, K, device, dtype,
-            seeds.
+            seeds, and the values of the warp (`None` with logits processors).
         tokenizer: decodes the tokens where the trace is shown; not saved.
 
     Example:
