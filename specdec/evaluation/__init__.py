@@ -1,6 +1,7 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
 from specdec.evaluation.anchors import every_anchor, with_draft_length
+from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
@@ -12,20 +13,25 @@ from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.tables import Table
 
 __all__ = [
+    "Answer",
+    "Comparison",
     "CostCurve",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
+    "HFGenerate",
     "Prompt",
     "Replay",
     "Table",
+    "Task",
     "acceptance_by_context",
     "as_sglang",
     "as_spec_bench",
     "as_specforge",
     "as_vllm",
     "bootstrap",
+    "compare",
     "evaluate",
     "every_anchor",
     "measure_costs",
