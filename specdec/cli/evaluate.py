@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _shown(evaluation, form: str) -> str:
     """The figures in one of the `FORMATS`; JSON holds where they come from as well."""
     if form == "json":
-        estimates = {name: vars(value) for name, value in evaluation.estimates.items()}
+        estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}
         return json.dumps({**evaluation.about, "estimates": estimates}, indent=2)
     forms = {"markdown": evaluation.to_markdown, "latex": evaluation.to_latex}
     return forms.get(form, evaluation.__str__)()

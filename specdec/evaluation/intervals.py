@@ -54,6 +54,11 @@ class Estimate:
         """Whether a value lies in the interval."""
         return self.low <= value <= self.high
 
+    def to_dict(self) -> dict[str, float | None]:
+        """As JSON can hold it: `None` for what is not known."""
+        values = {"value": self.value, "low": self.low, "high": self.high, "level": self.level}
+        return {name: None if math.isnan(value) else value for name, value in values.items()}
+
     def __format__(self, spec: str) -> str:
         spec = spec or ".2f"
         if math.isnan(self.low):

@@ -83,7 +83,7 @@ def train(
     # One program per row length: with symbolic sizes each would be slower.
     loss_of = torch.compile(model, dynamic=False) if plan.compiled else model
     checkpoint = RunCheckpoint(Path(work_dir), accelerator, progress, stream)
-    with _own_generators(plan.seed, accelerator), _mode(objective, is_training=True):
+    with _own_generators(plan.seed, accelerator), modes_kept(objective, is_training=True):
         checkpoint.load()
         saved_at_s = progress.wall_s
         with tqdm(total=100, mininterval=5, bar_format=_BAR, disable=not is_first) as bar:
@@ -197,7 +197,7 @@ def _evaluate(
     objective: nn.Module, evaluate: Evaluate, progress: TrainingProgress, accelerator: Accelerator
 ) -> None:
     if accelerator.is_main_process:
-        with _mode(objective, is_training=False):
+        with modes_kept(objective, is_training=False):
             figures = evaluate()
         progress.evaluations.append({"step": progress.num_steps, **figures})
         text = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
@@ -206,7 +206,7 @@ def _evaluate(
 
 
 @contextmanager
-def _mode(objective: nn.Module, *, is_training: bool) -> Iterator[None]:
+def modes_kept(objective: nn.Module, *, is_training: bool) -> Iterator[None]:
     """Training or eval mode for a while; afterwards every module is in the mode it was found in."""
     found = [(module, module.training) for module in objective.modules()]
     objective.train(is_training)
