@@ -238,7 +238,8 @@ def _generation(generator, ids: Tensor, mask: Tensor, plan: Plan, seeds: list[in
             return generator.generate(ids, mask, max_new_tokens=plan.max_new_tokens, **sampling)
         except ValueError as error:
             names = ", ".join(repr(row.prompt.id) for row in rows[:4])
-            hint = "" if plan.max_prompt_tokens else "; max_prompt_tokens= shortens long prompts"
+            is_long = "positions" in str(error) and plan.max_prompt_tokens is None
+            hint = "; max_prompt_tokens= shortens long prompts" if is_long else ""
             raise ValueError(f"prompt {names}: {error}{hint}") from error
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from architectures import VOCAB, build
+from architectures import ARCHITECTURES, VOCAB, build
 from drafting import perturbed, ragged_prompts
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
@@ -24,7 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(name="folder")
-def _folder(tmp_path):
+def _folder(tmp_path, monkeypatch):
+    """A small Llama whose vocabulary two processes can share equally."""
+    family, config = ARCHITECTURES["llama"]
+    monkeypatch.setitem(ARCHITECTURES, "llama", (family, {**config, "vocab_size": 64}))
     build("llama").save_pretrained(tmp_path)
     return tmp_path
 
