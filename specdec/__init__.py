@@ -25,6 +25,8 @@ __all__ = [
     "EnsembleSampler",
     "Evaluation",
     "GenerationResult",
+    "MTPDrafter",
+    "MaskTokenDrafter",
     "ModelDrafter",
     "NoDrafter",
     "PromptLookupDrafter",
@@ -40,8 +42,9 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    if name == "EagleDrafter":  # a family of heads is imported when it is first used
-        from specdec.drafters.eagle import EagleDrafter
+    # Families of heads are imported on first use.
+    if name in ("EagleDrafter", "MTPDrafter", "MaskTokenDrafter"):
+        from specdec import drafters
 
-        return EagleDrafter
+        return getattr(drafters, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, Unpack
+from dataclasses import is_dataclass
+from typing import Any, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -21,12 +22,15 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.drafters.base import Drafter, NoDrafter
+from specdec.graphs import weight_addresses
+from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.prefill import prefill
-from specdec.loop.state import SLOT_BUCKET, Signature, StepState
-from specdec.loop.step import Parts, device_step
+from specdec.loop.runner import KeptRunners, StepRunner
+from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
+from specdec.loop.step import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.call import check_hook
@@ -46,8 +50,13 @@ class SpeculativeGenerator:
             `RejectionSampler()`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
-        keep_storage: keep the tensors of the last call for the next one, which takes them over if
-            it has the same signature (rows, length, options in use); `release` frees them.
+        graphs: whether steps are captured as CUDA graphs, one per signature (rows up to a bucket,
+            slots, draft length, options in use) and replayed from then on, also by later calls.
+            `"auto"` captures on a GPU what can be captured, and `explain` says what cannot and why;
+            `True` raises `CaptureError` instead, and on a CPU replays the same function under the
+            same checks; `False` captures nothing.
+        keep_storage: of how many signatures the tensors (and graphs) are kept for later calls;
+            `release` frees them. `None` is 4 where steps are captured, else 1; 0 keeps nothing.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
@@ -74,8 +83,9 @@ class SpeculativeGenerator:
         drafter: Drafter | None,
         sampler: Sampler | str = "auto",
         *,
+        graphs: bool | Literal["auto"] = "auto",
         prefill_chunk_size: int = 2048,
-        keep_storage: bool = True,
+        keep_storage: int | None = None,
         steps_ahead: int | None = None,
     ):
         self.target = target if isinstance(target, Target) else Target(target)
@@ -95,11 +105,17 @@ class SpeculativeGenerator:
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
+        if graphs not in (True, False, "auto"):
+            raise ValueError(f"graphs must be True, False or 'auto', got {graphs!r}")
+        self.graphs = graphs
+        self._reason_for_eager = self._why_eager()
+        if keep_storage is None:
+            keep_storage = 1 if self._reason_for_eager else 4
+        _check_count("keep_storage", int(keep_storage), 0)
         self.prefill_chunk_size = prefill_chunk_size
-        self.keep_storage = keep_storage
         self.steps_ahead = steps_ahead
-        # Appending and popping are atomic, so two threads never get the same tensors.
-        self._idle_states: deque[StepState] = deque(maxlen=1)
+        self._kept = KeptRunners(int(keep_storage))
+        self._last_reason: str | None = None
 
     @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
@@ -123,23 +139,29 @@ class SpeculativeGenerator:
             raise ValueError(
                 "this generation was started by another generator; step it with that one"
             )
-        outcome = device_step(
-            Parts(self.target, self.drafter, self.sampler),
-            generation.state,
-            num_attended=generation.num_attended,
-            edit_logits=generation.edit_logits,
-            mark=generation.mark,
-        )
-        generation.count_step()
-        return outcome
+        return generation.run_step()
 
     def release(self) -> None:
-        """Frees the tensors that are kept for the next call."""
-        self._idle_states.clear()
+        """Frees the tensors and graphs that are kept for later calls."""
+        self._kept.clear()
 
-    def __getstate__(self) -> dict:
-        """Tensors that are kept for the next call are no part of a pickled generator."""
-        return {**vars(self), "_idle_states": deque(maxlen=1)}
+    def explain(self) -> str:
+        """How the steps run: what is captured, what is not, and why.
+
+        Example:
+            >>> from specdec import SpeculativeGenerator, zoo
+            >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
+            steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
+        """
+        lines = []
+        if self._reason_for_eager:
+            lines.append(f"steps are eager: {self._reason_for_eager}")
+        else:
+            lines.append(f"steps are captured on {self.target.device}")
+            if self._last_reason:
+                lines.append(f"the last call was eager: {self._last_reason}")
+            lines += [f"  {line}" for runner in self._kept for line in runner.describe()]
+        return "\n".join([*lines, *self.target.notes])
 
     def start(
         self,
@@ -185,6 +207,7 @@ class SpeculativeGenerator:
         *,
         streamer: BaseStreamer | None = None,
         trace: bool = False,
+        check: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> GenerationResult:
         """Generates until every row has ended.
@@ -198,18 +221,24 @@ class SpeculativeGenerator:
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
             trace: keep in the result every step of every row with its probabilities, draws,
                 entropies and times (`specdec.trace.Trace`). Steps take longer then.
+            check: run every step eagerly, too, on tensors of its own, and compare: tokens,
+                acceptance by position, lengths. Costs both, and waits for the device.
             options: see `GenerateOptions`.
 
         Returns:
             Sequences as HF `generate` returns them, and the numbers that explain them.
 
         Raises:
-            TypeError, ValueError: as `start`; also when the target's logits are not finite.
+            TypeError, ValueError: as `start`; also when the target's logits are not finite, and for
+                `check=True` where steps are eager anyway.
+            ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         request = Request.read(self.target, input_ids, attention_mask, options)
+        if check and (reason := self._why_eager_call(request, trace)):
+            raise ValueError(f"check=True has no replay to compare with: {reason}")
         if streamer is not None:
             streamer.put(input_ids.cpu())
-        return self._generate(request, streamer=streamer, trace=trace)
+        return self._generate(request, streamer=streamer, trace=trace, check=check)
 
     def __call__(
         self,
@@ -246,42 +275,85 @@ class SpeculativeGenerator:
         return result.sequences
 
     def _generate(
-        self, request: Request, *, streamer: BaseStreamer | None = None, trace: bool = False
+        self,
+        request: Request,
+        *,
+        streamer: BaseStreamer | None = None,
+        trace: bool = False,
+        check: bool = False,
     ) -> GenerationResult:
-        generation = self._begin(request)
+        generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
+        twin = EagerTwin(generation, self.prefill_chunk_size) if check else None
         tracer = StepTracer(generation, self.sampler) if trace else None
-        for _ in self._run(generation, collector, tracer):
+        for _ in self._run(generation, collector, twin, tracer):
             pass
         return collector.result(tracer.trace() if trace else None)
 
     @torch.inference_mode()
-    def _begin(self, request: Request) -> Generation:
-        state = self._state_for(request)
-        state.load(request)
-        parts = Parts(self.target, self.drafter, self.sampler)
-        prefill(parts, state, request.prompts, self.prefill_chunk_size)
-        return Generation(self, request, state)
+    def _begin(self, request: Request, *, trace: bool = False) -> Generation:
+        runner = self._runner_for(request, trace)
+        runner.state.load(request)
+        prefill(runner.parts, runner.state, request.prompts, self.prefill_chunk_size)
+        return Generation(self, request, runner)
 
-    def _state_for(self, request: Request) -> StepState:
+    def _runner_for(self, request: Request, trace: bool) -> StepRunner:
         """Tensors for a call: those of an earlier one if they are idle and fit, else new ones."""
-        signature = self._signature(request)
-        idle = self._idle_states.pop() if self._idle_states else None
-        if idle is not None and idle.signature == signature:
-            return idle
-        del idle  # before as much is allocated again
-        return StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
+        self._last_reason = self._why_eager_call(request, trace)
+        captures = self._last_reason is None
+        signature = self._signature(request, captures)
+        parts = Parts(self.target, self.drafter, self.sampler)
+        frozen = self._frozen_values() if captures else ()
+        runner = self._kept.take(signature, parts, frozen)
+        if runner is not None:
+            return runner
+        state = StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
+        options = {"captures": captures, "must_capture": self.graphs is True, "frozen": frozen}
+        return StepRunner(parts, state, **options)
 
-    def _signature(self, request: Request) -> Signature:
+    def _why_eager(self) -> str | None:
+        """Why no step of this generator is captured."""
+        if self.graphs is False:
+            return "graphs=False"
+        if self.graphs is True:
+            return None
+        if self.target.device.type != "cuda":
+            kind = self.target.device.type.upper()
+            return f"the target is on a {kind} (graphs=True replays there, too, for tests)"
+        devices = sorted({str(p.device) for p in self.target.model.parameters()})
+        if len(devices) > 1:
+            return f"the target is spread over {', '.join(devices)}, and a graph runs on one device"
+        return None
+
+    def _why_eager_call(self, request: Request, trace: bool) -> str | None:
+        """Why the steps of a call are not captured."""
+        if self._reason_for_eager is None and trace:
+            return "a trace takes the time of every part of a step"
+        if self._reason_for_eager is None and request.options.processors:
+            names = ", ".join(type(p).__name__ for p in request.options.processors)
+            return f"logits processors are host code, which every step has to wait for: {names}"
+        return self._reason_for_eager
+
+    def _frozen_values(self) -> tuple:
+        """What a captured step has taken over from its parts: addresses of weights, and settings of
+        drafter and sampler. Where one differs, the step is captured again.
+        """
+        settings = (*vars(self.drafter).items(), *vars(self.sampler).items())
+        plain = (int, float, str, type(None))
+        kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
+        modules = self.target.model, self.drafter, self.sampler
+        return *weight_addresses(*modules), *map(repr, kept)
+
+    def _signature(self, request: Request, captures: bool) -> Signature:
         lengths, room = request.prompts.lengths, request.max_new_tokens
         # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
         num_draft_tokens = max(0, min(self.drafter.num_draft_tokens, room - 1))
         num_slots = max(lengths) + room + num_draft_tokens + 1
         options = request.options
         return Signature(
-            batch_size=len(lengths),
+            batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),
             num_draft_tokens=num_draft_tokens,
-            num_slots=-(-num_slots // SLOT_BUCKET) * SLOT_BUCKET,
+            num_slots=bucket_of_slots(num_slots, is_coarse=captures),
             warp=Warp(len(lengths), **options.warp).signature,
             wants_probs=options.draft_probs and self.sampler.uses_draft_probs,
             sampler=type(self.sampler).__name__,
@@ -292,6 +364,7 @@ class SpeculativeGenerator:
         self,
         generation: Generation,
         collector: OutputCollector,
+        twin: EagerTwin | None = None,
         tracer: StepTracer | None = None,
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
@@ -302,6 +375,8 @@ class SpeculativeGenerator:
             unread.append(outcome.fetch())
             if tracer is not None:
                 tracer.observe(outcome)
+            if twin is not None:
+                twin.follow()
             if len(unread) > self.steps_ahead:
                 record = collector.read(unread.popleft())
                 if tracer is not None:
@@ -310,8 +385,7 @@ class SpeculativeGenerator:
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
-        if self.keep_storage:
-            self._idle_states.append(generation.whole)
+        self._kept.give(generation.runner)
 
 
 def _check_count(name: str, value: int, least: int) -> None:

@@ -10,12 +10,25 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from specdec.kernels import Cutoff, Truncation, VerifyUniforms, WarpParams
+from specdec.kernels import (
+    AttentionOptions,
+    Cutoff,
+    PastRows,
+    Truncation,
+    VerifyUniforms,
+    WarpParams,
+    WindowSpec,
+)
+from specdec.kernels.attention import triton as triton_attention
+from specdec.kernels.mask_window import triton as triton_window
+from specdec.kernels.mtp_shift import triton as triton_mtp_shift
+from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
-from specdec.types import Draft
+from specdec.kernels.write_slots import triton as triton_write_slots
+from specdec.types import Context, Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
 
@@ -63,11 +76,43 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
     triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
+    triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
+    counts, is_block = torch.zeros(ROWS).long(), is_warped
+    where = {"mask_token": 1, "max_positions": 64, "trash": 64}
+    spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
+    triton_window.expand_window(tokens, counts, counts, spec)
+    features, ids = torch.zeros(*shape, 500, dtype=dtype), torch.zeros(ROWS, WIDTH + 2).long()
+    context, past = (
+        Context(ids, features, ids[:, 0], ids[:, 1], 32),
+        PastRows(ids[:, :2], features[:, :2]),
+    )
+    triton_mtp_shift.mtp_shift(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
+
+
+def compile_attention(dtype: torch.dtype) -> None:
+    """Plain, over rows that are not split; and with all options, over rows that are; and the write
+    before.
+    """
+    for rows, queries, key_width, value_width in ((64, 4, 128, 128), (1, 9, 192, 128)):
+        query = torch.zeros(rows, 16, queries, key_width, dtype=dtype)
+        keys = torch.zeros(rows, 256, 4, key_width, dtype=dtype).transpose(1, 2)
+        values = torch.zeros(rows, 256, 4, value_width, dtype=dtype).transpose(1, 2)
+        options = AttentionOptions()
+        if rows == 1:
+            visible = torch.zeros(rows, queries, queries).bool()
+            options = AttentionOptions(0.1, 50.0, query[0, :, 0, 0], 128, visible)
+        slots = torch.zeros(rows, queries).long()
+        triton_attention.ragged_attention(query, keys, values, slots, options)
+    storage = keys.transpose(1, 2), values.transpose(1, 2)
+    window = keys[:, :, :queries], values[:, :, :queries]
+    triton_write_slots.write_slots(*storage, *window, slots)
 
 
 if __name__ == "__main__":
     compile_only()
     compile_all(torch.bfloat16, is_warped=True)
     compile_all(torch.float32, is_warped=False)
+    compile_attention(torch.bfloat16)
+    compile_attention(torch.float32)

@@ -79,16 +79,21 @@ WIRINGS = {
 
 def random_head(config: EagleConfig, *, seed: int = 0, dtype=torch.float64) -> EagleHead:
     """Weights large enough for every part to show; ids of a small vocabulary in no order."""
+    return random_weights(EagleHead, config, seed=seed, dtype=dtype)
+
+
+def random_weights(head_class, config, *, seed: int = 0, dtype=torch.float64):
+    """A head of any family, see `random_head`."""
     generator = torch.Generator().manual_seed(seed)
     ids = None
     if config.draft_vocab_size < config.vocab_size:
         ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
-    head = EagleHead(config, ids).to(dtype).eval()
+    head = head_class(config, ids).to(dtype).eval()
     with torch.no_grad():
         for parameter in head.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
-            scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
+            scale = {1: 0.3, 3: 1.0}.get(parameter.dim(), parameter.shape[-1] ** -0.5)
             parameter.copy_(noise * scale + is_norm)
     return head
 

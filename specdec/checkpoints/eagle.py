@@ -122,7 +122,6 @@ def _unsupported(
     fields: ConfigFields, source: Source, names: Collection[str]
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): what cannot be run as a sequential EAGLE head."""
-    eagle = fields.section("eagle_config")
     kind = fields.get("speculators_model_type", "eagle3")
     yield kind != "eagle3", f"speculators_model_type {kind!r} (expected 'eagle3')"
     for key in ("ptd_token_id", "mask_token_id", "pard_token"):
@@ -130,6 +129,14 @@ def _unsupported(
     for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
         yield fields.get(key) is not None, f"{key}: a block or Medusa drafter"
     yield "mask_hidden" in names, "tensor mask_hidden: a parallel (mask-token) head"
+    yield from unsupported_layers(fields, source, names)
+
+
+def unsupported_layers(
+    fields: ConfigFields, source: Source, names: Collection[str]
+) -> Iterator[tuple[bool, str]]:
+    """Pairs (condition, message): layers and weights that no head of EAGLE's wiring can have."""
+    eagle = fields.section("eagle_config")
     steps = eagle.integer("parallel_draft_step", 1)
     yield steps > 1, "eagle_config.parallel_draft_step > 1: parallel draft heads"
     has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
@@ -171,7 +178,7 @@ def translate(
     reading = EagleReading(fields, source, tensors, options)
     config = reading.config(target)
     if config.fusion == "attention" and config.has_fc:
-        _check_joined(config, fields, tensors.get("fc.weight"))
+        check_joined(config, fields, tensors.get("fc.weight"))
     fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
     return Translation(config, tensors, fields, reading.unused)
 
@@ -366,7 +373,7 @@ _TOP_LEVEL: dict[str, tuple[Convention, int]] = {
 """Keys of ids at the top level, how their usual readers take them, and the lowest id."""
 
 
-def _check_joined(config: EagleConfig, fields: ConfigFields, fc: StoredTensor | None) -> None:
+def check_joined(config: EagleConfig, fields: ConfigFields, fc: StoredTensor | None) -> None:
     """The number of features must be what the configuration and `fc` say."""
     count, width, said = len(config.feature_layers), config.target_hidden_size, {}
     if fields.get("num_aux_hidden_states") is not None:

@@ -33,12 +33,14 @@ class Translation:
             the vocabulary map's `d2t` and `t2d`. One may be composed of several in the file.
         fields: the configuration that was read, with the notes of its readers.
         unused: names of `tensors` that such files may hold without using them, with the reason.
+        exact: names of `tensors` that keep the data type of the file, whatever the target's is.
     """
 
     config: Any
     tensors: dict[str, StoredTensor]
     fields: ConfigFields
     unused: dict[str, str] = field(default_factory=dict)
+    exact: frozenset[str] = frozenset()
 
 
 class Misreading(NamedTuple):

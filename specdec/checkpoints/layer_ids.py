@@ -104,6 +104,20 @@ def _default_boundaries(fields: ConfigFields, num_layers: int | None) -> tuple[F
     return layers
 
 
+def evenly_spaced(count: int, num_layers: int) -> tuple[int, ...]:
+    """The boundaries that DFlash's readers take where a checkpoint names none: the outputs of
+    `count` layers, evenly spaced from 1 to N - 3; of layer N / 2 for one.
+
+    Example:
+        >>> evenly_spaced(5, 36)
+        (2, 10, 18, 26, 34)
+    """
+    if count == 1:
+        return (num_layers // 2 + 1,)
+    step = (num_layers - 4) / (count - 1)
+    return tuple(round(1 + i * step) + 1 for i in range(count))
+
+
 def _usual(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 

@@ -80,6 +80,7 @@ class Survey:
         unread_keys: keys of config.json that no part of the reading asked for, but for those that
             every HF configuration has.
         notes: what was decided and why, one line each.
+        exact: names of tensors that keep the data type of the file.
     """
 
     folder: Path
@@ -92,6 +93,7 @@ class Survey:
     unread: dict[str, str]
     unread_keys: tuple[str, ...]
     notes: tuple[str, ...]
+    exact: frozenset[str] = frozenset()
 
     def load(self, target: PreTrainedModel | None = None) -> Checkpoint:
         """Reads the values.
@@ -117,7 +119,8 @@ class Survey:
         if target is not None:
             dtype = target.dtype
             config = _share_copies(config, tensors, target_ids, target)
-        tensors = {name: tensor.to(dtype or tensor.dtype) for name, tensor in tensors.items()}
+        for name in tensors.keys() - self.exact:
+            tensors[name] = tensors[name].to(dtype or tensors[name].dtype)
         broken = [name for name, tensor in tensors.items() if not tensor.isfinite().all()]
         if broken:
             raise ValueError(
@@ -171,7 +174,7 @@ def survey_checkpoint(
     unread_keys = tuple(sorted(read.fields.unread - inert_keys()))
     notes = tuple(read.fields.notes)
     wiring = read.config, read.tensors, expected
-    return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes)
+    return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes, read.exact)
 
 
 def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
@@ -229,6 +232,8 @@ def _share_copies(
     config: Any, tensors: dict[str, Tensor], target_ids: Tensor | None, target: PreTrainedModel
 ) -> Any:
     """Drops from `tensors` what is bit for bit the target's own and can be used by reference."""
+    if getattr(config, "ties_embeddings", False):
+        return config  # its one table is also its vocabulary head
     head = target.get_output_embeddings()
     can_share_head = target_ids is None and isinstance(head, nn.Linear) and head.bias is None
     for name, module in (

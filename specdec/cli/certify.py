@@ -25,8 +25,9 @@ def add_parser(commands) -> None:
     parser.add_argument("--target", help="folder or Hugging Face id (default: the zoo's target)")
     parser.add_argument(
         "--drafter",
-        help="folder or id of a draft model, 'eagle:' and that of an EAGLE head, 'lookup' or "
-        "'none' (default: the zoo's draft model for the zoo's target, 'lookup' for others)",
+        help="folder or id of a draft model, 'eagle:', 'mask-token:' or 'mtp:' and that of a head, "
+        "'lookup' or 'none' (default: the zoo's draft model for the zoo's target, 'lookup' for "
+        "others)",
     )
     parser.add_argument("--sampler", choices=SAMPLERS, default="auto")
     parser.add_argument(

@@ -16,8 +16,8 @@ def add_parser(commands) -> None:
     parser.add_argument(
         "--drafter",
         default="lookup",
-        help="folder or id of a draft model, 'eagle:' and that of an EAGLE head, 'lookup' (prompt "
-        "lookup, default) or 'none'",
+        help="folder or id of a draft model, 'eagle:', 'mask-token:' or 'mtp:' and that of a head, "
+        "'lookup' (prompt lookup, default) or 'none'",
     )
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=128)

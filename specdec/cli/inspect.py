@@ -21,8 +21,9 @@ def add_parser(commands) -> None:
         help="show how a drafter checkpoint is read, and try the usual misreadings",
         description="Prints who wrote a checkpoint, how it is wired, and whether its tensors are "
         "those of such a head. With a target, generates with that reading and with the usual "
-        "misreadings (layers off by one, norms, rope base, vocabulary map) and compares how many "
-        "draft tokens are accepted. Exits 2 if the checkpoint cannot be loaded.",
+        "misreadings (layers off by one, norms, rope base, vocabulary map, what the rows of a "
+        "block predict and see) and compares how many draft tokens are accepted. Exits 2 if the "
+        "checkpoint cannot be loaded.",
     )
     parser.add_argument("checkpoint", help="folder or Hugging Face id of the head")
     parser.add_argument("--target", help="folder or id of the model it drafts for, or 'zoo'")
@@ -35,6 +36,7 @@ def add_parser(commands) -> None:
     )
     parser.add_argument("--feature-layers", help="boundaries to read, for instance 2,16,29")
     parser.add_argument("--rope-theta", type=float, help="base of the rotary embedding")
+    parser.add_argument("--mask-token-id", type=int, help="id of a parallel drafter's masks")
     parser.add_argument("--prompt", action="append", help="text to continue (several: repeat)")
     parser.add_argument("--new-tokens", type=int, default=64, help="of each prompt (default 64)")
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
@@ -46,16 +48,19 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
     from specdec.checkpoints import survey_checkpoint
-    from specdec.drafters import EagleDrafter
+    from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
     from specdec.inspection import alternatives, describe, table, try_readings
 
-    drafters = {drafter.family: drafter for drafter in (EagleDrafter,)}
+    # Prediction modules first: their tensors lie among a target's, which are too many for others.
+    known = MTPDrafter, MaskTokenDrafter, EagleDrafter
+    drafters = {drafter.family: drafter for drafter in known}
     options = {
         "allow_pickle": arguments.allow_pickle,
         "revision": arguments.revision,
         "layer_convention": arguments.layer_convention,
         "rope_theta": arguments.rope_theta,
         "feature_layers": _layers(arguments.feature_layers),
+        "mask_token_id": arguments.mask_token_id,
     }
     model, tokenizer, prompts = None, None, None
     if arguments.target is not None:

@@ -30,19 +30,25 @@ def load_model(path: str, *, dtype: str, device: str):
 
 
 def make_drafter(name: str, target, num_draft_tokens: int, *, dtype: str, device: str):
-    """`"none"`, `"lookup"`, `"eagle:"` and the path or id of a head for `target`, or the path or id
-    of a draft model.
+    """`"none"`, `"lookup"`; `"eagle:"`, `"mask-token:"` or `"mtp:"` and the path or id of a head
+    for `target`; or the path or id of a draft model.
     """
-    from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter
+    from specdec import (
+        EagleDrafter,
+        MaskTokenDrafter,
+        ModelDrafter,
+        MTPDrafter,
+        PromptLookupDrafter,
+    )
 
     if name == "none":
         return None
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
-    if name.startswith("eagle:"):
-        path = name.removeprefix("eagle:")
-        drafter = EagleDrafter.from_pretrained(path, target, num_draft_tokens)
-        return drafter.to(device)
+    kind, _, path = name.partition(":")
+    families = {"eagle": EagleDrafter, "mask-token": MaskTokenDrafter, "mtp": MTPDrafter}
+    if kind in families and path:
+        return families[kind].from_pretrained(path, target, num_draft_tokens).to(device)
     return ModelDrafter(load_model(name, dtype=dtype, device=device), num_draft_tokens)
 
 

@@ -1,4 +1,5 @@
-"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`.
+"""Train a head: `python -m specdec.training eagle3 --target … --data … --output …`; or
+`mask-token`, `mtp`, `eagle1`.
 
 Runs unchanged under `accelerate launch` (on CPUs: `ACCELERATE_USE_CPU=true accelerate launch
 --multi_gpu --num_processes 2 …`; with `--cpu` it starts one process, whatever is asked for).
@@ -31,6 +32,8 @@ from specdec import zoo
 from specdec.cli.loading import load_pretrained, one_line
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
+from specdec.drafters.mask_token import MaskTokenDrafter
+from specdec.drafters.mtp import MTPDrafter
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
@@ -44,6 +47,10 @@ from specdec.training.data import (
 from specdec.training.eagle import FeatureAndToken, TrainingTimeTest, new_head
 from specdec.training.heads import frequent_ids
 from specdec.training.loop import train
+from specdec.training.mask_token import MaskRollouts
+from specdec.training.mask_token import new_head as new_mask_token_head
+from specdec.training.mtp import MultiTokenPrediction
+from specdec.training.mtp import new_head as new_mtp_head
 from specdec.training.plan import TrainingPlan
 from specdec.zoo import corpus, packing
 
@@ -56,7 +63,7 @@ positions, and attention over rows of such a length takes the memory of all othe
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Trains what the command line says, and saves it in the SafeAILab layout.
+    """Trains what the command line says, and saves it in the usual layout of its family.
 
     Returns:
         The exit status: 0, or 2 for a mistake that can be named, in one line.
@@ -107,6 +114,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--mlp-width", type=int, help="of the head; default: the target's")
     add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
+    add(
+        "--depths",
+        type=int,
+        help="draft tokens that a mask-token head learns (default: 8), or prediction modules of an "
+        "MTP head (default: 3)",
+    )
+    add("--layers", type=int, default=2, help="of a mask-token head; default: 2")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
     add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
     add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
@@ -171,7 +185,30 @@ def _eagle(
     return drafter, FeatureAndToken(drafter, target)
 
 
-KINDS = {"eagle3": _eagle, "eagle1": _eagle}
+def _mask_token(
+    options: argparse.Namespace, target: PreTrainedModel, target_ids: Tensor | None
+) -> tuple[HeadDrafter, nn.Module]:
+    sizes = {"num_layers": options.layers, "mlp_width": options.mlp_width}
+    head = new_mask_token_head(target, **sizes, target_ids=target_ids, seed=options.seed)
+    drafter = MaskTokenDrafter(head, target, options.num_draft_tokens)
+    return drafter, MaskRollouts(drafter, target, 8 if options.depths is None else options.depths)
+
+
+def _mtp(
+    options: argparse.Namespace, target: PreTrainedModel, target_ids: Tensor | None
+) -> tuple[HeadDrafter, nn.Module]:
+    if target_ids is not None:
+        raise ValueError(
+            "prediction modules use the target's vocabulary head and propose all of its ids; train "
+            "'eagle3' or 'mask-token' for a smaller draft vocabulary"
+        )
+    depths = 3 if options.depths is None else options.depths
+    head = new_mtp_head(target, depths, mlp_width=options.mlp_width, seed=options.seed)
+    drafter = MTPDrafter(head, target, max(options.num_draft_tokens, depths))
+    return drafter, MultiTokenPrediction(drafter, target)
+
+
+KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mask-token": _mask_token}
 """What can be trained: (options, target, ids that the head can propose or `None`) -> an untrained
 drafter and its objective.
 """

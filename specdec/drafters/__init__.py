@@ -10,6 +10,12 @@ _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
     "EagleDrafter": "specdec.drafters.eagle",
     "EagleHead": "specdec.heads.eagle",
+    "MTPConfig": "specdec.heads.mtp",
+    "MTPDrafter": "specdec.drafters.mtp",
+    "MTPHead": "specdec.heads.mtp",
+    "MaskTokenConfig": "specdec.heads.mask_token",
+    "MaskTokenDrafter": "specdec.drafters.mask_token",
+    "MaskTokenHead": "specdec.heads.mask_token",
 }
 """Names of families of heads, imported when they are first used."""
 

@@ -60,7 +60,8 @@ class HeadDrafter(Drafter):
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
-            the most likely tokens, a deterministic proposal.
+            the most likely tokens, a deterministic proposal; `None` is the class's
+            `default_proposal`.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
 
     Raises:
@@ -70,18 +71,22 @@ class HeadDrafter(Drafter):
     family: ClassVar[Family]
     """The checkpoints that `from_pretrained` reads."""
 
+    default_proposal: ClassVar[Kind] = "sample"
+    """The proposal where a caller names none."""
+
     def __init__(
         self,
         head: nn.Module,
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind = "sample",
+        proposal: Kind | None = None,
         draft_temperature: float | None = None,
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        self.proposal = Proposal(proposal, draft_temperature)
+        kind = self.default_proposal if proposal is None else proposal
+        self.proposal = Proposal(kind, draft_temperature)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))
@@ -93,7 +98,7 @@ class HeadDrafter(Drafter):
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind = "sample",
+        proposal: Kind | None = None,
         draft_temperature: float | None = None,
         **options: Any,
     ) -> Self:
@@ -153,15 +158,24 @@ class HeadDrafter(Drafter):
         """
         return self.head.logits(out, self._borrowed.lm_head)
 
-    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
-        """The rows that the head reads of a context, see `read_context`.
+    def features_of(self, context: Context) -> Tensor:
+        """The target's features `[B, N, F]` in a context.
 
         Raises:
-            ValueError: the context has no features.
+            ValueError: it has none.
         """
         if context.features is None:
             raise ValueError(
                 f"the head needs the target's features {self.feature_layers}, and the context "
                 "brings none"
             )
+        return context.features
+
+    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
+        """The rows that the head reads of a context, see `read_context`.
+
+        Raises:
+            ValueError: the context has no features.
+        """
+        self.features_of(context)
         return read_context(context, state.cache, shift=shift)

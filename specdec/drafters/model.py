@@ -11,13 +11,8 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
-from specdec.target.hf_model import SlotModel
+from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
 from specdec.types import Context, Draft
-
-MAX_VOCAB_PADDING = 1024
-"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
-this.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,7 +107,12 @@ class ModelDrafter(Drafter):
         slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
         tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         self._slot_model.forward(
-            tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
+            tokens,
+            state.cache,
+            slots,
+            num_attended=context.num_attended,
+            logits_to_keep=1,
+            is_chunk=True,
         )
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:

@@ -74,7 +74,7 @@ class Drafting:
         drawing: of the step.
 
     Attributes:
-        tokens: drawn so far, `[B, 1]` each.
+        tokens: drawn so far, `[B, n]` of each call of `draw`.
 
     Example:
         >>> from specdec.samplers import Noise, draw_by_inversion
@@ -90,17 +90,19 @@ class Drafting:
         self._samples = proposal.kind == "sample"
         self._probs: Tensor | None = None
         self.tokens: list[Tensor] = []
+        self._num_drawn = 0
 
     def draw(self, logits: Tensor) -> Tensor:
-        """The next token `[B, 1]` of every row.
+        """The next n tokens `[B, n]` of every row: one, or all K that one pass predicts.
 
         Args:
-            logits: `[B, 1, V]` over the target's vocabulary.
+            logits: `[B, n, V]` over the target's vocabulary.
         """
-        index, drawing = len(self.tokens), self._drawing
+        index, drawing = self._num_drawn, self._drawing
+        self._num_drawn += logits.shape[1]
         if self._samples:
             wants_probs = drawing.wants_probs and not self._warp.is_greedy
-            out = self._row(index, logits) if wants_probs else None
+            out = self._rows(index, logits) if wants_probs else None
             options = {"wants_probs": wants_probs, "out": out}
             tokens, probs = drawing.rule(logits, self._warp, drawing.noise, index, **options)
             if probs is None:
@@ -118,10 +120,10 @@ class Drafting:
         """
         return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid)
 
-    def _row(self, index: int, logits: Tensor) -> Tensor:
-        """Where the probabilities `[B, 1, V]` of a token are kept."""
+    def _rows(self, index: int, logits: Tensor) -> Tensor:
+        """Where the probabilities `[B, n, V]` of the tokens are kept."""
         if self._probs is None:
             dtype = torch.promote_types(logits.dtype, torch.float32)
             shape = len(logits), self._drawing.num_draft_tokens, logits.shape[-1]
             self._probs = logits.new_empty(shape, dtype=dtype)
-        return self._probs[:, index : index + 1]
+        return self._probs[:, index : index + logits.shape[1]]

@@ -23,6 +23,7 @@ _SYNCING_OPS = {
     "aten._assert_async",
 }
 _INDEXING_OPS = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
+_COPYING_OPS = {"aten._to_copy", "aten.copy_", "aten.lift_fresh"}
 _HOST_METHODS = {"tolist", "numpy", "cpu", "__array__", "item"}
 
 
@@ -55,6 +56,8 @@ class _RefuseSyncingOps(TorchDispatchMode):
             raise HostSyncError(
                 f"{func} with a boolean mask has a result shape that depends on data"
             )
+        if packet in _COPYING_OPS and _crosses_the_bus(packet, args, kwargs or {}):
+            raise HostSyncError(f"{func} copies between host and device, and waits for it")
         with self:  # in inference mode composite operations arrive whole: look inside
             out = func.decompose(*args, **(kwargs or {}))
         if out is not NotImplemented:
@@ -66,11 +69,24 @@ class _RefuseSyncingOps(TorchDispatchMode):
         return out
 
 
+def _crosses_the_bus(packet: str, args: tuple, kwargs: dict) -> bool:
+    """Whether a copy has one end on a CPU, in memory that is not pinned, and the other on a GPU."""
+    if packet == "aten.lift_fresh":  # torch.tensor(..., device="cuda"): the numbers are the host's
+        return args[0].is_cuda
+    source = args[1] if packet == "aten.copy_" else args[0]
+    goal = args[0].device if packet == "aten.copy_" else kwargs.get("device") or source.device
+    kinds = {torch.device(goal).type, source.device.type}
+    if kinds != {"cpu", "cuda"}:
+        return False
+    return not (kwargs.get("non_blocking") and source.device.type == "cpu" and source.is_pinned())
+
+
 class no_host_sync:  # noqa: N801 - a context manager, used like a function (as torch.no_grad)
     """Raises `HostSyncError` at the first operation that would synchronise a device with its host.
 
     Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `nonzero`, boolean
-    masks as indices, `unique` and other operations whose result shape depends on data.
+    masks as indices, `unique` and other operations whose result shape depends on data, and copies
+    between host and device other than from pinned memory.
 
     Attributes:
         shapes: the (operation, result shape) pairs seen, in order: two runs of a step that agree

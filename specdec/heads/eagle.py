@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
-from specdec.heads.layers import Attend, Attention, DecoderLayer, GatedMLP, RMSNorm
+from specdec.heads.features import FusingLayer, join_features
+from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
 from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
 from specdec.target.features import FeatureLayer
 
@@ -84,6 +85,11 @@ class EagleConfig:
         """F: width of all features together."""
         return len(self.feature_layers) * self.target_hidden_size
 
+    @property
+    def joins_features(self) -> bool:
+        """Features go through an `fc` of their own."""
+        return self.fusion == "attention" and self.has_fc
+
     def _contradictions(self):
         """Pairs (condition, message) for `refuse`."""
         width, hidden = self.feature_width, self.hidden_size
@@ -113,29 +119,6 @@ class EagleConfig:
         )
         yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
         yield from vocabulary_contradictions(self)
-
-
-class FusingLayer(nn.Module):
-    """EAGLE-3's first layer: attention reads the embedding beside the hidden state."""
-
-    def __init__(self, config: EagleConfig):
-        super().__init__()
-        layer = config.layer
-        width, eps = layer.hidden_size, layer.rms_norm_eps
-        self.self_attn = Attention(layer, 0, 2 * width)
-        self.mlp = GatedMLP(layer)
-        self.input_layernorm = RMSNorm(width, eps)
-        self.hidden_norm = RMSNorm(width, eps)
-        self.post_attention_layernorm = RMSNorm(width, eps)
-        self.norm_before_residual = config.norm_before_residual
-
-    def forward(self, embeds: Tensor, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
-        """`[B, N, H]`, given embeddings and hidden states `[B, N, H]`."""
-        normed = self.hidden_norm(hidden)
-        fused = torch.cat([self.input_layernorm(embeds), normed], dim=-1)  # [B, N, 2 H]
-        residual = normed if self.norm_before_residual else hidden
-        hidden = residual + self.self_attn(fused, angles, attend)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
 class EagleHead(nn.Module):
@@ -177,7 +160,7 @@ class EagleHead(nn.Module):
             fc_width = config.feature_width + (0 if is_fused_in_attention else width)
             self.fc = nn.Linear(fc_width, width, bias=config.fc_bias)
         if is_fused_in_attention:
-            first = FusingLayer(config)
+            first = FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
         else:
             first = DecoderLayer(config.layer, 0, has_input_norm=False)
         later = (DecoderLayer(config.layer, i) for i in range(1, config.num_layers))
@@ -206,23 +189,7 @@ class EagleHead(nn.Module):
         Raises:
             ValueError: features of another width.
         """
-        config = self.config
-        if features.shape[-1] != config.feature_width:
-            raise ValueError(
-                f"the head reads {len(config.feature_layers)} features of width "
-                f"{config.target_hidden_size}, {config.feature_width} in all, and the target's are "
-                f"{features.shape[-1]} wide; it was made for another target"
-            )
-        features = features.to(self.dtype)
-        if config.norm_before_fc:
-            features = self.input_norm(features)
-        if config.fc_norm:
-            pieces = features.chunk(len(self.fc_norm), dim=-1)
-            normed = [norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)]
-            features = torch.cat(normed, dim=-1)
-        if config.fusion == "attention" and config.has_fc:
-            return self.fc(features)
-        return features
+        return join_features(self, features)
 
     def forward(self, embeds: Tensor, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
         """One pass.

@@ -10,6 +10,7 @@ Legend: B rows, N tokens of a pass, H width, D rotated width of an attention hea
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -59,9 +60,7 @@ class HFLayer(nn.Module):
     @classmethod
     def of(cls, model: PreTrainedModel, *, like: int, index: int) -> HFLayer:
         """A new layer of the class and configuration of a model's."""
-        config = model.config.get_text_config()
-        _, layers = decoder_layers(model, config.num_hidden_layers)
-        return cls(type(layers[like]), config, like=like, index=index)
+        return HFLayerConfig.of(model, like=like).build(index)
 
     def forward(
         self, hidden: Tensor, angles: Tensor, window: Window, cache: Cache | None = None
@@ -103,6 +102,74 @@ def causal_window(count: int, device: torch.device | str = "cpu") -> Window:
     return Window(torch.arange(count, device=device)[None], count)
 
 
+@dataclass(frozen=True)
+class HFLayerConfig:
+    """What `HFLayer`s are made of: the counterpart of `LayerConfig` for HF's own classes.
+
+    Args:
+        layer_class: `DeepseekV3DecoderLayer`, for instance.
+        rotary_class: of the architecture's rotary module; `None` if it has none.
+        config: of the architecture's text model.
+        like: see `HFLayer`.
+
+    Example:
+        >>> from specdec import zoo
+        >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
+        >>> config.layer_class.__name__, config.hidden_size
+        ('LlamaDecoderLayer', 128)
+    """
+
+    layer_class: type[nn.Module]
+    rotary_class: type[nn.Module] | None
+    config: PreTrainedConfig
+    like: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, *, like: int) -> HFLayerConfig:
+        """Of a layer of a model, which may be on the `meta` device."""
+        config = model.config.get_text_config()
+        backbone, layers = decoder_layers(model, config.num_hidden_layers)
+        rotary = getattr(backbone, "rotary_emb", None)
+        return cls(type(layers[like]), rotary and type(rotary), config, like)
+
+    @property
+    def hidden_size(self) -> int:
+        """H, width of the residual stream."""
+        return self.config.hidden_size
+
+    @property
+    def rms_norm_eps(self) -> float:
+        """Of the architecture's norms."""
+        return self.config.rms_norm_eps
+
+    def build(self, index: int) -> HFLayer:
+        """A new layer, with the given index in a head's cache."""
+        return HFLayer(self.layer_class, self.config, like=self.like, index=index)
+
+    def rotary_table(
+        self,
+        num_positions: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> Tensor:
+        """As `heads.rotary.rotary_table`: `[S, 2 D]`, cosines, then sines.
+
+        Raises:
+            ValueError: the architecture has no rotary module beside its decoder layers.
+        """
+        if self.rotary_class is None:
+            raise ValueError(
+                f"the model of {self.layer_class.__name__} has no module rotary_emb beside its "
+                "decoder layers; such layers cannot be part of a head"
+            )
+        # A new module: a model's own may be on another device, or rounded with the model.
+        rotary, types = self.rotary_class(self.config), getattr(self.config, "layer_types", None)
+        kind = types[self.like] if types else None
+        angles = cosines_and_sines(rotary, num_positions, kind)
+        return torch.cat(angles, dim=-1).to(device, dtype)
+
+
 def hf_rotary_table(
     model: PreTrainedModel,
     num_positions: int,
@@ -110,18 +177,6 @@ def hf_rotary_table(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """As `rotary_table`, for the layers of an HF model: `[S, 2 D]`, cosines, then sines.
-
-    Raises:
-        ValueError: the model has no module `rotary_emb` beside its decoder layers.
-    """
-    config = model.config.get_text_config()
-    backbone, _ = decoder_layers(model, config.num_hidden_layers)
-    rotary = getattr(backbone, "rotary_emb", None)
-    if rotary is None:
-        raise ValueError(
-            f"{type(model).__name__} has no module rotary_emb beside its decoder layers; layers of "
-            "such a model cannot be part of a head"
-        )
-    # A new one: a model's own may be on another device, or rounded with the model.
-    return torch.cat(cosines_and_sines(type(rotary)(config), num_positions), -1).to(device, dtype)
+    """`HFLayerConfig.rotary_table` of a model's layers."""
+    layers = HFLayerConfig.of(model, like=0)
+    return layers.rotary_table(num_positions, dtype=dtype, device=device)

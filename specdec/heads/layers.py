@@ -4,14 +4,15 @@ The modules hold weights only. How queries find keys is a function that the call
 (`Attend`): over a window of a cache while drafting, causal over a whole text, or whatever a
 training loss needs.
 
-Legend: B rows, N tokens of a pass, H width of the head, D width of an attention head, Hq query
-heads, Hkv key and value heads.
+Legend: B rows, N tokens of a pass, R context states, H width of the head, D width of an attention
+head, Hq query heads, Hkv key and value heads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
@@ -21,8 +22,8 @@ from specdec.heads.config import LayerConfig
 from specdec.heads.rotary import rotate
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, N, D]`) -> `[B, Hq, N,
-D]`. Queries and keys have been rotated.
+"""(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, R + N, D]`) -> `[B, Hq,
+N, D]`. Queries and keys have been rotated; the queries are those of the last N keys.
 """
 
 
@@ -57,16 +58,33 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
-    def forward(self, x: Tensor, angles: Tensor, attend: Attend) -> Tensor:
-        """`[B, N, H]`, given input `[B, N, input_width]` and angles `[B, 1, N, 2 D]`."""
+    def forward(
+        self, x: Tensor, angles: Tensor, attend: Attend, context: Tensor | None = None
+    ) -> Tensor:
+        """One pass.
+
+        Args:
+            x: `[B, N, input_width]`.
+            angles: `[B, 1, R + N, 2 D]`, of the context's positions, then of the input's.
+            attend: how queries find keys.
+            context: `[B, R, input_width]`, states that bring keys and values and ask nothing;
+                `None` for none.
+
+        Returns:
+            `[B, N, H]`.
+        """
+        states = x if context is None else torch.cat([context, x], dim=1)  # [B, R + N, ...]
         query, key, value = (
-            rearrange(project(x), "b n (h d) -> b h n d", d=self.head_dim)
-            for project in (self.q_proj, self.k_proj, self.v_proj)
+            rearrange(project(inputs), "b n (h d) -> b h n d", d=self.head_dim)
+            for project, inputs in ((self.q_proj, x), (self.k_proj, states), (self.v_proj, states))
         )
         if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = angles.chunk(2, dim=-1)
-        out = attend(self.index, rotate(query, cos, sin), rotate(key, cos, sin), value)
+        key = rotate(key, cos, sin)
+        if context is not None:
+            cos, sin = (part[:, :, context.shape[1] :] for part in (cos, sin))
+        out = attend(self.index, rotate(query, cos, sin), key, value)
         return self.o_proj(rearrange(out, "b h n d -> b n (h d)"))
 
 
@@ -104,9 +122,11 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(width, eps) if has_input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(width, eps)
 
-    def forward(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
-        """`[B, N, H]`, given the residual stream `[B, N, H]` and angles `[B, 1, N, 2 D]`."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), angles, attend)
+    def forward(
+        self, hidden: Tensor, angles: Tensor, attend: Attend, context: Tensor | None = None
+    ) -> Tensor:
+        """`[B, N, H]`, given the residual stream `[B, N, H]`; other Args as `Attention.forward`."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), angles, attend, context)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 

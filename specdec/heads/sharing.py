@@ -52,7 +52,8 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     Raises:
         ValueError: the head was made for another target; both sides are named.
     """
-    check_target(model, config.target_hidden_size, config.vocab_size)
+    features_of = config.target_hidden_size if config.feature_layers else None
+    check_target(model, features_of, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
     hidden_size = model.config.get_text_config().hidden_size
     for what, is_own, width in (
@@ -68,15 +69,17 @@ def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
 
 
 def check_target(
-    model: PreTrainedModel, hidden_size: int, vocab_size: int, *, what: str = "the head"
+    model: PreTrainedModel, hidden_size: int | None, vocab_size: int, *, what: str = "the head"
 ) -> None:
-    """Raises `ValueError`, naming both sides, if a head was made for a target of other sizes."""
+    """Raises `ValueError`, naming both sides, if a head was made for a target of other sizes.
+    `None` is a head that reads no hidden states.
+    """
     theirs = model.config.get_text_config()
     for name, own, other in (
         ("hidden size", hidden_size, theirs.hidden_size),
         ("vocabulary", vocab_size, theirs.vocab_size),
     ):
-        if own != other:
+        if own not in (None, other):
             raise ValueError(
                 f"{what} was made for a target with a {name} of {own}, but {type(model).__name__} "
                 f"has {other}"

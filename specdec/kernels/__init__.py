@@ -10,8 +10,12 @@ Legend: B rows, K draft tokens, N window indices, V vocabulary.
 import torch
 from torch import Tensor
 
-from specdec.kernels import truncate
-from specdec.kernels.philox import philox
+from specdec.kernels import attention, mask_window, truncate
+from specdec.kernels import mtp_shift as shift
+from specdec.kernels.attention import CAUSAL, MAX_WINDOW, AttentionOptions
+from specdec.kernels.mask_window import MaskWindow, WindowSpec
+from specdec.kernels.mtp_shift import PastRows, ShiftedWindow
+from specdec.kernels.philox import philox, step_uniforms
 from specdec.kernels.race import first_arrival, race_weights
 from specdec.kernels.sample import draw
 from specdec.kernels.truncate import Cutoff, Truncation, WarpParams, cpu, warp_probs
@@ -24,27 +28,41 @@ from specdec.kernels.verify import (
     point_rule,
     token_rule,
 )
-from specdec.types import Draft, Verdict
+from specdec.kernels.write_slots import write_slots as define_write_slots
+from specdec.types import Context, Draft, Verdict
 
 __all__ = [
+    "CAUSAL",
+    "AttentionOptions",
     "Cutoff",
+    "MaskWindow",
+    "PastRows",
+    "ShiftedWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
+    "WindowSpec",
     "append_token",
+    "attends_raggedly",
     "draw",
+    "expand_window",
     "find_cutoff",
     "find_faults",
     "first_arrival",
     "philox",
     "race",
+    "ragged_attention",
     "sample",
     "sample_tokens",
+    "shift_window",
     "token_rule",
+    "uniforms",
     "verify_blocks",
     "verify_points",
     "verify_tokens",
     "warp_probs",
+    "write_slots",
+    "writes_slots",
 ]
 
 
@@ -101,6 +119,19 @@ def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tenso
     return draw(_probs(logits, params), uniforms)
 
 
+def uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The uniforms of a step, `[B, num_streams, width]` float64 in [0, 1).
+
+    Args:
+        key, position, num_streams, width: see `philox.reference.step_uniforms`.
+    """
+    if position.is_cuda:
+        from specdec.kernels.philox import triton
+
+        return triton.step_uniforms(key, position, num_streams, width)
+    return step_uniforms(key, position, num_streams, width)
+
+
 def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
     """Draws tokens `[B, N]` from logits `[B, N, V]` by an exponential race.
 
@@ -114,6 +145,19 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
 
         return triton.race(logits, params, key, position, stream)
     return race_weights(_probs(logits, params), key, position, stream)
+
+
+def shift_window(
+    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+) -> ShiftedWindow:
+    """The last `width` rows of every text, the newest in the last column: new rows of a context
+    after remembered ones. Args and Raises as `mtp_shift.reference.mtp_shift`.
+    """
+    if context.features is not None and _has_kernel(context.features):
+        from specdec.kernels.mtp_shift import triton
+
+        return triton.mtp_shift(context, past, width, trash=trash, num_later=num_later)
+    return shift.mtp_shift(context, past, width, trash=trash, num_later=num_later)
 
 
 def verify_tokens(
@@ -150,6 +194,22 @@ def verify_blocks(
     return _verdict(draft, logits, *block_rule(draft, _probs(logits, params), uniforms))
 
 
+def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
+    """The rows of one pass of a parallel drafter, `mask_window.reference.expand_window`.
+
+    Args:
+        tokens: `[B, N + 1]` int64, the anchor and the new tokens of a context.
+        start: `[B]` int64, position of the anchor.
+        num_new: `[B]` int64, how many of the N are a row's own.
+        spec: what the window is made of.
+    """
+    if tokens.is_cuda:
+        from specdec.kernels.mask_window import triton
+
+        return triton.expand_window(tokens, start, num_new, spec)
+    return mask_window.expand_window(tokens, start, num_new, spec)
+
+
 def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
     """`verify.reference.point_rule`, with what is wrong with the target's logits.
 
@@ -161,6 +221,68 @@ def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -
     tokens, num_accepted = point_rule(draft, target_tokens)
     faults = find_target_faults(largest_logits, num_accepted)
     return Verdict(tokens, num_accepted, draft.num_valid, faults)
+
+
+MAX_ATTENTION_ROWS = 512
+"""Query rows (queries times query heads per head of keys) of a window that attends raggedly. Longer
+windows, chunks of a prompt, have the arithmetic that makes up for a dense mask.
+"""
+
+
+def ragged_attention(
+    query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, options: AttentionOptions = CAUSAL
+) -> Tensor:
+    """Attention of a few queries per row over the slots that the row has filled; Args, Returns and
+    Example as `attention.reference.ragged_attention`.
+
+    Time and memory traffic follow the rows' lengths, not the number of slots. `keys` and `values`
+    may have any strides (a cache that is laid out by slot is read where it is).
+
+    Raises:
+        ValueError: a `window_visible` for more than `attention.MAX_WINDOW` queries, on a GPU.
+    """
+    if _has_kernel(query):
+        from specdec.kernels.attention import triton
+
+        return triton.ragged_attention(query, keys, values, slots, options)
+    return attention.ragged_attention(query, keys, values, slots, options)
+
+
+def attends_raggedly(query: Tensor, keys: Tensor, *, has_window_mask: bool = False) -> bool:
+    """Whether `ragged_attention` is the way to attend here: it has a kernel, and the queries are
+    few. Elsewhere attention with a dense mask is faster than the definition.
+
+    Args:
+        query: `[B, Hq, N, D]`.
+        keys: `[B, Hkv, S, D]`.
+        has_window_mask: whether the window has a mask of its own.
+    """
+    if not _has_kernel(query) or query.dtype != keys.dtype:
+        return False
+    _, num_heads, num_queries, _ = query.shape
+    limit = MAX_WINDOW if has_window_mask else num_queries
+    return num_queries <= limit and num_queries * num_heads // keys.shape[1] <= MAX_ATTENTION_ROWS
+
+
+def write_slots(
+    keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, slots: Tensor
+) -> None:
+    """Writes the keys and values of a window into its slots of a cache; Args and Example as
+    `write_slots.reference.write_slots`.
+    """
+    if _has_kernel(key_states):
+        from specdec.kernels.write_slots import triton
+
+        triton.write_slots(keys, values, key_states, value_states, slots)
+    else:
+        define_write_slots(keys, values, key_states, value_states, slots)
+
+
+def writes_slots(key_states: Tensor, keys: Tensor) -> bool:
+    """Whether `write_slots` is the way to write here: it has a kernel for these dtypes. Elsewhere a
+    cache has views of its storage that make index copies faster.
+    """
+    return _has_kernel(key_states) and key_states.dtype == keys.dtype
 
 
 def _has_kernel(logits: Tensor) -> bool:

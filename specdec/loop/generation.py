@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.loop.outcome import Outcome
 from specdec.loop.processors import process_step
-from specdec.loop.state import StepState
+from specdec.loop.runner import StepRunner
 from specdec.loop.step import EditLogits, Mark
 from specdec.request.call import Request
 from specdec.types import Draft, rows_to_keep
@@ -18,41 +19,68 @@ class Generation:
     Args:
         owner: the generator that started it; no other may step it.
         request: what was asked for.
-        state: its tensors.
+        runner: runs its steps over its tensors.
 
     Attributes:
+        state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
         rows: which row of the batch each row of `state` is; all of them, until some are dropped.
+        ended_by_host: rows that were ended from outside a step.
         mark: takes the times of the parts of each step, where the call is traced.
     """
 
-    def __init__(self, owner: object, request: Request, state: StepState):
+    def __init__(self, owner: object, request: Request, runner: StepRunner):
         self.owner = owner
         self.request = request
-        self.whole = self.state = state
+        self.runner = runner
+        self.whole = self.state = runner.state
         self.rows = list(range(len(request.prompts.lengths)))
+        self.ended_by_host: list[int] = []
+        self._num_draft_tokens = runner.state.signature.num_draft_tokens
         self.mark: Mark | None = None
         self._longest = max(request.prompts.lengths)
 
     @property
     def tokens(self) -> Tensor:
         """`[B, S]` committed tokens; what follows a row's anchor is garbage."""
-        return self.state.buffer.tokens
+        return self.state.buffer.tokens[: len(self.rows)]
 
     @property
     def lengths(self) -> Tensor:
         """`[B]` committed tokens of each row, those of the prompt included."""
-        return self.state.buffer.lengths + 1
+        return self.state.buffer.lengths[: len(self.rows)] + 1
 
     @property
     def has_ended(self) -> Tensor:
         """`[B]` bool: rows that commit nothing any more."""
-        return self.state.buffer.remaining == 0
+        return self.state.buffer.remaining[: len(self.rows)] == 0
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """How many tokens the next steps draft: K at first. It may be set to less, and back, before
+        any step; each value is captured once.
+
+        Raises:
+            ValueError: when set to anything but an integer in 0..K.
+        """
+        return self._num_draft_tokens
+
+    @num_draft_tokens.setter
+    def num_draft_tokens(self, value: int) -> None:
+        most = self.whole.signature.num_draft_tokens
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+            raise ValueError(
+                f"num_draft_tokens must be an integer in 0..{most}, got {value!r}; {most} is what "
+                "the drafter was built for, or what max_new_tokens leaves room for"
+            )
+        self._num_draft_tokens = value
 
     @property
     def num_attended(self) -> int:
         """How many slots the next step attends over: what the longest row may have committed, as
-        far as the host knows, and K more.
+        far as the host knows, and K more. Steps that are captured attend over all slots.
         """
+        if self.runner.captures:
+            return self.whole.cache.num_slots
         return self._longest + self.state.signature.num_draft_tokens
 
     @property
@@ -62,6 +90,19 @@ class Generation:
 
     def _process(self, draft: Draft, logits: Tensor) -> Tensor:
         return process_step(self.request, self.state.buffer, draft, logits)
+
+    def run_step(self) -> Outcome:
+        """One step for every row; see `SpeculativeGenerator.step`."""
+        outcome = self.runner.run(
+            self.state,
+            num_attended=self.num_attended,
+            num_draft_tokens=self.num_draft_tokens,
+            edit_logits=self.edit_logits,
+            mark=self.mark,
+        )
+        self.count_step()
+        filled = self.state.signature.batch_size > len(self.rows)
+        return outcome.of_rows(len(self.rows)) if filled else outcome
 
     def count_step(self) -> None:
         """Lets the bound of the longest row grow by what one step may commit."""
@@ -85,6 +126,7 @@ class Generation:
     @torch.inference_mode()
     def end_rows(self, rows: list[int]) -> None:
         """Ends rows of the batch from outside a step, as a stopping criterion does."""
+        self.ended_by_host += rows
         here = [self.rows.index(row) for row in rows if row in self.rows]
         self.state.buffer.remaining[here] = 0
 
@@ -94,9 +136,9 @@ class Generation:
 
         Every outcome of the rows so far must have been read. The call reads `remaining` and so
         waits for the device. With logits processors all rows stay: those may go by row numbers of
-        the batch.
+        the batch. Where steps are captured all rows stay too: those steps have one shape.
         """
-        if self.request.options.processors:
+        if self.request.options.processors or self.runner.captures:
             return
         rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
         if 0 < len(rows) < len(self.rows):

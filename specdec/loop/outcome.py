@@ -22,7 +22,8 @@ class Outcome:
     Args:
         draft: what was proposed.
         verdict: what the sampler decided.
-        logits: `[B, K + 1, V]` of the target, that the verdict was drawn from.
+        logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
+            replayed, all these tensors are overwritten by the next step.
         record: `[B, 2 K + 6]` int64, everything that the host needs of it: tokens kept, whether the
             row ended with an end-of-sequence token, tokens accepted, tokens drafted, faults that
             the sampler found, then K + 1 emitted and K drafted tokens, as sampler and drafter
@@ -48,8 +49,28 @@ class Outcome:
         """`[B]` bool: the row ended with an end-of-sequence token in this step."""
         return self.record[:, 1] != 0
 
+    def of_rows(self, count: int) -> "Outcome":
+        """The outcome of the first rows."""
+        draft, verdict = self.draft, self.verdict
+        return Outcome(
+            Draft(draft.tokens[:count], _first(draft.probs, count), _first(draft.num_valid, count)),
+            Verdict(
+                verdict.tokens[:count],
+                verdict.num_accepted[:count],
+                _first(verdict.num_drafted, count),
+                _first(verdict.faults, count),
+            ),
+            self.logits[:count],
+            self.record[:count],
+            self.vocab_size,
+        )
+
     def fetch(self) -> "PendingOutcome":
-        """Starts the transfer to the host and does not wait for it."""
+        """Starts the transfer to the host and does not wait for it.
+
+        The copy stands in the stream between this step and the next one, so the next step may be
+        issued at once: the record is overwritten after it has been copied.
+        """
         if not self.record.is_cuda:
             return PendingOutcome(self.record.clone(), self.vocab_size, None)
         pinned = torch.empty(self.record.shape, dtype=torch.long, pin_memory=True)
@@ -57,6 +78,10 @@ class Outcome:
         arrived = torch.cuda.Event()
         arrived.record()
         return PendingOutcome(pinned, self.vocab_size, arrived)
+
+
+def _first(tensor: Tensor | None, count: int) -> Tensor | None:
+    return None if tensor is None else tensor[:count]
 
 
 def record_width(num_draft_tokens: int) -> int:
@@ -67,6 +92,22 @@ def record_width(num_draft_tokens: int) -> int:
         14
     """
     return _NUM_COUNTS + 2 * num_draft_tokens + 1
+
+
+def record_columns(num_draft_tokens: int) -> dict[str, slice]:
+    """What the columns of a record hold.
+
+    Example:
+        >>> record_columns(4)["emitted tokens"]
+        slice(5, 10, None)
+    """
+    names = "kept tokens", "ends", "accepted tokens", "numbers of draft tokens", "faults"
+    columns = {name: slice(i, i + 1) for i, name in enumerate(names)}
+    split = _NUM_COUNTS + num_draft_tokens + 1
+    return columns | {
+        "emitted tokens": slice(_NUM_COUNTS, split),
+        "draft tokens": slice(split, split + num_draft_tokens),
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,11 +26,42 @@ signature.
 """
 
 
+def bucket_of_slots(num_slots: int, *, is_coarse: bool) -> int:
+    """Slots that are allocated for so many.
+
+    Args:
+        num_slots: needed.
+        is_coarse: a quarter of the next smaller power of two apart, so that few sizes are captured.
+
+    Example:
+        >>> [bucket_of_slots(n, is_coarse=True) for n in (100, 650, 9000)]
+        [128, 768, 10240]
+        >>> bucket_of_slots(650, is_coarse=False)
+        704
+    """
+    step = SLOT_BUCKET
+    if is_coarse:
+        step = max(step, 2 ** (num_slots.bit_length() - 3))
+    return -(-num_slots // step) * step
+
+
+def bucket_of_rows(batch_size: int) -> int:
+    """Rows that a captured step has for a batch: 1, 2, 4, 8, then multiples of 8.
+
+    Example:
+        >>> [bucket_of_rows(n) for n in (1, 3, 8, 9, 20)]
+        [1, 4, 8, 16, 24]
+    """
+    if batch_size > 8:
+        return -(-batch_size // 8) * 8
+    return 1 << (batch_size - 1).bit_length()
+
+
 class Signature(NamedTuple):
     """Everything that decides which operations a step runs, and in which shapes.
 
     Args:
-        batch_size: B.
+        batch_size: B, rows that fill up a bucket included.
         num_draft_tokens: K.
         num_slots: S.
         warp: which of a warp's values are in use (`Warp.signature`).
@@ -102,7 +133,7 @@ class StepState:
             signature=signature,
             vocab_size=target.vocab_size,
             buffer=TokenBuffer(rows, num_slots, num_draft_tokens=num_draft_tokens, **sizes),
-            warp=Warp(rows, device=device, **request.options.warp),
+            warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
             noise=sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots),
             drafter_state=check_state(drafter, drafter_state),
@@ -113,7 +144,11 @@ class StepState:
         )
 
     def load(self, request: Request) -> None:
-        """Writes a call of the state's signature into its tensors."""
+        """Writes a call of the state's signature into its tensors. Where it has fewer rows than the
+        state, the others are inert: they have ended, so they commit nothing.
+        """
+        num_real = len(request.prompts.lengths)
+        request = request.filled_to(self.signature.batch_size)
         prompts, options = request.prompts, request.options
         rows, device = len(prompts.lengths), prompts.tokens.device
         self.buffer.load(
@@ -122,6 +157,7 @@ class StepState:
             max_new_tokens=request.max_new_tokens,
             eos=options.eos,
         )
+        self.buffer.remaining[num_real:] = 0
         self.warp.load(Warp(rows, device=device, **options.warp))
         seeds = request.seeds or [0] * rows
         self.noise.load(type(self.noise)(seeds, device=device))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
@@ -18,7 +19,7 @@ from specdec.loop.state import StepState
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
 from specdec.target import Target
-from specdec.types import Draft, TargetOutput, Verdict
+from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
@@ -27,7 +28,7 @@ Mark = Callable[[str], None]
 """Takes the time: at `"start"` of a step and after its parts `"draft"`, `"verify"`, `"sample"`."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Parts:
     """The three parts that a step joins."""
 
@@ -41,6 +42,7 @@ def device_step(
     state: StepState,
     *,
     num_attended: int,
+    num_draft_tokens: int | None = None,
     edit_logits: EditLogits | None = None,
     mark: Mark | None = None,
 ) -> Outcome:
@@ -50,6 +52,7 @@ def device_step(
         parts: target, drafter and sampler.
         state: updated in place.
         num_attended: upper bound of the slots in use, those of this step's window included.
+        num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
         mark: called at the start and after each part of the step, to take times.
@@ -60,10 +63,12 @@ def device_step(
     Raises:
         ValueError: the drafter proposed another number of tokens than it was asked for.
     """
+    if num_draft_tokens is None:
+        num_draft_tokens = state.signature.num_draft_tokens
     if mark is not None:
         mark("start")
-    noise = state.noise.at(state.buffer.lengths, state.signature.num_draft_tokens + 1)
-    draft = propose(parts, state, noise, num_attended)
+    noise = state.noise.at(state.buffer.lengths, num_draft_tokens + 1)
+    draft = propose(parts, state, noise, num_attended, num_draft_tokens)
     sound = harmless_draft(draft, state.vocab_size)
     if mark is not None:
         mark("draft")
@@ -78,10 +83,11 @@ def device_step(
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
-def propose(parts: Parts, state: StepState, noise: StepNoise, num_attended: int) -> Draft:
+def propose(
+    parts: Parts, state: StepState, noise: StepNoise, num_attended: int, num_draft_tokens: int
+) -> Draft:
     """What the drafter proposes."""
-    num_draft_tokens, sampler = state.signature.num_draft_tokens, parts.sampler
-    wants_probs = state.signature.wants_probs
+    sampler, wants_probs = parts.sampler, state.signature.wants_probs
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
     draft = parts.drafter.propose(state.context(num_attended), state.drafter_state, drawing)
     if draft.tokens.shape[1] != num_draft_tokens:
@@ -103,13 +109,24 @@ def verify(parts: Parts, state: StepState, draft: Draft, num_attended: int) -> T
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
-    """Appends what was emitted, and writes down what happened."""
+    """Appends what was emitted, and writes down what happened. The tables of a state have room for
+    K draft tokens; a shorter draft leaves the rest of them empty.
+    """
+    width = draft.tokens.shape[1]
+    missing = state.signature.num_draft_tokens - width
     tokens, num_accepted = harmless_verdict(verdict, state.vocab_size)
+    if missing:
+        tokens = F.pad(tokens, (0, missing))
     is_eos = state.buffer.commit(tokens, num_accepted)
     if features is not None:
-        state.features.copy_(features)
+        state.features[:, : width + 1].copy_(features)
     num_valid = state.all_valid if draft.num_valid is None else draft.num_valid
+    if missing and draft.num_valid is None:
+        num_valid = num_valid.clamp(max=width)
     faults = state.no_faults if verdict.faults is None else verdict.faults
     counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_valid, faults
     columns = [count[:, None] for count in counts]
-    torch.cat([*columns, verdict.tokens, draft.tokens], dim=1, out=state.record)
+    tables = [verdict.tokens, draft.tokens]
+    if missing:
+        tables = [F.pad(table, (0, missing), value=PAD_TOKEN) for table in tables]
+    torch.cat([*columns, *tables], dim=1, out=state.record)

@@ -74,6 +74,18 @@ class Request:
         """Tokens that each row may get; 0 where the prompts fill the allowed length."""
         return self.options.max_length - self.prompts.padded.shape[1]
 
+    def filled_to(self, rows: int) -> Request:
+        """The call with inert rows after its own, up to so many: prompts of one token, the sampling
+        values of the last row, seed 0. Whoever loads it lets them commit nothing.
+        """
+        missing = rows - len(self.prompts.lengths)
+        if missing == 0:
+            return self
+        warp = {name: _extended(value, missing) for name, value in self.options.warp.items()}
+        seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
+        options = replace(self.options, warp=warp)
+        return Request(self.prompts.filled_to(rows), options, seeds)
+
     @classmethod
     def read(
         cls, target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict
@@ -234,6 +246,14 @@ def _split_warp(values: dict) -> tuple[dict, dict]:
         else:
             per_row[name] = value
     return per_row, uniform
+
+
+def _extended(value, missing: int):
+    """A sampling value for so many rows more: a scalar holds for all."""
+    values = value.tolist() if isinstance(value, Tensor) else value
+    if not isinstance(values, Sequence):
+        return value
+    return [*values, *[values[-1]] * missing]
 
 
 def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int) -> list[int]:

@@ -89,6 +89,15 @@ class Prompts:
             )
         return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
 
+    def filled_to(self, rows: int) -> "Prompts":
+        """So many rows: after those of the batch, prompts of the one token 0."""
+        missing = rows - len(self.lengths)
+        if missing == 0:
+            return self
+        padded = torch.nn.functional.pad(self.padded, (0, 0, 0, missing))
+        tokens = torch.nn.functional.pad(self.tokens, (0, 0, 0, missing))
+        return Prompts(padded, tokens, [*self.lengths, *[1] * missing])
+
 
 def _check_ids(input_ids: Tensor) -> None:
     if not isinstance(input_ids, Tensor):

@@ -15,7 +15,7 @@ from specdec.samplers.noise import ScriptedNoise, StepNoise, Stream
 from specdec.samplers.warp import Warp
 
 DrawRule = Callable[..., tuple[Tensor, Tensor | None]]
-"""(logits `[B, 1, V]`, warp, noise, index, wants_probs, out) -> tokens `[B, 1]`, probabilities."""
+"""(logits `[B, n, V]`, warp, noise, index, wants_probs, out) -> tokens `[B, n]`, probabilities."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,17 +49,20 @@ def draw_by_inversion(
     """Independent draws: the token at which the cumulative distribution passes a uniform.
 
     Args:
-        logits: `[B, 1, V]` of the drafter, over the target's vocabulary.
+        logits: `[B, n, V]` of the drafter, over the target's vocabulary; one token, or several that
+            are drawn independently of each other.
         warp: from logits to the distribution that the token is drawn from.
         noise: the step's numbers; the stream `PROPOSE` is used.
-        index: of the draft token, 0..K - 1.
+        index: of the first of the draft tokens, 0..K - n.
         wants_probs: whether the probabilities are asked for.
         out: a table that is filled with them; see `kernels.sample`.
 
     Returns:
-        Tokens `[B, 1]`, and probabilities `[B, 1, V]` or `None` for a point mass.
+        Tokens `[B, n]`, and probabilities `[B, n, V]` or `None` for a point mass.
     """
-    uniforms = None if warp.is_greedy else noise.uniform(Stream.PROPOSE).narrow(1, index, 1)
+    uniforms = (
+        None if warp.is_greedy else noise.uniform(Stream.PROPOSE).narrow(1, index, logits.shape[1])
+    )
     if wants_probs:
         return warp.draw(logits, uniforms, out)
     return warp.choose(logits, uniforms), None

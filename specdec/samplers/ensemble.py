@@ -2,7 +2,6 @@
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from specdec.kernels import find_faults, token_rule
 from specdec.samplers.base import Sampler, chain_uniforms
@@ -47,7 +46,8 @@ class EnsembleSampler(Sampler):
         probs, w = warp(target_logits), self.target_weight
         mixed = probs.clone()
         if draft.probs is None:
-            of_draft = one_hot(draft.tokens.clamp(min=0), probs.shape[-1]).to(probs.dtype)
+            token = draft.tokens.clamp(min=0)[..., None]
+            of_draft = torch.zeros_like(probs[:, :-1]).scatter_(-1, token, 1.0)
         else:
             of_draft = draft.probs
         mixed[:, :-1] = w * probs[:, :-1] + (1 - w) * of_draft

@@ -26,8 +26,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from specdec.kernels import first_arrival, philox, race
-from specdec.kernels.philox import to_uniforms
+from specdec.kernels import first_arrival, race, uniforms
 from specdec.types import keep_rows
 
 if TYPE_CHECKING:
@@ -67,13 +66,7 @@ class StepNoise:
 
     @cached_property
     def _uniforms(self) -> tuple[Tensor, ...]:
-        rows, device = len(self._start), self._start.device
-        counter = torch.zeros(rows, len(Stream), self._width, 4, dtype=torch.long, device=device)
-        counter[..., 0] = self._start[:, None, None]
-        counter[..., 1] = torch.arange(self._width, device=device)
-        counter[..., 2] = torch.arange(len(Stream), device=device)[:, None]
-        words = philox(counter, self._key[:, None, None])
-        return to_uniforms(words[..., 0], words[..., 1]).unbind(dim=1)
+        return uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
 
     def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
         """The winners of exponential races between tokens.

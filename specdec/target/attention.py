@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.target.cache import Window
 from specdec.target.masks import causal_within, slot_mask
 
@@ -37,7 +38,8 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of a window of queries over the slots of its rows.
+    """Attention of a window of queries over the slots of its rows: on a GPU, where the queries are
+    few, by a kernel that reads each row's filled slots; else with a dense mask.
 
     Args:
         module: the HF attention module that calls; its `layer_idx` says which layer it is.
@@ -59,6 +61,11 @@ def slot_attention(
     """
     if slot_window is None or attention_mask is not None:
         _refuse(module, attention_mask)
+    if attends_raggedly(query, key):
+        window = slot_window.layer_windows.get(module.layer_idx)
+        options = AttentionOptions(scaling, softcap, s_aux, window)
+        slots = slot_window.slots_on(query.device).expand(len(query), -1)
+        return ragged_attention(query, key, value, slots, options), None
     mask = window_mask(slot_window, module.layer_idx, query)
     if softcap is None and s_aux is None:
         grouped = query.shape[1] != key.shape[1]
@@ -96,7 +103,7 @@ def window_mask(window: Window, layer: int | None, query: Tensor) -> Tensor:
     sliding_window = window.layer_windows.get(layer)
     key = (sliding_window, query.dtype, query.device)
     if key not in window.masks:
-        slots = window.slots[:, None].to(query.device)
+        slots = window.slots_on(query.device)[:, None]
         visible = causal_within(sliding_window)
         window.masks[key] = slot_mask(slots, window.num_attended, visible, query.dtype)
     return window.masks[key]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec.kernels import write_slots, writes_slots
 from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
@@ -60,7 +61,7 @@ class Window:
         features: hidden states of this forward by feature layer, where they are wanted.
     """
 
-    __slots__ = ("features", "layer_windows", "masks", "num_attended", "slots")
+    __slots__ = ("_slots_there", "features", "layer_windows", "masks", "num_attended", "slots")
 
     def __init__(
         self,
@@ -73,11 +74,18 @@ class Window:
         self.layer_windows = layer_windows or {}
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[int | str, Tensor] = {}
+        self._slots_there: dict[torch.device, Tensor] = {slots.device: slots}
+
+    def slots_on(self, device: torch.device) -> Tensor:
+        """`slots` on another device, copied once."""
+        if device not in self._slots_there:
+            self._slots_there[device] = self.slots.to(device)
+        return self._slots_there[device]
 
     def over_layers(self, layer_windows: Mapping[int, int | None]) -> "Window":
         """The same window for layers with other sliding windows; masks are shared."""
         other = Window(self.slots, self.num_attended, layer_windows)
-        other.masks = self.masks
+        other.masks, other._slots_there = self.masks, self._slots_there
         return other
 
 
@@ -101,6 +109,9 @@ class SlotCache(Cache):
         >>> cache.num_slots, cache.keys[1].shape
         (64, torch.Size([3, 65, 2, 8]))
     """
+
+    transient_attributes = ("window", "_flat_slots")
+    """Made anew by every window: no step reads what another one wrote there."""
 
     def __init__(self, batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]):
         super().__init__(layers=[])
@@ -151,11 +162,15 @@ class SlotCache(Cache):
         attended = min(round_up(num_attended), self.num_slots)
         self.window = Window(slots, attended, layer_windows)
         self._flat_slots: dict[torch.device, Tensor] = {}
-        for device, starts in self._row_starts.items():
-            there = slots if slots.device == device else slots.to(device)
+        return self.window
+
+    def _flat_slots_on(self, device: torch.device) -> Tensor:
+        """The window's slots in a flat list of the slots of all rows, made on first use."""
+        if device not in self._flat_slots:
+            there, starts = self.window.slots_on(device), self._row_starts[device]
             one_row = self.num_rows == 1
             self._flat_slots[device] = there.squeeze(0) if one_row else (there + starts).flatten()
-        return self.window
+        return self._flat_slots[device]
 
     def reset(self) -> None:
         """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
@@ -181,15 +196,22 @@ class SlotCache(Cache):
         `[B, heads, num_attended, width]` views.
         """
         keys, values = self._views[layer_idx]
-        return self._write(*keys, key_states), self._write(*values, value_states)
+        if writes_slots(key_states, self.keys[layer_idx]):
+            slots = self.window.slots_on(key_states.device)
+            storage = self.keys[layer_idx], self.values[layer_idx]
+            write_slots(*storage, key_states, value_states, slots)
+        else:
+            self._write(*keys, key_states)
+            self._write(*values, value_states)
+        attended = self.window.num_attended
+        return keys[1].narrow(2, 0, attended), values[1].narrow(2, 0, attended)
 
-    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> Tensor:
-        slots = self._flat_slots[by_slot.device]
+    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> None:
+        slots = self._flat_slots_on(by_slot.device)
         if self.num_rows == 1:  # with one row, slots need no row offset
             by_head.index_copy_(2, slots, states)
         else:
             by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-        return by_head.narrow(2, 0, self.window.num_attended)
 
     def _make_views(self) -> None:
         """The two readings of a layer's storage: one line per slot to write, by head to attend."""

@@ -15,12 +15,19 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.target.cache import KeyValueShape, SlotCache, Window
+from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
+from specdec.target.fusion import fuse_pointwise
 from specdec.target.masks import causal, slot_mask
 from specdec.target.self_test import Route, find_route
 from specdec.target.view import private_view, structure
 
 UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
+
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this.
+"""
 
 
 class SlotModel:
@@ -28,6 +35,8 @@ class SlotModel:
 
     Args:
         model: a decoder-only `PreTrainedModel` with full or sliding-window attention, in eval mode.
+        fuse_pointwise: compile norms, rotary embeddings and gated activations with Inductor, for
+            the windows of steps; `notes` says if the model does not allow it.
 
     Attributes:
         model: the model as it was passed.
@@ -40,7 +49,7 @@ class SlotModel:
             plain forward), with what to do instead.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, *, fuse_pointwise: bool = False):
         _refuse_unsupported(model)
         self.model = model
         self.config = model.config.get_text_config()
@@ -50,22 +59,66 @@ class SlotModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self._notes: dict[str, str] = {}
+        self.is_fused = fuse_pointwise and self._can_fuse()
+        self._experts, note = step_experts(model)
+        if note is not None:
+            self._notes["experts"] = note
         self._structure = structure(model)
-        self._route: Route = find_route(self)
-        self._view = self.open_view(self._route.attention)
+        self._route: Route = self._find_route()
+        self._open_views()
+
+    def _find_route(self) -> Route:
+        """As `find_route`, without what breaks the model of all that is chosen for speed."""
+        while True:
+            try:
+                # Steps run in inference mode, and Dynamo would compile once more for another one.
+                with torch.inference_mode(self.is_fused):
+                    return find_route(self)
+            except ValueError as error:
+                if self.is_fused:
+                    self.is_fused = False
+                    self._notes["fusion"] = f"pointwise work is not fused: {error}"
+                elif self._experts is not None:
+                    note = f"experts are the model's own: with {self._experts}, {error}"
+                    self._experts, self._notes["experts"] = None, note
+                else:
+                    raise
+
+    def _can_fuse(self) -> bool:
+        """Whether there is something to fuse; says so."""
+        fused = fuse_pointwise(private_view(self.model))
+        nothing = "pointwise work is not fused: no norm, gated MLP or rotary embedding recognised"
+        self._notes["fusion"] = f"pointwise work is fused in {', '.join(fused)}"
+        if not fused:
+            self._notes["fusion"] = nothing
+        return bool(fused)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen for this model, and why, where there was a choice."""
+        return tuple(self._notes.values())
+
+    def _open_views(self) -> None:
+        """One view for the windows of steps, and one for chunks of prompts."""
+        attention = self._route.attention
+        is_one = self._experts is None and not self.is_fused
+        self._view = self.open_view(attention, for_steps=True)
+        self._chunk_view = self._view if is_one else self.open_view(attention)
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
         """The same, with the given hidden states beside the logits."""
         other = copy.copy(self)
         other.feature_layers = feature_layers
-        other._view = other.open_view(self._route.attention)
+        other._open_views()
         return other
 
-    def open_view(self, attention: str | None) -> PreTrainedModel:
+    def open_view(self, attention: str | None, *, for_steps: bool = False) -> PreTrainedModel:
         """A private view of the model.
 
         Args:
             attention: name of its attention function; `None` for the model's own.
+            for_steps: with what is chosen for the few tokens of a step: experts, fused work.
         """
         view = private_view(self.model)
         # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -76,16 +129,21 @@ class SlotModel:
                 fields["pad_token_id"] = None
             if attention is not None and "_attn_implementation_internal" in fields:
                 fields["_attn_implementation_internal"] = attention
+        if for_steps and self._experts is not None:
+            set_experts(view, self._experts)
+        if for_steps and self.is_fused:
+            fuse_pointwise(view)
         if self.feature_layers:
             catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
         return view
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in vars(self).items() if name != "_view"}
+        views = {"_view", "_chunk_view"}
+        return {name: value for name, value in vars(self).items() if name not in views}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._view = self.open_view(self._route.attention)
+        self._open_views()
 
     @property
     def device(self) -> torch.device:
@@ -137,6 +195,7 @@ class SlotModel:
         *,
         num_attended: int,
         logits_to_keep: int = 0,
+        is_chunk: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """One forward of a window; keys and values are written at `slots`.
 
@@ -147,6 +206,7 @@ class SlotModel:
                 forget.
             num_attended: host upper bound of the largest real slot, plus 1.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
+            is_chunk: of a prompt: many tokens, and no step that must not wait for the device.
 
         Returns:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
@@ -154,7 +214,8 @@ class SlotModel:
         """
         windows = self._route.layer_windows
         window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
-        logits = self.run(self._view, self._route.attention, window, tokens, cache, logits_to_keep)
+        view = self._chunk_view if is_chunk else self._view
+        logits = self.run(view, self._route.attention, window, tokens, cache, logits_to_keep)
         if not self.feature_layers:
             return logits, None
         caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]

@@ -218,7 +218,7 @@ def _one_rounding(state: Tensor) -> Tensor:
 
 def _windowed_states(model: SlotModel, route: Route, tokens: Tensor, inputs: list[Tensor]):
     """Slots `[2, N]` and states of ragged windows over a cache of garbage."""
-    view = model.open_view(route.attention)
+    view = model.open_view(route.attention, for_steps=True)
     trace = _Trace(view, model.num_layers, route.attention_modules)
     length = tokens.shape[1]
     cache, device = SlotCache(2, length + 2, route.shapes), tokens.device

@@ -24,6 +24,10 @@ class Target:
         feature_layers: which hidden states to return as features: boundary `b` is the residual
             stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
             Normally set by the drafter's needs.
+        fuse_pointwise: compile the small work between the matrix products of a step (norms, rotary
+            embeddings, gated activations) with Inductor, which takes some seconds at first. It
+            rounds otherwise than HF's single operations; the self-test holds it to the same limits,
+            and where a model does not allow it, `notes` says why.
 
     Raises:
         TypeError: `model` is not an HF model.
@@ -41,8 +45,14 @@ class Target:
         torch.Size([1, 1, 2048])
     """
 
-    def __init__(self, model: PreTrainedModel, *, feature_layers: tuple[FeatureLayer, ...] = ()):
-        self._slot_model = SlotModel(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        feature_layers: tuple[FeatureLayer, ...] = (),
+        fuse_pointwise: bool = False,
+    ):
+        self._slot_model = SlotModel(model, fuse_pointwise=fuse_pointwise)
         if feature_layers:
             self._slot_model = self._slot_model.with_features(self._checked(feature_layers))
 
@@ -97,6 +107,16 @@ class Target:
         return self._slot_model.max_positions
 
     @property
+    def is_fused(self) -> bool:
+        """The pointwise work of steps is compiled."""
+        return self._slot_model.is_fused
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen for this model, and why, where there was a choice."""
+        return self._slot_model.notes
+
+    @property
     def device(self) -> torch.device:
         """Where tokens go in."""
         return self._slot_model.device
@@ -139,7 +159,7 @@ class Target:
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
         _, features = self._slot_model.forward(
-            tokens, cache, slots, num_attended=end, logits_to_keep=1
+            tokens, cache, slots, num_attended=end, logits_to_keep=1, is_chunk=True
         )
         return features
 

@@ -12,8 +12,11 @@ from specdec.training.plan import TrainingPlan, TrainingProgress
 
 _OF_FAMILIES = {
     "FeatureAndToken": "specdec.training.eagle",
+    "MaskRollouts": "specdec.training.mask_token",
+    "MultiTokenPrediction": "specdec.training.mtp",
     "TrainingTimeTest": "specdec.training.eagle",
     "eagle_config": "specdec.training.eagle",
+    "mask_token_config": "specdec.training.mask_token",
     "new_head": "specdec.training.eagle",
 }
 """Names of families of heads, imported when they are first used."""

@@ -38,6 +38,14 @@ class SoftLabels(NamedTuple):
         """Those of `count` positions from `start` on."""
         return SoftLabels(*(tensor.narrow(1, start, count) for tensor in self))
 
+    def gather(self, positions: Tensor) -> SoftLabels:
+        """Those at positions `[B, A]` of each row."""
+        logits, log_sums = (
+            tensor.gather(1, positions[..., None].expand(-1, -1, tensor.shape[-1]))
+            for tensor in self
+        )
+        return SoftLabels(logits, log_sums)
+
     def probs(self) -> Tensor:
         """`[..., Vd]` float32. The sum is below 1 where the head's ids lack probability mass, which
         gives that position a smaller weight in a cross-entropy.

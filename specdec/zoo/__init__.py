@@ -18,12 +18,12 @@ from transformers.utils import logging
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
-    from specdec.drafters import EagleDrafter, ModelDrafter
+    from specdec.drafters import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter
 
 __all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
 
 WEIGHTS_DIR = Path(__file__).parent / "weights"
-DRAFTERS = {"model": "draft", "eagle3": "eagle3"}
+DRAFTERS = {"model": "draft", "eagle3": "eagle3", "mask-token": "mask_token", "mtp": "mtp"}
 """Folder of each drafter's weights, by its name."""
 
 
@@ -68,14 +68,16 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
 
 def load_drafter(
     name: str, target: LlamaForCausalLM | None = None, **kwargs: object
-) -> ModelDrafter | EagleDrafter:
+) -> ModelDrafter | EagleDrafter | MaskTokenDrafter | MTPDrafter:
     """Load one of the zoo's trained drafters.
 
     Args:
-        name: "model", an independent one-layer draft LM distilled from the target, or "eagle3", an
-            EAGLE-3 head on three of the target's hidden states.
-        target: The model that `load_target` gave. "eagle3" needs it; "model" takes only its dtype
-            and device.
+        name: "model", an independent one-layer draft LM distilled from the target; "eagle3", an
+            EAGLE-3 head on three of the target's hidden states; "mask-token", a P-EAGLE head on the
+            same, which drafts all tokens in one pass; or "mtp", three prediction modules on the
+            target's last hidden state.
+        target: The model that `load_target` gave. Heads need it; "model" takes only its dtype and
+            device.
         **kwargs: Passed on to the drafter's class, `num_draft_tokens` for instance.
 
     Returns:
@@ -92,7 +94,7 @@ def load_drafter(
     if name not in DRAFTERS:
         raise ValueError(f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTERS)}")
     # Imported here, so that models and prompts load without the rest of the library.
-    from specdec.drafters import EagleDrafter, ModelDrafter
+    from specdec.drafters import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter
 
     if name == "model":
         draft = _load_model(DRAFTERS[name], torch.float32 if target is None else target.dtype)
@@ -100,7 +102,9 @@ def load_drafter(
     if target is None:
         raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
     folder = _folder(DRAFTERS[name], holding="model.safetensors")
-    drafter = EagleDrafter.from_pretrained(folder, target, **kwargs)
+    heads = {"eagle3": EagleDrafter, "mask-token": MaskTokenDrafter, "mtp": MTPDrafter}
+    drafter_class = heads[name]
+    drafter = drafter_class.from_pretrained(folder, target, **kwargs)
     return drafter.to(target.device, target.dtype)
 
 

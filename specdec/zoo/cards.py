@@ -32,7 +32,7 @@ from specdec.zoo.packing import encode_files
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 128
-NUM_DRAFT_TOKENS = 4
+NUM_DRAFT_TOKENS = {"model": 4, "eagle3": 4, "mask-token": 4, "mtp": 3}
 CONTEXTS = (64, 512, 1024, 1800)
 """Tokens before the text whose acceptance is measured."""
 POSITIONS = (0, 64, 128, 256, 512, 1024, 1536, 2048)
@@ -173,7 +173,8 @@ def measure_acceptance(name: str) -> dict:
         them.
     """
     tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
-    drafter = zoo.load_drafter(name, target, num_draft_tokens=NUM_DRAFT_TOKENS)
+    num_draft_tokens = NUM_DRAFT_TOKENS[name]
+    drafter = zoo.load_drafter(name, target, num_draft_tokens=num_draft_tokens)
     generator = SpeculativeGenerator(target, drafter)
     prompts = zoo.heldout_prompts(NUM_PROMPTS)
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
@@ -193,7 +194,7 @@ def measure_acceptance(name: str) -> dict:
         str(context): round(length, 3) for context, length in by_context.items()
     }
     conditions = {
-        "num_draft_tokens": NUM_DRAFT_TOKENS,
+        "num_draft_tokens": num_draft_tokens,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
         "seeds": f"0..{NUM_PROMPTS - 1}, one per prompt",
         "command": "python -m specdec.zoo.recipe measure",

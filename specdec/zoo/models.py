@@ -9,7 +9,11 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from specdec.heads.eagle import EagleHead
+from specdec.heads.mask_token import MaskTokenHead
+from specdec.heads.mtp import MTPHead
 from specdec.training.eagle import eagle_config
+from specdec.training.mask_token import mask_token_config
+from specdec.training.mtp import mtp_config
 
 MAX_LENGTH = 2048
 """Positions of every model of the zoo, and the longest rows that it is trained on."""
@@ -83,10 +87,66 @@ def build_eagle3_head(target: LlamaForCausalLM, *, mlp_width: int, seed: int) ->
     """
     torch.manual_seed(seed)
     head = EagleHead(eagle_config(target, "eagle3", mlp_width=mlp_width))
-    for name, module in head.named_modules():
-        if isinstance(module, nn.Linear):
-            is_write = name.endswith(("o_proj", "down_proj"))
-            nn.init.normal_(module.weight, std=0.05 / (math.sqrt(2) if is_write else 1))
+    _initialise_head(head)
     head.norm.load_state_dict(target.model.norm.state_dict())
     head.lm_head.load_state_dict(target.lm_head.state_dict())
     return head
+
+
+def build_mask_token_head(
+    target: LlamaForCausalLM, *, num_layers: int, mlp_width: int, seed: int
+) -> MaskTokenHead:
+    """Build an untrained P-EAGLE head over the target's whole vocabulary.
+
+    Its output norm and vocabulary head start as the target's; masks have the embedding of the
+    token that ends a text, and a learned feature.
+
+    Args:
+        target: The model that it will draft for.
+        num_layers: Decoder layers.
+        mlp_width: Hidden width of the MLP.
+        seed: Of the initialisation.
+
+    Returns:
+        A float32 head.
+    """
+    torch.manual_seed(seed)
+    sizes = {"num_layers": num_layers, "mlp_width": mlp_width}
+    head = MaskTokenHead(mask_token_config(target, **sizes))
+    nn.init.normal_(head.mask_hidden)
+    _initialise_head(head)
+    head.norm.load_state_dict(target.model.norm.state_dict())
+    head.lm_head.load_state_dict(target.lm_head.state_dict())
+    return head
+
+
+def build_mtp_head(
+    target: LlamaForCausalLM, *, num_depths: int, mlp_width: int, seed: int
+) -> MTPHead:
+    """Build an untrained multi-token prediction head that shares the target's vocabulary head.
+
+    The norm of every depth starts as the target's final norm.
+
+    Args:
+        target: The model that it will draft for.
+        num_depths: Prediction modules, one per draft token.
+        mlp_width: Hidden width of each module's MLP.
+        seed: Of the initialisation.
+
+    Returns:
+        A float32 head.
+    """
+    torch.manual_seed(seed)
+    head = MTPHead(mtp_config(target, num_depths, mlp_width=mlp_width))
+    _initialise_head(head)
+    for depth in head.layers:
+        depth.norm.load_state_dict(target.model.norm.state_dict())
+    return head
+
+
+def _initialise_head(head: nn.Module) -> None:
+    num_writes = 2 * head.config.num_layers
+    for name, module in head.named_modules():
+        if isinstance(module, nn.Linear):
+            is_write = name.endswith(("o_proj", "down_proj"))
+            nn.init.normal_(module.weight, std=0.05 / (math.sqrt(num_writes) if is_write else 1))

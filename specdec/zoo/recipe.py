@@ -1,12 +1,12 @@
 """Reproduce the zoo's weights: `python -m specdec.zoo.recipe`, or one stage of it by name.
 
 The stages, in order: `tokenizer`; `target`; `text` (the target writes what its drafters train on,
-beside the library's own sources); `draft` and `eagle3`; `measure` (acceptance on held-out text,
-into the drafters' cards). A training stage goes on from its checkpoint in `--work-dir`; a finished
-run there is exported again at once. On one H200 all stages take about a quarter of an hour. The
-target's loss is compiled, which needs a C++ compiler. On a CPU that has other work set
-`OMP_WAIT_POLICY=PASSIVE`: threads that spin while they wait for a starved one have made training
-ten times slower.
+beside the library's own sources); `draft`, `eagle3`, `mask-token` and `mtp`; `measure` (acceptance
+on held-out text, into the drafters' cards). A training stage goes on from its checkpoint in
+`--work-dir`; a finished run there is exported again at once. On one H200 `target` and `text` take
+five minutes, and the drafters, side by side, five more. The target's loss is compiled, which needs
+a C++ compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
+they wait for a starved one have made training ten times slower.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from specdec import zoo
 from specdec.drafters.eagle import EagleDrafter
+from specdec.drafters.mask_token import MaskTokenDrafter
+from specdec.drafters.mtp import MTPDrafter
 from specdec.training import (
     Distillation,
     NextToken,
@@ -32,6 +35,8 @@ from specdec.training import (
     train,
 )
 from specdec.training.eagle import TrainingTimeTest
+from specdec.training.mask_token import MaskRollouts
+from specdec.training.mtp import MultiTokenPrediction
 from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
 from specdec.zoo.owntext import continue_windows
 
@@ -43,16 +48,18 @@ TARGET_PLAN = TrainingPlan(
 DRAFTER_PLAN = TrainingPlan(
     steps=8_000,
     seed=1,
-    tokens_per_step=16384,
-    lengths=((0.5, 256), (0.75, 1024), (1.0, models.MAX_LENGTH)),
-    lr_matrices=5e-3,
-    lr_others=2e-3,
+    tokens_per_step=65536,
+    lengths=((0.3, 512), (1.0, models.MAX_LENGTH)),
+    lr_matrices=7e-3,
+    lr_others=3e-3,
     compiled=False,
 )
 TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # One layer, since a second costs more than the acceptance it buys; its MLP is wide, since width
 # is almost free in latency at this size.
 DRAFT_SHAPE = {"num_layers": 1, "mlp_width": 1024}
+# Narrower MLPs, since there are three of them.
+MTP_SHAPE = {"num_depths": 3, "mlp_width": 768}
 LIBRARY_REPEATS = 2  # per epoch: the zoo is measured on the library
 OWN_TEXT = (
     {"num_rows": 16_384, "prompt_tokens": 64, "new_tokens": 192, "batch_size": 4096},
@@ -60,6 +67,10 @@ OWN_TEXT = (
 )
 """The target's own text: many short rows, and rows that reach its full length."""
 UNROLLED_STEPS = 5
+# Three layers, since one pass must do the work of K.
+MASK_TOKEN_SHAPE = {"num_layers": 3, "mlp_width": 768}
+NUM_DEPTHS = 6  # draft tokens that masks learn
+DEPTH_WEIGHT = 0.8
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
 
@@ -130,6 +141,42 @@ def make_eagle3(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     _write_card(out_dir, "eagle3", "eagle3", head, plan, progress, {}, loss)
 
 
+def make_mask_token(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+    """Train the mask-token head by rollouts of masks; write its weights and card."""
+    tokenizer, device = _tokenizer(out_dir), PartialState().device
+    target = _load_target(out_dir).to(device)
+    head = models.build_mask_token_head(target, **MASK_TOKEN_SHAPE, seed=plan.seed)
+    drafter = MaskTokenDrafter(head.to(device), target)
+    stream = _drafters_stream(tokenizer, work_dir, plan)
+    objective = MaskRollouts(drafter, target, NUM_DEPTHS)
+    progress = train(objective, stream, plan=plan, work_dir=work_dir / "mask_token")
+    target.cpu()
+    head.to("cpu", torch.bfloat16)
+    drafter.save_pretrained(out_dir / "mask_token")
+    loss = (
+        f"rollouts of masks, {NUM_DEPTHS} depths, each weighing {objective.depth_weight} of the "
+        "one before"
+    )
+    _write_card(out_dir, "mask_token", "mask-token", head, plan, progress, {}, loss)
+
+
+def make_mtp(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+    """Train the prediction modules, all depths at once; write their weights and card."""
+    device, target = PartialState().device, _load_target(out_dir)
+    target = target.to(device)
+    head = models.build_mtp_head(target, seed=plan.seed, **MTP_SHAPE).to(device)
+    drafter = MTPDrafter(head, target, MTP_SHAPE["num_depths"])
+    stream = _drafters_stream(_tokenizer(out_dir), work_dir, plan)
+    objective = MultiTokenPrediction(drafter, target, DEPTH_WEIGHT)
+    progress = train(objective, stream, plan=plan, work_dir=work_dir / "mtp")
+    target.cpu()
+    head.to("cpu", torch.bfloat16)
+    drafter.save_pretrained(out_dir / "mtp")
+    loss = "cross-entropy to the target's distribution at every depth, each depth weighing "
+    loss += f"{DEPTH_WEIGHT} of the one before"
+    _write_card(out_dir, "mtp", "mtp", head, plan, progress, {}, loss)
+
+
 def _tokenizer(out_dir: Path) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(out_dir / "target")
 
@@ -182,7 +229,7 @@ def _write_card(
     )
 
 
-STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "measure")
+STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "mask-token", "mtp", "measure")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -209,7 +256,9 @@ def main(arguments: list[str] | None = None) -> None:
         "text": lambda: make_text(out, work),
         "draft": lambda: make_draft(out, work, replace(DRAFTER_PLAN, **given)),
         "eagle3": lambda: make_eagle3(out, work, replace(DRAFTER_PLAN, **given)),
-        "measure": lambda: [cards.write_acceptance(n, out) for n in ("model", "eagle3")],
+        "mask-token": lambda: make_mask_token(out, work, replace(DRAFTER_PLAN, **given)),
+        "mtp": lambda: make_mtp(out, work, replace(DRAFTER_PLAN, **given)),
+        "measure": lambda: [cards.write_acceptance(name, out) for name in zoo.DRAFTERS],
     }
     for stage in options.stages or STAGES:
         run[stage]()

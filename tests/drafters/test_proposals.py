@@ -129,6 +129,25 @@ def test_laws_that_nobody_asks_for_are_not_made_and_the_tokens_stay(kind, gate):
     assert torch.equal(asked.tokens, unasked.tokens)
 
 
+@pytest.mark.parametrize("gate", [{}, {"temperature": 0}, {"top_p": 0.6}], ids=str)
+@pytest.mark.parametrize("rule", [draw_by_inversion, draw_by_race])
+@pytest.mark.parametrize("kind", ["sample", "argmax"])
+def test_several_tokens_at_once_are_those_drawn_one_after_the_other(kind, rule, gate):
+    generator = torch.Generator().manual_seed(0)
+    logits, drafts = torch.randn(5, 4, 30, generator=generator), []
+    for sizes in ((1, 1, 1, 1), (4,), (1, 3), (2, 2)):
+        noise = Noise(list(range(5))).at(torch.arange(5), 5)
+        drafting = Proposal(kind).begin(Drawing(4, Warp(5, **gate), noise, rule))
+        for piece in logits.split(sizes, dim=1):
+            assert drafting.draw(piece).shape == piece.shape[:2]
+        drafts.append(drafting.end())
+    for draft in drafts[1:]:
+        assert draft.tokens.equal(drafts[0].tokens)
+        assert (draft.probs is None) == (drafts[0].probs is None)
+        if draft.probs is not None:
+            assert draft.probs.equal(drafts[0].probs)
+
+
 def counted(method, calls):
     def call(*args):
         calls.append(method.__name__)

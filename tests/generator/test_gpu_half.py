@@ -20,6 +20,7 @@ from specdec import (
     CouplingSampler,
     EagleDrafter,
     EnsembleSampler,
+    MaskTokenDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
@@ -28,6 +29,7 @@ from specdec import (
 )
 from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 
 pytestmark = pytest.mark.gpu
 V = 128_256
@@ -79,6 +81,20 @@ def eagle3(target, num_draft_tokens=3):
     return EagleDrafter(head, target, num_draft_tokens)
 
 
+def dflash(target, num_draft_tokens=7):
+    layer = LayerConfig(4096, 14336, 32, 8, 128, has_qk_norm=True)
+    config = MaskTokenConfig(
+        *("same-position", "keys", layer, V, V, (2, 9, 16, 23, 29), 4096),
+        num_layers=2,
+        mask_token_id=V - 1,
+        block_size=8,
+        is_causal=False,
+        has_lm_head=False,
+    )
+    head = MaskTokenHead(config).to("cuda", target.dtype)
+    return MaskTokenDrafter(head, target, num_draft_tokens)
+
+
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(7),
@@ -87,6 +103,8 @@ DRAFTERS = {
     ),
     "eagle3": eagle3,
     "eagle3, K = 1": lambda target: eagle3(target, 1),
+    "dflash": dflash,
+    "dflash, K = 1": lambda target: dflash(target, 1),
 }
 
 

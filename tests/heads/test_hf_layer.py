@@ -96,5 +96,5 @@ def test_a_layer_learns():
 
 
 def test_a_model_without_rotary_positions_is_refused():
-    with pytest.raises(ValueError, match="GPT2LMHeadModel has no module rotary_emb"):
+    with pytest.raises(ValueError, match="model of GPT2Block has no module rotary_emb"):
         hf_rotary_table(build("gpt2"), 4, dtype=torch.float32)

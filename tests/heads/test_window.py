@@ -6,12 +6,12 @@ The oracle knows every row's keys and values by slot, as a list, and attends row
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specdec.heads.window import WindowPlan
 from specdec.target.cache import KeyValueShape, SlotCache
-from specdec.target.masks import all_of, any_of, block, causal, within
+from specdec.target.masks import all_of, any_of, block, causal, causal_within, within
 
 HEADS, KV_HEADS, SIZE = 4, 2, 6
 seeds = st.integers(0, 2**32 - 1)
@@ -49,14 +49,35 @@ SEES = {
         lambda first, last: any_of(causal, block(first, last)),
         lambda q, k, first, last: k <= q or (first <= q <= last and first <= k <= last),
     ),
+    "sliding block": (
+        lambda first, last: any_of(causal_within(3), block(first, last)),
+        lambda q, k, first, last: q - 3 < k <= q or (first <= q <= last and first <= k <= last),
+    ),
+    "block alone": (
+        lambda first, last: any_of(causal_within(1), block(first, last)),
+        lambda q, k, first, last: q == k or (first <= q <= last and first <= k <= last),
+    ),
 }
 
 
+@pytest.fixture(params=["by dense masks", "raggedly"])
+def way(request, monkeypatch):
+    """How passes attend: by dense masks, or as on a GPU, with the definition of the kernel."""
+    if request.param == "raggedly":
+        monkeypatch.setattr("specdec.heads.window.attends_raggedly", lambda *_, **__: True)
+        monkeypatch.setattr("specdec.heads.window.slot_mask", no_mask)
+    return request.param
+
+
+def no_mask(*_):
+    raise AssertionError("a dense mask was made that nobody needs")
+
+
 @pytest.mark.parametrize("name", SEES)
-@settings(max_examples=15)
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seeds, st.integers(1, 3), st.integers(1, 5), st.integers(0, 3), st.integers(7, 40))
 @torch.no_grad()
-def test_every_pass_attends_to_what_its_predicate_shows(name, seed, rows, count, later, slack):
+def test_every_pass_attends_to_what_its_predicate_shows(way, name, seed, rows, count, later, slack):
     """Ragged rows over a cache of garbage: each first pass has tokens to forget at its end."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -103,6 +124,27 @@ def test_every_pass_attends_to_what_its_predicate_shows(name, seed, rows, count,
                     torch.testing.assert_close(out[b, :, j], expected, rtol=0, atol=1e-12)
                 else:
                     assert out[b, :, j].isfinite().all()
+
+
+@pytest.mark.parametrize("num_silent", [0, 2, 5])
+@torch.no_grad()
+def test_silent_tokens_bring_keys_and_values_and_no_query(num_silent):
+    generator = torch.Generator().manual_seed(1)
+    shape = KeyValueShape(KV_HEADS, SIZE, SIZE, torch.float64, torch.device("cpu"))
+    slots = torch.tensor([[3, 4, 5, 6, 7], [0, 1, 2, 16, 16]])
+    states = [torch.randn(2, h, 5, SIZE, generator=generator).double() for h in (HEADS, 2, 2)]
+    outs, caches = [], []
+    for silent in (0, num_silent):
+        cache = SlotCache(2, 16, {0: shape})
+        table = torch.zeros(17, 2 * SIZE)
+        plan = WindowPlan(cache, slots, num_attended=8, table=table.double(), num_silent=silent)
+        step = plan.open(0)
+        assert step.angles.shape[2] == 5
+        outs.append(step.attend(0, states[0][:, :, silent:], *states[1:]))
+        caches.append(cache.keys[0])
+    assert outs[1].shape == (2, HEADS, 5 - num_silent, SIZE)
+    torch.testing.assert_close(outs[1], outs[0][:, :, num_silent:], rtol=0, atol=1e-12)
+    assert caches[0].equal(caches[1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -19,8 +19,15 @@ LAUNCHES = [
     # points, tokens, blocks
     *(["_partials_kernel", "accept_kernel", "residual_kernel", "finalize_kernel"] * 3),
     *(["_partials_kernel", "_sample_kernel"] * 2),  # with probabilities and without
-    *("_heat_kernel", "_final_kernel"),
+    *("_heat_kernel", "_final_kernel", "_step_kernel"),
     *("_partials_kernel", "_guess_kernel", "_list_kernel", "_search_kernel"),
+    "_expand_kernel",
+    "_shift_kernel",
+]
+ATTENTION = [
+    "_attend_kernel",  # rows whole
+    *("_attend_kernel", "_merge_kernel"),  # rows split
+    "_write_kernel",
 ]
 
 
@@ -34,5 +41,5 @@ def test_every_kernel_compiles_for_a_hopper_gpu(tmp_path):
     )
     assert run.returncode == 0, run.stderr[-3000:]
     compiled = [line.split() for line in run.stdout.splitlines()]
-    assert [name for name, _ in compiled] == 2 * LAUNCHES
+    assert [name for name, _ in compiled] == 2 * LAUNCHES + 2 * ATTENTION
     assert all(int(size) > 0 for _, size in compiled)

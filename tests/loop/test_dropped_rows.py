@@ -4,6 +4,7 @@ The oracle of a row is the row alone. The rows that go on stay in the storage of
 given no others, and everything that a row reports carries its number in the batch.
 """
 
+import mask_heads
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -11,10 +12,18 @@ from drafting import perturbed, ragged_prompts
 from eagle_heads import head_for, informed
 from hypothesis import given
 from hypothesis import strategies as st
+from mtp_heads import informed as informed_mtp
 from state_tensors import addresses, tensors_of
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from specdec import EagleDrafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec import (
+    EagleDrafter,
+    MaskTokenDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+)
 from specdec.drafters.base import NoState
 from specdec.samplers import BlockSampler, CouplingSampler
 from specdec.types import keep_rows, rows_to_keep
@@ -31,12 +40,25 @@ SETTINGS = {
     "min_p": [0.0, 0.0, 0.1, 0.05, 0.02, 0.0],
     "seed": [11, 2**64 - 1, 7, 0, 12, 5],
 }
-EAGLE_HEAD = head_for(MODEL, hidden_size=128, intermediate_size=256, has_embed_tokens=True)
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "has_embed_tokens": True}
+EAGLE_HEAD = head_for(MODEL, **WIDE)
+WIDE["has_lm_head"] = True
 DRAFTERS = {
     "none": None,
     "model": ModelDrafter(perturbed(MODEL), 4),
     "lookup": PromptLookupDrafter(3, max_ngram=2),
     "eagle": EagleDrafter(informed(MODEL, EAGLE_HEAD), MODEL, 4, draft_temperature=0.6),
+    "mtp": MTPDrafter(informed_mtp(MODEL), MODEL, 3, draft_temperature=0.6),
+    "mtp, looped": MTPDrafter(informed_mtp(MODEL, semantics="target"), MODEL, 5),
+    **{
+        name: MaskTokenDrafter(
+            mask_heads.informed(MODEL, mask_heads.head_for(MODEL, name, **WIDE), 4),
+            MODEL,
+            4,
+            proposal="sample",
+        )
+        for name in ("p-eagle",)
+    },
 }
 
 
@@ -235,7 +257,8 @@ def test_kept_storage_is_whole_again_in_the_next_call(drafter):
             found = generate(generator, rows)
         assert counts[1] == len(ROWS) > counts[-1]
         assert found == generate(fresh, rows)
-        (state,) = generator._idle_states
+        (runner,) = generator._kept
+        state = runner.state
         assert state.cache.num_rows == len(state.buffer.lengths) == len(ROWS)
         places.append({name: (x.data_ptr(), x.shape) for name, x in tensors_of(state).items()})
     assert places[0] == places[1] == places[2]

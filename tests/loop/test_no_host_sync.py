@@ -7,13 +7,16 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mask_heads import ALIGNMENTS, head_for
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
     EagleDrafter,
     EnsembleSampler,
+    MaskTokenDrafter,
     ModelDrafter,
+    MTPDrafter,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
@@ -22,6 +25,7 @@ from specdec import (
 from specdec.drafters import EagleHead
 from specdec.graphs import HostSyncError, no_host_sync
 from specdec.training.eagle import eagle_config
+from specdec.training.mtp import new_head as new_mtp_head
 
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = {
@@ -109,6 +113,12 @@ DRAFTERS = {
     "model": lambda target: ModelDrafter(perturbed(target), num_draft_tokens=3),
     "lookup": lambda target: PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
     "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
+    "mtp": lambda target: MTPDrafter(new_mtp_head(target), target, 3),
+    "mtp, looped": lambda target: MTPDrafter(new_mtp_head(target, 2), target, 4),
+    **{
+        name: lambda target, name=name: MaskTokenDrafter(head_for(target, name), target, 3)
+        for name in ALIGNMENTS
+    },
 }
 GATES = {
     "greedy": {"do_sample": False},

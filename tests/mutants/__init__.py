@@ -4,13 +4,20 @@ Issues are named as repository#number; the row in brackets is that of the projec
 such bugs.
 """
 
+from mutants.attention import ATTENTION
 from mutants.drafters import DRAFTERS
 from mutants.eagle import EAGLE
+from mutants.graphs import GRAPHS
 from mutants.laws import LAWS
 from mutants.loop import LOOP
+from mutants.mask_token import MASK_TOKEN
+from mutants.mtp import MTP
 from mutants.noise import NOISE
 from mutants.outcomes import OUTCOMES
 from mutants.rules import RULES
 from mutants.slots import SLOTS
 
-MUTANTS = [*RULES, *LAWS, *NOISE, *SLOTS, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE]
+MUTANTS = [
+    *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
+    *MTP, *GRAPHS,
+]  # fmt: skip

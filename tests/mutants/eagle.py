@@ -108,7 +108,7 @@ is_last = self.cache.offsets[: self.slots.shape[1]] == self.counts[:, None] - 1
     Mutant(
         name="a head is given features of another width than it was made for",
         source="sglang#21272 (row 44)",
-        file="heads/eagle.py",
+        file="heads/features.py",
         old="if features.shape[-1] != config.feature_width:",
         new="if False:",
         caught_by="heads/test_eagle_head.py::test_a_context_without_features_or_with_others_is_refused",

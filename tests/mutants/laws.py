@@ -117,8 +117,8 @@ out.copy_(self._warp.at_temperature(1.0)(logits))
         name="each law is written over the one before it",
         source="the table that the laws of a draft share",
         file="drafters/proposal.py",
-        old="return self._probs[:, index : index + 1]",
-        new="return self._probs[:, :1]",
+        old="return self._probs[:, index : index + logits.shape[1]]",
+        new="return self._probs[:, : logits.shape[1]]",
         caught_by="drafters/test_proposals.py::test_each_law_is_written_where_the_draft_keeps_it[dtype0]",
     ),
 ]

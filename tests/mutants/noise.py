@@ -6,8 +6,8 @@ NOISE = [
     Mutant(
         name="proposal, acceptance and recovery share their noise",
         source="vllm#47386, vllm#54282 (row 5)",
-        file="samplers/noise.py",
-        old="counter[..., 2] = torch.arange(len(Stream), device=device)[:, None]",
+        file="kernels/philox/reference.py",
+        old="counter[..., 2] = torch.arange(num_streams, device=device)[:, None]",
         new="pass",
         caught_by="test_noise.py::"
         "test_uniforms_are_uniform_and_streams_indices_positions_and_seeds_are_independent",
@@ -23,16 +23,16 @@ NOISE = [
     Mutant(
         name="noise is used again in the next step",
         source="vllm#54282 (row 5)",
-        file="samplers/noise.py",
-        old="counter[..., 0] = self._start[:, None, None]",
+        file="kernels/philox/reference.py",
+        old="counter[..., 0] = position[:, None, None]",
         new="pass",
         caught_by="test_noise.py::test_no_uniform_of_many_rows_and_steps_repeats",
     ),
     Mutant(
         name="all places of a draft share one draw",
         source="vllm#47386 (row 5)",
-        file="samplers/noise.py",
-        old="counter[..., 1] = torch.arange(self._width, device=device)",
+        file="kernels/philox/reference.py",
+        old="counter[..., 1] = torch.arange(width, device=device)",
         new="pass",
         caught_by="test_noise.py::test_no_uniform_of_many_rows_and_steps_repeats",
     ),

@@ -145,8 +145,8 @@ SLOTS = [
         name="features are the state before each token, not at it",
         source="vllm#15901, mlc-llm#2664 (rows 41, 42)",
         file="loop/step.py",
-        old="state.features.copy_(features)",
-        new="state.features.copy_(features.roll(1, dims=1))",
+        old="state.features[:, : width + 1].copy_(features)",
+        new="state.features[:, : width + 1].copy_(features.roll(1, dims=1))",
         caught_by="loop/test_context_alignment.py::"
         "test_features_belong_to_the_tokens_and_positions_that_the_context_names[{}-1]",
     ),

@@ -11,7 +11,7 @@ from training_runs import on_a_cpu
 from transformers import LlamaForCausalLM
 
 from specdec import zoo
-from specdec.drafters import EagleDrafter
+from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.zoo import corpus, models, packing, recipe
 from specdec.zoo.owntext import continue_windows
 
@@ -83,6 +83,34 @@ def test_a_new_eagle3_head_starts_with_the_targets_vocabulary_head_and_norm():
     assert first.fc.weight.equal(again.fc.weight)
 
 
+def test_a_new_mask_token_head_starts_with_the_targets_vocabulary_head_and_norm():
+    model = zoo.load_target()
+    sizes = {"num_layers": 2, "mlp_width": 16}
+    first, again, other = (
+        models.build_mask_token_head(model, **sizes, seed=seed) for seed in (2, 2, 3)
+    )
+    assert first.config.feature_layers == (2, 8, 13)
+    assert first.config.mask_token_id == model.config.eos_token_id
+    assert first.lm_head.weight.equal(model.lm_head.weight)
+    assert first.norm.weight.equal(model.model.norm.weight)
+    for name in ("fc.weight", "mask_hidden"):
+        assert first.state_dict()[name].equal(again.state_dict()[name])
+        assert not first.state_dict()[name].equal(other.state_dict()[name])
+
+
+def test_a_new_mtp_head_starts_with_the_targets_final_norm_and_shares_its_vocabulary_head():
+    model = zoo.load_target()
+    first, again = (
+        models.build_mtp_head(model, num_depths=2, mlp_width=16, seed=2) for _ in range(2)
+    )
+    for depth, same in zip(first.layers, again.layers, strict=True):
+        assert depth.norm.weight.equal(model.model.norm.weight)
+        assert depth.norm.weight.data_ptr() != model.model.norm.weight.data_ptr()
+        assert depth.eh_proj.weight.equal(same.eh_proj.weight)
+    assert not first.layers[0].eh_proj.weight.equal(first.layers[1].eh_proj.weight)
+    assert not first.config.has_lm_head
+
+
 def test_encoded_files_are_their_text_and_the_end(tmp_path):
     tokenizer, path = zoo.load_tokenizer(), tmp_path / "a.py"
     path.write_text("def f(x):\n    return 'é'\n")
@@ -101,21 +129,29 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
         monkeypatch.setattr(recipe, name, replace(getattr(recipe, name), **small))
     monkeypatch.setattr(recipe, "TARGET_SHAPE", {"num_layers": 7, "mlp_width": 32})
     monkeypatch.setattr(recipe, "DRAFT_SHAPE", {"num_layers": 1, "mlp_width": 32})
+    monkeypatch.setattr(recipe, "MASK_TOKEN_SHAPE", {"num_layers": 2, "mlp_width": 32})
+    monkeypatch.setattr(recipe, "MTP_SHAPE", {"num_depths": 2, "mlp_width": 16})
     options = {"num_rows": 4, "prompt_tokens": 8, "new_tokens": 8, "batch_size": 2}
     monkeypatch.setattr(
         recipe, "continue_windows", lambda t, d, **_: continue_windows(t, d, **options)
     )
     out, work = tmp_path / "out", tmp_path / "work"
     folders = ["--out-dir", str(out), "--work-dir", str(work), "--threads", "1"]
-    recipe.main(["tokenizer", "target", "text", "draft", "eagle3", *folders])
+    stages = ["tokenizer", "target", "text", "draft", "eagle3", "mask-token", "mtp"]
+    recipe.main([*stages, *folders])
     model = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     drafter = EagleDrafter.from_pretrained(out / "eagle3", model)
     assert drafter.feature_layers == (2, 3, 4)
-    for name, shown in (("target", 7), ("draft", 1), ("eagle3", 1)):
+    parallel = MaskTokenDrafter.from_pretrained(out / "mask_token", model)
+    assert parallel.config.num_layers == 2
+    assert MTPDrafter.from_pretrained(out / "mtp", model).num_depths == 2
+    shown_layers = {"target": 7, "draft": 1, "eagle3": 1, "mask_token": 2, "mtp": 2}
+    for name, shown in shown_layers.items():
         card = json.loads((out / name / "card.json").read_text())
         assert card["model"]["num_layers"] == shown
         assert card["run"]["num_steps"] == card["recipe"]["steps"] == 2
-        assert card["recipe"]["command"] == f"python -m specdec.zoo.recipe {name}"
+        stage = name.replace("_", "-")
+        assert card["recipe"]["command"] == f"python -m specdec.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3
         assert card["acceptance"] is None
     before = (out / "eagle3" / "model.safetensors").read_bytes()

@@ -50,3 +50,28 @@ def to_uniforms(high: Tensor, low: Tensor) -> Tensor:
     rounding for any total.
     """
     return ((high << 20) | (low >> 12)).double() * 2.0**-52
+
+
+def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """The uniforms of a step, `[B, num_streams, width]` float64 in [0, 1). The counter of each is
+    (position, index, stream, 0).
+
+    Args:
+        key: `[B, 2]` int64, the two 32-bit words of each row's seed.
+        position: `[B]` int64, of the step's anchor.
+        num_streams: streams of independent numbers.
+        width: numbers per stream.
+
+    Example:
+        >>> key, position = torch.tensor([[7, 0]]), torch.tensor([3])
+        >>> wide, narrow = (step_uniforms(key, position, 2, width) for width in (5, 2))
+        >>> wide.shape, wide[..., :2].equal(narrow)
+        (torch.Size([1, 2, 5]), True)
+    """
+    rows, device = len(position), position.device
+    counter = torch.zeros(rows, num_streams, width, 4, dtype=torch.long, device=device)
+    counter[..., 0] = position[:, None, None]
+    counter[..., 1] = torch.arange(width, device=device)
+    counter[..., 2] = torch.arange(num_streams, device=device)[:, None]
+    words = philox(counter, key[:, None, None])
+    return to_uniforms(words[..., 0], words[..., 1])

@@ -1,7 +1,30 @@
 """Philox inside a kernel: the bits of `philox.reference`, made in registers where they are used."""
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """As `kernels.uniforms`, in one launch."""
+    rows, count = len(position), num_streams * width
+    out = torch.empty(rows, num_streams, width, dtype=torch.float64, device=position.device)
+    if out.numel():
+        block = triton.next_power_of_2(count)
+        with torch.cuda.device_of(position):
+            _step_kernel[(rows,)](key.contiguous(), position.contiguous(), out, count, width, block)
+    return out
+
+
+@triton.jit
+def _step_kernel(key, position, out, count, width, block: tl.constexpr):
+    row, entry = tl.program_id(0), tl.arange(0, block)
+    seed = tl.load(key + 2 * row) | (tl.load(key + 2 * row + 1) << 32)
+    index, stream = (entry % width).to(tl.uint32), (entry // width).to(tl.uint32)
+    zero = index * 0
+    words = tl.philox(seed, zero + tl.load(position + row).to(tl.uint32), index, stream, zero)
+    tl.store(out + row * count + entry, to_uniforms(words[0], words[1]), entry < count)
 
 
 @triton.jit

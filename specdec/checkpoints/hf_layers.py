@@ -1,0 +1,155 @@
+"""Heads that are decoder layers of an HF architecture: the classes, found from a configuration, and
+checkpoint names of such a layer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from importlib import import_module
+
+import torch
+from torch import Tensor
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.files import StoredTensor
+from specdec.heads.hf_layer import HFLayerConfig
+
+MAX_LAYERS = 512
+"""Most decoder layers of a target that is built, without memory, to find its classes."""
+
+
+def model_of_config(fields: ConfigFields) -> PreTrainedModel:
+    """The HF language model of a configuration, without a vocabulary head, on the `meta` device: it
+    has classes and shapes, no weights.
+
+    Raises:
+        ValueError: no model type that transformers has, too many layers, or values that its classes
+            do not take.
+    """
+    kind = fields.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise ValueError(
+            f"{fields.origin}: the head consists of decoder layers of its target, and transformers "
+            f"has no model_type {kind!r}; pass the target"
+        )
+    text_fields(fields).integer("num_hidden_layers", high=MAX_LAYERS)
+    raw = {name: value for name, value in fields.raw.items() if name != "quantization_config"}
+    try:
+        config = CONFIG_MAPPING[kind].from_dict(raw).get_text_config()
+        with torch.device("meta"):
+            return _language_model_class(config)._from_config(config)
+    except Exception as error:  # HF raises errors of many kinds for values it cannot take
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{fields.origin}: {type(error).__name__}: {reason}") from error
+
+
+def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    if type(config) in MODEL_MAPPING:
+        return MODEL_MAPPING[type(config)]
+    # The text half of a model of texts and images has a class, and no entry.
+    modeling = type(config).__module__.replace(".configuration_", ".modeling_")
+    for found in vars(import_module(modeling)).values():
+        is_model = isinstance(found, type) and issubclass(found, PreTrainedModel)
+        if is_model and found.config_class is type(config) and hasattr(found, "input_modalities"):
+            return found
+    raise ValueError(f"transformers has no language model of {type(config).__name__}")
+
+
+def text_fields(fields: ConfigFields) -> ConfigFields:
+    """The part of a target's configuration that its language model is described by."""
+    is_nested = isinstance(fields.raw.get("text_config"), dict)
+    return fields.section("text_config") if is_nested else fields
+
+
+def last_layer(model: PreTrainedModel) -> HFLayerConfig:
+    """As the target's last layer that attends to everything: of its mixtures of experts, where only
+    the first layers are dense.
+    """
+    config = model.config.get_text_config()
+    types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    full = [index for index, kind in enumerate(types) if kind == "full_attention"]
+    if not full:
+        raise ValueError(
+            f"{type(model).__name__} has no layer of full attention to build a head of"
+        )
+    return HFLayerConfig.of(model, like=full[-1])
+
+
+def dense_layer(**changes: object) -> Callable[[PreTrainedModel], HFLayerConfig]:
+    """As a layer of the target's class with a plain MLP, whichever of its layers have one.
+
+    Args:
+        changes: values that fields of the configuration get; a list's value is that of all layers.
+    """
+
+    def layer_of(model: PreTrainedModel) -> HFLayerConfig:
+        layer = HFLayerConfig.of(model, like=0)
+        config = type(layer.config).from_dict(layer.config.to_dict())
+        for name, value in changes.items():
+            old = getattr(config, name, None)
+            if old is not None:
+                setattr(config, name, [value] * len(old) if isinstance(old, list) else value)
+        return replace(layer, config=config)
+
+    return layer_of
+
+
+def prediction_layer(model: PreTrainedModel) -> HFLayerConfig:
+    """As the configuration's own keys describe the layers of prediction modules."""
+    config = model.config.get_text_config()
+    kinds = [
+        getattr(config, name, None) or [] for name in ("mtp_layer_types", "mtp_mlp_layer_types")
+    ]
+    if any(len(set(kind)) > 1 for kind in kinds):
+        raise ValueError(f"{type(model).__name__}: prediction modules of different kinds: {kinds}")
+    layer = HFLayerConfig.of(model, like=0)
+    return replace(layer, config=model.config.get_mtp_config(), like=0)
+
+
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+EXACT = "e_score_correction_bias"
+"""Ending of the names of tensors that stay float32: a bias that steers the choice of experts."""
+
+
+def fuse_experts(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Composes per-expert weights, as checkpoints store them, to those of HF's classes: stacked
+    over the experts, gate and up projections one after the other.
+
+    Args:
+        tensors: by name. Experts that are incomplete are left as they are, and will be reported as
+            unexpected.
+    """
+    parts: dict[str, dict[tuple[int, str], str]] = {}
+    for name in tensors:
+        if found := _EXPERT.fullmatch(name):
+            parts.setdefault(found[1], {})[int(found[2]), found[3]] = name
+    result = dict(tensors)
+    for prefix, names in parts.items():
+        count = 1 + max(index for index, _ in names)
+        for fused, kinds in (("gate_up_proj", ("gate", "up")), ("down_proj", ("down",))):
+            wanted = [[names.get((e, kind)) for kind in kinds] for e in range(count)]
+            members = [tensors[name] for row in wanted for name in row if name is not None]
+            is_whole = len(members) == count * len(kinds)
+            if not is_whole or len({(t.shape, t.dtype) for t in members}) > 1:
+                continue
+            for row in wanted:
+                for name in row:
+                    del result[name]
+            result[f"{prefix}.{fused}"] = _stacked(members, len(kinds))
+    return result
+
+
+def _stacked(members: list[StoredTensor], num_kinds: int) -> StoredTensor:
+    """`[E, kinds * rows, columns]` of E * kinds matrices."""
+    first = members[0]
+    rows, *rest = first.shape
+    shape = (len(members) // num_kinds, num_kinds * rows, *rest)
+
+    def read() -> Tensor:
+        return torch.stack([member.read() for member in members]).view(shape)
+
+    return StoredTensor(first.name, first.dtype, shape, read)

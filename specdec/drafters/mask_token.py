@@ -1,0 +1,172 @@
+"""`MaskTokenDrafter`: one pass over the last known token and masks after it drafts all K tokens.
+
+Legend: B rows, N new tokens, R committed rows of a pass, M rows after them, K draft tokens, H width
+of the head.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.mask_token import MASK_TOKEN
+from specdec.checkpoints.mask_token_export import Layout, save_head
+from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.proposal import Kind
+from specdec.heads.mask_token import MaskTokenHead
+from specdec.heads.sharing import HoldsModel
+from specdec.heads.window import WindowPlan
+from specdec.kernels import MaskWindow, WindowSpec, expand_window
+from specdec.samplers.drawing import Drawing
+from specdec.target.masks import Visible, any_of, block, causal
+from specdec.types import Context, Draft
+
+
+class MaskTokenDrafter(HeadDrafter):
+    """Drafts K tokens in one pass of a mask-token head (P-EAGLE, PARD, DFlash).
+
+    The pass reads the newly committed tokens, which overwrites what an earlier step wrote at their
+    positions for masks and rejected tokens, and masks after them. Keys and values of masks stay
+    where they are; no later pass sees them before they are overwritten. A step costs one pass
+    whatever K is. Drafts end where the head's positions end, and a row of which the head has read
+    nothing yet (features: the first step of a one-token prompt) proposes nothing.
+
+    Tokens of one pass are predicted independently of each other, so draws from their distributions
+    hardly ever fit together: `proposal="argmax"` is the default. Both kinds are lossless.
+
+    `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
+    heads (z-lab, speculators), with the options of
+    `specdec.checkpoints.mask_token.MaskTokenOptions`.
+
+    Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.training.mask_token import new_head
+        >>> target = zoo.load_target()
+        >>> drafter = MaskTokenDrafter(new_head(target), target, num_draft_tokens=7)
+        >>> SpeculativeGenerator(target, drafter).target.feature_layers
+        (2, 8, 13)
+
+    Reference: An et al., arXiv:2504.18583 (PARD); Hui et al., arXiv:2602.01469 (P-EAGLE); Chen et
+    al., arXiv:2602.06036 (DFlash).
+    """
+
+    family = MASK_TOKEN
+    default_proposal = "argmax"
+
+    def __init__(
+        self,
+        head: MaskTokenHead,
+        target: PreTrainedModel | HoldsModel,
+        num_draft_tokens: int = 4,
+        *,
+        proposal: Kind | None = None,
+        draft_temperature: float | None = None,
+    ):
+        kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
+        super().__init__(head, target, num_draft_tokens, **kinds)
+        limit = self.config.max_draft_tokens
+        if limit is not None and num_draft_tokens > limit:
+            raise ValueError(
+                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
+                f"tokens; num_draft_tokens must be at most {limit}, got {num_draft_tokens}"
+            )
+
+    def save_pretrained(
+        self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
+    ) -> None:
+        """Writes the head as other engines read it; Args and Raises as `save_head`."""
+        k = max(self.num_draft_tokens, 1)
+        tables = {
+            "embed_tokens": self._borrowed.embeddings.weight,
+            "lm_head": self._borrowed.lm_head.weight,
+        }
+        save_head(self.head, folder, layout, **tables, num_draft_tokens=k, verifier=verifier)
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> HeadState:
+        """Key/value storage for `max_length` tokens per row, and a block after them."""
+        length = max_length + (self.config.block_size or 0)
+        return super().init_state(batch_size, length, vocab_size=vocab_size, device=device)
+
+    def prefill(self, context: Context, state: HeadState) -> None:
+        """Reads the new tokens, and their features where the head has any."""
+        self._read(context, state, num_draft_tokens=0)
+
+    def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
+        """One pass of the head; see the class for rows that propose fewer tokens."""
+        num_draft_tokens = drawing.num_draft_tokens
+        if num_draft_tokens == 0:
+            return Draft(context.tokens[:, :0])
+        window, out = self._read(context, state, num_draft_tokens=num_draft_tokens)
+        sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
+        out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
+        drafting = self.proposal.begin(drawing)
+        drafting.draw(self.head.over_target_ids(self.logits(out)))
+        return drafting.end(window.num_valid)
+
+    def _read(
+        self, context: Context, state: HeadState, *, num_draft_tokens: int
+    ) -> tuple[MaskWindow, Tensor]:
+        """One pass over the new tokens and the rows after them.
+
+        Args:
+            context: N new tokens.
+            state: extended in place.
+            num_draft_tokens: K; 0 for a pass without masks.
+
+        Returns:
+            The rows, and the head's outputs `[B, R + M, H]`; of the last M rows alone where
+            features are keys and values.
+
+        Raises:
+            ValueError: the context brings no features, or features of another width.
+        """
+        config, cache = self.config, state.cache
+        features = self.features_of(context) if config.joins_features else None
+        spec = self._spec(cache.num_slots, num_draft_tokens)
+        window = expand_window(context.tokens, context.start, context.num_new, spec)
+        num_committed = window.slots.shape[1] - spec.num_later
+        is_keys = config.context == "keys"
+        plan = WindowPlan(
+            cache,
+            window.slots,
+            num_attended=context.num_attended + max(spec.num_later - num_draft_tokens - 1, 0),
+            table=state.angles,
+            visible=self._visible(window, spec),
+            num_silent=num_committed if is_keys else 0,
+        )
+        step = plan.open(0)
+        num_known = 1 if is_keys else num_committed
+        embeds = self.embed(window.tokens[:, num_committed:] if is_keys else window.tokens)
+        hidden = None
+        if features is not None:
+            num_masks = 0 if is_keys else spec.num_later
+            hidden = self.head.hidden_states(features, num_masks)
+        embeds = self.head.with_masks(embeds, num_known)
+        return window, self.head(embeds, hidden, step.angles, step.attend)
+
+    def _spec(self, num_slots: int, num_draft_tokens: int) -> WindowSpec:
+        """The rows of a pass; without draft tokens the committed ones alone."""
+        config = self.config
+        num_later = config.num_later(num_draft_tokens) if num_draft_tokens else 0
+        return WindowSpec(
+            *(config.rows.shift, num_later, config.rows.opens_with_last, config.rows.first_row),
+            num_draft_tokens=num_draft_tokens,
+            mask_token=config.mask_token_id or 0,
+            max_positions=min(config.max_positions or num_slots, num_slots),
+            trash=num_slots,
+        )
+
+    def _visible(self, window: MaskWindow, spec: WindowSpec) -> Visible:
+        """Rows see what precedes them, or the whole block as well."""
+        if self.config.is_causal:
+            return causal
+        first = window.first_later
+        last = (first + spec.num_later - 1).clamp(max=spec.max_positions - 1)
+        return any_of(causal, block(first, last))

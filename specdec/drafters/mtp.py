@@ -1,0 +1,214 @@
+"""`MTPDrafter`: prediction modules that a target ships, one per depth, draft a chain.
+
+Legend: B rows, N new tokens, K draft tokens, D depths, H width of the head, W window, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdec.checkpoints.mtp import MTP
+from specdec.checkpoints.mtp_export import save_head
+from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.proposal import Drafting
+from specdec.heads.config import LayerConfig
+from specdec.heads.rotary import rotary_table
+from specdec.heads.window import Pass, WindowPlan
+from specdec.kernels import PastRows, ShiftedWindow, shift_window
+from specdec.samplers.drawing import Drawing
+from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.types import Context, Draft, keep_rows
+
+
+@dataclass(frozen=True, eq=False)
+class MTPState(HeadState):
+    """Keys and values of every depth, index t of a text in slot t, and the rows that repair them.
+
+    Args:
+        cache: of S slots; depth d is layer d.
+        angles: `[S + 1, 2 D]`, see `rotary_table`.
+        past: the last rows of each text, committed tokens beside the target's features; see
+            `kernels/mtp_shift/README.md`.
+    """
+
+    past: PastRows
+
+    def keep(self, rows: list[int]) -> MTPState:
+        """The given rows, in the storage of all."""
+        past = PastRows(*(keep_rows(table, rows) for table in self.past))
+        return replace(self, cache=self.cache.keep(rows), past=past)
+
+    def reset(self) -> None:
+        """Empties the slots, and forgets the rows."""
+        self.cache.reset()
+        for table in self.past:
+            table.zero_()
+
+
+class MTPDrafter(HeadDrafter):
+    """Drafts K tokens with D prediction modules, the depths, each with its own keys and values.
+
+    A step costs max(K, D) passes. Each of the first D passes runs one depth over a window of K + 1
+    rows, which holds the newly committed tokens and, before them, as many remembered ones as there
+    is room for: it re-computes what that depth had computed from draft tokens, so every key and
+    value below a text's anchor depends on committed tokens alone (`kernels/mtp_shift/README.md`
+    proves that the window suffices). Depth d predicts draft token d. If K > D, the last depth goes
+    on alone, one row per pass, reading its own output; if K < D, the head's first K depths serve.
+
+    What differs between models is in the head's configuration: which feature enters, whether depths
+    are chained, which state is passed on. A row of which the target has read nothing yet (the first
+    step of a one-token prompt) proposes nothing.
+
+    `from_pretrained` reads the modules from the target's own checkpoint folder, where HF leaves
+    them unread; see `specdec.checkpoints.mtp`.
+
+    Args and Raises: as `HeadDrafter`; the head is an `MTPHead`.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.heads.mtp import MTPConfig, MTPHead
+        >>> target = zoo.load_target()
+        >>> layer = LayerConfig(128, 256, 4, 4, 32)
+        >>> head = MTPHead(MTPConfig(layer, target.config.vocab_size, num_layers=3))
+        >>> drafter = MTPDrafter(head, target, num_draft_tokens=3)
+        >>> SpeculativeGenerator(target, drafter).target.feature_layers
+        ('final',)
+
+    Reference: DeepSeek-AI, arXiv:2412.19437, section 2.2; Gloeckle et al., arXiv:2404.19737.
+    """
+
+    family = MTP
+
+    @property
+    def num_depths(self) -> int:
+        """Depths that are used: no more than K are."""
+        return min(self.config.num_layers, self.num_draft_tokens)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Writes the head in the library's own layout, see `save_head`."""
+        save_head(self.head, folder)
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> MTPState:
+        """Key/value storage for `max_length` tokens per row and depth, and the rows to remember."""
+        layer, dtype, width = self.config.layer, self.head.dtype, self.config.hidden_size
+        where = {"dtype": dtype, "device": device}
+        if isinstance(layer, LayerConfig):
+            shape = KeyValueShape(layer.num_kv_heads, layer.head_dim, layer.head_dim, **where)
+            shapes = dict.fromkeys(range(self.num_depths), shape)
+        else:
+            angles, modules = layer.rotary_table(1, **where), self.head.layers[: self.num_depths]
+            found = [depth.block.key_value_shape(angles[None, None]) for depth in modules]
+            shapes = dict(enumerate(found))
+        cache = SlotCache(batch_size, max_length, shapes)
+        num_past = max(self.num_depths - 1, 0)
+        past = PastRows(
+            torch.zeros(batch_size, num_past, dtype=torch.long, device=device),
+            torch.zeros(batch_size, num_past, width, **where),
+        )
+        if isinstance(layer, LayerConfig):
+            table = rotary_table(layer, cache.num_slots + 1, **where)
+        else:
+            table = layer.rotary_table(cache.num_slots + 1, **where)
+        return MTPState(cache, table, past)
+
+    def prefill(self, context: Context, state: MTPState) -> None:
+        """Reads the new tokens beside their features, at every depth.
+
+        The newest d entries of depth d need tokens that are not known yet. They are computed from
+        token 0, and the next call computes them again.
+        """
+        if self.num_depths == 0:
+            return
+        # None of the newest entries can be kept, as they can after a draft that was accepted.
+        width = context.tokens.shape[1] - 1 + self.num_depths - 1
+        window, step = self._open(context, state, width)[:2]
+        self._run_depths(window, step)
+
+    def propose(self, context: Context, state: MTPState, drawing: Drawing) -> Draft:
+        """One pass per depth or draft token; a row without any new token proposes nothing."""
+        num_draft_tokens, depths = drawing.num_draft_tokens, self.num_depths
+        if depths == 0:
+            return Draft(context.tokens[:, :0])
+        num_later = max(num_draft_tokens - depths, 0)
+        width = max(context.tokens.shape[1] - 1, depths)
+        window, step, plan = self._open(context, state, width, num_later)
+        drafting = self.proposal.begin(drawing)
+        out = self._run_depths(window, step, drafting, num_draft_tokens)
+        head, last = self.head, depths - 1
+        for m in range(num_later):
+            embeds, hidden = self.embed(drafting.tokens[-1]), head.feedback(last, out)
+            out = head(last, embeds, hidden, plan.open(1 + m))
+            drafting.draw(self.logits(out, last))
+        if num_draft_tokens == 0:
+            return Draft(context.tokens[:, :0])
+        return drafting.end(context.num_new.clamp(0, 1) * num_draft_tokens)
+
+    def logits(self, out: Tensor, depth: int = 0) -> Tensor:
+        """Logits `[B, N, V]` of a depth's outputs `[B, N, H]`."""
+        return self.head.logits(depth, out, self._borrowed.lm_head)
+
+    def shift(
+        self, context: Context, state: MTPState, width: int, num_later: int = 0
+    ) -> ShiftedWindow:
+        """The last rows of every text. The state's remembered rows are replaced by the newest.
+
+        Args:
+            context: N new tokens and their features.
+            state: its remembered rows are read and replaced.
+            width: W.
+            num_later: how many slots after the newest row are wanted.
+
+        Raises:
+            ValueError: the context brings no features, or features of another width.
+        """
+        context = replace(context, features=self.head.fuse(self.features_of(context)))
+        trash = state.cache.trash
+        window = shift_window(context, state.past, width, trash=trash, num_later=num_later)
+        for table, newest in zip(state.past, window.past(self.num_depths - 1), strict=True):
+            table.copy_(newest)
+        return window
+
+    def _open(
+        self, context: Context, state: MTPState, width: int, num_later: int = 0
+    ) -> tuple[ShiftedWindow, Pass, WindowPlan]:
+        """The rows of all depths' first passes, that pass, and the plan of all passes."""
+        window = self.shift(context, state, width, num_later)
+        attended, table = context.num_attended, state.angles
+        plan = WindowPlan(state.cache, window.slots, num_later, num_attended=attended, table=table)
+        return window, plan.open(0), plan
+
+    def _run_depths(
+        self,
+        window: ShiftedWindow,
+        step: Pass,
+        drafting: Drafting | None = None,
+        num_draft_tokens: int = 0,
+    ) -> Tensor:
+        """One pass of every depth over a window; each draws a draft token, while one is wanted.
+
+        Args:
+            window: W rows.
+            step: their slots, shared by all depths.
+            drafting: what is drafted; may be `None` where no token is.
+            num_draft_tokens: K.
+
+        Returns:
+            The last depth's output at each text's newest row, `[B, 1, H]`.
+        """
+        head, tokens, hidden = self.head, window.tokens, window.features
+        unknown = torch.zeros_like(tokens[:, :1])
+        for depth in range(self.num_depths):
+            out = head(depth, self.embed(tokens), hidden, step)
+            drafted = unknown
+            if depth < num_draft_tokens:
+                drafted = drafting.draw(self.logits(out[:, -1:], depth))
+            tokens = torch.cat([tokens[:, 1:], drafted], dim=1)
+            if self.config.semantics == "chain":
+                hidden = head.feedback(depth, out)
+        return out[:, -1:]

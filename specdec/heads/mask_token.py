@@ -1,0 +1,371 @@
+"""Mask-token heads: how one is wired (`MaskTokenConfig`), and its weights (`MaskTokenHead`).
+
+One pass over the last known token and masks after it predicts all draft tokens. Public families
+differ in four ways, each an argument of `MaskTokenConfig`: which token a row predicts
+(`alignment`), how the head gets the target's features (`context`), what stands for a token that is
+not known yet (`mask_token_id`), and whether rows of a window see the rows after them (`is_causal`).
+
+Legend: B rows, R committed rows of a pass, M rows after them, H width of the head, F width of all
+features together, V target vocabulary, Vd ids that the head can propose, D width of an attention
+head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
+from specdec.heads.features import FusingLayer, join_features
+from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
+from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
+from specdec.target.features import FeatureLayer
+
+Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
+FeatureContext = Literal["input", "keys", "none"]
+
+
+class Rows(NamedTuple):
+    """Where the rows of a pass sit and what they predict.
+
+    Args:
+        shift: committed rows stand `shift` positions before their tokens.
+        opens_with_last: the rows after the committed ones begin with the last committed token.
+        first_row: which of the rows after the committed ones predicts the first draft token; -1 is
+            the last committed row.
+    """
+
+    shift: int
+    opens_with_last: bool
+    first_row: int
+
+
+ROWS: dict[str, Rows] = {
+    "shifted": Rows(shift=1, opens_with_last=False, first_row=-1),
+    "unshifted": Rows(shift=0, opens_with_last=False, first_row=-1),
+    "same-position": Rows(shift=1, opens_with_last=True, first_row=1),
+    "next-token": Rows(shift=1, opens_with_last=True, first_row=0),
+}
+"""What each alignment means."""
+
+
+@dataclass(frozen=True)
+class MaskTokenConfig:
+    """Sizes and flags of a head. Nothing in it depends on who trained it: loaders translate.
+
+    The last committed token is x_n; the target's features are those of positions 0 to n - 1.
+
+    Args:
+        alignment: what the rows are and what they predict.
+            `"shifted"` (P-EAGLE): row t holds the embedding of token t + 1 beside the feature of
+            position t, and predicts token t + 2; masks follow at positions n, n + 1, ....
+            `"unshifted"` (PARD): token t stands at position t and predicts token t + 1; masks
+            follow at n + 1, n + 2, ....
+            `"same-position"` (DFlash): a block [x_n, masks] at n, n + 1, ...; each mask predicts
+            the token of its own position.
+            `"next-token"` (DSpark): the same block; each row predicts the token after its position.
+        context: how the target's features reach the head.
+            `"input"`: through `fc`, beside the embedding in the first layer (EAGLE-3's).
+            `"keys"`: through `fc` and `hidden_norm`, as further keys and values of every layer.
+            `"none"`: not at all; the head is a language model of its own.
+        layer: of every decoder layer.
+        vocab_size: V of the target.
+        draft_vocab_size: ids that the head can propose; V for all.
+        feature_layers: target features, as boundaries (or `"final"`), in the order in which they
+            are joined.
+        target_hidden_size: width of each feature.
+        num_layers: decoder layers.
+        mask_token_id: id whose embedding masks have; `None` is an embedding of their own
+            (`mask_embedding`). With `context="input"` masks also have a learned feature
+            (`mask_hidden`), which takes the way of the real ones.
+        block_size: rows of a window, the last committed token included, whatever K is: a head that
+            sees the masks after a row is trained for one number of them. `None` where rows see
+            only what precedes them, since further masks then make no difference.
+        is_causal: rows see themselves and what precedes them; else the whole block.
+        norm_before_fc: one norm over all features together, before `fc`.
+        fc_norm: one norm per feature, before `fc`.
+        fc_bias: `fc` has a bias.
+        norm_before_residual: the first layer's residual stream is the normalised hidden state.
+        output_norm: a norm stands before the vocabulary head.
+        has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
+        has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
+        ties_embeddings: the vocabulary head of its own is its table of embeddings.
+        logit_scale: multiplies the logits.
+        max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
+
+    Raises:
+        ValueError: flags or sizes that contradict each other.
+
+    Example:
+        >>> layer = LayerConfig(8, 16, 2, 2, 4)
+        >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
+        >>> config.num_later(4), config.rows.first_row
+        (3, -1)
+    """
+
+    alignment: Alignment
+    context: FeatureContext
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    feature_layers: tuple[FeatureLayer, ...]
+    target_hidden_size: int
+    num_layers: int = 1
+    mask_token_id: int | None = None
+    block_size: int | None = None
+    is_causal: bool = True
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    fc_bias: bool = False
+    norm_before_residual: bool = False
+    output_norm: bool = True
+    has_embed_tokens: bool = False
+    has_lm_head: bool = True
+    ties_embeddings: bool = False
+    logit_scale: float = 1.0
+    max_positions: int | None = None
+
+    def __post_init__(self):
+        refuse(self._contradictions())
+
+    @property
+    def hidden_size(self) -> int:
+        """H of the head."""
+        return self.layer.hidden_size
+
+    @property
+    def feature_width(self) -> int:
+        """F: width of all features together."""
+        return len(self.feature_layers) * self.target_hidden_size
+
+    @property
+    def joins_features(self) -> bool:
+        """Features go through an `fc`."""
+        return self.context != "none"
+
+    @property
+    def rows(self) -> Rows:
+        """Where the rows of a pass sit and what they predict."""
+        return ROWS[self.alignment]
+
+    @property
+    def max_draft_tokens(self) -> int | None:
+        """The largest K that the head can draft; `None` for any."""
+        return None if self.block_size is None else self.block_size - self.rows.first_row
+
+    def num_later(self, num_draft_tokens: int) -> int:
+        """M: rows after the committed ones that predict K draft tokens, and fill the block."""
+        return self.block_size or self.rows.first_row + num_draft_tokens
+
+    def _contradictions(self):
+        """Pairs (condition, message) for `refuse`."""
+        fitting = {"shifted": "input", "unshifted": "none"}.get(self.alignment, "keys")
+        yield (
+            self.alignment not in ROWS,
+            f"alignment must be one of {', '.join(ROWS)}, got {self.alignment!r}",
+        )
+        yield (
+            self.context != fitting,
+            f"alignment={self.alignment!r} goes with context={fitting!r}, got {self.context!r}",
+        )
+        is_none = self.context == "none"
+        yield (
+            is_none != (not self.feature_layers),
+            f"context={self.context!r} and feature_layers={self.feature_layers} contradict each "
+            "other: features are joined by 'input' and 'keys' and by nothing else",
+        )
+        has_early_norm = self.norm_before_fc or self.fc_norm
+        yield (
+            self.context != "input" and (has_early_norm or self.norm_before_residual),
+            "norm_before_fc, fc_norm and norm_before_residual are of context='input'",
+        )
+        yield is_none and self.fc_bias, "fc_bias has no meaning with context='none'"
+        yield (
+            self.norm_before_fc and self.fc_norm,
+            "norm_before_fc is one norm over all features, fc_norm one for each; choose one",
+        )
+        yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
+        yield from self._block_contradictions()
+        token, size = self.mask_token_id, self.vocab_size
+        yield (
+            token is not None and not 0 <= token < size,
+            f"mask_token_id must be an id in 0..{size - 1}, got {token}",
+        )
+        limit = self.max_positions
+        yield limit is not None and limit < 1, f"max_positions must be >= 1, got {limit}"
+        yield (
+            self.ties_embeddings and not (self.has_lm_head and self.has_embed_tokens),
+            "ties_embeddings is about tables of the head's own; has_embed_tokens and has_lm_head "
+            "must be True",
+        )
+        yield from vocabulary_contradictions(self)
+
+    def _block_contradictions(self):
+        size, is_block = self.block_size, self.rows.opens_with_last
+        yield (
+            size is not None and not is_block,
+            f"block_size is of 'same-position' and 'next-token', not of {self.alignment!r}",
+        )
+        yield (
+            not self.is_causal and size is None,
+            "rows that see the whole block (is_causal=False) need its block_size",
+        )
+        least = self.rows.first_row + 1
+        yield (
+            size is not None and size < least,
+            f"a block of alignment {self.alignment!r} has at least {least} rows, got {size}",
+        )
+
+
+class MaskTokenHead(nn.Module):
+    """The weights of a head, under the names of the public checkpoints.
+
+    Every method works on any number of rows and tokens.
+
+    Args:
+        config: sizes and flags.
+        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
+
+    Raises:
+        ValueError: ids that cannot be right.
+
+    Example:
+        >>> layer = LayerConfig(8, 16, 2, 2, 4)
+        >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
+        >>> head = MaskTokenHead(config)
+        >>> sorted(name for name in head.state_dict() if "layers" not in name)
+        ['fc.weight', 'lm_head.weight', 'mask_hidden', 'norm.weight']
+        >>> head.hidden_states(torch.zeros(1, 5, 24), num_masks=3).shape
+        torch.Size([1, 8, 8])
+
+    Reference: An et al., arXiv:2504.18583 (PARD); Hui et al., arXiv:2602.01469 (P-EAGLE); Chen et
+    al., arXiv:2602.06036 (DFlash).
+    """
+
+    def __init__(self, config: MaskTokenConfig, target_ids: Tensor | None = None):
+        super().__init__()
+        self.config = config
+        layer, width, eps = config.layer, config.hidden_size, config.layer.rms_norm_eps
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.feature_width, eps)
+        if config.fc_norm:
+            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
+            self.fc_norm = nn.ModuleList(norms)
+        if config.joins_features:
+            self.fc = nn.Linear(config.feature_width, width, bias=config.fc_bias)
+        if config.context == "keys":
+            self.hidden_norm = RMSNorm(width, eps)
+        if config.context == "input":
+            self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_width))
+            first = FusingLayer(layer, norm_before_residual=config.norm_before_residual)
+        else:
+            first = DecoderLayer(layer, 0)
+        later = (DecoderLayer(layer, i) for i in range(1, config.num_layers))
+        self.layers = nn.ModuleList([first, *later])
+        if config.mask_token_id is None:
+            self.mask_embedding = nn.Parameter(torch.zeros(1, 1, width))
+        if config.output_norm:
+            self.norm = RMSNorm(width, eps)
+        if config.has_lm_head and not config.ties_embeddings:
+            self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        if config.has_embed_tokens:
+            self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.register_buffer("target_ids", check_target_ids(target_ids, config), persistent=False)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.layers[0].mlp.down_proj.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.layers[0].mlp.down_proj.weight.device
+
+    def hidden_states(self, features: Tensor, num_masks: int = 0) -> Tensor:
+        """The target's features as the head's own states, and those of masks after them.
+
+        The learned feature of masks is joined as one more row of the same product, so it costs
+        nothing and never falls behind weights that are being trained.
+
+        Args:
+            features: `[B, R, F]`.
+            num_masks: masks after them, with `context="input"`.
+
+        Returns:
+            `[B, R + num_masks, H]`.
+
+        Raises:
+            ValueError: features of another width.
+        """
+        if self.config.context == "keys":
+            return self.hidden_norm(join_features(self, features))
+        if num_masks == 0:
+            return join_features(self, features)
+        mask = self.mask_hidden.to(features.dtype).expand(len(features), -1, -1)
+        joined = join_features(self, torch.cat([features, mask], dim=1))  # [B, R + 1, H]
+        masks = joined[:, -1:].expand(-1, num_masks, -1)
+        return torch.cat([joined[:, :-1], masks], dim=1)
+
+    def with_masks(self, embeds: Tensor, num_known: int) -> Tensor:
+        """Embeddings `[B, N, H]`, of which those from `num_known` on are masks: as they are, where
+        masks have an id, else the head's own embedding of masks.
+        """
+        if self.config.mask_token_id is not None:
+            return embeds
+        num_masks = max(embeds.shape[1] - num_known, 0)
+        masks = self.mask_embedding.expand(len(embeds), num_masks, -1)
+        return torch.cat([embeds[:, :num_known], masks.to(embeds.dtype)], dim=1)
+
+    def forward(
+        self, embeds: Tensor, hidden: Tensor | None, angles: Tensor, attend: Attend
+    ) -> Tensor:
+        """One pass.
+
+        Args:
+            embeds: `[B, N, H]`: N is R + M rows, or with `context="keys"` the M rows of the block.
+            hidden: `[B, R + M, H]` beside the embeddings (`context="input"`), `[B, R, H]` for keys
+                and values (`"keys"`), or `None`.
+            angles: `[B, 1, R + M, 2 D]`, rows of `rotary_table` at the rows' positions.
+            attend: how queries find keys (see `Attend`).
+
+        Returns:
+            `[B, N, H]`, for `logits`.
+        """
+        first, *later = self.layers
+        if self.config.context == "input":
+            out, context = first(embeds, hidden, angles, attend), None
+        else:
+            out, context = first(embeds, angles, attend, hidden), hidden
+        for layer in later:
+            out = layer(out, angles, attend, context)
+        return out
+
+    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """What the outputs of `forward` predict.
+
+        Args:
+            out: `[B, N, H]`.
+            lm_head: the target's, for a head that has none of its own.
+
+        Returns:
+            `[B, N, Vd]`, over the ids that the head can propose.
+        """
+        config = self.config
+        if config.output_norm:
+            out = self.norm(out)
+        if config.ties_embeddings:
+            logits = F.linear(out, self.embed_tokens.weight[: config.draft_vocab_size])
+        elif config.has_lm_head:
+            logits = self.lm_head(out)
+        else:
+            logits = apply_lm_head(lm_head, out)
+        return logits if config.logit_scale == 1 else logits * config.logit_scale
+
+    def over_target_ids(self, logits: Tensor) -> Tensor:
+        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
+        return over_target_ids(logits, self.target_ids, self.config.vocab_size)

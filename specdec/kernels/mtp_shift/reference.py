@@ -1,0 +1,110 @@
+"""`mtp_shift`: the definition, in plain PyTorch.
+
+Legend: B rows, N new tokens of a context, H remembered rows, W window, M later passes, F feature
+width. A *row t* of a head is the pair (token t + 1, feature of position t); it sits in slot t.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.types import Context
+
+
+class PastRows(NamedTuple):
+    """The last H rows of each text that end at its anchor, the newest last.
+
+    Args:
+        tokens: `[B, H]` int64.
+        features: `[B, H, F]`.
+    """
+
+    tokens: Tensor
+    features: Tensor
+
+
+class ShiftedWindow(NamedTuple):
+    """The last W rows of each text, the newest last.
+
+    Args:
+        tokens: `[B, W]` int64; 0 where there is no row.
+        features: `[B, W, F]`; 0 where there is no row.
+        slots: `[B, W + M]` int64: the slot of each row, then the M slots that follow the newest
+            row; the trash slot where there is no row, and everywhere for a text without new tokens.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    slots: Tensor
+
+    def past(self, count: int) -> PastRows:
+        """Its last `count` rows: what the next window has to remember."""
+        first = self.tokens.shape[1] - count
+        return PastRows(self.tokens[:, first:], self.features[:, first:])
+
+
+def mtp_shift(
+    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+) -> ShiftedWindow:
+    """Shifts the new rows of a context to the right end of a window of fixed width, and fills the
+    vacated front with remembered rows.
+
+    The newest row of every text is in the last column, however many tokens were accepted. Nothing
+    is written in place: the inputs may be views of the outputs of an earlier call.
+
+    Args:
+        context: N new tokens per row and the features beside them. Columns at or beyond `num_new`
+            are not read; a text with `num_new` of 0 or less keeps its remembered rows.
+        past: H rows that end at the context's anchor. Rows before a text's start are not read.
+        width: W, at least H, so that the window holds what the next call has to remember.
+        trash: the slot of tokens to forget.
+        num_later: M.
+
+    Raises:
+        ValueError: a window that is too narrow, or a context without features.
+
+    Example:
+        >>> one = torch.tensor([1])
+        >>> rows = torch.arange(4.0).view(1, 4, 1)
+        >>> context = Context(torch.tensor([[6, 7, -1]]), rows[:, 2:], 2 * one, one, 8)
+        >>> past = PastRows(torch.tensor([[5, 6]]), rows[:, :2])
+        >>> window = mtp_shift(context, past, 3, trash=16, num_later=1)
+        >>> window.tokens, window.slots
+        (tensor([[5, 6, 7]]), tensor([[0, 1, 2, 3]]))
+    """
+    check_widths(context, past, width)
+    tokens = torch.cat([past.tokens, context.tokens[:, 1:]], dim=1)  # [B, H + N]
+    features = torch.cat([past.features, context.features], dim=1)  # [B, H + N, F]
+    num_past, num_columns = past.tokens.shape[1], context.tokens.shape[1] - 1
+    count = context.num_new.clamp(0, num_columns)[:, None]  # the one clamp; all below follows
+    offsets = torch.arange(width + num_later, device=tokens.device) - width
+    index = count + offsets  # [B, W + M]: among the new rows; negative among the remembered
+    slots = context.start[:, None] + index
+    is_row = (index >= -num_past) & (slots >= 0)
+    slots = torch.where(is_row & (count > 0), slots, trash)
+    is_row, source = is_row[:, :width], (index[:, :width] + num_past).clamp(min=0)
+    wide = source[..., None].expand(-1, -1, features.shape[2])
+    return ShiftedWindow(
+        tokens=torch.where(is_row, tokens.gather(1, source), 0),
+        features=torch.where(is_row[..., None], features.gather(1, wide), 0),
+        slots=slots,
+    )
+
+
+def check_widths(context: Context, past: PastRows, width: int) -> None:
+    """Raises `ValueError` for inputs of shapes that do not fit together."""
+    if context.features is None:
+        raise ValueError("mtp_shift needs a context with features")
+    num_past = past.tokens.shape[1]
+    if width < num_past:
+        raise ValueError(
+            f"a window of {width} rows cannot hold the {num_past} rows to remember; make it wider"
+        )
+    if past.features.shape[2] != context.features.shape[2]:
+        raise ValueError(
+            f"remembered features are {past.features.shape[2]} wide and the context's "
+            f"{context.features.shape[2]}; both must be of one target"
+        )

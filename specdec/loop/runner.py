@@ -1,0 +1,205 @@
+"""`StepRunner`: runs the steps of one state, and replays them as graphs where that is possible."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from specdec.graphs import Captured, CaptureError, GraphPool, HostSyncError, no_host_sync
+from specdec.graphs.capture import explain_failure
+from specdec.loop.outcome import Outcome
+from specdec.loop.state import Signature, StepState
+from specdec.loop.step import EditLogits, Mark, Parts, device_step
+
+NUM_EAGER = 3
+"""Steps of each draft length that run eagerly before it is captured."""
+
+
+class StepRunner:
+    """Runs the steps of a state, one graph per draft length.
+
+    The first steps of a draft length run eagerly, on the stream of the capture: they are steps of
+    the generation as all others, and load every kernel and workspace that the capture needs. The
+    last of them runs under `no_host_sync`. Capturing runs nothing, so a generation goes on where it
+    was, and texts do not depend on when a step was captured.
+
+    Args:
+        parts: target, drafter and sampler.
+        state: that the steps update; its tensors must stay where they are.
+        captures: steps are to be captured.
+        must_capture: a failure is raised; else the steps stay eager, and `refusal` says why.
+        frozen: whatever a captured step has taken over from its parts besides.
+
+    Attributes:
+        refusal: why steps are eager although they were to be captured; `None` if they are not.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        state: StepState,
+        *,
+        captures: bool,
+        must_capture: bool = False,
+        frozen: tuple = (),
+    ):
+        self.parts, self.state, self.captures, self.frozen = parts, state, captures, frozen
+        self.refusal: str | None = None
+        self._must_capture = must_capture
+        self._pool = GraphPool(state.record.device) if captures else None
+        self._captured: dict[int, Captured] = {}
+        self._num_eager: Counter[int] = Counter()
+        self._is_idle: torch.cuda.Event | None = None
+
+    def run(
+        self,
+        state: StepState,
+        *,
+        num_attended: int,
+        num_draft_tokens: int,
+        edit_logits: EditLogits | None = None,
+        mark: Mark | None = None,
+    ) -> Outcome:
+        """One step; Args as `device_step`.
+
+        Args:
+            state: the runner's, or, where nothing is captured, one that holds some of its rows.
+            num_attended, num_draft_tokens, edit_logits, mark: as for `device_step`. What is
+                captured attends over all slots, and takes no times.
+
+        Raises:
+            CaptureError: the step cannot be captured, and must be.
+        """
+        if not self.captures or self.refusal is not None:
+            options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
+            options["mark"] = mark
+            return device_step(self.parts, state, num_attended=num_attended, **options)
+        if num_draft_tokens not in self._captured:
+            if self._num_eager[num_draft_tokens] < NUM_EAGER:
+                return self._run_eagerly(num_draft_tokens)
+            self._capture(num_draft_tokens)
+            if self.refusal is not None:
+                return self._step(num_draft_tokens)
+        return self._captured[num_draft_tokens]()
+
+    @property
+    def graphs(self) -> dict[int, Captured]:
+        """What is captured, by draft length."""
+        return dict(self._captured)
+
+    def describe(self) -> Iterator[str]:
+        """Lines that say how the steps run."""
+        s = self.state.signature
+        where = f"batch of {s.batch_size}, K = {s.num_draft_tokens}, {s.num_slots} slots"
+        if not self.captures:
+            return
+        if self.refusal is not None:
+            yield f"{where}: eager, because {self.refusal}"
+        for length, captured in sorted(self._captured.items()):
+            yield (
+                f"{where}: {length} draft tokens captured in {captured.capture_seconds:.2f} s, "
+                f"{captured.num_bytes / 2**20:.0f} MiB, {captured.num_calls} replays"
+            )
+        if not self._captured and self.refusal is None:
+            yield f"{where}: to be captured after {NUM_EAGER} steps"
+
+    def park(self) -> None:
+        """Notes how far the device has to come before another call may use the tensors: it may come
+        from a thread that works on another stream.
+        """
+        if self.state.record.is_cuda:
+            self._is_idle = torch.cuda.Event()
+            self._is_idle.record()
+
+    def resume(self) -> None:
+        """Lets the current stream wait for that."""
+        if self._is_idle is not None:
+            self._is_idle.wait()
+
+    def _step(self, num_draft_tokens: int) -> Outcome:
+        attended = self.state.cache.num_slots
+        options = {"num_attended": attended, "num_draft_tokens": num_draft_tokens}
+        return device_step(self.parts, self.state, **options)
+
+    def _run_eagerly(self, num_draft_tokens: int) -> Outcome:
+        self._num_eager[num_draft_tokens] += 1
+        is_last = self._num_eager[num_draft_tokens] == NUM_EAGER
+        # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
+        if not is_last or self.parts.target.is_fused:
+            return self._pool.run(lambda: self._step(num_draft_tokens))
+        try:
+            with no_host_sync():
+                return self._pool.run(lambda: self._step(num_draft_tokens))
+        except HostSyncError as error:
+            self._refuse(explain_failure(error), error)
+        # Nothing was committed, and a drafter starts from what is: the step can be run again.
+        return self._step(num_draft_tokens)
+
+    def _capture(self, num_draft_tokens: int) -> None:
+        try:
+            self._captured[num_draft_tokens] = Captured(
+                lambda: self._step(num_draft_tokens),
+                pool=self._pool,
+                warmup=0,
+                device=self.state.record.device,
+            )
+        except CaptureError as error:
+            self._refuse(str(error), error)
+
+    def _refuse(self, reason: str, error: Exception) -> None:
+        if self._must_capture:
+            raise CaptureError(f"{reason} (graphs=True; 'auto' goes on eagerly)") from error
+        self.refusal = reason
+
+
+class KeptRunners:
+    """Runners that wait for a call of their signature, the latest last; any thread may use it.
+
+    Args:
+        limit: how many are kept.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+        self._runners: list[StepRunner] = []
+        self._lock = threading.Lock()
+
+    def __getstate__(self) -> dict:
+        """Tensors and graphs that are kept for the next call are no part of a pickled generator."""
+        return {"limit": self.limit}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__init__(**state)
+
+    def __iter__(self) -> Iterator[StepRunner]:
+        with self._lock:
+            return iter(list(self._runners))
+
+    def take(self, signature: Signature, parts: Parts, frozen: tuple) -> StepRunner | None:
+        """The latest runner that fits, for its caller alone. Where none does, one is given up to
+        make room before as much is allocated again.
+        """
+        with self._lock:
+            for runner in reversed(self._runners):
+                is_same = (runner.parts, runner.frozen) == (parts, frozen)
+                if is_same and runner.state.signature == signature:
+                    self._runners.remove(runner)
+                    runner.resume()
+                    return runner
+            del self._runners[: max(0, len(self._runners) + 1 - self.limit)]
+        return None
+
+    def give(self, runner: StepRunner) -> None:
+        """Keeps a runner, in place of the oldest where there are too many."""
+        runner.park()
+        with self._lock:
+            self._runners.append(runner)
+            del self._runners[: max(0, len(self._runners) - self.limit)]
+
+    def clear(self) -> None:
+        """Frees all of them."""
+        with self._lock:
+            self._runners.clear()

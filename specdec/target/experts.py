@@ -1,0 +1,64 @@
+"""Which of Hugging Face's implementations runs the experts of a mixture inside a step.
+
+A step must not wait for the device. The plain loop over experts does: it asks which ones were hit.
+`grouped_mm` computes the groups on the device, where torch has a kernel for it; `batched_mm` copies
+the weights of every (token, expert) pair together, which is right for the few tokens of a step and
+far too much for a chunk of a prompt.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+WAITING = "eager"
+
+
+def step_experts(model: PreTrainedModel) -> tuple[str | None, str | None]:
+    """The implementation for steps, and a note on it; `None` leaves the model's own.
+
+    Args:
+        model: any; one without experts, or on a CPU, where nothing is waited for, keeps its own.
+    """
+    kinds = {
+        getattr(module.config, "_experts_implementation", None)
+        for module in model.modules()
+        if _has_experts(module)
+    }
+    if not kinds or model.device.type != "cuda":
+        return None, None
+    own = sorted(map(str, kinds))[0]
+    chosen = choose(own, model.dtype, torch.cuda.get_device_capability(model.device))
+    if chosen == own:
+        return None, f"experts: {own} (the model's own makes no host synchronisation)"
+    return chosen, f"experts: {chosen} inside a step, since {own} waits for the device"
+
+
+def choose(own: str, dtype: torch.dtype, capability: tuple[int, int]) -> str:
+    """The model's own implementation, or one that does not wait.
+
+    Args:
+        own: of the model.
+        dtype: of its weights.
+        capability: of its GPU.
+
+    Example:
+        >>> choose("eager", torch.bfloat16, (9, 0)), choose("grouped_mm", torch.float32, (9, 0))
+        ('grouped_mm', 'batched_mm')
+    """
+    # torch has one kernel for all groups, in bfloat16, from Hopper on; else it loops on the host.
+    is_grouped = dtype == torch.bfloat16 and capability >= (9, 0)
+    if own not in (WAITING, "grouped_mm"):
+        return own
+    return "grouped_mm" if is_grouped else "batched_mm"
+
+
+def set_experts(view: PreTrainedModel, implementation: str) -> None:
+    """Makes the experts of a private view run by an implementation."""
+    for module in view.modules():
+        if _has_experts(module):
+            module.config._experts_implementation_internal = implementation
+
+
+def _has_experts(module: nn.Module) -> bool:
+    """Whether HF chooses the forward of a module by the configuration's word for experts."""
+    return hasattr(module, "is_transposed") and hasattr(module, "has_gate")

@@ -1,0 +1,170 @@
+"""New multi-token prediction heads and their objective: every depth beside the next, on a frozen
+target.
+
+Depth d at index t reads token t + d + 1 beside the hidden state of index t, and predicts token
+t + d + 2, as in inference.
+
+Legend: B rows, T tokens, R indices of a row that are trained, D depths, F width of features, H
+width of the head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from specdec.drafters.mtp import MTPDrafter
+from specdec.heads.config import LayerConfig
+from specdec.heads.hf_layer import causal_window
+from specdec.heads.layers import attend_causally
+from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
+from specdec.heads.rotary import RotaryAngles
+from specdec.heads.window import Pass
+from specdec.training.heads import layer_like, untrained
+from specdec.training.losses import soft_cross_entropy_of
+from specdec.training.teacher import Teacher
+
+
+def mtp_config(
+    target: PreTrainedModel,
+    num_depths: int = 3,
+    *,
+    semantics: Semantics = "chain",
+    mlp_width: int | None = None,
+) -> MTPConfig:
+    """The usual head for a target: depths of its width and its attention heads, DeepSeek's wiring,
+    the target's embeddings and vocabulary head.
+
+    Args:
+        target: an HF causal LM.
+        num_depths: D.
+        semantics: of the depths.
+        mlp_width: of the depths' MLPs; `None` is the target's own.
+
+    Example:
+        >>> from specdec import zoo
+        >>> mtp_config(zoo.load_target()).num_layers
+        3
+    """
+    return MTPConfig(
+        layer=layer_like(target, mlp_width=mlp_width),
+        vocab_size=target.config.get_text_config().vocab_size,
+        num_layers=num_depths,
+        semantics=semantics,
+    )
+
+
+def new_head(
+    target: PreTrainedModel,
+    num_depths: int = 3,
+    *,
+    semantics: Semantics = "chain",
+    mlp_width: int | None = None,
+    seed: int = 0,
+) -> MTPHead:
+    """An untrained head in float32, on the CPU.
+
+    Args and Raises: as `mtp_config`; `seed` is that of the weights.
+
+    Example:
+        >>> from specdec import zoo
+        >>> target = zoo.load_target()
+        >>> drafter = MTPDrafter(new_head(target), target, num_draft_tokens=3)
+    """
+    config = mtp_config(target, num_depths, semantics=semantics, mlp_width=mlp_width)
+    return untrained(lambda: MTPHead(config), seed=seed)
+
+
+class MultiTokenPrediction(nn.Module):
+    """Compares the distribution of every depth with the target's at the same token.
+
+    Depths run one after the other over the whole text, as they do while drafting: the entries of
+    a depth depend on the tokens of the text alone, so one causal pass per depth trains it.
+
+    Args:
+        drafter: whose head is to be trained; D is the number of depths that it uses.
+        target: the teacher, and the drafter's target; frozen.
+        depth_weight: the weight of a depth, as a multiple of that of the depth before.
+
+    Raises:
+        ValueError: the drafter uses no depth, or fewer than its head has.
+
+    Example:
+        >>> import torch
+        >>> from specdec import zoo
+        >>> target = zoo.load_target()
+        >>> drafter = MTPDrafter(new_head(target), target, num_draft_tokens=3)
+        >>> MultiTokenPrediction(drafter, target)(torch.zeros(2, 33, dtype=torch.long)).shape
+        torch.Size([])
+
+    Reference: DeepSeek-AI, arXiv:2412.19437, eqs. 21 to 25, with the target's distribution in the
+    place of the text's next token.
+    """
+
+    def __init__(self, drafter: MTPDrafter, target: PreTrainedModel, depth_weight: float = 1.0):
+        super().__init__()
+        if drafter.num_depths < drafter.config.num_layers:
+            raise ValueError(
+                f"the drafter uses {drafter.num_depths} of its head's {drafter.config.num_layers} "
+                "depths; give it at least as many num_draft_tokens"
+            )
+        self.drafter = drafter
+        self.depth_weight = depth_weight
+        self._teacher = Teacher(target, drafter.feature_layers)
+        layer = drafter.config.layer
+        self._angles = RotaryAngles(layer) if isinstance(layer, LayerConfig) else None
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Mean nats per index of ids `[B, T + 1]`, averaged over the depths by their weights.
+
+        Raises:
+            ValueError: rows of fewer than D tokens and one.
+        """
+        drafter, num_depths = self.drafter, self.drafter.num_depths
+        if ids.shape[1] <= num_depths:
+            raise ValueError(
+                f"rows of {ids.shape[1] - 1} tokens are too short for {num_depths} depths; make "
+                "them longer or train fewer"
+            )
+        labels, features = self._teacher.labels(ids)
+        total, total_weight = 0.0, 0.0
+        for depth, out in enumerate(self.unroll(ids, features)):
+            weight, due = self.depth_weight**depth, labels.at(1 + depth, out.shape[1])
+            to_logits = partial(drafter.logits, depth=depth)
+            total = total + weight * soft_cross_entropy_of(out, to_logits, due)
+            total_weight += weight
+        return total / total_weight
+
+    def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
+        """The outputs of every depth at every index.
+
+        Args:
+            ids: `[B, T + 1]`.
+            features: `[B, T + 1, F]`, the target's.
+
+        Returns:
+            D times outputs `[B, R, H]`, R = T + 1 - D, for `drafter.logits`. Depth d at index t
+            predicts token t + d + 2.
+        """
+        drafter, head = self.drafter, self.drafter.head
+        count = ids.shape[1] - drafter.num_depths  # indices that have a label at every depth
+        hidden, embeds = head.fuse(features[:, :count]), drafter.embed(ids)
+        step, steps = self._whole_text(count), []
+        for depth in range(drafter.num_depths):
+            out = head(depth, embeds[:, 1 + depth : 1 + depth + count], hidden, step)
+            steps.append(out)
+            if drafter.config.semantics == "chain":
+                hidden = head.feedback(depth, out)
+        return steps
+
+    def _whole_text(self, count: int) -> Pass:
+        """A causal pass over indices `0..count - 1`, without a cache."""
+        head, layer = self.drafter.head, self.drafter.config.layer
+        where = {"dtype": head.dtype, "device": head.device}
+        if self._angles is not None:
+            angles = self._angles(count, **where)
+        else:
+            angles = layer.rotary_table(count, **where)[None, None]
+        return Pass(angles, attend_causally, None, causal_window(count, head.device))

@@ -1,0 +1,393 @@
+"""Mask-token checkpoints of every producer are read as their producers mean them, and what the
+library does not have is refused by name.
+
+The expectations are written out by hand: the configuration in the library's terms, and the head's
+own names of the file's tensors.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from architectures import VOCAB
+from checkpoint_parts import DRAFT_VOCAB, HIDDEN, Files, noise, rope, tiny_llama
+from checkpoint_writer import specforge
+from mask_checkpoints import (
+    MASK,
+    amazon,
+    deepspec,
+    pard,
+    specforge_peagle,
+    speculators_dflash,
+    speculators_peagle,
+    z_lab,
+)
+
+from specdec.checkpoints import survey_checkpoint
+from specdec.checkpoints.eagle import EAGLE
+from specdec.checkpoints.mask_token import MASK_TOKEN
+from specdec.drafters import MaskTokenConfig, MaskTokenDrafter
+from specdec.heads.config import LayerConfig
+from specdec.inspection import alternatives, describe
+
+TARGET = tiny_llama()
+LAYER = LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5)
+SIZES = {
+    "layer": LAYER,
+    "vocab_size": VOCAB,
+    "draft_vocab_size": DRAFT_VOCAB,
+    "target_hidden_size": HIDDEN,
+    "num_layers": 2,
+    "mask_token_id": MASK,
+}
+P_EAGLE = MaskTokenConfig("shifted", "input", feature_layers=(2, 4, 5), **SIZES)
+FULL = SIZES | {"draft_vocab_size": VOCAB}
+DFLASH = MaskTokenConfig(
+    *("same-position", "keys"),
+    feature_layers=(2, 5),
+    block_size=6,
+    is_causal=False,
+    has_lm_head=False,
+    **(FULL | {"layer": replace(LAYER, has_qk_norm=True, rope=rope(1e6))}),
+)
+PARD = MaskTokenConfig(
+    *("unshifted", "none"),
+    feature_layers=(),
+    has_embed_tokens=True,
+    max_positions=2048,
+    **(FULL | {"num_layers": 3, "layer": replace(LAYER, rope=rope(500000))}),
+)
+LONG = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+CASES = {
+    "amazon": (amazon(), P_EAGLE),
+    "amazon, vector": (amazon().plus(mask_hidden=noise(3 * HIDDEN)), P_EAGLE),
+    "amazon, one layer, two features": (
+        amazon(ids=[1, 3], layers=1),
+        replace(P_EAGLE, num_layers=1, feature_layers=(1, 3)),
+    ),
+    "amazon, norm before residual": (
+        amazon(norm_before_residual=True),
+        replace(P_EAGLE, norm_before_residual=True),
+    ),
+    "speculators peagle": (
+        speculators_peagle(),
+        replace(
+            P_EAGLE,
+            layer=replace(
+                LAYER, rope=rope(500000), rms_norm_eps=1e-6, max_position_embeddings=2048
+            ),
+            has_embed_tokens=True,
+        ),
+    ),
+    "SpecForge": (
+        specforge_peagle(mask_token_id=MASK),
+        replace(P_EAGLE, layer=replace(LAYER, rope=rope(1e6))),
+    ),
+    "PARD, Llama": (pard(), PARD),
+    "PARD, Llama, tied": (pard(tied=True), replace(PARD, ties_embeddings=True)),
+    "PARD, Qwen2": (
+        pard("qwen2"),
+        replace(PARD, layer=replace(PARD.layer, attention_bias=True)),
+    ),
+    "PARD, Qwen3": (pard("qwen3"), replace(PARD, layer=replace(PARD.layer, has_qk_norm=True))),
+    "z-lab": (z_lab(), DFLASH),
+    "z-lab, block size in dflash_config": (
+        z_lab(nested=True, block_size=4),
+        replace(DFLASH, block_size=4),
+    ),
+    "z-lab, no layer ids": (
+        z_lab(ids=None, layers=3),
+        replace(DFLASH, num_layers=3, feature_layers=(2, 4, 6)),
+    ),
+    "z-lab, one layer, no layer ids": (
+        z_lab(ids=None, layers=1),
+        replace(DFLASH, num_layers=1, feature_layers=(5,)),
+    ),
+    "speculators dflash": (
+        speculators_dflash(),
+        replace(
+            DFLASH,
+            layer=replace(DFLASH.layer, rope=rope(500000), **LONG),
+            block_size=5,
+            draft_vocab_size=DRAFT_VOCAB,
+            has_lm_head=True,
+        ),
+    ),
+    "speculators dflash, all ids, from the anchor": (
+        speculators_dflash(full=True, sample_from_anchor=True),
+        replace(
+            DFLASH,
+            alignment="next-token",
+            layer=replace(DFLASH.layer, rope=rope(500000), **LONG),
+            block_size=5,
+        ),
+    ),
+    "DeepSpec": (
+        deepspec(),
+        replace(
+            DFLASH,
+            alignment="next-token",
+            feature_layers=(0, 2, 6),
+            block_size=7,
+            has_embed_tokens=True,
+            has_lm_head=True,
+        ),
+    ),
+    "learned embedding": (
+        z_lab(dflash={"mask_token_id": None}).plus(mask_embedding=noise(HIDDEN)),
+        replace(DFLASH, mask_token_id=None),
+    ),
+}
+
+
+def survey(folder, target=TARGET, **options):
+    return survey_checkpoint(folder, target, families=(MASK_TOKEN, EAGLE), **options)
+
+
+def read(folder, **options):
+    return survey(folder, **options).load(TARGET)
+
+
+def own_names(files, config):
+    """The file's tensors by the head's names: prefixes dropped, vectors of masks shaped alike."""
+    renamed = {name.removeprefix("model."): t for name, t in files.tensors.items()}
+    for name in ("mask_hidden", "mask_embedding"):
+        if name in renamed:
+            renamed[name] = renamed[name].reshape(1, 1, -1)
+    ids = renamed.pop("d2t", None)
+    renamed.pop("t2d", None)
+    return renamed, ids
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_checkpoint_is_read_as_its_producer_means_it(name, tmp_path):
+    files, expected = CASES[name]
+    checkpoint = read(files.write(tmp_path))
+    assert checkpoint.family is MASK_TOKEN
+    assert checkpoint.config == expected
+    tensors, d2t = own_names(files, expected)
+    assert checkpoint.tensors.keys() == tensors.keys()
+    for key, tensor in tensors.items():
+        assert checkpoint.tensors[key].equal(tensor), key
+    if d2t is None:
+        assert checkpoint.target_ids is None
+    else:
+        assert checkpoint.target_ids.equal(d2t + torch.arange(DRAFT_VOCAB))
+    head = checkpoint.build()
+    for key, tensor in head.state_dict().items():
+        assert tensor.equal(tensors[key]), key
+    assert head.training is False
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_read_alike_without_a_target_and_described(name, tmp_path):
+    files, expected = CASES[name]
+    found = survey(files.write(tmp_path), None)
+    assert found.config == expected
+    assert found.faults == ()
+    assert found.unread_keys in ((), ("auto_map",), ("auto_map", "num_target_layers")), name
+    text = describe(found, None)
+    kind = {"input": "P-EAGLE", "none": "PARD", "keys": "DFlash"}[expected.context]
+    assert f"head          {kind}, " in text
+    assert expected.alignment.split("-")[0] in text
+    masks = "a learned embedding" if expected.mask_token_id is None else f"token {MASK}"
+    assert f"masks         {masks}" in text
+    assert ("bidirectional" in text) == (not expected.is_causal)
+
+
+@pytest.mark.parametrize(("own", "cut"), [(VOCAB + 5, VOCAB), (VOCAB - 5, VOCAB - 5)])
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_padding_of_a_pard_models_vocabulary_is_cut_or_left_out(own, cut, tied, tmp_path):
+    files = pard(vocab_size=own, tied=tied)
+    checkpoint = read(files.write(tmp_path))
+    config, table = checkpoint.config, files.tensors["model.embed_tokens.weight"]
+    assert (config.vocab_size, config.draft_vocab_size) == (VOCAB, cut)
+    embeddings = checkpoint.tensors["embed_tokens.weight"]
+    assert embeddings.shape == (VOCAB, HIDDEN)
+    assert embeddings[:cut].equal(table[:cut])
+    assert not bool(embeddings[own:].any())
+    drafter = MaskTokenDrafter(checkpoint.build(), TARGET, 2)
+    logits = drafter.head.over_target_ids(drafter.logits(torch.randn(1, 3, HIDDEN)))
+    assert logits.shape == (1, 3, VOCAB)
+    assert bool(logits[..., own:].isinf().all())
+    assert bool(logits[..., :cut].isfinite().all())
+
+
+UNSUPPORTED = {
+    "DSpark's Markov head": deepspec(markov_rank=256),
+    "DSpark's Markov head .markov_rank.: logits": deepspec().plus(
+        markov_head__markov_w1__weight=noise(VOCAB, 4)
+    ),
+    "Markov head .markov_rank.": z_lab(dflash={"projector_type": "dspark"}),
+    "Domino: a GRU": z_lab(dflash={"projector_type": "domino"}),
+    "Domino: a GRU corrects": z_lab().plus(prefix_gru__weight_ih_l0=noise(3, HIDDEN)),
+    "PARD-2": pard(pard2_target_layers=[1, 2]),
+    "speculators_model_type 'dflash2'": speculators_dflash(speculators_model_type="dflash2"),
+    "layer_types .'sliding_attention'.": z_lab(layer_types=["full_attention", "sliding_attention"]),
+    "use_swa: a draft with sliding windows": z_lab(dflash={"use_swa": True}),
+    "attention_sink_bias: a draft": z_lab(dflash={"attention_sink_bias": True}),
+    "use_sliding_window": pard("qwen2", use_sliding_window=True),
+    "dflash_config.causal: true": z_lab(dflash={"causal": True}),
+    "dflash_config.use_aux_hidden_state: false": z_lab(dflash={"use_aux_hidden_state": False}),
+    "model_type 'gpt_neox'": pard("gpt_neox"),
+    "kv_lora_rank": pard(kv_lora_rank=16),
+    "kv_lora_rank: a drafter": amazon(kv_lora_rank=16),
+    "mlp_bias": pard(mlp_bias=True),
+    "quantization_config": z_lab(quantization_config={"bits": 4}),
+    "tensors .*experts": pard().plus(model__layers__0__mlp__experts__0__w=noise(3)),
+}
+
+
+@pytest.mark.parametrize("reason", UNSUPPORTED)
+def test_what_the_library_does_not_have_is_refused_by_name(reason, tmp_path):
+    folder = UNSUPPORTED[reason].write(tmp_path)
+    with pytest.raises(ValueError, match=f"not supported: .*{reason}") as caught:
+        survey(folder)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("beside", "files", "reason"),
+    [
+        ("warp_model.bin", pard(), "PARD-2"),
+        ("pard_warp_model", pard(), "PARD-2"),
+        ("mask_embedding.pt", z_lab(), "mask_embedding.pt: a pickled embedding"),
+    ],
+)
+def test_files_beside_a_checkpoint_that_change_it_are_refused_by_name(
+    beside, files, reason, tmp_path
+):
+    folder = files.write(tmp_path)
+    (folder / beside).write_bytes(b"")
+    with pytest.raises(ValueError, match=f"not supported: .*{reason}"):
+        survey(folder)
+
+
+CONTRADICTIONS = {
+    "names no id of a mask token; pass mask_token_id= .command line: --mask-token-id": (
+        specforge_peagle()
+    ),
+    "names no id of a mask token but the text '<.MASK.>'": z_lab(
+        dflash={"mask_token_id": None, "mask_token": "<|MASK|>"}
+    ),
+    "names more than one mask token: .*'mask_token_id': 3": amazon(mask_token_id=3),
+    "mask_token_id must be an id in 0..60, got 61": z_lab(dflash={"mask_token_id": VOCAB}),
+    "ptd_token_id must be an id in 0..60, got True": amazon(ptd_token_id=True),
+    "pard_token must be an id in 0..60, got -1": pard(pard_token=-1),
+    "lacks block_size": z_lab().but(block_size=...),
+    "block_size must be an integer in 1..1024, got 0": z_lab(block_size=0),
+    "names two block sizes: .4, 6.": z_lab(dflash={"block_size": 4}),
+    "at least 2 rows, got 1": z_lab(block_size=1),
+    "made for a target of 12 layers, but LlamaForCausalLM has 8": z_lab(num_target_layers=12),
+    "names boundaries 2..9 outside of 0..8": z_lab(ids=(1, 8)),
+    "leads to 3 features": z_lab().but(
+        dflash_config={"mask_token_id": MASK, "target_layer_ids": [1, 2, 4]}
+    ),
+    "names layers more than once": z_lab(target_layer_ids=[1, 3]),
+    "names no layers of features": speculators_dflash().but(aux_hidden_state_layer_ids=None),
+    "made for a target with a vocabulary of 70": z_lab(vocab_size=70),
+    "missing hidden_norm.weight": z_lab().but("hidden_norm.weight"),
+    "missing mask_hidden": amazon().but("mask_hidden"),
+    r"mask_hidden has shape \[1, 64\]": amazon().plus(mask_hidden=noise(1, 2 * HIDDEN)),
+    "missing layers.1.self_attn.q_proj.weight": amazon().but("layers.1.self_attn.q_proj.weight"),
+    "missing lm_head.weight": pard().but("lm_head.weight"),
+    "missing .*layers.0.self_attn.q_proj.bias": pard(attention_bias=True),
+    "unexpected layers.3": pard(layers=4).but(num_hidden_layers=3),
+}
+
+
+@pytest.mark.parametrize("reason", CONTRADICTIONS)
+def test_a_checkpoint_that_contradicts_itself_is_refused(reason, tmp_path):
+    folder = CONTRADICTIONS[reason].write(tmp_path)
+    with pytest.raises(ValueError, match=reason) as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)
+
+
+OPTIONS = {
+    "mask_token_id": (specforge_peagle(), {"mask_token_id": 4}, "mask_token_id", 4),
+    "another mask": (amazon(), {"mask_token_id": 4}, "mask_token_id", 4),
+    "alignment": (z_lab(), {"alignment": "next-token"}, "alignment", "next-token"),
+    "is_causal": (z_lab(), {"is_causal": True}, "is_causal", True),
+    "feature_layers": (z_lab(), {"feature_layers": (1, 4)}, "feature_layers", (1, 4)),
+    "layer_convention": (z_lab(), {"layer_convention": "boundary"}, "feature_layers", (1, 4)),
+    "residual": (amazon(), {"norm_before_residual": True}, "norm_before_residual", True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_caller_may_know_better(name, tmp_path):
+    files, options, field, value = OPTIONS[name]
+    found = survey(files.write(tmp_path), **options)
+    assert getattr(found.config, field) == value
+    assert "asked for" in " ".join(found.notes)
+
+
+def test_the_rope_base_may_be_another(tmp_path):
+    for files in (amazon(), pard(), z_lab()):
+        found = survey(files.write(tmp_path), rope_theta=7.0)
+        assert found.config.layer.rope["rope_theta"] == 7.0
+
+
+def test_options_that_make_no_sense_are_refused(tmp_path):
+    folder = pard().write(tmp_path / "pard")
+    with pytest.raises(ValueError, match="feature_layers: a PARD head has none; drop it"):
+        survey(folder, feature_layers=(1,))
+    folder = z_lab().write(tmp_path / "dflash")
+    with pytest.raises(ValueError, match="norm_before_residual: a DFlash head has none"):
+        survey(folder, norm_before_residual=True)
+    with pytest.raises(ValueError, match=r"mask_token_id .asked for. must be an id in 0..60"):
+        survey(folder, mask_token_id=99)
+    with pytest.raises(ValueError, match="goes with context='none', got 'keys'"):
+        survey(folder, alignment="unshifted")
+    with pytest.raises(TypeError, match="unknown option feedback_norm; expected alignment"):
+        survey(folder, feedback_norm=True)
+
+
+def test_a_sequential_head_is_left_to_its_own_family(tmp_path):
+    assert survey(specforge().write(tmp_path)).family is EAGLE
+    with pytest.raises(ValueError, match=r"none of the families .*mask token .keys ptd_token_id"):
+        survey_checkpoint(tmp_path, TARGET, families=(MASK_TOKEN,))
+
+
+def test_other_readings_are_those_that_the_tensors_allow(tmp_path):
+    names = {}
+    for kind, files in {"p-eagle": amazon(), "pard": pard(), "dflash": z_lab()}.items():
+        checkpoint = read(files.write(tmp_path / kind))
+        names[kind] = [reading.name for reading in alternatives(checkpoint, TARGET)]
+        for reading in alternatives(checkpoint, TARGET):
+            reading.checkpoint.build()  # the same tensors fit
+    assert names["pard"] == ["as read", "rope base 10000, the target's"]
+    assert names["p-eagle"][:3] == [
+        "as read",
+        "one layer lower: boundaries 1, 3, 4",
+        "one layer higher: boundaries 3, 5, 6",
+    ]
+    assert "residual after the norm" in names["p-eagle"]
+    assert "d2t as absolute ids" not in names["dflash"]
+    assert names["dflash"][1:5] == [
+        "one layer lower: boundaries 1, 4",
+        "one layer higher: boundaries 3, 6",
+        "rows predict next token",
+        "causal block",
+    ]
+
+
+def test_a_file_that_is_of_no_known_kind_of_speculators_is_refused(tmp_path):
+    files = speculators_dflash(speculators_model_type="hydra")
+    with pytest.raises(ValueError, match="speculators_model_type 'hydra'"):
+        survey(files.write(tmp_path))
+
+
+def test_a_confidence_head_is_left_unread(tmp_path):
+    files = deepspec(enable_confidence_head=True)
+    found = survey(files.plus(confidence_head__proj__weight=noise(1, HIDDEN)).write(tmp_path))
+    assert found.faults == ()
+    assert "on which no draft token depends" in found.unread["confidence_head.proj.weight"]
+
+
+def test_tensors_of_training_are_left_unread(tmp_path):
+    files = speculators_dflash().plus(verifier_norm__weight=noise(HIDDEN))
+    assert list(survey(Files(files.config, files.tensors).write(tmp_path)).unread) == [
+        "verifier_norm.weight"
+    ]

@@ -1,0 +1,520 @@
+"""Prediction modules under every producer's names, read from a target's own checkpoint.
+
+The reference of each is the HF decoder layer itself, called with eager attention and a causal mask
+over a whole text, between norms and a projection that are written out here from the producers'
+public code. Tensors go into the file under names that are written down here once more.
+"""
+
+import shutil
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+import transformers
+from architectures import ARCHITECTURES, VOCAB
+from mtp_checkpoints import edit_config, random_model, shard, write_numbered
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
+
+from specdec import zoo
+from specdec.checkpoints import survey_checkpoint
+from specdec.checkpoints.mtp import MTP
+from specdec.checkpoints.mtp_export import save_head
+from specdec.cli import main
+from specdec.drafters import MTPDrafter
+from specdec.heads.hf_layer import causal_window
+from specdec.heads.layers import attend_causally
+from specdec.heads.rotary import rotary_table
+from specdec.heads.window import Pass
+from specdec.inspection import alternatives, describe
+from specdec.training.mtp import new_head
+
+WIDTH, LENGTH = 32, 9
+COMMON = ARCHITECTURES["qwen3"][1] | {"max_position_embeddings": 64}
+_QWEN = COMMON | {
+    "num_hidden_layers": 4,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 100.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 0],
+    },
+}
+_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_MIMO_V2 = COMMON | {
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "v_head_dim": 8,
+    "sliding_window": 4,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+}
+_STEP = COMMON | {
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 3,
+    "sliding_window": 4,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"]
+    + ["sliding_attention"] * 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"] + ["dense"] * 3,
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 24,
+}
+
+
+@dataclass(frozen=True)
+class Producer:
+    """How a producer's file looks.
+
+    Args:
+        family: HF's name of the target's classes.
+        config: of the target.
+        prefix: of the names of a depth, with `{d}` (depth) or `{n}` (target's layers and depth).
+        names: `enorm`, `hnorm`, `eh_proj`, `norm` in the file; with `{d}` where there is no prefix.
+        block: prefix of the decoder layer's tensors after `prefix`.
+        renamed: names of the layer's tensors that differ from HF's.
+        like: layer of the target that the module is built as.
+        changes: to the configuration that the module's layer is built with.
+        num_depths: in the file.
+        expected: flags of the head.
+    """
+
+    family: str
+    config: dict
+    prefix: str
+    names: dict
+    expected: dict
+    block: str = ""
+    renamed: tuple = ()
+    like: int = -1
+    changes: dict | None = None
+    num_depths: int = 1
+    keys: dict | None = None
+
+
+_EH = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj"}
+PRODUCERS = {
+    "Qwen": Producer(
+        "Qwen3Next",
+        _QWEN | _MOE | {"shared_expert_intermediate_size": 24, "mlp_only_layers": []},
+        "mtp.",
+        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
+        | {"norm": "norm"},
+        {"centred_norms": True, "target_state": "final", "feedback_norm": True},
+        block="layers.0.",
+    ),
+    "Qwen, 3.5": Producer(
+        "Qwen3_5Text",
+        _QWEN,
+        "mtp.",
+        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
+        | {"norm": "norm"},
+        {"centred_norms": True, "target_state": "final", "feedback_norm": True},
+        block="layers.0.",
+        keys={"mtp_num_hidden_layers": 1},
+    ),
+    "MiMo": Producer(
+        "Qwen2",
+        ARCHITECTURES["qwen2"][1],
+        "model.mtp_layers.{d}.",
+        {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj"}
+        | {"norm": "final_layernorm"},
+        {"hidden_first": True, "target_state": 3, "zero_first_embedding": True},
+        keys={"num_nextn_predict_layers": 1},
+    ),
+    "MiMo-V2": Producer(
+        "MiMoV2Flash",
+        _MIMO_V2,
+        "model.mtp.layers.{d}.",
+        _EH | {"norm": "final_layernorm"},
+        {"semantics": "target", "target_state": 3, "num_layers": 3},
+        renamed=(
+            ("post_attention_layernorm", "pre_mlp_layernorm"),
+            ("self_attn.sinks", "self_attn.attention_sink_bias"),
+        ),
+        like=0,
+        changes={"layer_types": ["sliding_attention"] * 3, "mlp_layer_types": ["dense"] * 3},
+        num_depths=3,
+    ),
+    "Ernie": Producer(
+        "Ernie4_5",
+        ARCHITECTURES["llama"][1],
+        "model.",
+        {"enorm": "mtp_emb_norm.0", "hnorm": "mtp_hidden_norm.0", "eh_proj": "mtp_linear_proj.0"},
+        {"output_norm": False, "feedback_norm": False, "zero_first_embedding": True},
+        block="mtp_block.0.",
+        keys={"num_nextn_predict_layers": 1},
+    ),
+    "Step": Producer(
+        "Step3p7Text",
+        _STEP,
+        "model.layers.{n}.",
+        _EH | {"norm": "transformer.shared_head.norm", "lm_head": "transformer.shared_head.output"},
+        {
+            **{"centred_norms": True, "target_state": 3, "feedback_norm": False},
+            **{"lm_head_per_depth": True, "semantics": "chain"},
+        },
+        block="transformer.",
+        like=0,
+        num_depths=3,
+    ),
+}
+
+
+class Written:
+    """A producer's checkpoint, and what its modules compute, from HF's own layers."""
+
+    def __init__(self, folder, producer, *, seed=0):
+        self.folder, self.producer = folder, producer
+        config = getattr(transformers, f"{producer.family}Config")(**producer.config)
+        torch.manual_seed(seed)
+        self.generator = torch.Generator().manual_seed(seed)
+        if producer.family == "Step3p7Text":  # HF has it as a part of a model of texts and images
+            self.model = Step3p7TextModel(config).eval()
+        else:
+            self.model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
+        self.num_layers = self.model.config.get_text_config().num_hidden_layers
+        config.save_pretrained(folder)
+        edit_config(folder, **(producer.keys or {}))
+        self.is_centred = producer.expected.get("centred_norms", False)
+        self.layers = [self._layer() for _ in range(producer.num_depths)]
+        self.parts = [self._parts() for _ in self.layers]
+        tensors = {"model.embed_tokens.weight": torch.zeros(2, 2)}  # of the rest of the target
+        for depth, (layer, parts) in enumerate(zip(self.layers, self.parts, strict=True)):
+            prefix = producer.prefix.format(d=depth, n=self.num_layers + depth)
+            for part, name in producer.names.items():
+                tensors[f"{prefix}{name}.weight"] = parts[part]
+            for name, tensor in unfused(layer.state_dict()).items():
+                for ours, theirs in producer.renamed:
+                    name = name.replace(ours, theirs)
+                tensors[f"{prefix}{producer.block}{name}"] = tensor
+        tensors = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def normal(self, *shape):
+        return torch.randn(shape, generator=self.generator)
+
+    @torch.no_grad()
+    def _layer(self) -> nn.Module:
+        producer = self.producer
+        config = type(self.model.config.get_text_config()).from_dict(
+            self.model.config.get_text_config().to_dict()
+        )
+        if producer.family.startswith("Step"):
+            config = self.model.config.get_mtp_config()
+        for name, value in (producer.changes or {}).items():
+            setattr(config, name, value)
+        config._attn_implementation = "eager"
+        layers = self.model.base_model.layers
+        layer = type(layers[0])(config, producer.like % len(layers)).float().eval()
+        for tensor in (*layer.parameters(), *layer.buffers()):
+            noise = self.normal(*tensor.shape)
+            tensor.copy_(0.2 * noise if tensor.dim() > 1 else tensor.nan_to_num() + 0.3 * noise)
+        self.config = config
+        return layer
+
+    def _parts(self) -> dict[str, Tensor]:
+        base = 0 if self.is_centred else 1
+        parts = {name: base + 0.3 * self.normal(WIDTH) for name in ("enorm", "hnorm", "norm")}
+        parts["eh_proj"] = self.normal(WIDTH, 2 * WIDTH) * WIDTH**-0.5
+        parts["lm_head"] = self.normal(VOCAB, WIDTH)
+        return parts
+
+    def norm(self, x, weight):
+        eps = self.config.rms_norm_eps
+        scale = 1 + weight if self.is_centred else weight
+        return x * (x.square().mean(-1, keepdim=True) + eps) ** -0.5 * scale
+
+    @torch.no_grad()
+    def outputs(self, embeds: Tensor, hidden: Tensor) -> list[Tensor]:
+        """What each depth makes of a text: `embeds` `[B, T + D - 1, H]` of the tokens that follow,
+        and the target's states `[B, T, H]`.
+        """
+        expected, count, outs = self.producer.expected, hidden.shape[1], []
+        state = hidden
+        for depth, (layer, parts) in enumerate(zip(self.layers, self.parts, strict=True)):
+            beside = embeds[:, depth : depth + count].clone()
+            if expected.get("zero_first_embedding"):
+                beside[:, 0] = 0
+            pair = [self.norm(beside, parts["enorm"]), self.norm(state, parts["hnorm"])]
+            pair = pair[::-1] if expected.get("hidden_first") else pair
+            x = torch.cat(pair, dim=-1) @ parts["eh_proj"].T
+            out = self.run(layer, x)
+            outs.append(out)
+            if expected.get("semantics", "chain") == "chain":
+                has_feedback = expected.get("feedback_norm", True)
+                state = self.norm(out, parts["norm"]) if has_feedback else out
+        return outs
+
+    def run(self, layer, x):
+        config, count = self.config, x.shape[1]
+        positions = torch.arange(count)[None]
+        rotary = type(self.model.base_model.rotary_emb)(config)
+        types = getattr(config, "layer_types", None)
+        kind = types[self.producer.like % len(types)] if types else "full_attention"
+        is_nested = kind in config.rope_parameters
+        turned = positions.expand(3, 1, -1) if hasattr(rotary, "mrope_section") else positions
+        angles = rotary(x, turned, **({"layer_type": kind} if is_nested else {}))
+        distance = positions.T - positions
+        visible = distance >= 0
+        if kind == "sliding_attention":
+            visible &= distance < config.sliding_window
+        mask = torch.zeros(1, 1, count, count).masked_fill(~visible, -torch.inf)
+        options = {"attention_mask": mask, "position_ids": positions}
+        out = layer(x, position_embeddings=angles, **options)
+        return out[0] if isinstance(out, tuple) else out
+
+
+def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts one by one, as checkpoints store them."""
+    result = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, matrix in enumerate(tensor):
+                for part, half in zip(("gate", "up"), matrix.chunk(2), strict=True):
+                    result[name.replace("gate_up_proj", f"{expert}.{part}_proj.weight")] = half
+        elif name.endswith("experts.down_proj"):
+            for expert, matrix in enumerate(tensor):
+                result[name.replace("down_proj", f"{expert}.down_proj.weight")] = matrix
+        else:
+            result[name] = tensor
+    return result
+
+
+def whole_text(config, count) -> Pass:
+    table = getattr(config.layer, "rotary_table", None)
+    if table is None:
+        angles = rotary_table(config.layer, count, dtype=torch.float32)
+    else:
+        angles = table(count, dtype=torch.float32)
+    return Pass(angles[None, None], attend_causally, None, causal_window(count))
+
+
+@pytest.mark.parametrize("with_target", [True, False])
+@pytest.mark.parametrize("name", PRODUCERS)
+@torch.no_grad()
+def test_a_head_computes_what_its_producer_means(tmp_path, name, with_target):
+    written = Written(tmp_path, PRODUCERS[name])
+    target = written.model if with_target else None
+    if name == "MiMo":
+        edit_config(tmp_path, model_type="mimo", architectures=["MiMoForCausalLM"])
+    survey = survey_checkpoint(tmp_path, target, families=(MTP,))
+    assert survey.source.producer == name.partition(",")[0]
+    assert not survey.faults
+    assert not survey.unread_keys or name == "MiMo"
+    head = survey.load(target).build()
+    config = head.config
+    for flag, value in PRODUCERS[name].expected.items():
+        assert getattr(config, flag) == value, flag
+    count, depths = LENGTH, config.num_layers
+    embeds = written.normal(2, count + depths - 1, WIDTH)
+    hidden = written.normal(2, count, WIDTH)
+    step, state = whole_text(config, count), hidden
+    for depth, expected in enumerate(written.outputs(embeds, hidden)):
+        out = head(depth, embeds[:, depth : depth + count], state, step)
+        torch.testing.assert_close(out, expected, rtol=0, atol=2e-5)
+        parts = written.parts[depth]
+        normed = written.norm(out, parts["norm"]) if config.output_norm else out
+        vocabulary = nn.Linear(WIDTH, VOCAB, bias=False)
+        vocabulary.weight.copy_(parts["lm_head"])
+        logits = head.logits(depth, out, vocabulary)
+        torch.testing.assert_close(logits, vocabulary(normed), rtol=0, atol=1e-4)
+        state = head.feedback(depth, out) if config.semantics == "chain" else hidden
+    assert dict(written.parts[0])  # the reference is not empty
+
+
+@pytest.mark.parametrize("name", PRODUCERS)
+@torch.no_grad()
+def test_what_is_saved_loads_back_bit_for_bit(tmp_path, name):
+    written = Written(tmp_path / "theirs", PRODUCERS[name])
+    head = survey_checkpoint(tmp_path / "theirs", families=(MTP,)).load().build()
+    config = replace(head.config, target_state="final", semantics="target")
+    head.config = config
+    save_head(head, tmp_path / "ours")
+    again = survey_checkpoint(tmp_path / "ours", families=(MTP,)).load().build()
+    assert again.config.semantics == "target"
+    assert again.config.target_state == "final"
+    for part in ("hidden_first", "centred_norms", "zero_first_embedding", "output_norm"):
+        assert getattr(again.config, part) == getattr(config, part)
+    ours = head.state_dict()
+    assert ours.keys() == again.state_dict().keys()
+    for key, tensor in again.state_dict().items():
+        assert tensor.equal(ours[key]), key
+    hidden, step = written.normal(1, LENGTH, WIDTH), whole_text(config, LENGTH)
+    assert again(0, hidden, hidden, step).equal(head(0, hidden, hidden, step))
+
+
+# DeepSeek and GLM; what they compute is compared with HF's own code in drafters/test_mtp_hf.py.
+
+
+@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
+def test_only_the_files_of_the_modules_are_opened(tmp_path, family):
+    model, tensors = write_numbered(tmp_path, family, num_depths=1)
+    shard(tmp_path)
+    (tmp_path / "model-00001-of-00002.safetensors").write_bytes(b"not a file of tensors")
+    head = MTPDrafter.from_pretrained(tmp_path, model, 2).head
+    assert head.layers[0].enorm.weight.equal(tensors["model.layers.3.enorm.weight"])
+    experts = head.layers[0].block.layer.mlp.experts
+    per_expert = "model.layers.3.mlp.experts.2"
+    gate, up = (tensors[f"{per_expert}.{part}_proj.weight"] for part in ("gate", "up"))
+    assert experts.gate_up_proj[2].equal(torch.cat([gate, up]))
+    assert experts.down_proj[2].equal(tensors[f"{per_expert}.down_proj.weight"])
+
+
+@pytest.mark.parametrize("num_depths", [1, 3])
+def test_stored_copies_of_the_targets_tables_are_shared(tmp_path, num_depths):
+    model, tensors = write_numbered(tmp_path, "DeepseekV3", num_depths=num_depths)
+    checkpoint = survey_checkpoint(tmp_path, model, families=(MTP,)).load(model)
+    assert checkpoint.shared == ("embed_tokens", "lm_head")
+    drafter = MTPDrafter.from_pretrained(tmp_path, model, 3)
+    assert not [name for name, _ in drafter.named_parameters() if "lm_head" in name]
+    changed = dict(tensors)
+    changed["model.layers.3.shared_head.head.weight"] = tensors["lm_head.weight"] + 1
+    save_file(changed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    drafter = MTPDrafter.from_pretrained(tmp_path, model, 3)
+    assert drafter.head.lm_head.weight.equal(tensors["lm_head.weight"] + 1)
+    assert not drafter.config.lm_head_per_depth
+
+
+def test_the_bias_that_chooses_experts_stays_float32(tmp_path):
+    model, tensors = write_numbered(tmp_path, "DeepseekV3", num_depths=1)
+    name = "model.layers.3.mlp.gate.e_score_correction_bias"
+    drafter = MTPDrafter.from_pretrained(tmp_path, model.to(torch.bfloat16), 2)
+    gate = drafter.head.layers[0].block.layer.mlp.gate
+    assert gate.e_score_correction_bias.dtype == torch.float32
+    assert gate.e_score_correction_bias.equal(tensors[name].float())
+    assert gate.weight.dtype == torch.bfloat16 == drafter.head.dtype
+
+
+def edited(folder, change):
+    """The folder with its tensors changed."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _drop(name):
+    return lambda tensors: tensors.pop(name)
+
+
+_THIRD = "model.layers.3"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_drop(f"{_THIRD}.hnorm.weight"), "missing layers.0.hnorm.weight"),
+        (
+            _drop(f"{_THIRD}.mlp.experts.1.up_proj.weight"),
+            "missing layers.0.block.layer.mlp.experts.gate_up_proj",
+        ),
+        (
+            lambda t: t.update({f"{_THIRD}.surprise.weight": torch.zeros(2)}),
+            "unexpected layers.0.block.layer.surprise.weight",
+        ),
+        (
+            lambda t: t.update({f"{_THIRD}.eh_proj.weight": torch.zeros(32, 32)}),
+            r"eh_proj.weight has shape \[32, 32\], not \[32, 64\]",
+        ),
+        (
+            lambda t: t.update({f"{_THIRD}.enorm.weight": torch.full((32,), torch.nan)}),
+            "NaN or infinity in layers.0.enorm.weight",
+        ),
+        (
+            lambda t: t.update(
+                {f"{_THIRD}.eh_proj.weight": torch.zeros(32, 64).to(torch.float8_e4m3fn)}
+            ),
+            r"not supported: quantised weights \(F8_E4M3\)",
+        ),
+        (
+            lambda t: t.update({f"{_THIRD}.eh_proj.weight_scale_inv": torch.ones(1, 1)}),
+            "not supported: quantised weights",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(tmp_path, change, message):
+    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1)
+    edited(tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        MTPDrafter.from_pretrained(tmp_path, model)
+
+
+def test_other_contradictions_are_refused(tmp_path):
+    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=2)
+    other = random_model("DeepseekV3", vocab_size=VOCAB + 3)
+    with pytest.raises(ValueError, match="a vocabulary of 61, but DeepseekV3ForCausalLM has 64"):
+        MTPDrafter.from_pretrained(tmp_path, other)
+    with pytest.raises(TypeError, match="unknown option hidden_last"):
+        MTPDrafter.from_pretrained(tmp_path, model, hidden_last=True)
+    with pytest.raises(ValueError, match="semantics must be 'chain' or 'target', got 'both'"):
+        MTPDrafter.from_pretrained(tmp_path, model, semantics="both")
+    with pytest.raises(ValueError, match="one feature, 'final' or a boundary"):
+        MTPDrafter.from_pretrained(tmp_path, model, feature_layers=(1, 2))
+    with pytest.raises(ValueError, match="rope_theta is for heads of the library's own layers"):
+        MTPDrafter.from_pretrained(tmp_path, model, rope_theta=5.0)
+    edit_config(tmp_path, num_nextn_predict_layers=1)
+    with pytest.raises(ValueError, match="num_nextn_predict_layers is 1, but the files hold 2"):
+        MTPDrafter.from_pretrained(tmp_path, model)
+    edit_config(tmp_path, num_nextn_predict_layers=2, model_type="unheard_of")
+    with pytest.raises(ValueError, match="no model_type 'unheard_of'; pass the target"):
+        survey_checkpoint(tmp_path, families=(MTP,))
+    plain = tmp_path / "plain"
+    random_model("Llama").save_pretrained(plain)
+    with pytest.raises(ValueError, match="look like a head of none of the families"):
+        MTPDrafter.from_pretrained(plain, model)
+
+
+def test_options_are_what_a_caller_knows_better(tmp_path):
+    model, _ = write_numbered(tmp_path, "Glm4Moe", num_depths=2)
+    options = {"semantics": "target", "feedback_norm": False, "hidden_first": True}
+    survey = survey_checkpoint(
+        tmp_path, model, families=(MTP,), zero_first_embedding=True, feature_layers=(3,), **options
+    )
+    assert (survey.config.target_state, survey.config.zero_first_embedding) == (3, True)
+    for name, value in options.items():
+        assert getattr(survey.config, name) == value
+        assert f"as asked for: {name} = {value!r}" in survey.notes
+
+
+def test_inspect_shows_the_reading_and_every_misreading_has_its_option(tmp_path):
+    model, _ = write_numbered(tmp_path, "Glm4Moe", num_depths=2)
+    survey = survey_checkpoint(tmp_path, model, families=(MTP,))
+    checkpoint = survey.load(model)
+    text = describe(survey, checkpoint)
+    assert "MTP, 2 depths of Glm4MoeDecoderLayer, width 32" in text
+    assert "[embedding, hidden]; later depths read the output of the one before" in text
+    readings = alternatives(checkpoint, model)
+    assert len({reading.name for reading in readings}) == len(readings) == 6
+    for reading in readings[1:]:
+        options = eval(f"dict({reading.how})")
+        again = survey_checkpoint(tmp_path, model, families=(MTP,), **options)
+        shared = {"has_embed_tokens": False, "has_lm_head": False}
+        assert replace(again.config, **shared) == reading.checkpoint.config
+        reading.checkpoint.build()
+
+
+def test_a_folder_of_the_targets_weights_alone_is_not_taken_for_modules(tmp_path):
+    random_model("DeepseekV3").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="none of the families"):
+        survey_checkpoint(tmp_path, families=(MTP,))
+    shutil.rmtree(tmp_path)
+
+
+def test_the_command_inspects_modules_and_tries_the_misreadings(tmp_path, capsys):
+    target = zoo.load_target()
+    MTPDrafter(new_head(target, 2, mlp_width=16), target, 2).save_pretrained(tmp_path)
+    options = ["--target", "zoo", "--new-tokens", "6", "--num-draft-tokens", "2"]
+    assert main(["inspect", str(tmp_path), *options]) == 0
+    text = capsys.readouterr().out
+    assert "MTP, 2 depths, 2 layers, width 128" in text
+    for name in ("as read", "depths read the target's state", "feedback before the norm"):
+        assert name in text

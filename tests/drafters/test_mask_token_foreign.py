@@ -1,0 +1,405 @@
+"""Mask-token drafters beside the code of others, on the same random weights.
+
+DFlash: transformers' own candidate generator over a whole generation. PARD: a straight forward of
+the Hugging Face model over [tokens, masks]. P-EAGLE and DFlash: the models of the `speculators`
+package (slow; skipped where it is not installed).
+"""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+import torch
+import transformers
+from architectures import VOCAB, build
+from eagle_heads import features_and_logits
+from mask_heads import config_for, random_head
+from torch import nn
+from transformers.generation import candidate_generator
+
+from specdec import MaskTokenDrafter, SpeculativeGenerator
+
+# DFlash, as transformers generates with it.
+
+BLOCK, MASK_TOKEN, LAYER_IDS = 5, 7, [0, 1]
+
+
+def dflash_assistant(model, *, block_size=BLOCK, layers=2, seed=0):
+    """A random DFlash model of transformers, for a target of the given width."""
+    from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=model.config.hidden_size,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        layer_types=["full_attention"] * layers,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rms_norm_eps=1e-6,
+        block_size=block_size,
+        mask_token_id=MASK_TOKEN,
+        target_layer_ids=LAYER_IDS,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    )
+    assistant, generator = (
+        MuseGlimmerAssistantModel(config),
+        torch.Generator().manual_seed(seed),
+    )
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = parameter.dim() == 1
+            parameter.copy_(1 + 0.3 * noise if is_norm else noise * parameter.shape[-1] ** -0.5)
+    return assistant.eval()
+
+
+def as_head(model, assistant, **changes):
+    """Our head with the assistant's weights: the renaming is `encoder.*`."""
+    shared = {
+        "num_layers": assistant.config.num_hidden_layers,
+        "feature_layers": tuple(i + 1 for i in LAYER_IDS),
+        "block_size": assistant.config.block_size,
+    }
+    config = config_for(model, "dflash", **(shared | changes))
+    head = random_head(config, dtype=torch.float32)
+    names = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+    weights = {}
+    for name, tensor in assistant.state_dict().items():
+        for theirs, ours in names.items():
+            name = name.replace(theirs, ours)
+        weights[name] = tensor
+    head.load_state_dict(weights, strict=True)
+    return head
+
+
+def proposals_of_hf(model, assistant, prompt, new_tokens, monkeypatch):
+    """HF's text, and what its candidate generator proposed after which tokens."""
+    seen = []
+    generator = candidate_generator.DFlashTokenCandidateGenerator
+    method = generator.get_candidates
+
+    def recorded(self, input_ids, **kwargs):
+        ids, logits = method(self, input_ids, **kwargs)
+        if logits is not None:
+            seen.append((input_ids[0].tolist(), ids[0, input_ids.shape[1] :].tolist()))
+        return ids, logits
+
+    monkeypatch.setattr(generator, "get_candidates", recorded)
+    text = model.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        assistant_model=assistant,
+        speculation_type="dflash",
+        max_new_tokens=new_tokens,
+        do_sample=False,
+    )
+    return text[0].tolist(), seen
+
+
+def proposals_of_ours(model, drafter, text, length, new_tokens):
+    """The same of ours, after the first `length` tokens of a text."""
+    prompt = torch.tensor([text[:length]])
+    options = {"max_new_tokens": new_tokens, "do_sample": False, "trace": True}
+    result = SpeculativeGenerator(model, drafter).generate(prompt, **options)
+    assert result.sequences[0].tolist() == text[: length + new_tokens]
+    steps, seen = list(text[:length]), []
+    for step in result.trace[0]:
+        seen.append((list(steps), list(step.draft_tokens)))
+        steps += step.new_tokens
+    return seen
+
+
+@pytest.mark.skipif(
+    not hasattr(candidate_generator, "DFlashTokenCandidateGenerator"),
+    reason="this transformers has no DFlash",
+)
+@pytest.mark.parametrize("block_size", [2, BLOCK, 9])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gpt_oss"])
+@torch.no_grad()
+def test_dflash_proposes_what_transformers_proposes_over_a_whole_generation(
+    name, block_size, monkeypatch
+):
+    model = build(name)
+    assistant = dflash_assistant(model, block_size=block_size, seed=3)
+    prompt = torch.tensor([[5, 17, 3, 8, 21, 40]])
+    with monkeypatch.context() as patch:
+        text, theirs = proposals_of_hf(model, assistant, prompt, 30, patch)
+    assert len(theirs) > 5
+    length = len(theirs[0][0])  # they read the prompt, and one token more, before they draft
+    drafter = MaskTokenDrafter(as_head(model, assistant), model, block_size - 1)
+    ours = proposals_of_ours(model, drafter, text, length, len(text) - length)
+    for (seen, drafted), (other_seen, other_drafted) in zip(ours, theirs, strict=False):
+        assert (seen, drafted) == (other_seen, other_drafted)
+    assert abs(len(ours) - len(theirs)) <= 1  # HF stops drafting one token before the end
+
+    # Fewer draft tokens are the first of the same block.
+    if block_size > 2:
+        fewer = MaskTokenDrafter(as_head(model, assistant), model, 1)
+        for seen, drafted in proposals_of_ours(model, fewer, text, length, 12):
+            for other_seen, other_drafted in theirs:
+                assert seen != other_seen or drafted == other_drafted[:1]
+
+    # The negative control: features one layer off propose something else.
+    wrong = as_head(model, assistant, feature_layers=(0, 1))
+    others = proposals_of_ours(
+        model, MaskTokenDrafter(wrong, model, block_size - 1), text, length, len(text) - length
+    )
+    assert [drafted for _, drafted in others] != [drafted for _, drafted in ours]
+
+
+# PARD: a plain language model.
+
+
+def language_model(kind, *, vocab_size=VOCAB, tied=False, seed=2):
+    """A small random model of another width than the targets."""
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=vocab_size,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=8,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0},
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    )
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.3)
+    return model.eval()
+
+
+def save_pard(model, folder):
+    """As AMD stores one: the model, and two keys in its configuration."""
+    model.save_pretrained(folder)
+    keys = json.loads((folder / "config.json").read_text())
+    keys |= {"pard_token": MASK_TOKEN, "spd_type": "pard"}
+    (folder / "config.json").write_text(json.dumps(keys))
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab_size", "tied"),
+    [
+        ("Llama", VOCAB, False),
+        ("Llama", VOCAB, True),
+        ("Qwen2", VOCAB + 3, False),
+        ("Qwen3", VOCAB - 2, False),
+        ("Qwen3", VOCAB - 2, True),
+    ],
+)
+@torch.no_grad()
+def test_pard_proposes_what_a_straight_forward_over_tokens_and_masks_does(
+    kind, vocab_size, tied, tmp_path
+):
+    target = build("llama")
+    model = language_model(kind, vocab_size=vocab_size, tied=tied)
+    save_pard(model, tmp_path)
+    drafter = MaskTokenDrafter.from_pretrained(tmp_path, target, 4)
+    prompt = torch.tensor([[5, 17, 3, 8, 21, 40]])
+    result = SpeculativeGenerator(target, drafter).generate(prompt, max_new_tokens=30, trace=True)
+    text, seen = prompt[0].tolist(), []
+    for step in result.trace[0]:
+        ids = torch.tensor([[min(t, vocab_size - 1) for t in text] + [MASK_TOKEN] * 3])
+        logits = model(input_ids=ids).logits[0, -4:, : min(VOCAB, vocab_size)]
+        top = logits.topk(2).values
+        assert float((top[:, 0] - top[:, 1]).min()) > 1e-4  # no ties for rounding to decide
+        assert step.draft_tokens == logits.argmax(-1).tolist()
+        seen.append(step.draft_tokens)
+        text += step.new_tokens
+    assert len(seen) > 5
+
+
+def test_a_pard_model_of_another_tokenizer_is_refused(tmp_path):
+    save_pard(language_model("Llama", vocab_size=VOCAB + 2000), tmp_path)
+    with pytest.raises(
+        ValueError, match=r"vocabulary of 2061 and the target's is 61; they must sh"
+    ):
+        MaskTokenDrafter.from_pretrained(tmp_path, build("llama"))
+
+
+def test_a_pard_model_drafts_to_the_end_of_its_positions_and_no_further(tmp_path):
+    target = build("llama")  # 128 positions
+    save_pard(language_model("Llama"), tmp_path)  # 64 positions
+    drafter = MaskTokenDrafter.from_pretrained(tmp_path, target, 4)
+    prompt = torch.randint(1, VOCAB, (1, 50), generator=torch.Generator().manual_seed(0))
+    generator = SpeculativeGenerator(target, drafter)
+    result = generator.generate(prompt, max_new_tokens=40, trace=True, eos_token_id=None)
+    plain = target.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False
+    )
+    assert result.sequences.tolist() == plain.tolist()
+    length, drafted = 50, {}
+    for step in result.trace[0]:
+        drafted[length] = len(step.draft_tokens)
+        length += len(step.new_tokens)
+    # The row for the first draft token stands at the position of the last token, `length - 1`.
+    assert drafted == {n: max(min(64 - (n - 1), 4), 0) for n in drafted}
+    assert {0, 4} < set(drafted.values())
+
+
+# The speculators package.
+
+needs_speculators = pytest.mark.skipif(
+    find_spec("speculators") is None, reason="the package speculators is not installed"
+)
+
+
+def speculators_layers(layers, kind):
+    config_class = getattr(transformers, f"{kind}Config")
+    config = config_class(
+        hidden_size=32,
+        intermediate_size=24,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        vocab_size=VOCAB,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        rms_norm_eps=1e-6,
+    )
+    config._attn_implementation = "eager"
+    return config
+
+
+def speculators_config(algorithm):
+    from speculators.config import SpeculatorsConfig, VerifierConfig
+    from speculators.proposals.greedy import GreedyTokenProposalConfig
+
+    return SpeculatorsConfig(
+        algorithm=algorithm,
+        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=4)],
+        default_proposal_method="greedy",
+        verifier=VerifierConfig(name_or_path=None, architectures=[]),
+    )
+
+
+def randomise(model, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            is_norm = "norm" in name
+            scale = 1.0 if "mask_hidden" in name else parameter.shape[-1] ** -0.5
+            parameter.copy_(1 + 0.3 * noise if is_norm else noise * scale)
+    return model.eval()
+
+
+class Logits(nn.Module):
+    """A vocabulary head that keeps what it returned last."""
+
+    def __init__(self, lm_head):
+        super().__init__()
+        self.lm_head = lm_head
+
+    def forward(self, hidden):
+        self.seen = self.lm_head(hidden)
+        return self.seen
+
+
+def proposed_logits(drafter, model, ids):
+    """Logits `[K, Vd]` of our drafter after a text."""
+    seen = []
+    method = drafter.head.logits
+    drafter.head.logits = lambda *args: seen.append(method(*args)) or seen[-1]
+    SpeculativeGenerator(model, drafter).generate(ids, max_new_tokens=9, do_sample=False)
+    return seen[0][0]
+
+
+@pytest.mark.slow
+@needs_speculators
+@pytest.mark.parametrize(("flags", "kind"), [({}, "Llama"), ({"fc_norm": True}, "Qwen3")])
+@torch.no_grad()
+def test_p_eagle_predicts_what_the_model_of_speculators_does(flags, kind, tmp_path, monkeypatch):
+    """Its training forward with one anchor: depth 0 is the text, the depths after it are masks."""
+    from speculators.models.peagle import core
+    from speculators.models.peagle.config import PEagleSpeculatorConfig
+
+    target, depths = build("llama"), 4
+    config = PEagleSpeculatorConfig(
+        transformer_layer_config=speculators_layers(2, kind),
+        draft_vocab_size=VOCAB,
+        eagle_aux_hidden_state_layer_ids=[0, 1, 2],
+        mask_token_id=MASK_TOKEN,
+        speculators_config=speculators_config("peagle"),
+        **flags,
+    )
+    theirs = randomise(core.PEagleDraftModel(config))
+    theirs.save_pretrained(tmp_path)
+    ours = MaskTokenDrafter.from_pretrained(tmp_path, target, depths)
+    assert ours.config.mask_token_id == MASK_TOKEN
+
+    ids = torch.randint(1, VOCAB, (1, 12), generator=torch.Generator().manual_seed(0))
+    features, _ = features_and_logits(target, ids, (0, 1, 2))
+    count = ids.shape[1] - 1  # rows of the text: token t + 1 beside feature t
+    anchor = torch.cat([torch.arange(count), torch.full((depths - 1,), count - 1)])
+    depth = torch.cat([torch.zeros(count), torch.arange(1, depths)]).long()
+    monkeypatch.setattr(core, "generate_cod_sample_indices", lambda **_: (anchor, depth))
+    monkeypatch.setattr(core, "compute_metrics", lambda **_: (None, None))
+    theirs.lm_head = Logits(theirs.lm_head)
+    width = count + depths - 1  # positions of masks are looked up, and their rows not used
+    padded = torch.nn.functional.pad(ids[:, 1:], (0, depths - 1))
+    hidden = torch.nn.functional.pad(features[:, :-1], (0, 0, 0, depths - 1), value=torch.nan)
+    theirs(
+        hidden_states=hidden,
+        input_ids=padded,
+        document_ids=torch.zeros(1, width, dtype=torch.long),
+        verifier_last_hidden_states=torch.zeros(1, width, 32),
+    )
+    expected = theirs.lm_head.seen[0, count - 1 :]
+    seen = proposed_logits(ours, target, ids)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.slow
+@needs_speculators
+@pytest.mark.parametrize("from_anchor", [False, True])
+@torch.no_grad()
+def test_dflash_predicts_what_the_model_of_speculators_does(from_anchor, tmp_path, monkeypatch):
+    """Its training forward with one anchor, the last token of the text."""
+    from speculators.models.dflash import core
+    from speculators.models.dflash.config import DFlashSpeculatorConfig
+
+    target = build("llama")
+    config = DFlashSpeculatorConfig(
+        transformer_layer_config=speculators_layers(2, "Qwen3"),
+        draft_vocab_size=VOCAB,
+        aux_hidden_state_layer_ids=[1, 2],
+        block_size=BLOCK,
+        mask_token_id=MASK_TOKEN,
+        sample_from_anchor=from_anchor,
+        speculators_config=speculators_config("dflash"),
+    )
+    theirs = randomise(core.DFlashDraftModel(config))
+    with torch.no_grad():  # what its files leave to the verifier
+        theirs.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
+        theirs.lm_head.weight.copy_(target.get_output_embeddings().weight)
+    theirs.save_pretrained(tmp_path)
+    count = BLOCK if from_anchor else BLOCK - 1
+    ours = MaskTokenDrafter.from_pretrained(tmp_path, target, count)
+    assert ours.config.alignment == ("next-token" if from_anchor else "same-position")
+
+    ids = torch.randint(1, VOCAB, (1, 12), generator=torch.Generator().manual_seed(0))
+    features, _ = features_and_logits(target, ids, (1, 2))
+    padded = torch.nn.functional.pad(ids, (0, BLOCK))
+    hidden = torch.nn.functional.pad(features, (0, 0, 0, BLOCK))
+    anchors = torch.tensor([11]), torch.tensor([True])
+    monkeypatch.setattr(core, "select_anchors", lambda *_: anchors)
+    theirs.lm_head = Logits(theirs.lm_head)
+    width = padded.shape[1]
+    theirs._backbone_forward(
+        hidden,
+        padded,
+        torch.ones(1, width),
+        torch.zeros(1, width, 32),
+        torch.zeros(1, width, dtype=torch.long),
+        max_anchors=1,
+    )
+    expected = theirs.lm_head.seen[0, 0 if from_anchor else 1 :][:count]
+    seen = proposed_logits(ours, target, ids)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=2e-5)

@@ -1,0 +1,148 @@
+"""`MaskTokenDrafter` computes the published wirings: the logits of all draft tokens are those of
+`mask_reference`, which has no cache and knows nothing of the package.
+
+The text arrives as in the loop: a prompt in chunks, then blocks of an accepted prefix and one new
+token, of another length in every row. What belongs to no row is NaN or an impossible id. In float64
+the two agree to 1e-10, so nothing hides in rounding.
+"""
+
+import pytest
+import torch
+from drafting import drawing
+from eagle_heads import FeatureLoop, stand_in
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_heads import VOCAB, WIRINGS, random_head, tables_of
+from mask_reference import draft_logits
+from plain_loop import PlainLoop
+
+from specdec.drafters import MaskTokenDrafter
+from specdec.samplers import Noise, Warp
+
+CPU = torch.device("cpu")
+HEADS = {name: random_head(config) for name, config in WIRINGS.items()}
+TARGETS = {name: stand_in(config) for name, config in WIRINGS.items()}
+seeds = st.integers(0, 2**32 - 1)
+
+
+class Recorder:
+    """The logits `[B, K, Vd]` of a drafter's last pass that predicted anything."""
+
+    def __init__(self, head, monkeypatch):
+        method = head.logits
+
+        def call(*args):
+            self.logits = method(*args)
+            return self.logits
+
+        monkeypatch.setattr(head, "logits", call)
+
+
+def drive(name, seed, *, width=3, chunk_size=4, num_steps=4, patch):
+    """Yields (row's text, its features, what the head computed) for every proposal."""
+    config, generator = WIRINGS[name], torch.Generator().manual_seed(seed)
+
+    def integer(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    rows = 3
+    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(rows)]
+    prompts[seed % rows] = prompts[seed % rows][:1]
+    kwargs = {"garbage": -1 - 1000 * integer(0, 1), "slack": integer(0, 9)}
+    table = None
+    if config.feature_layers:
+        shape = rows, 40, config.feature_width
+        table = torch.randn(shape, generator=generator, dtype=torch.float64)
+        loop = FeatureLoop(prompts, width, table, **kwargs)
+    else:
+        loop = PlainLoop(prompts, width, **kwargs)
+    recorder = Recorder(HEADS[name], patch)
+    drafter = MaskTokenDrafter(HEADS[name], TARGETS[name], width, proposal="sample")
+    state = drafter.init_state(rows, 40, vocab_size=VOCAB, device=CPU)
+    loop.prefill(drafter, state, chunk_size)
+    noise = Noise([seed, seed + 1, seed + 2])
+    for _ in range(num_steps):
+        step = noise.at(torch.tensor([len(row) - 1 for row in loop.rows]), width + 1)
+        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(rows), step))
+        for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
+            reads = count > 0 or not config.feature_layers
+            assert int(draft.num_valid[b]) == (width if reads else 0)
+            if reads:
+                check_probs(HEADS[name], draft, b, recorder.logits[b])
+                features = None if table is None else table[b, : len(text) - 1]
+                yield list(text), features, recorder.logits[b]
+        drafted = draft.tokens.tolist()
+        new = [[*drafted[b][: integer(0, width)], integer(0, VOCAB - 1)] for b in range(rows)]
+        new[integer(0, rows - 1)] = []  # a row that has ended
+        loop.commit(new)
+
+
+def check_probs(head, draft, row, logits):
+    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
+    for i, values in enumerate(logits):
+        probs = torch.zeros(VOCAB, dtype=values.dtype)
+        ids = range(VOCAB) if head.target_ids is None else head.target_ids.tolist()
+        for token, p in zip(ids, values.softmax(dim=0), strict=True):
+            probs[token] = p
+        torch.testing.assert_close(draft.probs[row, i], probs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", WIRINGS)
+@settings(max_examples=4)
+@given(seeds, st.integers(1, 5), st.integers(1, 9))
+@torch.no_grad()
+def test_every_draft_is_that_of_the_wiring_recomputed_without_cache(name, seed, width, chunk_size):
+    checked, weights = 0, HEADS[name].state_dict()
+    with pytest.MonkeyPatch.context() as patch:
+        for text, features, seen in drive(
+            name, seed, width=width, chunk_size=chunk_size, patch=patch
+        ):
+            case = WIRINGS[name], weights, tables_of(TARGETS[name]), text, features, width
+            assert (seen - draft_logits(*case)).abs().max() < 1e-10
+            checked += 1
+    assert checked >= 6
+
+
+FAULTS = {
+    "nothing": {},
+    "features one position late": {"features": lambda f: f.roll(1, dims=0)},
+    "features one position early": {"features": lambda f: f.roll(-1, dims=0)},
+    "the last token is another": {"text": lambda t: [*t[:-1], (t[-1] + 1) % VOCAB]},
+    "the first token is another": {"text": lambda t: [(t[0] + 1) % VOCAB, *t[1:]]},
+    "masks one position late": {"late": 1},
+    "rows sampled one late": {"first": 1},
+    "rows sampled one early": {"first": -1},
+    "masks see all": {"sees": lambda q, k: torch.ones_like(k <= q)},
+    "masks see what precedes them": {"sees": lambda q, k: k <= q},
+    "masks do not see each other": {"sees": lambda q, k: (k < q - 1) | (k == q)},
+}
+HARMLESS = {
+    "p-eagle": {"masks see what precedes them", "the first token is another"},
+    "pard": {"masks see what precedes them", "features one position late"}
+    | {"features one position early"},
+    "dflash": {"masks see all", "the first token is another"},
+    "dspark": {"masks see all", "the first token is another"},
+}
+"""What makes no difference to a wiring: it is what it does, or it does not read it."""
+
+
+CASES = [(name, fault) for name in HARMLESS for fault in FAULTS]
+CASES.remove(("dspark", "rows sampled one early"))  # there is no row before the first
+
+
+@pytest.mark.parametrize(("name", "fault"), CASES)
+@torch.no_grad()
+def test_each_usual_fault_would_show(name, fault, monkeypatch):
+    """The negative controls: the reference with one fault is far from what the drafter computes."""
+    config, weights, worst = WIRINGS[name], HEADS[name].state_dict(), 0.0
+    options = dict(FAULTS[fault])
+    change_text = options.pop("text", lambda text: text)
+    change_features = options.pop("features", lambda features: features)
+    for text, features, seen in drive(name, 3, patch=monkeypatch):
+        if len(text) == 1:
+            continue
+        features = None if features is None else change_features(features)
+        case = config, weights, tables_of(TARGETS[name]), change_text(text), features, 3
+        worst = max(worst, (seen - draft_logits(*case, **options)).abs().max().item())
+    is_harmless = fault == "nothing" or fault in HARMLESS[name]
+    assert worst < 1e-10 if is_harmless else worst > 1e-2

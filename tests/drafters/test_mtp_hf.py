@@ -1,0 +1,112 @@
+"""`MTPDrafter` and HF's own multi-token prediction (`use_mtp`) draft the same tokens, whole greedy
+generations long, over tiny random targets whose checkpoints hold prediction modules.
+
+HF's is chained and normalised (`semantics="chain"`, `feedback_norm=True`), the training form, and
+it repairs stale entries: it crops the caches of all depths by D and feeds D rows more, in a forward
+whose length depends on what was accepted. It deviates in three things, none of which changes a
+token here. It counts positions from the token, not from the hidden state. It keeps the features of
+the whole text. It drafts nothing in the first step, so texts are compared from its second token on.
+A fourth deviation is a fault: of a text shorter than D tokens it cannot crop D rows.
+"""
+
+import pytest
+import torch
+from mtp_checkpoints import SHAPES, write_numbered
+from transformers.generation import candidate_generator as candidates
+
+from specdec import SpeculativeGenerator
+from specdec.drafters import MTPDrafter
+
+VOCAB, NUM_NEW = 5, 40  # few ids: random modules are often right
+# Family, depths and a seed whose generation accepts now few and now many.
+CASES = [
+    ("DeepseekV3", 1, 1),
+    ("DeepseekV3", 2, 2),
+    ("DeepseekV3", 4, 2),
+    ("Glm4Moe", 2, 3),
+    ("Glm4Moe", 3, 2),
+    ("Glm4Moe", 4, 1),
+]
+
+
+def target_with_modules(folder, family, num_depths, seed):
+    model, _ = write_numbered(folder, family, num_depths=num_depths, seed=seed, vocab_size=VOCAB)
+    first = SHAPES[family]["num_hidden_layers"]
+    # HF names the modules' layers by the numbers of the published models.
+    names = [rf"model\.layers\.{first + depth}.*" for depth in range(num_depths)]
+    model._keys_to_ignore_on_load_unexpected = names
+    return model
+
+
+def prompt(seed, length):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCAB, (1, length), generator=generator)
+
+
+def drafted_by_hf(model, ids, monkeypatch):
+    """HF's greedy text, and its drafts: length of the text before each, and the tokens."""
+    drafts, of_hf = [], candidates.MTPCandidateGenerator.get_candidates
+
+    def spy(self, input_ids, **inputs):
+        found = of_hf(self, input_ids, **inputs)
+        count = input_ids.shape[1]
+        drafts.append((count, found[0][0, count:].tolist()))
+        return found
+
+    monkeypatch.setattr(candidates.MTPCandidateGenerator, "get_candidates", spy)
+    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0, "use_mtp": True}
+    text = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return text, drafts[1:]
+
+
+@pytest.mark.parametrize(("family", "num_depths", "seed"), CASES)
+def test_drafts_are_those_of_hf(tmp_path, monkeypatch, family, num_depths, seed):
+    model = target_with_modules(tmp_path, family, num_depths, seed)
+    ids = prompt(num_depths, 5 + seed)
+    text, theirs = drafted_by_hf(model, ids, monkeypatch)
+    drafter = MTPDrafter.from_pretrained(tmp_path, model, num_depths)
+    known = text[:, : 6 + seed]
+    result = SpeculativeGenerator(model, drafter).generate(
+        known, torch.ones_like(known), max_new_tokens=NUM_NEW - 1, do_sample=False, trace=True
+    )
+    assert result.sequences.equal(text)
+    ours, length = [], known.shape[1]
+    for step in result.trace[0]:
+        ours.append((length, step.draft_tokens))
+        length += step.num_accepted + 1
+    assert ours == theirs
+    if num_depths > 1:
+        assert len({step.num_accepted for step in result.trace[0]}) > 1
+
+
+def test_hf_fails_on_a_text_shorter_than_its_depths_and_we_do_not(tmp_path, monkeypatch):
+    model = target_with_modules(tmp_path, "DeepseekV3", 3, 2)
+    ids = prompt(2, 1)
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        drafted_by_hf(model, ids, monkeypatch)
+    drafter = MTPDrafter.from_pretrained(tmp_path, model, 3)
+    options = {"max_new_tokens": NUM_NEW, "do_sample": False}
+    mask = torch.ones_like(ids)
+    result = SpeculativeGenerator(model, drafter).generate(ids, mask, **options)
+    text = model.generate(ids, attention_mask=mask, pad_token_id=0, **options)
+    assert result.sequences.equal(text)
+
+
+def test_another_reading_drafts_other_tokens_than_hf(tmp_path, monkeypatch):
+    """The comparison sees what a reading gets wrong."""
+    model = target_with_modules(tmp_path, "Glm4Moe", 3, 2)
+    text, theirs = drafted_by_hf(model, prompt(3, 6), monkeypatch)
+    last_state = model.config.num_hidden_layers
+    for wrong in (
+        {"semantics": "target"},
+        {"feedback_norm": False},
+        {"hidden_first": True},
+        {"feature_layers": (last_state,)},
+    ):
+        drafter = MTPDrafter.from_pretrained(tmp_path, model, 3, **wrong)
+        known = text[:, :7]
+        result = SpeculativeGenerator(model, drafter).generate(
+            known, torch.ones_like(known), max_new_tokens=NUM_NEW - 1, do_sample=False, trace=True
+        )
+        assert result.sequences.equal(text)  # lossless in any case
+        assert [s.draft_tokens for s in result.trace[0]] != [tokens for _, tokens in theirs], wrong

@@ -1,0 +1,231 @@
+"""`Captured` on a CPU: the same function, with the checks and the reused tensors of a GPU.
+
+The oracle of every value is the function itself, called with inputs of its own.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from specdec.graphs import Captured, CapturedBuckets, CaptureError, GraphPool, no_host_sync
+from specdec.graphs.tree import leaves, map_tensors, owned_tensors
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A record of tensors."""
+
+    first: Tensor
+    second: dict
+
+
+class Triple(NamedTuple):
+    """A named tuple of tensors."""
+
+    x: Tensor
+    y: Tensor | None
+    count: int
+
+
+def tree(seed: int, rows: int = 2, count: int = 7):
+    """Tensors in every container there is."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape):
+        return torch.randn(shape, generator=generator)
+
+    return (
+        Pair(random(rows, 3), {"a": [random(rows), None], "b": random(rows, 1)}),
+        Triple(random(rows, 2), None, count),
+    )
+
+
+def mix(pair: Pair, triple: Triple):
+    """A function of all of them, that answers in containers, too."""
+    total = pair.first.sum(dim=1) + pair.second["a"][0] * triple.count
+    return {"total": total, "rest": Triple(triple.x * pair.second["b"], None, triple.count)}
+
+
+def values(outputs) -> list:
+    return [leaf.tolist() if isinstance(leaf, Tensor) else leaf for _, leaf in leaves(outputs)]
+
+
+@given(st.lists(st.integers(0, 99), min_size=1, max_size=5), st.integers(0, 3))
+def test_a_captured_function_gives_what_the_function_gives(seeds, warmup):
+    captured = Captured(mix, tree(0), warmup=warmup)
+    for seed in seeds:
+        assert values(captured(*tree(seed))) == values(mix(*tree(seed)))
+    assert captured.num_calls == len(seeds)
+
+
+def test_outputs_are_the_same_tensors_in_every_call_and_inputs_are_copied():
+    captured = Captured(mix, tree(0))
+    inputs = tree(1)
+    first = captured(*inputs)
+    kept = values(first)
+    inputs[0].first.fill_(torch.nan)  # the caller's own
+    assert values(first) == kept
+    second = captured(*tree(2))
+    assert second is first is captured.outputs
+    assert values(first) == values(mix(*tree(2))) != kept
+
+
+def test_warm_up_calls_are_real_ones_and_pool_run_stands_for_them():
+    total = torch.zeros(())
+
+    def add(x):
+        total.add_(x)
+        return total * 1
+
+    captured = Captured(add, (torch.ones(()),), warmup=2)
+    assert (float(total), captured.num_calls) == (2.0, 0)
+    assert float(captured(torch.tensor(5.0))) == 7.0
+    pool = GraphPool("cpu")
+    assert float(pool.run(lambda: add(torch.tensor(1.0)))) == 8.0
+    assert float(Captured(add, (torch.ones(()),), pool=pool, warmup=0)(torch.ones(()))) == 9.0
+
+
+CHANGED = {
+    "another shape": (lambda t: (t[0], t[1]._replace(x=torch.zeros(2, 3))), r"\[1\]\.x.*\[2, 2\]"),
+    "another dtype": (lambda t: (t[0], t[1]._replace(x=t[1].x.double())), "float32.*float64"),
+    "a tensor for none": (lambda t: (t[0], t[1]._replace(y=t[1].x)), r"\[1\]\.y.*None.*float32"),
+    "another number": (lambda t: (t[0], t[1]._replace(count=8)), "value 7.*value 8.*host"),
+    "a missing key": (
+        lambda t: (Pair(t[0].first, {"a": t[0].second["a"]}), t[1]),
+        r"missing \[\"\[0\]\.second\['b'\]\"\]",
+    ),
+    "a longer list": (
+        lambda t: (Pair(t[0].first, t[0].second | {"a": [torch.zeros(2), None, 1]}), t[1]),
+        "not expected",
+    ),
+    "fewer arguments": (lambda t: t[:1], "missing"),
+    "another device": (
+        lambda t: (t[0], t[1]._replace(x=torch.empty(2, 2, device="meta"))),
+        "on cpu.*on meta",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_other_inputs_than_captured_are_refused_and_nothing_is_computed(name):
+    change, message = CHANGED[name]
+    captured = Captured(mix, tree(0))
+    outputs = values(captured(*tree(1)))
+    with pytest.raises(ValueError, match=message):
+        captured(*change(tree(2)))
+    assert values(captured.outputs) == outputs
+    assert captured.num_calls == 1
+    assert values(captured(*tree(3))) == values(mix(*tree(3)))
+
+
+def test_a_function_whose_outputs_change_their_shape_is_found_on_a_cpu():
+    sizes = iter([2, 2, 3])
+    captured = Captured(lambda x: x.new_zeros(next(sizes)), (torch.zeros(1),), warmup=0)
+    captured(torch.zeros(1))
+    captured(torch.zeros(1))
+    with pytest.raises(ValueError, match=r"output itself: captured with float32 \[2\].*\[3\]"):
+        captured(torch.zeros(1))
+
+
+def test_a_function_that_waits_for_the_device_is_refused_by_operation_and_line():
+    def waits(x):
+        return x * int(x.sum())  # the guilty line
+
+    with pytest.raises(CaptureError, match=r"_local_scalar_dense|item") as error:
+        Captured(waits, (torch.ones(2),))
+    assert "test_capture.py" in str(error.value)
+    assert "the guilty line" in str(error.value)
+    assert "on the device" in str(error.value)
+
+
+def test_a_function_without_tensors_among_its_inputs_needs_a_device():
+    with pytest.raises(ValueError, match="pass device="):
+        Captured(lambda: torch.zeros(1), ())
+    assert Captured(lambda: torch.ones(1), device="cpu")().tolist() == [1.0]
+
+
+def test_a_captured_call_runs_under_every_mode_of_autograd():
+    weight = torch.ones(2, requires_grad=True)
+    captured = Captured(lambda x: x * weight, (torch.ones(2),))
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with mode():
+            assert captured(torch.tensor([2.0, 3.0])).tolist() == [2.0, 3.0]
+
+
+def test_a_captured_call_makes_no_host_synchronisation():
+    captured = Captured(mix, tree(0))
+    captured(*tree(1))
+    with no_host_sync():
+        captured(*tree(2))
+
+
+ROWS = torch.tensor([3.0])
+
+
+def by_row(x: Tensor, pair: dict) -> tuple:
+    return x.cumsum(dim=1) + pair["y"][:, None], {"rows": pair["y"] * 2}
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 99))
+def test_a_bucketed_function_gives_what_the_function_gives_for_every_batch_size(counts, seed):
+    generator = torch.Generator().manual_seed(seed)
+    example = (torch.zeros(1, 3), {"y": torch.zeros(1)})
+    captured = CapturedBuckets(by_row, example, [1, 2, 5])
+    if seed % 2:
+        captured.capture_all()
+    for count in counts:
+        inputs = torch.randn(count, 3, generator=generator), {"y": torch.ones(count) * seed}
+        assert values(captured(*inputs)) == values(by_row(*inputs))
+
+
+def test_rows_that_fill_a_bucket_are_the_examples_in_every_call():
+    seen = []
+
+    def note(x):
+        seen.append(x.tolist())
+        return x
+
+    captured = CapturedBuckets(note, (torch.full((1,), -1.0),), [3], warmup=0)
+    for row in (torch.tensor([7.0, 8.0, 9.0]), torch.tensor([5.0])):
+        captured(row)
+    assert seen == [[7.0, 8.0, 9.0], [5.0, -1.0, -1.0]]
+
+
+def test_bucketed_functions_refuse_what_they_cannot_hold():
+    example = (torch.zeros(1, 3), {"y": torch.zeros(1)})
+    with pytest.raises(ValueError, match="at least one"):
+        CapturedBuckets(by_row, example, [])
+    captured = CapturedBuckets(by_row, example, [2])
+    with pytest.raises(ValueError, match="3 rows is larger than the largest bucket, 2"):
+        captured(torch.zeros(3, 3), {"y": torch.zeros(3)})
+    with pytest.raises(ValueError, match="one entry per row"):
+        captured(torch.zeros(2, 3), {"y": torch.zeros(1)})
+    with pytest.raises(ValueError, match=r"input \[0\].*\[1, 3\].*\[1, 4\]"):
+        captured(torch.zeros(2, 4), {"y": torch.zeros(2)})
+
+
+@given(st.integers(0, 99))
+def test_a_tree_that_is_mapped_keeps_its_structure(seed):
+    other = map_tensors(torch.neg, tree(seed))
+    for (path, one), (name, negated) in zip(leaves(tree(seed)), leaves(other), strict=True):
+        assert path == name
+        assert (-one).equal(negated) if isinstance(one, Tensor) else one == negated
+
+
+def test_owned_tensors_are_found_through_objects_and_cycles_and_once():
+    class Owner:
+        transient_attributes = ("scratch",)
+
+        def __init__(self):
+            self.own, self.scratch = ROWS, torch.zeros(1)
+            self.parts = [tree(0), {"me": self}]
+
+    found = owned_tensors(Owner())
+    assert found[".own"] is ROWS
+    assert ".parts[0][0].second['a'][0]" in found
+    assert not any("scratch" in name for name in found)

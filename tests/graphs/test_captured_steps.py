@@ -1,0 +1,437 @@
+"""Steps of a generator that captures them, on a CPU: the same function under the same checks.
+
+The oracle is a generator that captures nothing.
+"""
+
+import copy
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import mask_heads
+import mtp_heads
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from eagle_heads import head_for, informed
+from toy_mask_token import ToyDrafter, new_head
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EagleDrafter,
+    EnsembleSampler,
+    MaskTokenDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.graphs import (
+    CaptureError,
+    StorageMovedError,
+    no_host_sync,
+    stable_storage,
+)
+from specdec.loop.check import ReplayMismatchError
+from specdec.loop.runner import NUM_EAGER
+from specdec.loop.token_buffer import TokenBuffer
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
+HEAD = head_for(MODEL, hidden_size=128, intermediate_size=256, has_embed_tokens=True)
+DRAFTERS = {
+    "none": None,
+    "model": ModelDrafter(perturbed(MODEL), 3),
+    "lookup": PromptLookupDrafter(3, max_ngram=2),
+    "eagle": EagleDrafter(informed(MODEL, HEAD), MODEL, 3),
+    **{
+        name: MaskTokenDrafter(mask_heads.head_for(MODEL, name), MODEL, 3)
+        for name in ("p-eagle", "pard", "dflash")
+    },
+    "mtp": MTPDrafter(mtp_heads.informed(MODEL), MODEL, 3),
+    "mtp, looped": MTPDrafter(mtp_heads.informed(MODEL, num_depths=2), MODEL, 3),
+    "own": ToyDrafter(new_head(MODEL), MODEL, 3),
+}
+SAMPLERS = [
+    BlockSampler(),
+    RejectionSampler(),
+    CouplingSampler(),
+    EnsembleSampler(0.8),
+    TypicalSampler(),
+]
+GREEDY = {"do_sample": False}
+SAMPLED = {
+    "do_sample": True,
+    "temperature": [0.0, 0.8, 1.3],
+    "top_k": [0, 7, 7],
+    "top_p": [1.0, 0.9, 0.8],
+    "seed": [1, 2, 3],
+}
+OTHER = SAMPLED | {
+    "temperature": [0.6, 0.0, 2.0],
+    "top_k": [7, 5, 0],
+    "top_p": [0.5, 1.0, 0.9],
+    "seed": [9, 8, 7],
+}
+LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
+ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
+
+by_name = pytest.mark.parametrize("drafter", DRAFTERS)
+by_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+
+
+def capturing(drafter="model", sampler="auto", **options):
+    return SpeculativeGenerator(MODEL, DRAFTERS[drafter], sampler, graphs=True, **options)
+
+
+def eager(drafter="model", sampler="auto"):
+    return SpeculativeGenerator(MODEL, DRAFTERS[drafter], sampler, graphs=False)
+
+
+def account(result) -> tuple:
+    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
+
+
+@by_sampler
+@by_name
+def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampler):
+    """Eager and captured steps of every pair, in the same tensors over two different calls."""
+    generator = capturing(drafter, sampler)
+    seen = []
+    for seed, options in enumerate((SAMPLED, OTHER)):
+        prompts = ragged_prompts(VOCAB, 5, 3, 9, seed=seed)
+        generation = generator.start(*prompts, **ROOM, **options)
+        storage = stable_storage(generation.whole)
+        for _ in range(NUM_EAGER + 3):
+            before = generation.lengths
+            with no_host_sync():
+                generator.step(generation)
+            storage.check()
+            assert bool((generation.lengths > before).all())
+        assert len(storage.names) >= 12
+        seen.append([tensor.data_ptr() for tensor in storage._tensors.values()])
+        assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
+        generator._kept.give(generation.runner)  # as a finished call does
+        assert list(generator._kept) == [generation.runner]
+    assert seen[0] == seen[1]
+    found = generator.generate(*prompts, **ROOM, **OTHER, check=True)
+    expected = eager(drafter, sampler).generate(*prompts, **ROOM, **OTHER)
+    assert account(found) == account(expected)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@by_name
+def test_a_generator_that_captures_writes_what_others_write(drafter, options):
+    for eos in (None, list(range(1, VOCAB, 7))):
+        chosen = LONG | options | {"eos_token_id": eos}
+        generator = capturing(drafter)
+        for _ in range(2):
+            found = generator.generate(IDS, MASK, **chosen, check=True)
+            assert account(found) == account(eager(drafter).generate(IDS, MASK, **chosen))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count):
+    """Whatever they hold: their keys, values, tokens and features are poison."""
+    ids, mask = ragged_prompts(VOCAB, *[(3 * i) % 7 + 1 for i in range(count)])
+    options = LONG | {"do_sample": True, "seed": list(range(count)), "top_p": 0.9}
+    generator = capturing("eagle")
+    expected = eager("eagle").generate(ids, mask, **options)
+    generation = generator.start(ids, mask, **options)
+    state = generation.whole
+    assert state.signature.batch_size == {1: 1, 2: 2, 3: 4, 5: 8, 9: 16}[count]
+    caches = state.cache, state.drafter_state.cache
+    slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
+    with torch.inference_mode():
+        for table in (*slots, state.features):
+            table[count:] = torch.nan
+    rows = [[] for _ in range(count)]
+    while not generation.has_ended.all():
+        outcome = generator.step(generation)
+        assert len(outcome.num_new) == len(outcome.draft.tokens) == len(outcome.logits) == count
+        for row, of_row in zip(rows, outcome.fetch().read(), strict=True):
+            row += of_row.new_tokens
+        assert not state.buffer.num_new[count:].any()
+        assert not state.buffer.lengths[count:].any()
+    assert rows == expected.new_tokens.tolist()
+    assert generation.tokens.shape[0] == len(generation.lengths) == count
+
+
+def test_rows_that_have_ended_are_frozen_in_a_captured_batch():
+    generator = capturing("model")
+    generation = generator.start(IDS, MASK, **LONG | {"max_new_tokens": 40})
+    for _ in range(NUM_EAGER + 1):
+        generator.step(generation)
+    generation.end_rows([1])
+    buffer = generation.whole.buffer
+    before = {name: getattr(buffer, name)[1].clone() for name in ("lengths", "anchor")}
+    for _ in range(4):
+        outcome = generator.step(generation)
+        assert int(outcome.num_new[1]) == 0
+        generation.drop_ended()
+    assert generation.rows == [0, 1, 2]
+    for name, value in before.items():
+        assert getattr(buffer, name)[1].equal(value)
+
+
+@by_name
+def test_the_draft_length_may_change_from_step_to_step(drafter):
+    """Greedy text does not depend on it; each length is captured once; no step drafts more."""
+    generator = capturing(drafter)
+    most = generator.drafter.num_draft_tokens
+    generation = generator.start(IDS, MASK, **LONG | {"max_new_tokens": 60})
+    assert generation.num_draft_tokens == most
+    texts = [[] for _ in IDS]
+    for index in range(40):
+        length = generation.num_draft_tokens = (index * 7) % (most + 1)
+        outcome = generator.step(generation)
+        assert outcome.draft.tokens.shape == (3, length)
+        for text, row in zip(texts, outcome.fetch().read(), strict=True):
+            assert len(row.draft_tokens) <= length
+            assert row.num_accepted <= len(row.draft_tokens)
+            assert row.faults == 0
+            text += row.new_tokens
+    assert sorted(generation.runner.graphs) == list(range(most + 1))
+    expected = eager(drafter).generate(IDS, MASK, **LONG | {"max_new_tokens": 60})
+    for text, row in zip(texts, expected.new_tokens.tolist(), strict=True):
+        assert text == row[: len(text)]
+        assert len(text) >= 40
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_a_seeded_coupled_text_does_not_depend_on_the_draft_length_either(graphs):
+    options = LONG | SAMPLED
+    expected = SpeculativeGenerator(MODEL, None, CouplingSampler()).generate(IDS, MASK, **options)
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["eagle"], CouplingSampler(), graphs=graphs)
+    generation = generator.start(IDS, MASK, **options)
+    index = 0
+    while not generation.has_ended.all():
+        generation.num_draft_tokens = index % 4
+        generator.step(generation)
+        index += 1
+    for row, length in enumerate(MASK.sum(dim=1).tolist()):
+        text = generation.tokens[row, length : length + 18]
+        assert text.equal(expected.new_tokens[row])
+
+
+@pytest.mark.parametrize("value", [-1, 4, True, 1.0, None])
+def test_a_draft_length_beyond_the_drafters_is_refused(value):
+    generation = capturing("model").start(IDS, MASK, **LONG)
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        generation.num_draft_tokens = value
+    assert generation.num_draft_tokens == 3
+
+
+def test_several_signatures_are_kept_and_release_frees_them():
+    generator = capturing("model")
+    for _ in range(2):
+        for options in (GREEDY, SAMPLED, {"max_new_tokens": 90}):
+            generator.generate(IDS, MASK, **LONG | options)
+    assert len(list(generator._kept)) == 3
+    assert all(len(runner.graphs) == 1 for runner in generator._kept)
+    assert generator.explain().count("replays") == 3
+    generator.release()
+    assert not list(generator._kept)
+    few = capturing("model", keep_storage=1)
+    for options in (GREEDY, SAMPLED, GREEDY):
+        few.generate(IDS, MASK, **LONG | options)
+        assert len(list(few._kept)) == 1
+    none = capturing("model", keep_storage=0)
+    none.generate(IDS, MASK, **LONG)
+    assert not list(none._kept)
+
+
+def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
+    model = build("llama")
+    drafter = PromptLookupDrafter(3)
+    sampler = EnsembleSampler(0.9)
+    generator = SpeculativeGenerator(model, drafter, sampler, graphs=True)
+    runners = []
+
+    def run():
+        generator.generate(IDS, MASK, **LONG | SAMPLED)
+        runners.append(list(generator._kept)[-1])
+
+    run()
+    run()
+    assert runners[0] is runners[1]
+    model.lm_head.weight.data.mul_(1.01)  # in place: it counts at once
+    run()
+    assert runners[2] is runners[0]
+    model.lm_head.weight.data = model.lm_head.weight.data.clone()
+    run()
+    assert runners[3] is not runners[0]
+    sampler.target_weight = 0.5
+    run()
+    assert runners[4] is not runners[3]
+    drafter.min_ngram = 2
+    run()
+    assert runners[5] is not runners[4]
+
+
+def test_explain_says_what_is_captured_and_what_is_not_and_why():
+    assert "target is on a CPU" in SpeculativeGenerator(MODEL, None).explain()
+    assert "graphs=False" in eager().explain()
+    generator = capturing("model")
+    generator.generate(IDS, MASK, **LONG)
+    assert "batch of 4, K = 3, 64 slots: 3 draft tokens captured" in generator.explain()
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.2)])
+    expected = eager("model").generate(IDS, MASK, **LONG, logits_processor=processors)
+    found = generator.generate(IDS, MASK, **LONG, logits_processor=processors)
+    assert account(found) == account(expected)
+    assert "the last call was eager" in generator.explain()
+    assert "RepetitionPenaltyLogitsProcessor" in generator.explain()
+
+
+class WaitingDrafter(PromptLookupDrafter):
+    """Looks at a number on the host."""
+
+    def propose(self, context, state, drawing):
+        """As its parent."""
+        self.last_start = context.start.max().item()
+        return super().propose(context, state, drawing)
+
+
+def test_a_step_that_waits_is_refused_by_name_and_auto_goes_on_eagerly(monkeypatch):
+    generator = SpeculativeGenerator(MODEL, WaitingDrafter(3), graphs=True)
+    with pytest.raises(CaptureError, match=r"test_captured_steps.py.*context.start.max\(\)"):
+        generator.generate(IDS, MASK, **LONG)
+    generator = SpeculativeGenerator(MODEL, WaitingDrafter(3))
+    monkeypatch.setattr(generator, "_reason_for_eager", None)  # as on a GPU
+    expected = SpeculativeGenerator(MODEL, PromptLookupDrafter(3)).generate(IDS, MASK, **LONG)
+    for _ in range(2):
+        assert account(generator.generate(IDS, MASK, **LONG)) == account(expected)
+    assert "eager, because" in generator.explain()
+    assert "WaitingDrafter" in generator.explain() or "test_captured_steps" in generator.explain()
+
+
+def test_check_refuses_to_compare_eager_steps_with_themselves():
+    for generator in (eager(), SpeculativeGenerator(MODEL, None)):
+        with pytest.raises(ValueError, match="no replay to compare"):
+            generator.generate(IDS, MASK, **LONG, check=True)
+
+
+def test_check_catches_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
+    commit = TokenBuffer.commit
+
+    def reassigning(self, tokens, num_accepted):
+        self.lengths = self.lengths.clone()
+        return commit(self, tokens, num_accepted)
+
+    monkeypatch.setattr(TokenBuffer, "commit", reassigning)
+    with pytest.raises(StorageMovedError, match=r"\.buffer\.lengths was replaced"):
+        capturing().generate(IDS, MASK, **LONG, check=True)
+
+
+def once_captured(generator, fault):
+    """Plants a fault in the captured step, as a replay would show it: the eager twin is sound."""
+    run = generator._kept.__class__.take
+
+    def take(self, *args):
+        runner = run(self, *args)
+        if runner is not None:
+            captured = runner.graphs[3]
+            sound = captured._function
+            captured._function = lambda: fault(runner.state, sound)
+        return runner
+
+    generator._kept.take = take.__get__(generator._kept)
+    generator.generate(IDS, MASK, **LONG)
+
+
+def not_advanced(state, step):
+    before = state.buffer.lengths.clone()
+    outcome = step()
+    state.buffer.lengths.copy_(before)
+    return outcome
+
+
+FIRST_SLOTS = {}
+
+
+def stale_slots(state, step):
+    cache, open_window = state.cache, type(state.cache).open_window
+
+    def stale(slots, **options):
+        first = FIRST_SLOTS.setdefault(tuple(slots.shape), slots.clone())
+        return open_window(cache, first, **options)
+
+    cache.open_window = stale
+    try:
+        return step()
+    finally:
+        del cache.open_window
+
+
+def lower_acceptance(state, step):
+    """Nothing but acceptance changes: the target corrects every token of a worse draft."""
+    state.features.zero_()
+    return step()
+
+
+FAULTS = {
+    "not advanced": ("model", not_advanced, "lengths are"),
+    "stale slots": ("model", stale_slots, "tokens are"),
+    "worse features": ("eagle", lower_acceptance, "tokens are"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_check_catches_a_replay_that_does_something_else(name):
+    drafter, fault, message = FAULTS[name]
+    generator = capturing(drafter)
+    once_captured(generator, fault)
+    with pytest.raises(ReplayMismatchError, match=message):
+        generator.generate(IDS, MASK, **LONG, check=True)
+
+
+def test_rows_that_a_stopping_criterion_ends_are_ended_on_both_sides():
+    class Stop:
+        def __call__(self, input_ids, scores, **kwargs):
+            return torch.tensor([int(input_ids.sum()) % 5 == 0])
+
+    options = LONG | {"stopping_criteria": StoppingCriteriaList([Stop()])}
+    found = capturing("model").generate(IDS, MASK, **options, check=True)
+    assert account(found) == account(eager("model").generate(IDS, MASK, **options))
+    assert "stop" in found.finish_reasons
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda g: pickle.loads(pickle.dumps(g))])
+def test_graphs_are_no_part_of_a_copied_or_pickled_generator(duplicate):
+    generator = SpeculativeGenerator(build("llama"), PromptLookupDrafter(3), graphs=True)
+    expected = account(generator.generate(IDS, MASK, **LONG))
+    other = duplicate(generator)
+    assert not list(other._kept)
+    assert account(other.generate(IDS, MASK, **LONG)) == expected
+    assert len(list(generator._kept)) == len(list(other._kept)) == 1
+
+
+def test_threads_that_share_a_generator_replay_steps_of_their_own():
+    generator = capturing("eagle")
+    prompts = [ragged_prompts(VOCAB, 3, 7, seed=seed) for seed in range(3)]
+
+    def texts(_):
+        return [account(generator.generate(*prompt, **LONG)) for prompt in prompts]
+
+    expected = texts(None)
+    with ThreadPoolExecutor(3) as pool:
+        assert all(found == expected for found in pool.map(texts, range(3)))
+    assert len(list(generator._kept)) <= 4
+
+
+def test_a_host_that_reads_one_step_late_reads_the_same_text():
+    expected = account(eager("model").generate(IDS, MASK, **LONG | SAMPLED))
+    for steps_ahead in (1, 2):
+        generator = capturing("model", steps_ahead=steps_ahead)
+        for _ in range(2):
+            assert account(generator.generate(IDS, MASK, **LONG | SAMPLED)) == expected
+
+
+@pytest.mark.parametrize("value", ["yes", None, 2])
+def test_graphs_must_be_one_of_three_values(value):
+    with pytest.raises(ValueError, match="'auto'"):
+        SpeculativeGenerator(MODEL, None, graphs=value)

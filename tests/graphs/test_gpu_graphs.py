@@ -1,0 +1,377 @@
+"""Captured steps on a GPU: `python -m pytest -m gpu tests/graphs`. Float32 with TF32 off, and
+bfloat16.
+
+The oracle is the same step run eagerly (`check=True` compares tokens, acceptance by position,
+lengths and drafts after every step), and a generator that captures nothing.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import mask_heads
+import mtp_heads
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    EagleDrafter,
+    EnsembleSampler,
+    MaskTokenDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Target,
+    TypicalSampler,
+)
+from specdec.drafters import EagleHead
+from specdec.graphs import Captured, CapturedBuckets, CaptureError, GraphPool, StorageMovedError
+from specdec.loop.check import ReplayMismatchError
+from specdec.loop.runner import NUM_EAGER
+from specdec.loop.token_buffer import TokenBuffer
+from specdec.target.cache import SlotCache
+from specdec.training.eagle import eagle_config
+
+pytestmark = pytest.mark.gpu
+NUM_STEPS = 50
+DRAFTERS = {
+    "none": lambda model: None,
+    "model": lambda model: ModelDrafter(perturbed(model), 3),
+    "lookup": lambda model: PromptLookupDrafter(3),
+    "eagle1": lambda model: EagleDrafter(head(model, "eagle1"), model, 3),
+    "eagle3": lambda model: EagleDrafter(head(model, "eagle3"), model, 3),
+    "p-eagle": lambda model: masks(model, "p-eagle"),
+    "dflash": lambda model: masks(model, "dflash"),
+    "mtp": lambda model: modules(model, 3),
+    "mtp, looped": lambda model: modules(model, 2),
+}
+SAMPLERS = [
+    BlockSampler(),
+    RejectionSampler(),
+    CouplingSampler(),
+    EnsembleSampler(0.8),
+    TypicalSampler(),
+]
+GATES = {
+    "greedy": [{"do_sample": False}],
+    "sampled": [
+        {"do_sample": True, "temperature": [0.0, 0.8, 1.3], "seed": [1, 2, 3]},
+        {"do_sample": True, "temperature": [0.9, 0.0, 0.6], "seed": [7, 8, 9]},
+    ],
+    "truncated": [
+        {"do_sample": True, "temperature": 0.8, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "seed": 4},
+    ],
+}
+by_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
+by_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+
+
+@pytest.fixture(autouse=True)
+def _exact_float32():
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def masks(model, name):
+    head = mask_heads.head_for(model, name).to("cuda", model.dtype)
+    return MaskTokenDrafter(head, model, 3)
+
+
+def modules(model, num_depths):
+    head = mtp_heads.head_for(model, num_depths=num_depths).to("cuda", model.dtype)
+    return MTPDrafter(head, model, 3)
+
+
+def head(model, kind):
+    return EagleHead(eagle_config(model, kind)).to("cuda", model.dtype)
+
+
+def prompts(seed=0, lengths=(5, 1, 9)):
+    return [x.cuda() for x in ragged_prompts(VOCAB, *lengths, seed=seed)]
+
+
+def pair(drafter, sampler="auto", *, dtype=torch.float32, name="llama"):
+    """A generator that captures, and one that does not, over the same parts."""
+    model = build(name, dtype=dtype).cuda()
+    parts = model, DRAFTERS[drafter](model), sampler
+    capturing = SpeculativeGenerator(*parts, graphs=True)
+    return capturing, SpeculativeGenerator(*parts, graphs=False)
+
+
+ROOM = {"max_new_tokens": 64, "eos_token_id": None}
+"""New tokens of each call; the tiny models have 128 positions."""
+
+
+def account(result) -> tuple:
+    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
+
+
+@by_sampler
+@by_drafter
+def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler):
+    """Two calls with other prompts, seeds and temperatures go through the same graph."""
+    generator, eager = pair(drafter, sampler)
+    for gate, calls in GATES.items():
+        for seed, options in enumerate(calls):
+            found = generator.generate(*prompts(seed), **ROOM, **options, check=True)
+            expected = eager.generate(*prompts(seed), **ROOM, **options)
+            assert account(found) == account(expected), gate
+        check_replays(generator, len(calls))
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS[::2], ids=lambda s: type(s).__name__)
+@by_drafter
+def test_a_captured_step_is_the_eager_one_in_half_precision(drafter, sampler):
+    generator, _ = pair(drafter, sampler, dtype=torch.bfloat16)
+    for seed, options in enumerate(GATES["sampled"]):
+        generator.generate(*prompts(seed), **ROOM, **options, check=True)
+    check_replays(generator, 2)
+
+
+def check_replays(generator, num_calls):
+    """The last signature was captured once, and replayed in so many calls."""
+    runner = list(generator._kept)[-1]
+    assert runner.refusal is None, generator.explain()
+    (graph,) = runner.graphs.values()
+    width = runner.state.signature.num_draft_tokens + 1
+    assert graph.num_calls >= num_calls * 64 // width - NUM_EAGER, generator.explain()
+
+
+def test_at_least_fifty_steps_are_compared():
+    generator, _ = pair("none")
+    for options in (GATES["greedy"][0], GATES["sampled"][0]):
+        generator.generate(*prompts(), max_new_tokens=110, eos_token_id=None, **options, check=True)
+        runner = list(generator._kept)[-1]
+        assert runner.graphs[0].num_calls >= NUM_STEPS
+
+
+@by_drafter
+def test_the_draft_length_changes_between_captured_steps(drafter):
+    generator, eager = pair(drafter)
+    most = generator.drafter.num_draft_tokens
+    options = {"max_new_tokens": 100, "eos_token_id": None, "do_sample": False}
+    generation = generator.start(*prompts(), **options)
+    texts = [[] for _ in range(3)]
+    for index in range(40):
+        generation.num_draft_tokens = (index * 7) % (most + 1)
+        for text, row in zip(texts, generator.step(generation).fetch().read(), strict=True):
+            assert row.faults == 0
+            text += row.new_tokens
+    assert sorted(generation.runner.graphs) == list(range(most + 1))
+    expected = eager.generate(*prompts(), **options).new_tokens.tolist()
+    assert all(t == row[: len(t)] for t, row in zip(texts, expected, strict=True))
+
+
+@pytest.mark.parametrize("gate", GATES)
+@by_drafter
+def test_a_replayed_step_makes_no_host_synchronisation(drafter, gate):
+    generator, _ = pair(drafter)
+    options = {"max_new_tokens": 60, "eos_token_id": None} | GATES[gate][0]
+    generation = generator.start(*prompts(), **options)
+    for _ in range(NUM_EAGER + 1):
+        generator.step(generation)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(4):
+            generator.step(generation)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("count", [1, 3, 5, 9])
+def test_rows_that_fill_a_bucket_are_never_read(count):
+    generator, eager = pair("eagle3")
+    ids, mask = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
+    options = {"max_new_tokens": 40, "do_sample": True, "seed": list(range(count))}
+    generation = generator.start(ids, mask, **options, eos_token_id=None)
+    state = generation.whole
+    caches = state.cache, state.drafter_state.cache
+    slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
+    with torch.inference_mode():
+        for table in (*slots, state.features):
+            table[count:] = torch.nan
+    rows = [[] for _ in range(count)]
+    while not generation.has_ended.all():
+        for row, found in zip(rows, generator.step(generation).fetch().read(), strict=True):
+            row += found.new_tokens
+    assert rows == eager.generate(ids, mask, **options, eos_token_id=None).new_tokens.tolist()
+
+
+def capturing() -> bool:
+    return torch.cuda.is_current_stream_capturing()
+
+
+def plant_a_length_that_is_not_advanced(monkeypatch):
+    commit = TokenBuffer.commit
+
+    def planted(self, tokens, num_accepted):
+        before = self.lengths.clone()
+        ends = commit(self, tokens, num_accepted)
+        if capturing():
+            self.lengths.copy_(before)
+        return ends
+
+    monkeypatch.setattr(TokenBuffer, "commit", planted)
+
+
+def plant_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
+    commit = TokenBuffer.commit
+
+    def planted(self, tokens, num_accepted):
+        if capturing():
+            self.lengths = self.lengths.clone()
+        return commit(self, tokens, num_accepted)
+
+    monkeypatch.setattr(TokenBuffer, "commit", planted)
+
+
+def plant_a_stale_slot_table(monkeypatch):
+    open_window, seen = SlotCache.open_window, {}
+
+    def planted(self, slots, **options):
+        key = id(self), tuple(slots.shape)
+        if capturing():  # as if the host had made the table, once
+            slots = seen[key]
+        else:
+            seen[key] = slots.clone()
+        return open_window(self, slots, **options)
+
+    monkeypatch.setattr(SlotCache, "open_window", planted)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        plant_a_length_that_is_not_advanced,
+        plant_a_tensor_that_is_bound_to_a_new_one,
+        plant_a_stale_slot_table,
+    ],
+)
+@pytest.mark.parametrize("drafter", ["none", "model", "eagle3"])
+def test_check_catches_planted_faults(drafter, plant, monkeypatch):
+    generator, _ = pair(drafter)
+    options = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
+    generator.generate(*prompts(), **options, check=True)
+    generator.release()
+    plant(monkeypatch)
+    with pytest.raises((ReplayMismatchError, StorageMovedError)):
+        generator.generate(*prompts(), **options, check=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3", "gemma2"])
+def test_mixtures_and_other_architectures_are_captured(name):
+    generator, eager = pair("lookup", name=name)
+    for options in (GATES["greedy"][0], GATES["truncated"][0]):
+        options = options | {"max_new_tokens": 40, "eos_token_id": None}
+        found = generator.generate(*prompts(), **options, check=True)
+        assert account(found) == account(eager.generate(*prompts(), **options))
+    assert "captured in" in generator.explain()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_fused_pointwise_work_is_captured(name, dtype):
+    model = build(name, dtype=dtype).cuda()
+    target = Target(model, fuse_pointwise=True)
+    assert target.is_fused, target.notes
+    generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
+    options = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}
+    for seed in range(2):
+        found = generator.generate(*prompts(seed), **options, check=True)
+        if dtype == torch.float32:
+            plain = SpeculativeGenerator(model, None, graphs=False)
+            assert found.sequences.equal(plain.generate(*prompts(seed), **options).sequences)
+
+
+def test_auto_captures_on_a_gpu_and_explain_says_so():
+    model = build("llama").cuda()
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
+    generator.generate(*prompts(), max_new_tokens=40, eos_token_id=None)
+    assert "captured in" in generator.explain()
+    (runner,) = generator._kept
+    assert runner.graphs[3].capture_seconds < 3
+
+
+def test_threads_that_share_a_generator_replay_graphs_of_their_own():
+    generator, eager = pair("model")
+    options = {"max_new_tokens": 40, "eos_token_id": None}
+
+    def texts(which):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            return [
+                account(which.generate(*prompts(seed), **options, do_sample=True, seed=seed))
+                for seed in range(4)
+            ]
+
+    torch.cuda.synchronize()
+    expected = texts(eager)
+    with ThreadPoolExecutor(3) as pool:
+        for found in pool.map(texts, [generator] * 3):
+            assert found == expected
+
+
+def test_a_captured_function_gives_what_the_function_gives():
+    weight = torch.randn(8, 8, device="cuda")
+
+    def product(x, scale):
+        return {"out": x @ weight * scale["by"]}
+
+    example = torch.zeros(4, 8, device="cuda"), {"by": torch.ones((), device="cuda")}
+    pool = GraphPool("cuda")
+    for warmup in (0, 3):
+        captured = Captured(product, example, pool=pool, warmup=warmup)
+        for seed in range(3):
+            inputs = torch.randn(4, 8, device="cuda"), {"by": torch.tensor(seed + 1.0).cuda()}
+            assert captured(*inputs)["out"].equal(product(*inputs)["out"])
+    with pytest.raises(ValueError, match=r"captured with float32 \[4, 8\] on cuda:0, called with"):
+        captured(torch.zeros(4, 8), example[1])
+
+
+def test_a_bucketed_function_gives_what_the_function_gives():
+    captured = CapturedBuckets(
+        lambda x: x.cumsum(1), (torch.zeros(1, 8, device="cuda"),), [1, 4, 8]
+    )
+    captured.capture_all()
+    for count in (8, 3, 1, 5):
+        x = torch.randn(count, 8, device="cuda")
+        assert captured(x).equal(x.cumsum(1))
+
+
+def test_a_capture_that_fails_names_the_line_and_leaves_the_device_usable():
+    def waits(x):
+        torch.cuda.synchronize()  # the guilty line
+        return x + 1
+
+    x = torch.zeros(4, device="cuda")
+    with pytest.raises(CaptureError, match="the guilty line"):
+        Captured(waits, (x,), warmup=0)
+    with pytest.raises(CaptureError, match=r"item|_local_scalar_dense"):
+        Captured(lambda x: x * float(x.sum()), (x,))
+    torch.cuda.synchronize()
+    assert (x + 1).sum().item() == 4
+    assert Captured(lambda x: x + 1, (x,))(x).sum().item() == 4
+    torch.cuda.empty_cache()
+
+
+def test_a_step_that_cannot_be_captured_goes_on_eagerly_in_the_middle_of_a_text():
+    class WaitingDrafter(PromptLookupDrafter):
+        def propose(self, context, state, drawing):
+            """As its parent, after a look at the device."""
+            torch.cuda.current_stream().synchronize()
+            return super().propose(context, state, drawing)
+
+    model = build("llama").cuda()
+    generator = SpeculativeGenerator(model, WaitingDrafter(3))
+    options = {"max_new_tokens": 40, "eos_token_id": None}
+    expected = SpeculativeGenerator(model, PromptLookupDrafter(3), graphs=False)
+    for seed in range(2):
+        found = generator.generate(*prompts(seed), **options)
+        assert account(found) == account(expected.generate(*prompts(seed), **options))
+    assert "eager, because" in generator.explain()
+    assert "synchronize" in generator.explain()

@@ -1,0 +1,203 @@
+"""The window of a parallel drafter: its definition against lists, and Triton against it.
+
+The oracle builds every row as a Python list, one token after the other. Four faults of public
+engines each have a test: rows of rejected tokens that count, positions past the end that wrap to 0,
+slots past the end that are written, and buffers for less than the worst case.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import kernels
+from specdec.heads.mask_token import ROWS
+from specdec.kernels import MaskWindow, WindowSpec
+
+GARBAGE = -(10**6)
+MASK, TRASH = 777, 10**5
+seeds = st.integers(0, 2**32 - 1)
+sizes = {
+    "seed": seeds,
+    "limit": st.integers(1, 40),
+    "rows": st.integers(1, 5),
+    "num_new": st.integers(1, 17),
+    "num_draft_tokens": st.sampled_from([0, 1, 2, 5, 16]),
+    "alignment": st.sampled_from(sorted(ROWS)),
+    "more": st.integers(0, 3),
+}
+
+
+def spec_of(alignment, num_draft_tokens, *, more=0, max_positions=10**4):
+    """A window as drafters ask for it; blocks may have more rows than K needs."""
+    rows = ROWS[alignment]
+    num_later = rows.first_row + num_draft_tokens + (more if rows.opens_with_last else 0)
+    num_later = num_later if num_draft_tokens else 0
+    where = {"mask_token": MASK, "max_positions": max_positions, "trash": TRASH}
+    return WindowSpec(
+        *(rows.shift, num_later, rows.opens_with_last, rows.first_row, num_draft_tokens), **where
+    )
+
+
+def contexts(rows, num_new, seed, *, limit=10**4):
+    """Ragged contexts: garbage after each row's own tokens; rows of nothing, full rows, and rows
+    about the limit.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low, high):
+        return torch.randint(low, high + 1, (rows,), generator=generator)
+
+    counts = integers(-1, num_new)
+    start = integers(0, 40)
+    near = integers(0, 1).bool()
+    start = torch.where(near, (limit - integers(0, 20)).clamp(min=0), start)
+    tokens = torch.randint(0, 700, (rows, num_new + 1), generator=generator)
+    tokens[torch.arange(num_new + 1) > counts.clamp(min=0)[:, None]] = GARBAGE
+    return tokens, start, counts
+
+
+def expected_row(tokens, start, count, spec):
+    """(tokens, slots, sampled, num_valid, first_later) of one row, token by token."""
+    width = len(tokens) - spec.shift
+    ids, places = [], []
+    committed = max(count + 1 - spec.shift, 0)
+    for j in range(width):
+        ids.append(tokens[j + spec.shift] if j < committed else 0)
+        places.append(start + j if j < committed else None)
+    after = start + (count + 1 - spec.shift)
+    for i in range(spec.num_later):
+        leads = spec.opens_with_last and i == 0
+        ids.append(tokens[max(count, 0)] if leads else MASK)
+        places.append(after + i if committed else None)
+    slots = [p if p is not None and p < spec.max_positions else TRASH for p in places]
+    sampled = []
+    for i in range(spec.num_draft_tokens):
+        row = spec.first_row + i
+        sampled.append(width + row if row >= 0 else max(committed - 1, 0))
+    num_valid = 0
+    while num_valid < spec.num_draft_tokens and slots[sampled[num_valid]] != TRASH and committed:
+        num_valid += 1
+    return ids, slots, sampled, num_valid, after
+
+
+def assert_as_lists(window: MaskWindow, tokens, start, counts, spec):
+    for b, count in enumerate(counts.tolist()):
+        expected = expected_row(tokens[b].tolist(), int(start[b]), count, spec)
+        seen = [field[b].tolist() for field in window]
+        assert seen == list(expected), b
+
+
+@given(**sizes)
+def test_a_window_is_what_lists_say(seed, limit, rows, num_new, num_draft_tokens, alignment, more):
+    spec = spec_of(alignment, num_draft_tokens, more=more, max_positions=limit)
+    case = contexts(rows, num_new, seed, limit=limit)
+    assert_as_lists(kernels.expand_window(*case, spec), *case, spec)
+
+
+triton = pytest.importorskip("triton", reason="Triton is there on Linux only")
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="here kernels are compiled; see the test marked gpu"
+)
+
+
+def assert_triton_equals_definition(case, spec, device="cpu"):
+    from specdec.kernels.mask_window import expand_window
+    from specdec.kernels.mask_window import triton as triton_window
+
+    there = triton_window.expand_window(*(tensor.to(device) for tensor in case), spec)
+    for name, ours, theirs in zip(
+        MaskWindow._fields, expand_window(*case, spec), there, strict=True
+    ):
+        assert torch.equal(ours, theirs.cpu()), name
+
+
+@interpreted
+@settings(max_examples=40)
+@given(**sizes)
+def test_the_kernel_is_its_definition(
+    seed, limit, rows, num_new, num_draft_tokens, alignment, more
+):
+    spec = spec_of(alignment, num_draft_tokens, more=more, max_positions=limit)
+    assert_triton_equals_definition(contexts(rows, num_new, seed, limit=limit), spec)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alignment", sorted(ROWS))
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 16])
+def test_the_compiled_kernel_is_its_definition(alignment, num_draft_tokens):
+    for seed, num_new in ((0, 1), (1, num_draft_tokens + 1), (2, 300)):
+        for limit in (9, 10**4):
+            spec = spec_of(alignment, num_draft_tokens, more=2, max_positions=limit)
+            case = contexts(64, num_new, seed, limit=limit)
+            assert_triton_equals_definition(case, spec, "cuda")
+
+
+BOTH = pytest.mark.parametrize("alignment", sorted(ROWS))
+
+
+@BOTH
+def test_rejected_tokens_have_no_part_in_anything(alignment):
+    """The same committed text, with any tokens after it and any room for them."""
+    spec = spec_of(alignment, 4)
+    start, count = torch.tensor([5]), torch.tensor([1])
+    contexts = [[3, 8, 9]], [[3, 8, GARBAGE, 10**9, 4, 4]]
+    windows = [kernels.expand_window(torch.tensor(c), start, count, spec) for c in contexts]
+    written = []
+    for window in windows:
+        is_written = window.slots < TRASH
+        written.append([window.slots[is_written].tolist(), window.tokens[is_written].tolist()])
+    assert written[0] == written[1]
+    assert windows[0].num_valid.equal(windows[1].num_valid)
+    assert windows[0].first_later.equal(windows[1].first_later)
+    assert windows[0].first_later.tolist() == [6 + 1 - spec.shift]
+    assert GARBAGE not in windows[1].tokens.tolist()[0]
+
+
+@BOTH
+def test_nothing_is_written_at_or_past_the_limit_and_nothing_wraps(alignment):
+    for limit in range(1, 20):
+        spec = spec_of(alignment, 4, more=2, max_positions=limit)
+        context = torch.tensor([[3, 8, 9]]), torch.tensor([10]), torch.tensor([2])
+        window = kernels.expand_window(*context, spec)
+        written = window.slots[window.slots < TRASH]
+        assert bool((written >= 10).all())
+        assert bool((written < limit).all())
+        assert len(set(written.tolist())) == len(written)
+
+
+@BOTH
+def test_fewer_draft_tokens_are_valid_near_the_limit_one_by_one(alignment):
+    first = 12 + {"shifted": -1, "unshifted": 0, "same-position": 1, "next-token": 0}[alignment]
+    seen = []
+    for limit in range(first - 2, first + 8):
+        spec = spec_of(alignment, 4, more=2, max_positions=limit)
+        context = torch.tensor([[3, 8, 9]]), torch.tensor([10]), torch.tensor([2])
+        seen.append(int(kernels.expand_window(*context, spec).num_valid))
+    assert seen == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4]
+
+
+@BOTH
+@pytest.mark.parametrize("num_draft_tokens", [1, 16])
+def test_a_batch_that_accepted_everything_has_a_place_for_every_row(alignment, num_draft_tokens):
+    """The worst case: K + 1 committed tokens in every row, and all masks."""
+    spec = spec_of(alignment, num_draft_tokens)
+    rows, new = 6, num_draft_tokens + 1
+    tokens = torch.arange(rows * (new + 1)).view(rows, -1) % 700
+    start = torch.arange(rows) * 7
+    window = kernels.expand_window(tokens, start, torch.full((rows,), new), spec)
+    assert window.slots.shape == (rows, new + 1 - spec.shift + spec.num_later)
+    for b, slots in enumerate(window.slots.tolist()):
+        assert slots == list(range(7 * b, 7 * b + len(slots)))
+    assert window.num_valid.tolist() == [num_draft_tokens] * rows
+
+
+def test_a_row_of_which_nothing_was_read_proposes_nothing_and_writes_nothing():
+    context = torch.tensor([[3, GARBAGE]]), torch.tensor([0]), torch.tensor([0])
+    for alignment in ("shifted", "same-position", "next-token"):
+        window = kernels.expand_window(*context, spec_of(alignment, 3))
+        assert int(window.num_valid) == 0
+        assert bool((window.slots == TRASH).all())
+    window = kernels.expand_window(*context, spec_of("unshifted", 3))  # it reads the anchor
+    assert int(window.num_valid) == 3
+    assert window.slots.tolist() == [[0, TRASH, 1, 2]]

@@ -1,0 +1,118 @@
+"""`mtp_shift`: the definition against lists of rows, and the Triton kernel, run by Triton's
+interpreter, against the definition.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
+
+from kernel_cases import shift_case
+
+from specdec.kernels import PastRows, mtp_shift, shift_window
+from specdec.kernels.mtp_shift import triton
+from specdec.types import Context
+
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
+)
+seeds = st.integers(0, 2**32 - 1)
+TRASH = 64
+
+
+def expected_row(case, b, width, num_later):
+    """One text's window, from lists: what was remembered, then what is new."""
+    context, past = case
+    start, count = int(context.start[b]), max(0, int(context.num_new[b]))
+    num_past = past.tokens.shape[1]
+    rows = [
+        (start - num_past + h, int(past.tokens[b, h]), past.features[b, h].tolist())
+        for h in range(num_past)
+    ]
+    rows += [
+        (start + j, int(context.tokens[b, 1 + j]), context.features[b, j].tolist())
+        for j in range(count)
+    ]
+    rows = [row for row in rows if row[0] >= 0][-width:]
+    missing = width - len(rows)
+    slots = [TRASH] * missing + [slot for slot, *_ in rows]
+    slots += [start + count + m for m in range(num_later)]
+    if count == 0:
+        slots = [TRASH] * len(slots)
+    nothing = [0.0] * past.features.shape[2]
+    return (
+        [0] * missing + [token for _, token, _ in rows],
+        [nothing] * missing + [feature for *_, feature in rows],
+        slots,
+    )
+
+
+sizes = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))
+
+
+@settings(max_examples=60)
+@given(seeds, sizes, st.integers(0, 3), st.integers(0, 3))
+def test_a_window_is_the_end_of_the_rows_of_a_text(seed, size, extra, num_later):
+    num_rows, num_columns, num_past, num_features = size
+    case = shift_case(num_rows, num_columns, num_past, num_features, seed=seed)
+    width = max(num_columns, num_past) + extra
+    window = mtp_shift.mtp_shift(*case, width, trash=TRASH, num_later=num_later)
+    for b in range(num_rows):
+        tokens, features, slots = expected_row(case, b, width, num_later)
+        assert window.tokens[b].tolist() == tokens
+        assert window.features[b].tolist() == features
+        assert window.slots[b].tolist() == slots
+    kept = window.past(num_past)
+    for new, old, window_part in zip(kept, case[1], window, strict=False):
+        assert new.equal(window_part[:, width - num_past :])
+        ended = case[0].num_new <= 0
+        is_row = (case[0].start[:, None] - num_past + torch.arange(num_past)) >= 0
+        keeps = (is_row & ended[:, None]).view(*is_row.shape, *[1] * (new.dim() - 2))
+        assert torch.where(keeps, new, 0).equal(torch.where(keeps, old, 0))
+
+
+@interpreted
+@settings(max_examples=25)
+@given(
+    seeds,
+    sizes,
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+)
+def test_the_kernel_is_the_definition(seed, size, extra, num_later, dtype):
+    case = shift_case(*size, seed=seed, dtype=dtype)
+    width = max(size[1], size[2]) + extra
+    options = {"trash": TRASH, "num_later": num_later}
+    expected = mtp_shift.mtp_shift(*case, width, **options)
+    found = triton.mtp_shift(*case, width, block=4, **options)
+    for name, value, other in zip(expected._fields, found, expected, strict=True):
+        assert value.equal(other), name
+
+
+@interpreted
+def test_the_kernel_takes_views_of_any_strides():
+    """A window's own end is what the next call remembers; features may be part of wider ones."""
+    context, past = shift_case(3, 4, 3, 10, seed=1)
+    window = triton.mtp_shift(context, past, 6, trash=TRASH, block=16)
+    wide = torch.randn(3, 4, 20)
+    context = Context(context.tokens, wide[..., 5:15], context.start, context.num_new, 20)
+    remembered = window.past(3)
+    found = triton.mtp_shift(context, remembered, 5, trash=TRASH, num_later=1, block=16)
+    expected = mtp_shift.mtp_shift(context, remembered, 5, trash=TRASH, num_later=1)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_widths_that_do_not_fit_are_refused():
+    context, past = shift_case(2, 3, 4, 5, seed=0)
+    for operation in (shift_window, triton.mtp_shift):
+        with pytest.raises(ValueError, match="a window of 3 rows cannot hold the 4 rows"):
+            operation(context, past, 3, trash=TRASH)
+        narrow = PastRows(past.tokens, past.features[..., :4])
+        with pytest.raises(ValueError, match="4 wide and the context's 5"):
+            operation(context, narrow, 4, trash=TRASH)
+        bare = Context(context.tokens, None, context.start, context.num_new, 20)
+        with pytest.raises(ValueError, match="needs a context with features"):
+            operation(bare, past, 4, trash=TRASH)

@@ -1,0 +1,166 @@
+"""Synthetic mask-token checkpoints in the exact layout of each producer, written out by hand."""
+
+from architectures import VOCAB
+from checkpoint_parts import (
+    DRAFT_VOCAB,
+    HEAD_DIM,
+    HIDDEN,
+    NUM_LAYERS,
+    Files,
+    eagle3_shapes,
+    layer,
+    llama_keys,
+    tensors,
+    vocab_map,
+)
+from checkpoint_writer import speculators as speculators_eagle
+
+MASK = 9
+
+
+def more_layers(shapes, count, **options):
+    """Plain layers after the first."""
+    norms = ("input_layernorm",)
+    for i in range(1, count):
+        shapes = shapes | layer(f"layers.{i}", HIDDEN, norms=norms, **options)
+    return shapes
+
+
+def amazon(*, ids=(2, 4, 5), layers=2, **keys):
+    """amazon/*-p-eagle: an EAGLE-3 head in vLLM's names, `ptd_token_id` and `mask_hidden`."""
+    config = llama_keys(
+        architectures=["LlamaForCausalLMEagle3"],
+        draft_vocab_size=DRAFT_VOCAB,
+        head_dim=HEAD_DIM,
+        eagle_aux_hidden_state_layer_ids=list(ids),
+        num_hidden_layers=layers,
+        ptd_token_id=MASK,
+        parallel_drafting=True,
+    )
+    shapes = more_layers(eagle3_shapes("layers.0", num_features=len(ids)), layers)
+    shapes |= {"mask_hidden": (1, len(ids) * HIDDEN)}
+    return Files(config | keys, tensors(shapes) | vocab_map())
+
+
+def speculators_peagle(*, layers=2, **keys):
+    """nm-testing/*-peagle-speculators: embeddings, `mask_token_id` and `mask_hidden`."""
+    files = speculators_eagle(layers={"num_hidden_layers": layers})
+    config = files.config | {
+        "architectures": ["PEagleDraftModel"],
+        "speculators_model_type": "peagle",
+        "mask_token_id": MASK,
+        "embed_requires_grad": True,
+    }
+    shapes = more_layers({}, layers) | {"mask_hidden": (1, 1, 3 * HIDDEN)}
+    return Files(config | keys, files.tensors | tensors(shapes, seed=4))
+
+
+def specforge_peagle(*, layers=2, **keys):
+    """SpecForge's `PEagleDraftModel`: ids as outputs of layers, and no id of a mask."""
+    config = llama_keys(
+        architectures=["PEagleDraftModel"],
+        draft_vocab_size=DRAFT_VOCAB,
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        rope_theta=1000000.0,
+        eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3, 4]},
+    )
+    shapes = more_layers(eagle3_shapes("layers.0"), layers)
+    shapes |= {"mask_hidden": (1, 1, 3 * HIDDEN)}
+    return Files(config | keys, tensors(shapes) | vocab_map())
+
+
+def lm_shapes(layers, *, vocab_size=VOCAB, qk_norm=False, bias="", tied=False):
+    """Shapes of a causal language model, in its own names."""
+    shapes = {"model.embed_tokens.weight": (vocab_size, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    for i in range(layers):
+        norms = ("input_layernorm",)
+        shapes |= layer(f"model.layers.{i}", HIDDEN, norms=norms, qk_norm=qk_norm, bias=bias)
+    return shapes if tied else shapes | {"lm_head.weight": (vocab_size, HIDDEN)}
+
+
+def pard(kind="llama", *, layers=3, vocab_size=VOCAB, tied=False, **keys):
+    """amd/PARD-*: a language model whose configuration names its mask."""
+    config = llama_keys(
+        architectures=["LlamaForCausalLM"],
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        rope_theta=500000.0,
+        pard_token=MASK,
+        spd_type="pard",
+    )
+    config |= {"model_type": kind, "vocab_size": vocab_size, "tie_word_embeddings": tied}
+    flags = {"qwen2": {"bias": "qkv"}, "qwen3": {"qk_norm": True}}.get(kind, {})
+    shapes = lm_shapes(layers, vocab_size=vocab_size, tied=tied, **flags)
+    return Files(config | keys, tensors(shapes))
+
+
+def dflash_shapes(layers, count):
+    """Shapes of a DFlash head without tables."""
+    shapes = {"fc.weight": (HIDDEN, count * HIDDEN)}
+    shapes |= {"hidden_norm.weight": (HIDDEN,), "norm.weight": (HIDDEN,)}
+    for i in range(layers):
+        shapes |= layer(f"layers.{i}", HIDDEN, norms=("input_layernorm",), qk_norm=True)
+    return shapes
+
+
+def z_lab(*, ids=(1, 4), layers=2, block_size=6, nested=False, dflash=None, **keys):
+    """z-lab/*-DFlash: Qwen3's keys, `block_size` at the top or, later, in `dflash_config`."""
+    flash = {"mask_token_id": MASK, "target_layer_ids": None if ids is None else list(ids)}
+    config = llama_keys(
+        architectures=["DFlashDraftModel"],
+        auto_map={"AutoModel": "dflash.DFlashDraftModel"},
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        num_target_layers=NUM_LAYERS,
+        layer_types=["full_attention"] * layers,
+        attention_bias=False,
+        rope_theta=1000000,
+        dflash_config=flash | (dflash or {}),
+    )
+    config["model_type"] = "qwen3"
+    (config["dflash_config"] if nested else config)["block_size"] = block_size
+    count = layers if ids is None else len(ids)
+    return Files(config | keys, tensors(dflash_shapes(layers, count)))
+
+
+def speculators_dflash(*, ids=(2, 5), layers=2, full=False, **keys):
+    """RedHatAI's DFlash: ids as boundaries; a head of fewer ids is stored, a whole one is not."""
+    files = speculators_eagle(kind="qwen3", layers={"num_hidden_layers": layers})
+    config = files.config | {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "draft_vocab_size": VOCAB if full else DRAFT_VOCAB,
+        "aux_hidden_state_layer_ids": list(ids),
+        "block_size": 5,
+        "mask_token_id": MASK,
+        "sliding_window_non_causal": False,
+        "sample_from_anchor": False,
+    }
+    for key in ("eagle_aux_hidden_state_layer_ids", "norm_before_residual", "embed_requires_grad"):
+        del config[key]
+    shapes = dflash_shapes(layers, len(ids))
+    maps = {}
+    if not full:
+        shapes, maps = shapes | {"lm_head.weight": (DRAFT_VOCAB, HIDDEN)}, vocab_map()
+    return Files(config | keys, tensors(shapes) | maps)
+
+
+def deepspec(*, layers=2, **keys):
+    """deepseek-ai/dflash_*_block7: DSpark's files without its Markov head, with both tables."""
+    config = llama_keys(
+        architectures=["Qwen3DSparkModel"],
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        num_target_layers=NUM_LAYERS,
+        layer_types=["full_attention"] * layers,
+        mask_token_id=MASK,
+        target_layer_ids=[-1, 1, 5],
+        block_size=7,
+        markov_rank=0,
+        enable_confidence_head=False,
+        rope_parameters={"rope_theta": 1000000, "rope_type": "default"},
+    )
+    config["model_type"] = "qwen3"
+    shapes = dflash_shapes(layers, 3) | {"embed_tokens.weight": (VOCAB, HIDDEN)}
+    return Files(config | keys, tensors(shapes | {"lm_head.weight": (VOCAB, HIDDEN)}))

@@ -1,0 +1,98 @@
+"""Targets whose own checkpoint holds prediction modules, under the names of each producer."""
+
+import json
+from pathlib import Path
+
+import torch
+import transformers
+from architectures import ARCHITECTURES
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+GLM4_MOE = ARCHITECTURES["deepseek_v3"][1] | {"head_dim": 8, "num_key_value_heads": 2}
+for _name in ("q_lora_rank", "kv_lora_rank", "v_head_dim", "qk_rope_head_dim", "qk_nope_head_dim"):
+    del GLM4_MOE[_name]
+SHAPES = {
+    "DeepseekV3": ARCHITECTURES["deepseek_v3"][1],
+    "Glm4Moe": GLM4_MOE | {"use_qk_norm": True, "partial_rotary_factor": 0.5},
+    "Llama": ARCHITECTURES["llama"][1],
+}
+
+
+def random_model(family: str, *, seed: int = 0, **changes) -> PreTrainedModel:
+    """A tiny random model with weights large enough for every part to show."""
+    config = getattr(transformers, f"{family}Config")(**(SHAPES[family] | changes))
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            if "inv_freq" in name:
+                continue
+            noise = torch.randn(tensor.shape, generator=generator)
+            if tensor.dim() > 1:
+                tensor.copy_(0.15 * noise)
+            elif "e_score" in name:
+                tensor.copy_(0.3 * noise)
+            else:
+                tensor.add_(0.3 * noise)
+    return model
+
+
+def write_numbered(
+    folder: Path, family: str, *, num_depths: int, seed: int = 0, **changes
+) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """A target of three layers with prediction modules as `model.layers.3` and so on.
+
+    Returns:
+        The target, loaded from the folder, and all tensors of its file.
+    """
+    num_layers = SHAPES[family]["num_hidden_layers"]
+    whole = random_model(family, seed=seed, num_hidden_layers=num_layers + num_depths, **changes)
+    whole.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    width = whole.config.hidden_size
+    generator = torch.Generator().manual_seed(seed + 1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    for depth in range(num_depths):
+        prefix = f"model.layers.{num_layers + depth}"
+        for name in ("enorm", "hnorm", "shared_head.norm"):
+            tensors[f"{prefix}.{name}.weight"] = 1 + 0.3 * normal(width)
+        tensors[f"{prefix}.eh_proj.weight"] = normal(width, 2 * width) * (2 * width) ** -0.5
+        for name, other in (
+            ("embed_tokens", "model.embed_tokens"),
+            ("shared_head.head", "lm_head"),
+        ):
+            tensors[f"{prefix}.{name}.weight"] = tensors[f"{other}.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_config(folder, num_hidden_layers=num_layers, num_nextn_predict_layers=num_depths)
+    model_class = getattr(transformers, f"{family}ForCausalLM")
+    return model_class.from_pretrained(folder, dtype=torch.float32).eval(), tensors
+
+
+def edit_config(folder: Path, **changes) -> None:
+    """Sets keys of config.json; `None` removes one."""
+    path = folder / "config.json"
+    keys = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: value for key, value in keys.items() if value is not None}))
+
+
+def shard(folder: Path) -> None:
+    """Spreads the tensors of `model.safetensors` over two files with an index, module tensors in
+    the second.
+    """
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = {
+        name: f"model-0000{1 + ('layers.3' in name or 'mtp' in name)}-of-00002.safetensors"
+        for name in tensors
+    }
+    for file in set(files.values()):
+        part = {name: tensor for name, tensor in tensors.items() if files[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -1,0 +1,225 @@
+"""Multi-token prediction heads of every wiring, and what they compute over a whole text without a
+cache, shared by the tests of MTP drafters.
+
+The oracle is written from the definition (arXiv:2412.19437, section 2.2), one index after the
+other: depth d at index i reads token i + d + 1 beside the hidden state of index i.
+"""
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from eagle_heads import LAYER_FLAGS, stand_in
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
+from specdec.heads.config import LayerConfig
+from specdec.training.mtp import MultiTokenPrediction
+
+VOCAB, WIDTH = 23, 16
+
+
+def flagged(config: MTPConfig, **flags) -> MTPConfig:
+    """The config with some flags changed, its own or those of its layers."""
+    of_layer = {name: flags.pop(name) for name in LAYER_FLAGS & flags.keys()}
+    return replace(config, layer=replace(config.layer, **of_layer), **flags)
+
+
+PLAIN = MTPConfig(
+    layer=LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6),
+    vocab_size=VOCAB,
+    num_layers=3,
+)
+WIRINGS = {
+    "chain": PLAIN,
+    "target": flagged(PLAIN, semantics="target"),
+    "chain, raw feedback": flagged(PLAIN, feedback_norm=False),
+    "target, raw feedback": flagged(PLAIN, semantics="target", feedback_norm=False),
+    "hidden first": flagged(PLAIN, hidden_first=True),
+    "no norms after layers": flagged(PLAIN, output_norm=False, feedback_norm=False),
+    "first embedding zero": flagged(PLAIN, zero_first_embedding=True),
+    "centred norms": flagged(PLAIN, centred_norms=True),
+    "projection bias": flagged(PLAIN, projection_bias=True),
+    "own heads": flagged(PLAIN, has_lm_head=True, lm_head_per_depth=True, has_embed_tokens=True),
+    "own head": flagged(PLAIN, has_lm_head=True),
+    "before the target's norm": flagged(PLAIN, target_state=1),
+    "one depth": flagged(PLAIN, num_layers=1),
+    "two depths": flagged(PLAIN, num_layers=2, attention_bias=True),
+    "five depths": flagged(PLAIN, num_layers=5, has_qk_norm=True),
+}
+
+
+def random_head(config: MTPConfig, *, seed: int = 0, dtype=torch.float64) -> MTPHead:
+    """Weights large enough for every part to show."""
+    head = MTPHead(config).to(dtype).eval()
+    return randomise(head, seed)
+
+
+@torch.no_grad()
+def randomise(head: MTPHead, seed: int) -> MTPHead:
+    """Draws every parameter anew."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in head.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
+        scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
+        parameter.copy_(noise * scale + is_norm)
+    return head
+
+
+def random_drafter(name: str, num_draft_tokens: int = 3, **options) -> MTPDrafter:
+    """A random head of a wiring, and a stand-in for its target."""
+    config = WIRINGS[name]
+    return MTPDrafter(random_head(config), stand_in(config), num_draft_tokens, **options)
+
+
+class Recomputation:
+    """What a head of the library's own decoder layers computes over one text, without a cache.
+
+    Args:
+        drafter: whose head.
+    """
+
+    def __init__(self, drafter: MTPDrafter):
+        self.drafter, self.head, self.config = drafter, drafter.head, drafter.config
+
+    @torch.no_grad()
+    def entries(self, tokens: list[int], features: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values `[entries, heads, D]` of every depth that follow from committed tokens:
+        at index i of depth d, where i + d + 1 is within the text.
+        """
+        found, hidden = [], features[: len(tokens) - 1]
+        for depth in range(self.drafter.num_depths):
+            count = len(tokens) - 1 - depth
+            if count < 1:
+                empty = torch.zeros(0)
+                found.append((empty, empty))
+                continue
+            out, keys, values = self.run(depth, tokens[depth + 1 :], hidden[:count])
+            found.append((keys, values))
+            hidden = self.next_hidden(depth, out, features)
+        return found
+
+    @torch.no_grad()
+    def propose(self, tokens: list[int], features: Tensor, count: int) -> tuple[list, list]:
+        """Greedy draft tokens after a text of two tokens or more, and the logits of each."""
+        newest = len(tokens) - 1  # features are known below it
+        text, hidden, drafted, logits, out = list(tokens), features[:newest], [], [], None
+        for step in range(count):
+            depth = min(step, self.drafter.num_depths - 1)
+            is_again = step > depth
+            if is_again:  # the last depth, one index further on, reads its own output
+                hidden = torch.cat([hidden, self.feedback(depth, out)[-1:]])
+            out, _, _ = self.run(depth, text[depth + 1 :], hidden)
+            logits.append(self.logits(depth, out[-1]))
+            drafted.append(int(logits[-1].argmax()))
+            text.append(drafted[-1])
+            if depth + 1 < self.drafter.num_depths:
+                hidden = self.next_hidden(depth, out, features[:newest])
+        return drafted, logits
+
+    def next_hidden(self, depth, out, features):
+        """What the next depth reads at every index."""
+        if self.config.semantics == "target":
+            return features
+        return self.feedback(depth, out)
+
+    def run(self, depth, tokens, hidden) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs `[n, H]`, keys and values of one depth at indices 0, 1, ..."""
+        config, module = self.config, self.head.layers[depth]
+        embeds = self.drafter.embed(torch.tensor(tokens))
+        if config.zero_first_embedding:
+            embeds = torch.cat([0 * embeds[:1], embeds[1:]])
+        pair = [self.norm(module.enorm, embeds), self.norm(module.hnorm, hidden)]
+        fused = module.eh_proj(torch.cat(pair[::-1] if config.hidden_first else pair, dim=-1))
+        return self.decoder_layer(module.block, fused)
+
+    def norm(self, module, x):
+        scale = module.weight + 1 if self.config.centred_norms else module.weight
+        return (
+            x * (x.square().mean(-1, keepdim=True) + self.config.layer.rms_norm_eps) ** -0.5 * scale
+        )
+
+    def plain_norm(self, module, x):
+        eps = self.config.layer.rms_norm_eps
+        return x * (x.square().mean(-1, keepdim=True) + eps) ** -0.5 * module.weight
+
+    def decoder_layer(self, block, x):
+        layer, attention = self.config.layer, block.self_attn
+        count, size = len(x), layer.head_dim
+        normed = self.plain_norm(block.input_layernorm, x)
+        query, key, value = (
+            project(normed).view(count, -1, size)
+            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
+        )
+        if layer.has_qk_norm:
+            query = self.plain_norm(attention.q_norm, query)
+            key = self.plain_norm(attention.k_norm, key)
+        query, key = turned(query, layer), turned(key, layer)
+        groups = layer.num_heads // layer.num_kv_heads
+        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, dim=1))
+        later = torch.ones(count, count, dtype=torch.bool).triu(1)
+        weights = (scores / size**0.5).masked_fill(later, -torch.inf).softmax(dim=-1)
+        mixed = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(groups, dim=1))
+        x = x + attention.o_proj(mixed.flatten(1))
+        normed, mlp = self.plain_norm(block.post_attention_layernorm, x), block.mlp
+        return x + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed)), key, value
+
+    def feedback(self, depth, out):
+        return self.norm(self.head.layers[depth].norm, out) if self.config.feedback_norm else out
+
+    def logits(self, depth, out):
+        config, module = self.config, self.head.layers[depth]
+        if config.output_norm:
+            out = self.norm(module.norm, out)
+        if not config.has_lm_head:
+            return self.drafter._borrowed.lm_head(out)
+        return (module if config.lm_head_per_depth else self.head).lm_head(out)
+
+
+def turned(x: Tensor, layer: LayerConfig) -> Tensor:
+    """`[n, heads, D]`, rotated to positions 0, 1, ...; channels i and i + D / 2 are a pair."""
+    size = layer.head_dim
+    rates = layer.rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=x.dtype) / size)
+    angles = torch.arange(len(x), dtype=x.dtype)[:, None] * rates
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def head_for(model: PreTrainedModel, *, seed: int = 0, num_depths: int = 3, **flags) -> MTPHead:
+    """A random head for a model, in float32."""
+    text = model.config.get_text_config()
+    sizes = {"hidden_size": text.hidden_size, "vocab_size": text.vocab_size}
+    config = flagged(PLAIN, **(sizes | {"num_layers": num_depths} | flags))
+    return random_head(config, seed=seed, dtype=torch.float32)
+
+
+@torch.no_grad()
+def informed(model, *, num_depths=3, seed=5, **flags):
+    """A random head whose depths have vocabulary heads that are fitted (ridge regression) to the
+    target's logits: right often enough, and wrong often enough.
+    """
+    head = head_for(model, num_depths=num_depths, has_lm_head=True, lm_head_per_depth=True, **flags)
+    drafter = MTPDrafter(head, model, num_depths)
+    ids = torch.randint(
+        1, model.config.vocab_size, (256, 24), generator=torch.Generator().manual_seed(seed)
+    )
+    objective = MultiTokenPrediction(drafter, model)
+    teacher, features = objective._teacher(ids)
+    outputs = []
+    handles = [
+        depth.lm_head.register_forward_pre_hook(lambda _, args: outputs.append(args[0]))
+        for depth in head.layers
+    ]
+    for depth, out in enumerate(objective.unroll(ids, features)):
+        drafter.logits(out, depth)
+    for handle in handles:
+        handle.remove()
+    for depth, out in enumerate(outputs):
+        x = out.flatten(0, 1).double()
+        y = teacher[:, 1 + depth : 1 + depth + out.shape[1]].flatten(0, 1).double()
+        ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+        head.layers[depth].lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    return head

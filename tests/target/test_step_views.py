@@ -1,0 +1,218 @@
+"""What is chosen for the few tokens of a step: implementations of experts, fused pointwise work.
+
+The user's model is never touched, and prompts are read as the model itself would read them.
+"""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from fingerprint import fingerprint
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.graphs import CaptureError, no_host_sync
+from specdec.target import experts, fusion, hf_model
+
+IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
+OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
+FEW = OPTIONS | {"max_new_tokens": 6}
+MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"]
+
+
+@pytest.fixture(name="on_a_gpu")
+def _on_a_gpu(monkeypatch):
+    """Experts are chosen as for a GPU on which grouped products loop on the host."""
+
+    def step_experts(model):
+        own = model.config._experts_implementation
+        chosen = experts.choose(own, model.dtype, (9, 0))
+        return (None if chosen == own else chosen), f"experts: {chosen}"
+
+    monkeypatch.setattr(hf_model, "step_experts", step_experts)
+
+
+@pytest.mark.parametrize(
+    ("own", "dtype", "capability", "expected"),
+    [
+        ("eager", torch.bfloat16, (9, 0), "grouped_mm"),
+        ("eager", torch.bfloat16, (8, 0), "batched_mm"),
+        ("eager", torch.float16, (9, 0), "batched_mm"),
+        ("grouped_mm", torch.float32, (9, 0), "batched_mm"),
+        ("grouped_mm", torch.bfloat16, (10, 0), "grouped_mm"),
+        ("batched_mm", torch.bfloat16, (9, 0), "batched_mm"),
+        ("deepgemm", torch.bfloat16, (9, 0), "deepgemm"),
+    ],
+)
+def test_experts_are_run_by_what_does_not_wait(own, dtype, capability, expected):
+    assert experts.choose(own, dtype, capability) == expected
+
+
+@pytest.mark.parametrize("name", ["llama", *MIXTURES])
+def test_a_model_on_a_cpu_keeps_its_own_experts(name):
+    assert experts.step_experts(build(name)) == (None, None)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_that_waits_is_captured_with_other_experts(name, on_a_gpu, monkeypatch):
+    model = build(name)
+    model.set_experts_implementation("eager")
+    plain = copy.deepcopy(model)
+    before = fingerprint(model)
+    used = []
+    batched = ALL_EXPERTS_FUNCTIONS["batched_mm"]
+
+    def spy(module, hidden, *args):
+        used.append(hidden.shape[0])
+        return batched(module, hidden, *args)
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._local_mapping, "batched_mm", spy)
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(3), graphs=True)
+    used.clear()  # of the self-test
+    found = generator.generate(IDS, MASK, **OPTIONS, check=True)
+    assert found.sequences.equal(plain.generate(IDS, attention_mask=MASK, **OPTIONS))
+    assert set(used) == {4 * 4}  # windows of a bucket of four rows; no chunk of a prompt
+    assert "experts: batched_mm" in generator.explain()
+    assert fingerprint(model) == before
+    assert model.config._experts_implementation == "eager"
+
+
+def test_without_another_implementation_a_mixture_that_waits_is_refused():
+    model = build("mixtral")
+    model.set_experts_implementation("eager")
+    with pytest.raises(CaptureError, match=r"modeling_mixtral|moe"):
+        SpeculativeGenerator(model, None, graphs=True).generate(IDS, MASK, **OPTIONS)
+
+
+def test_experts_that_break_a_model_are_not_used_and_explain_says_so(on_a_gpu, monkeypatch):
+    def broken(module, hidden, *args):
+        return hidden * 0
+
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._local_mapping, "batched_mm", broken)
+    model = build("mixtral")
+    generator = SpeculativeGenerator(model, None)
+    assert "experts are the model's own: with batched_mm" in generator.explain()
+    expected = SpeculativeGenerator(build("mixtral"), None).generate(IDS, MASK, **OPTIONS)
+    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected.sequences)
+
+
+@pytest.fixture(name="calls")
+def _calls(monkeypatch):
+    """Fused regions are traced and run without Inductor; what ran is noted."""
+    calls = []
+
+    def backend(graph, example_inputs):
+        def run(*args):
+            calls.append(len(args))
+            return graph(*args)
+
+        return run
+
+    monkeypatch.setattr(hf_model, "fuse_pointwise", partial(fusion.fuse_pointwise, backend=backend))
+    return calls
+
+
+FUSED = {
+    "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
+    "gemma2": {"Gemma2RMSNorm", "Gemma2MLP", "Gemma2Attention"},
+    "qwen3_moe": {"Qwen3MoeRMSNorm", "Qwen3MoeAttention"},
+    "phi3": {"Phi3RMSNorm", "Phi3MLP", "Phi3Attention"},
+    "stablelm": {"StableLmMLP", "StableLmAttention"},
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_fused_work_is_that_of_the_model(name, calls):
+    model = build(name)
+    before = fingerprint(model)
+    target = Target(model, fuse_pointwise=True)
+    assert target.is_fused
+    (note,) = (note for note in target.notes if "fused" in note)
+    assert set(note.removeprefix("pointwise work is fused in ").split(", ")) == FUSED[name]
+    for drafter in (None, ModelDrafter(perturbed(model), 3)):
+        expected = SpeculativeGenerator(model, drafter).generate(IDS, MASK, **OPTIONS)
+        calls.clear()
+        generator = SpeculativeGenerator(target, drafter)
+        assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected.sequences)
+        assert calls
+    assert fingerprint(model) == before
+
+
+def test_a_chunk_of_a_prompt_and_a_watched_step_run_as_they_are(calls):
+    generator = SpeculativeGenerator(Target(build("llama"), fuse_pointwise=True), None)
+    calls.clear()
+    generation = generator.start(IDS, MASK, **OPTIONS)
+    assert not calls
+    generator.step(generation)
+    assert calls
+    calls.clear()
+    with no_host_sync():
+        generator.step(generation)
+    assert not calls
+
+
+@pytest.mark.parametrize("name", ["opt", "mpt", "gpt2"])
+def test_a_model_with_nothing_to_fuse_runs_as_it_is_and_says_so(name, calls):
+    target = Target(build(name), fuse_pointwise=True)
+    assert not target.is_fused
+    assert "not fused" in SpeculativeGenerator(target, None).explain()
+
+
+@pytest.mark.parametrize("fault", ["raises", "is wrong"])
+def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatch):
+    def backend(graph, example_inputs):
+        if fault == "raises":
+            raise RuntimeError("no code for this")
+        return lambda *args: [out * 1.5 for out in graph(*args)]
+
+    monkeypatch.setattr(hf_model, "fuse_pointwise", partial(fusion.fuse_pointwise, backend=backend))
+    target = Target(build("llama"), fuse_pointwise=True)
+    assert not target.is_fused
+    assert ("no code for this" if fault == "raises" else "differs") in target.notes[0]
+    expected = SpeculativeGenerator(build("llama"), None).generate(IDS, MASK, **OPTIONS)
+    found = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS)
+    assert found.sequences.equal(expected.sequences)
+
+
+def test_many_models_are_fused_one_after_the_other(calls):
+    """Dynamo gives up on a function after eight compilations of its code."""
+    for _ in range(10):
+        assert Target(build("llama"), fuse_pointwise=True).is_fused
+
+
+def test_a_fused_target_is_copied_and_pickled(calls):
+    target = Target(build("llama"), fuse_pointwise=True)
+    expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
+    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        calls.clear()
+        found = SpeculativeGenerator(other, None).generate(IDS, MASK, **OPTIONS).sequences
+        assert found.equal(expected)
+        assert calls
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
+def test_inductors_code_passes_the_self_test_and_is_captured(name):
+    target = Target(build(name), fuse_pointwise=True)
+    assert target.is_fused, target.notes
+    generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
+    expected = SpeculativeGenerator(build(name), None).generate(IDS, MASK, **OPTIONS)
+    for _ in range(2):
+        found = generator.generate(IDS, MASK, **OPTIONS, check=True)
+        assert found.sequences.equal(expected.sequences)
+
+
+def test_one_fused_model_serves_batches_and_windows_of_every_size(calls):
+    """Within Dynamo's limit of eight compilations of one function."""
+    model = build("qwen3")  # norms of queries and keys beside those of the residual stream
+    target = Target(model, fuse_pointwise=True)
+    for rows in (1, 2, 3, 5):
+        ids, mask = ragged_prompts(VOCAB, *range(2, 2 + rows))
+        for k in (0, 1, 2, 4):
+            found = SpeculativeGenerator(target, PromptLookupDrafter(k)).generate(ids, mask, **FEW)
+            expected = SpeculativeGenerator(model, None).generate(ids, mask, **FEW)
+            assert found.sequences.equal(expected.sequences)

@@ -1,0 +1,142 @@
+"""The objective of prediction modules: what it trains is what drafting runs, it falls, and what is
+frozen stays.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import drawing
+from eagle_heads import features_and_logits
+from mtp_heads import head_for, random_drafter
+from training_runs import on_a_cpu
+
+from specdec.drafters import MTPDrafter
+from specdec.samplers import Noise, Warp
+from specdec.training import PackedStream, TrainingPlan, train
+from specdec.training.mtp import MultiTokenPrediction, mtp_config, new_head
+from specdec.types import Context
+
+LLAMA = build("llama")
+IDS = torch.randint(1, VOCAB, (2, 14), generator=torch.Generator().manual_seed(3))
+
+
+def drafted_logits(drafter, tokens, features, monkeypatch):
+    """Draft tokens after a text, and the logits of every depth, from a fresh state."""
+    seen, logits = [], MTPDrafter.logits
+
+    def spy(self, out, depth=0):
+        seen.append(logits(self, out, depth))
+        return seen[-1]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MTPDrafter, "logits", spy)
+        state = drafter.init_state(1, 40, vocab_size=VOCAB, device=torch.device("cpu"))
+        count = torch.tensor([tokens.shape[1] - 1])
+        context = Context(tokens, features, 0 * count, count, tokens.shape[1] + 4)
+        noise = Noise([0]).at(count, drafter.num_draft_tokens + 1)
+        draft = drafter.propose(context, state, drawing(drafter, Warp(1, temperature=0), noise))
+    return draft.tokens, [row[:, -1] for row in seen]
+
+
+def logits_of(objective, ids, features):
+    """What every depth predicts."""
+    outs = objective.unroll(ids, features)
+    return [objective.drafter.logits(out, depth) for depth, out in enumerate(outs)]
+
+
+FLAGS = {
+    "chain": {},
+    "target": {"semantics": "target"},
+    "raw feedback": {"feedback_norm": False, "hidden_first": True},
+    "position 0": {"zero_first_embedding": True, "centred_norms": True, "target_state": 3},
+    "own heads": {"has_lm_head": True, "lm_head_per_depth": True},
+}
+
+
+@pytest.mark.parametrize("name", FLAGS)
+@torch.no_grad()
+def test_the_training_forms_logits_are_the_drafters_own(name, monkeypatch):
+    """Teacher-forced on the drafter's own tokens, depth d at the last known index predicts what the
+    drafter drafts with.
+    """
+    head = head_for(LLAMA, **FLAGS[name])
+    drafter = MTPDrafter(head, LLAMA, 3)
+    objective = MultiTokenPrediction(drafter, LLAMA)
+    for length in (2, 3, 6, 11):
+        text = IDS[:1, :length]
+        _, features = objective._teacher(text)
+        drafted, logits = drafted_logits(drafter, text, features[:, :-1], monkeypatch)
+        whole = torch.cat([text, drafted], dim=1)[:, : length + 2]
+        _, known = objective._teacher(whole)
+        unrolled = logits_of(objective, whole, known)
+        for depth, ours in enumerate(logits):
+            torch.testing.assert_close(unrolled[depth][:, length - 2], ours, rtol=0, atol=1e-5)
+
+
+@torch.no_grad()
+def test_the_loss_is_the_cross_entropy_to_the_target_at_every_depth():
+    drafter = MTPDrafter(head_for(LLAMA), LLAMA, 3)
+    objective = MultiTokenPrediction(drafter, LLAMA, depth_weight=0.5)
+    features, teacher = features_and_logits(LLAMA, IDS, ("final",))
+    total = torch.zeros(())
+    for depth, logits in enumerate(logits_of(objective, IDS, features)):
+        for index in range(IDS.shape[1] - 3):
+            probs = teacher[:, index + depth + 1].softmax(-1)
+            nats = -(probs * logits[:, index].log_softmax(-1)).sum(-1)
+            total += 0.5**depth * nats.mean() / (IDS.shape[1] - 3)
+    torch.testing.assert_close(objective(IDS), total / 1.75)
+    alone = MultiTokenPrediction(drafter, LLAMA, depth_weight=0.0)(IDS)
+    assert float((alone - objective(IDS)).abs()) > 1e-4
+
+
+def test_only_the_head_is_trained_and_its_loss_falls(tmp_path):
+    model = build("llama")
+    drafter = MTPDrafter(new_head(model, 2, mlp_width=16), model, 2)
+    objective = MultiTokenPrediction(drafter, model)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    assert {id(p) for p in objective.parameters()} == {id(p) for p in drafter.head.parameters()}
+    with torch.no_grad():
+        first = float(objective(IDS))
+    plan = TrainingPlan(
+        steps=60,
+        tokens_per_step=64,
+        lengths=((1.0, 16),),
+        precision="no",
+        compiled=False,
+        lr_matrices=0.02,
+    )
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(1, VOCAB, (17,), generator=generator).numpy() for _ in range(16)]
+    with on_a_cpu():
+        train(objective, PackedStream(documents, seed=0), plan=plan, work_dir=tmp_path)
+    with torch.no_grad():
+        assert float(objective(IDS)) < first - 0.1
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    for depth, new in zip(
+        drafter.head.layers, new_head(model, 2, mlp_width=16).layers, strict=True
+    ):
+        for (name, tensor), start in zip(depth.named_parameters(), new.parameters(), strict=True):
+            assert not tensor.equal(start), name
+
+
+def test_a_new_head_depends_on_its_seed_alone_and_is_like_the_target():
+    first, again, other = (new_head(LLAMA, 2, seed=seed) for seed in (1, 1, 2))
+    for name, tensor in first.state_dict().items():
+        assert tensor.equal(again.state_dict()[name]), name
+    name = "layers.1.eh_proj.weight"
+    assert not first.state_dict()[name].equal(other.state_dict()[name])
+    config = mtp_config(LLAMA, 4, semantics="target", mlp_width=20)
+    assert (config.num_layers, config.semantics, config.layer.intermediate_size) == (
+        4,
+        "target",
+        20,
+    )
+    assert config.hidden_size == LLAMA.config.hidden_size
+
+
+def test_what_cannot_be_trained_is_refused():
+    with pytest.raises(ValueError, match="uses 2 of its head's 3 depths"):
+        MultiTokenPrediction(random_drafter("chain", 2), LLAMA)
+    objective = MultiTokenPrediction(MTPDrafter(head_for(LLAMA), LLAMA, 3), LLAMA)
+    with pytest.raises(ValueError, match="rows of 2 tokens are too short for 3 depths"):
+        objective(IDS[:, :3])
