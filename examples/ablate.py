@@ -145,7 +145,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id (default: zoo)")
-    add("--drafters", nargs="+", default=[*zoo.DRAFTERS, "lookup"])
+    of_zoo = [name for name, folder in zoo.DRAFTERS.items() if (zoo.WEIGHTS_DIR / folder).is_dir()]
+    add("--drafters", nargs="+", default=[*of_zoo, "lookup"])
     add("--num-draft-tokens", nargs="+", type=int, default=[2, 4, 6])
     add("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
     add("--samplers", nargs="+", choices=SAMPLERS, default=["block", "rejection"])
