@@ -24,6 +24,7 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
+from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.evaluation import CostCurve, every_anchor, measure_costs, replay, with_draft_length
 from specdec.evaluation.replay import _block_rule, _token_rule
 
@@ -150,6 +151,43 @@ def test_runs_with_texts_of_their_own_lie_in_their_interval_as_often_as_it_says(
         )
     assert covered >= 9  # of 12 at 95 %; 8 or fewer happen once in 3000 times
     assert max(narrow) < 0.2
+
+
+def heads() -> dict:
+    """A head of every family, right often enough and wrong often enough."""
+    import eagle_heads
+    import mask_heads
+    import mtp_heads
+
+    wide = {"hidden_size": 128, "intermediate_size": 256}
+    wide |= {"has_embed_tokens": True, "has_lm_head": True}
+    masks = mask_heads.informed(TARGET, mask_heads.head_for(TARGET, "p-eagle", **wide), 3)
+    eagle = eagle_heads.informed(TARGET, eagle_heads.head_for(TARGET))
+    return {
+        "eagle": EagleDrafter(eagle, TARGET, 3),
+        "mask-token": MaskTokenDrafter(masks, TARGET, 3, proposal="sample"),
+        "mtp": MTPDrafter(mtp_heads.informed(TARGET), TARGET, 3),
+    }
+
+
+HEADS = heads()
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("name", HEADS)
+def test_runs_with_learned_heads_lie_in_their_interval(name, k):
+    ids, mask = ragged_prompts(VOCAB, *(3 + i % 5 for i in range(64)))
+    generator = SpeculativeGenerator(TARGET, HEADS[name], RejectionSampler())
+    options = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8}
+    seeds = list(range(64))
+    trace = generator.generate(ids, mask, trace=True, seed=seeds, **options).trace
+    found = replay(every_anchor(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
+    real = SpeculativeGenerator(TARGET, with_draft_length(HEADS[name], k), BlockSampler())
+    stats = real.generate(ids, mask, seed=[s + 1000 for s in seeds], **options).stats
+    interval = replace(found, level=0.999).run_interval(num_resamples=2000)
+    assert interval.covers(stats.acceptance_length), (interval, stats)
+    assert interval.high - interval.low < 0.3 * interval.value
+    assert 1.1 < stats.acceptance_length < k + 1
 
 
 def test_every_anchor_holds_both_models_probabilities_of_the_text_after_every_token():

@@ -44,10 +44,10 @@ def test_every_drafter_and_sampler_on_a_target_over_two_processes(folder):
     assert done.returncode == 0, done.stderr[-3000:]
     reports = [json.loads((folder / f"report_{rank}.json").read_text()) for rank in (0, 1)]
     for report in reports:
-        assert report["cases"] == 24
+        assert report["cases"] == 36
         assert report["different"] == []
         assert report["own_parameters"] < 0.6 * report["whole_parameters"]  # it really was spread
-        for drafter in ("model", "eagle3"):
+        for drafter in ("model", "eagle3", "mtp"):
             counts = [n for key, n in report["accepted"].items() if key.startswith(drafter)]
             assert min(counts) > 0
     assert reports[0]["accepted"] == reports[1]["accepted"]

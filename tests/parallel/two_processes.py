@@ -13,29 +13,36 @@ from transformers import AutoModelForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import eagle_heads
+import mask_heads
+import mtp_heads
 from drafting import perturbed, ragged_prompts
-from eagle_heads import head_for, informed
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
-    EagleDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
 )
+from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 
 K = 3
 
 
 def drafters(target, whole) -> dict:
-    """Of every kind; the draft model and the head are whole in every process."""
+    """Of every kind; the draft model and the heads are whole in every process, but for what they
+    borrow from the target.
+    """
+    masks = mask_heads.informed(whole, mask_heads.head_for(whole, "p-eagle"), K)
     return {
         "none": None,
         "lookup": PromptLookupDrafter(K),
         "model": ModelDrafter(perturbed(whole), K),
-        "eagle3": EagleDrafter(informed(whole, head_for(whole)), target, K),
+        "eagle3": EagleDrafter(eagle_heads.informed(whole, eagle_heads.head_for(whole)), target, K),
+        "mask-token": MaskTokenDrafter(masks, target, K, proposal="sample"),
+        "mtp": MTPDrafter(mtp_heads.informed(whole, num_depths=K), target, K),
     }
 
 
