@@ -16,8 +16,9 @@ from mutants.noise import NOISE
 from mutants.outcomes import OUTCOMES
 from mutants.rules import RULES
 from mutants.slots import SLOTS
+from mutants.workbench import WORKBENCH
 
 MUTANTS = [
     *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
-    *MTP, *GRAPHS,
+    *MTP, *GRAPHS, *WORKBENCH,
 ]  # fmt: skip

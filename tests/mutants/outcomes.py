@@ -62,7 +62,7 @@ OUTCOMES = [
     Mutant(
         name="half of a character is shown before its other bytes have come",
         source="mlx-vlm#1778, sglang#31598 (row 92)",
-        file="evaluation/display.py",
+        file="trace/html.py",
         old='if text.endswith("\\ufffd") and end < len(tokens):',
         new="if False:",
         caught_by="evaluation/test_display.py::"
