@@ -202,3 +202,20 @@ def test_a_file_that_is_no_trace_or_is_cut_off_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ValueError, match=r"is no JSON .* may have been cut off"):
         Trace.from_jsonl(path)
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
+def test_taking_the_numbers_of_a_step_waits_for_nothing(sampler, monkeypatch):
+    """On a GPU they are copied beside the outcome, which is read as late as ever."""
+    from specdec.graphs import no_host_sync
+
+    numbers, seen = tracer._numbers, []
+
+    def guarded(*arguments):
+        with no_host_sync():
+            seen.append(numbers(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(tracer, "_numbers", guarded)
+    trace = traced(sampler).trace
+    assert len(seen) == len(trace.times)
