@@ -11,6 +11,7 @@ from specdec.drafters import (
     PromptLookupDrafter,
     Proposal,
 )
+from specdec.evaluation import Evaluation, evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
@@ -38,6 +39,7 @@ __all__ = [
     "Drawing",
     "EagleDrafter",
     "EnsembleSampler",
+    "Evaluation",
     "GenerationResult",
     "MTPDrafter",
     "MaskTokenDrafter",
@@ -57,6 +59,7 @@ __all__ = [
     "Verdict",
     "Warp",
     "certify",
+    "evaluate",
 ]
 
 

@@ -33,6 +33,7 @@ from specdec.loop.prefill import prefill
 from specdec.loop.runner import KeptRunners, StepRunner
 from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
 from specdec.loop.step import Parts
+from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
@@ -234,7 +235,8 @@ class SpeculativeGenerator:
             input_ids: `[B, T]` prompts, padded left or right.
             attention_mask: as in `start`.
             streamer: an HF streamer; gets the prompt and then each new token once, in order.
-            trace: keep every step of every row in the result.
+            trace: keep in the result every step of every row with its probabilities, draws,
+                entropies and times (`specdec.trace.Trace`). Steps take longer then.
             check: run every step eagerly, too, on tensors of its own, and compare: tokens,
                 acceptance by position, lengths. Costs both, and waits for the device.
             options: see `GenerateOptions`.
@@ -249,7 +251,7 @@ class SpeculativeGenerator:
         """
         with _ending(streamer):
             request = Request.read(self.target, input_ids, attention_mask, options)
-            if check and (reason := self._why_eager_call(request)):
+            if check and (reason := self._why_eager_call(request, trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:
                 streamer.put(request.prompts.padded.cpu())
@@ -308,27 +310,29 @@ class SpeculativeGenerator:
         check: bool = False,
     ) -> GenerationResult:
         started_s = time.perf_counter()
-        generation = self._begin(request)
+        generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
         twin = EagerTwin(generation, self.prefill_chunk_size) if check else None
-        for _ in self._run(generation, collector, twin):
+        tracer = StepTracer(generation, self.sampler) if trace else None
+        for _ in self._run(generation, collector, twin, tracer):
             pass
         wall_s = time.perf_counter() - started_s
-        self.last_result = result = collector.result(trace=trace, wall_s=wall_s)
+        traced = tracer.trace() if trace else None
+        self.last_result = result = collector.result(traced, wall_s=wall_s)
         if streamer is not None:
             streamer.end()
         return result
 
     @torch.inference_mode()
-    def _begin(self, request: Request) -> Generation:
-        runner = self._runner_for(request)
+    def _begin(self, request: Request, *, trace: bool = False) -> Generation:
+        runner = self._runner_for(request, trace)
         runner.state.load(request)
         prefill(runner.parts, runner.state, request.prompts, self.prefill_chunk_size)
         return Generation(self, request, runner)
 
-    def _runner_for(self, request: Request) -> StepRunner:
+    def _runner_for(self, request: Request, trace: bool) -> StepRunner:
         """Tensors for a call: those of an earlier one if they are idle and fit, else new ones."""
-        self._last_reason = self._why_eager_call(request)
+        self._last_reason = self._why_eager_call(request, trace)
         captures = self._last_reason is None
         signature = self._signature(request, captures)
         parts = Parts(self.target, self.drafter, self.sampler)
@@ -354,8 +358,10 @@ class SpeculativeGenerator:
             return f"the target is spread over {', '.join(devices)}, and a graph runs on one device"
         return None
 
-    def _why_eager_call(self, request: Request) -> str | None:
+    def _why_eager_call(self, request: Request, trace: bool) -> str | None:
         """Why the steps of a call are not captured."""
+        if self._reason_for_eager is None and trace:
+            return "a trace takes the time of every part of a step"
         if self._reason_for_eager is None and request.options.processors:
             names = ", ".join(type(p).__name__ for p in request.options.processors)
             return f"logits processors are host code, which every step has to wait for: {names}"
@@ -388,7 +394,11 @@ class SpeculativeGenerator:
         )
 
     def _run(
-        self, generation: Generation, collector: OutputCollector, twin: EagerTwin | None = None
+        self,
+        generation: Generation,
+        collector: OutputCollector,
+        twin: EagerTwin | None = None,
+        tracer: StepTracer | None = None,
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
         unread: deque[tuple[PendingOutcome, StepScores | None]] = deque()
@@ -396,10 +406,14 @@ class SpeculativeGenerator:
         while not collector.is_done:
             outcome = self.step(generation)
             unread.append((outcome.fetch(), generation.scores_of(outcome)))
+            if tracer is not None:
+                tracer.observe(outcome)
             if twin is not None:
                 twin.follow()
             if len(unread) > self.steps_ahead:
                 record = collector.read(*unread.popleft())
+                if tracer is not None:
+                    tracer.read(record)
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))

@@ -19,6 +19,7 @@ product of the first i conditional rates is the joint rate at i.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import zip_longest
@@ -254,7 +255,9 @@ class GenerationResult:
         seeds: per row the seed that was used, also when none was given; `None` for greedy
             generations.
         stats: counts and rates.
-        trace: per row its steps, when asked for; else `None`.
+        trace: per row its steps, when asked for; else `None`. It is a `specdec.trace.Trace`, which
+            also holds the probabilities, draws, entropies and times of every step.
+        steps: per row its steps, in every result.
         origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.
         scores: with `output_scores`, for each column of new tokens the logits `[B, V]` that they
             were sampled from (after processors, temperature and truncation), NaN where a row has
@@ -268,7 +271,8 @@ class GenerationResult:
     finish_reasons: list[str]
     seeds: list[int] | None
     stats: SpeculationStats
-    trace: list[list[RowStep]] | None = None
+    trace: Sequence[list[RowStep]] | None = None
+    steps: list[list[RowStep]] = field(default_factory=list)
     origins: list[list[str]] = field(default_factory=list)
     scores: tuple[Tensor, ...] | None = None
     logits: tuple[Tensor, ...] | None = None
@@ -335,24 +339,34 @@ def visible(text: str) -> str:
     )
 
 
-def text_pieces(tokenizer: Any, tokens: list[int], origins: list[str]) -> list[tuple[str, str]]:
-    """The text of some tokens in pieces, each with the origin of its first token. Tokens that make
-    up one character together are one piece; all pieces together are the decoded text.
+def pieces(tokenizer: Any, tokens: list[int]) -> list[tuple[str, int]]:
+    """The text of tokens, in pieces that are whole characters; all pieces together are the decoded
+    text.
 
     Args:
-        tokenizer: decodes the tokens.
-        tokens: ids.
-        origins: of each.
+        tokenizer: decodes; `None` gives ids.
+        tokens: of one row.
+
+    Returns:
+        Text, and the index of the first token that it belongs to. A token that only begins a
+        character is shown with the token that completes it.
     """
-    pieces, shown, pending = [], "", None
-    for end, origin in enumerate(origins, start=1):
+    if tokenizer is None:
+        return [(f"{token} ", index) for index, token in enumerate(tokens)]
+    found, shown, first = [], "", None
+    for end in range(1, len(tokens) + 1):
         text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        pending = pending or origin
+        first = end - 1 if first is None else first
         if text.endswith("\ufffd") and end < len(tokens):
             continue  # a character that further tokens complete
-        pieces.append((text[len(shown) :], pending))
-        shown, pending = text, None
-    return pieces
+        found.append((text[len(shown) :], first))
+        shown, first = text, None
+    return found
+
+
+def text_pieces(tokenizer: Any, tokens: list[int], origins: list[str]) -> list[tuple[str, str]]:
+    """As `pieces`, each with the origin of its first token; there is one origin per token."""
+    return [(text, origins[first]) for text, first in pieces(tokenizer, tokens)]
 
 
 def _pandas():

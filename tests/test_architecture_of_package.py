@@ -13,7 +13,7 @@ import specdec
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = [
     {"types", "results", "graphs"},
-    {"kernels"},
+    {"kernels", "trace"},
     {"target"},
     {"samplers"},
     {"request", "heads"},

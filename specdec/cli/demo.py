@@ -28,8 +28,6 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if the outputs are equal, else 1."""
-    import torch
-
     from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
     from specdec.evaluation import evaluate
 
@@ -63,9 +61,9 @@ def run(arguments: argparse.Namespace) -> int:
         for name, generator in generators.items():
             done = evaluate(generator, ids, max_new_tokens=arguments.new_tokens)
             seconds[name].append(done.seconds)
-            steps[name].append(done.result.trace[0])
-            texts.append(done.result.sequences)
-        is_equal &= all(torch.equal(texts[0], text) for text in texts[1:])
+            steps[name].append(done.rows[0].steps)
+            texts.append(done.rows[0].new_tokens)
+        is_equal &= all(text == texts[0] for text in texts[1:])
         print("\n" + "-" * 80)
         print(coloured_text(tokenizer, prompt, steps[shown][-1], sys.stdout))
 

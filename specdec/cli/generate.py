@@ -57,11 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
             inputs.get("attention_mask"),
             max_new_tokens=arguments.max_new_tokens,
             do_sample=arguments.temperature != 0,
-            trace=True,
             **sampling,
         )
     )
-    print(coloured_text(tokenizer, arguments.prompt, result.trace[0], sys.stdout))
+    print(coloured_text(tokenizer, arguments.prompt, result.steps[0], sys.stdout))
     print("\n" + colour_key(sys.stdout))
     seed = f"   seed {result.seeds[0]}" if result.seeds else ""
     print(f"{result.lengths[0] / seconds:.1f} tokens/s (prompt included){seed}")

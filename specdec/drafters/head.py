@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -21,7 +20,7 @@ from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.heads.context import ContextRows, read_context
 from specdec.heads.rotary import rotary_table
-from specdec.heads.sharing import HoldsModel, borrow, model_of
+from specdec.heads.sharing import HoldsModel, borrow, look_up, model_of
 from specdec.target.cache import KeyValueShape, SlotCache
 from specdec.types import Context
 
@@ -159,7 +158,7 @@ class HeadDrafter(Drafter):
         """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
         has_own = self.config.has_embed_tokens
         table = self.head.embed_tokens if has_own else self._borrowed.embeddings
-        return F.embedding(tokens, table.weight).to(self.head.dtype)
+        return look_up(table, tokens).to(self.head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or

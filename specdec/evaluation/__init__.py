@@ -1,6 +1,42 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
+from specdec.evaluation.anchors import every_anchor, with_draft_length
+from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
-from specdec.evaluation.evaluate import Evaluation, evaluate
+from specdec.evaluation.costs import CostCurve, measure_costs
+from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
+from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
+from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
+from specdec.evaluation.replay import Replay, replay
+from specdec.evaluation.tables import Table
 
-__all__ = ["Evaluation", "acceptance_by_context", "evaluate"]
+__all__ = [
+    "Answer",
+    "Comparison",
+    "CostCurve",
+    "Estimate",
+    "EvaluatedBatch",
+    "EvaluatedRow",
+    "Evaluation",
+    "HFGenerate",
+    "Prompt",
+    "Replay",
+    "Table",
+    "Task",
+    "acceptance_by_context",
+    "as_sglang",
+    "as_spec_bench",
+    "as_specforge",
+    "as_vllm",
+    "bootstrap",
+    "compare",
+    "evaluate",
+    "every_anchor",
+    "measure_costs",
+    "own_prompts",
+    "read_prompts",
+    "replay",
+    "with_draft_length",
+]

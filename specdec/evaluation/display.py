@@ -30,7 +30,7 @@ def coloured_text(
     Args:
         tokenizer: decodes the tokens.
         prompt: printed unmarked.
-        steps: of one row, from `GenerationResult.trace`.
+        steps: of one row, from `GenerationResult.steps`.
         stream: where the text will go; decides between colour and markers.
 
     Returns:

@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from specdec.heads.config import HeadConfig
@@ -96,6 +98,20 @@ def check_target(
                 f"{what} was made for a target with a {name} of {own}, but {type(model).__name__} "
                 f"has {other}"
             )
+
+
+def look_up(embeddings: nn.Module, tokens: Tensor) -> Tensor:
+    """Rows `[B, N, H]` of an embedding table, as it is stored: what a model's own module does to
+    them (Gemma scales them) is not part of a head.
+
+    A table that is spread over processes (tensor parallelism) is read where its rows are.
+    """
+    table = embeddings.weight
+    if not isinstance(table, DTensor):
+        return F.embedding(tokens, table)
+    everywhere = [Replicate()] * table.device_mesh.ndim
+    placed = DTensor.from_local(tokens, table.device_mesh, everywhere, run_check=False)
+    return F.embedding(placed, table).full_tensor()
 
 
 def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import PendingOutcome, StepScores
 from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.trace import Trace
 from specdec.types import Fault
 
 _FAULTS = {
@@ -128,8 +129,10 @@ class OutputCollector:
         self._stream()
         return StepRecord(self._num_read - 1, records)
 
-    def result(self, *, trace: bool, wall_s: float | None = None) -> GenerationResult:
-        """The finished generation; `trace` keeps the steps, `wall_s` is how long it took."""
+    def result(
+        self, trace: Trace | None = None, *, wall_s: float | None = None
+    ) -> GenerationResult:
+        """The finished generation, with its trace where there is one; `wall_s` is how long it took."""
         lengths = [len(new) for new in self.new_tokens]
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
@@ -142,7 +145,8 @@ class OutputCollector:
             stats=SpeculationStats(
                 self.steps, self._generation.whole.signature.num_draft_tokens, wall_s=wall_s
             ),
-            trace=self.steps if trace else None,
+            trace=trace,
+            steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
             scores=self._columns("scores", max(lengths)),
             logits=self._columns("logits", max(lengths)),

@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
-from specdec.loop.step import EditLogits
+from specdec.loop.step import EditLogits, Mark
 from specdec.request.call import Request
 from specdec.samplers import Warp
 from specdec.types import Draft, rows_to_keep
@@ -26,6 +26,7 @@ class Generation:
         state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
         rows: which row of the batch each row of `state` is; all of them, until some are dropped.
         ended_by_host: rows that were ended from outside a step.
+        mark: takes the times of the parts of each step, where the call is traced.
     """
 
     def __init__(self, owner: object, request: Request, runner: StepRunner):
@@ -36,6 +37,7 @@ class Generation:
         self.rows = list(range(len(request.prompts.lengths)))
         self.ended_by_host: list[int] = []
         self._num_draft_tokens = runner.state.signature.num_draft_tokens
+        self.mark: Mark | None = None
         self._longest = max(request.prompts.lengths)
         self._unprocessed: Tensor | None = None
 
@@ -114,6 +116,7 @@ class Generation:
             num_attended=self.num_attended,
             num_draft_tokens=self.num_draft_tokens,
             edit_logits=self.edit_logits,
+            mark=self.mark,
         )
         self.count_step()
         filled = self.state.signature.batch_size > len(self.rows)

@@ -12,7 +12,7 @@ from specdec.graphs import Captured, CaptureError, GraphPool, HostSyncError, no_
 from specdec.graphs.capture import explain_failure
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Signature, StepState
-from specdec.loop.step import EditLogits, Parts, device_step
+from specdec.loop.step import EditLogits, Mark, Parts, device_step
 
 NUM_EAGER = 3
 """Steps of each draft length that run eagerly before it is captured."""
@@ -61,19 +61,21 @@ class StepRunner:
         num_attended: int,
         num_draft_tokens: int,
         edit_logits: EditLogits | None = None,
+        mark: Mark | None = None,
     ) -> Outcome:
         """One step; Args as `device_step`.
 
         Args:
             state: the runner's, or, where nothing is captured, one that holds some of its rows.
-            num_attended, num_draft_tokens, edit_logits: as for `device_step`. What is captured
-                attends over all slots.
+            num_attended, num_draft_tokens, edit_logits, mark: as for `device_step`. What is
+                captured attends over all slots, and takes no times.
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
         """
         if not self.captures or self.refusal is not None:
             options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
+            options["mark"] = mark
             return device_step(self.parts, state, num_attended=num_attended, **options)
         if num_draft_tokens not in self._captured:
             if self._num_eager[num_draft_tokens] < NUM_EAGER:

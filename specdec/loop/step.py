@@ -24,6 +24,9 @@ from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
 
+Mark = Callable[[str], None]
+"""Takes the time: at `"start"` of a step and after its parts `"draft"`, `"verify"`, `"sample"`."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -41,6 +44,7 @@ def device_step(
     num_attended: int,
     num_draft_tokens: int | None = None,
     edit_logits: EditLogits | None = None,
+    mark: Mark | None = None,
 ) -> Outcome:
     """One step for every row.
 
@@ -51,6 +55,7 @@ def device_step(
         num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
+        mark: called at the start and after each part of the step, to take times.
 
     Returns:
         What happened, still on the device.
@@ -60,13 +65,21 @@ def device_step(
     """
     if num_draft_tokens is None:
         num_draft_tokens = state.signature.num_draft_tokens
+    if mark is not None:
+        mark("start")
     noise = state.noise.at(state.buffer.lengths, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_attended, num_draft_tokens)
     sound = harmless_draft(draft, state.vocab_size)
+    if mark is not None:
+        mark("draft")
     output = verify(parts, state, sound, num_attended)
     logits = output.logits if edit_logits is None else edit_logits(sound, output.logits)
+    if mark is not None:
+        mark("verify")
     verdict = parts.sampler(sound, logits, state.warp, noise)
     commit(state, draft, verdict, output.features)
+    if mark is not None:
+        mark("sample")
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 

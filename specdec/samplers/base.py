@@ -27,12 +27,15 @@ class Sampler(nn.Module, ABC):
         lossless: the output has exactly the target's distribution, whatever is drafted.
         draw_draft: how draft tokens have to be drawn.
         uses_draft_probs: it reads draft probabilities.
+        uses_accept_draws: it compares the uniforms of `Stream.ACCEPT` with acceptance
+            probabilities.
         noise_type: where its random numbers come from.
     """
 
     lossless: bool
     draw_draft: DrawRule = staticmethod(draw_by_inversion)
     uses_draft_probs: bool = True
+    uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
 
     def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:

@@ -35,6 +35,7 @@ class CouplingSampler(Sampler):
     lossless = True
     draw_draft = staticmethod(draw_by_race)
     uses_draft_probs = False
+    uses_accept_draws = False
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""

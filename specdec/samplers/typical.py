@@ -40,6 +40,7 @@ class TypicalSampler(Sampler):
     """
 
     lossless = False
+    uses_accept_draws = False
 
     def __init__(self, epsilon: float = 0.3, delta: float = 0.09):
         super().__init__()

@@ -88,7 +88,7 @@ def train(
     interruption = Interruption()
     with (
         _own_generators(plan.seed, accelerator),
-        _mode(objective, is_training=True),
+        modes_kept(objective, is_training=True),
         interruption.listening(),
     ):
         checkpoint.load()
@@ -226,7 +226,7 @@ def _evaluate(
 ) -> None:
     figures = None
     if accelerator.is_main_process:
-        with _mode(objective, is_training=False):
+        with modes_kept(objective, is_training=False):
             figures = interruption.run(evaluate)
     if figures is not None:
         progress.evaluations.append({"step": progress.num_steps, **figures})
@@ -236,7 +236,7 @@ def _evaluate(
 
 
 @contextmanager
-def _mode(objective: nn.Module, *, is_training: bool) -> Iterator[None]:
+def modes_kept(objective: nn.Module, *, is_training: bool) -> Iterator[None]:
     """Training or eval mode for a while; afterwards every module is in the mode it was found in."""
     found = [(module, module.training) for module in objective.modules()]
     objective.train(is_training)

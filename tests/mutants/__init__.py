@@ -18,8 +18,9 @@ from mutants.noise import NOISE
 from mutants.outcomes import OUTCOMES
 from mutants.rules import RULES
 from mutants.slots import SLOTS
+from mutants.workbench import WORKBENCH
 
 MUTANTS = [
     *RULES, *LAWS, *NOISE, *SLOTS, *ATTENTION, *LOOP, *OUTCOMES, *DRAFTERS, *EAGLE, *MASK_TOKEN,
-    *MTP, *GRAPHS, *HABITS,
+    *MTP, *GRAPHS, *HABITS, *WORKBENCH,
 ]  # fmt: skip

@@ -1,0 +1,53 @@
+"""Runs the notebooks in place, so that their outputs are those of this code.
+
+    python notebooks/run.py            # all of them
+    python notebooks/run.py 3_drafters
+
+Needs `pip install 'specdec-torch[dev]'`. Outputs that are committed come from this command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parent
+TIMEOUT_S = 300
+
+
+def execute(path: Path) -> nbformat.NotebookNode:
+    """The notebook with new outputs, and nothing in them that differs from run to run."""
+    notebook = nbformat.read(path, as_version=4)
+    # Another package of that name on the path would be what is shown.
+    root = str(FOLDER.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    client = NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3")
+    client.execute(cwd=root)
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+    return notebook
+
+
+def main() -> None:
+    """Runs the notebooks that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="of notebooks, without .ipynb")
+    names = parser.parse_args().names or sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    for name in names:
+        started = time.perf_counter()
+        path = FOLDER / f"{name}.ipynb"
+        nbformat.write(execute(path), path)
+        print(f"{name}: {time.perf_counter() - started:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""`specdec evaluate`: measures acceptance and speed over a file of prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from specdec.cli.certify import DTYPES, SAMPLERS
+from specdec.cli.loading import load_model, load_pretrained, make_drafter
+
+FORMATS = ("text", "markdown", "latex", "json")
+
+
+def add_parser(commands) -> None:
+    """Adds the command to `argparse`'s subparsers."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="measure acceptance and speed over prompts, with intervals",
+        description="Generates from every prompt and prints acceptance length, rates by draft "
+        "position and tokens per second with bootstrap intervals, by category. Prompts are JSONL "
+        "of Spec-Bench, MT-bench, HumanEval or GSM8K, or lines with 'text'. With --output a run "
+        "that was interrupted goes on where it stopped.",
+    )
+    add = parser.add_argument
+    add("--target", default="zoo", help="folder or Hugging Face id (default: zoo)")
+    add(
+        "--drafter",
+        help="a drafter of the zoo, folder or id of a draft model, 'eagle:' and that of an EAGLE "
+        "head, 'lookup' or 'none' (default: the zoo's draft model for its target, else lookup)",
+    )
+    add("--sampler", choices=SAMPLERS, default="auto")
+    add("--target-weight", type=float, default=0.9, help="of the ensemble sampler (default 0.9)")
+    add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
+    add("--limit", type=int, help="take so many prompts only, the same number of each category")
+    add("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
+    add("--max-prompt-tokens", type=int, help="shorten longer prompts from the left")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    add("--top-k", type=int)
+    add("--top-p", type=float)
+    add("--min-p", type=float)
+    add("--seed", type=int, default=0, help="of the first prompt (default 0)")
+    add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
+    add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
+    add("--output", type=Path, help="JSONL file of the run; it goes on where it stopped")
+    add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
+    add("--dtype", choices=("auto", *DTYPES), default="auto", help="of the models (default auto)")
+    add("--device", default="cpu")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0."""
+    from specdec import evaluate
+    from specdec.evaluation import own_prompts, read_prompts
+
+    prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
+    if arguments.limit is not None:
+        prompts = _first_of_each(prompts, arguments.limit)
+    generator, tokenizer = _load(arguments)
+    names = ("top_k", "top_p", "min_p")
+    options = {n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None}
+    evaluation = evaluate(
+        generator,
+        prompts,
+        tokenizer=tokenizer,
+        max_new_tokens=arguments.max_new_tokens,
+        temperature=arguments.temperature,
+        batch_size=arguments.batch_size,
+        seed=arguments.seed,
+        max_prompt_tokens=arguments.max_prompt_tokens,
+        warmup=arguments.warmup,
+        output=arguments.output,
+        progress=True,
+        **options,
+    )
+    sys.stderr.flush()
+    print(_shown(evaluation, arguments.format))
+    return 0
+
+
+def _shown(evaluation, form: str) -> str:
+    """The figures in one of the `FORMATS`; JSON holds where they come from as well."""
+    if form == "json":
+        estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}
+        return json.dumps({**evaluation.about, "estimates": estimates}, indent=2)
+    forms = {"markdown": evaluation.to_markdown, "latex": evaluation.to_latex}
+    return forms.get(form, evaluation.__str__)()
+
+
+def _first_of_each(prompts: list, limit: int) -> list:
+    """The first prompts of each category, as many of each, `limit` in total or a few less."""
+    if limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+    groups: dict[str, list] = {}
+    for prompt in prompts:
+        groups.setdefault(prompt.category, []).append(prompt)
+    share = max(1, limit // len(groups))
+    chosen = [prompt for group in groups.values() for prompt in group[:share]]
+    return chosen[:limit]
+
+
+def _load(arguments: argparse.Namespace):
+    """The generator, and the tokenizer of its target."""
+    from transformers import AutoTokenizer
+
+    from specdec import SpeculativeGenerator, zoo
+    from specdec.cli.parser import sampler_of
+
+    k, sampler = arguments.num_draft_tokens, sampler_of(arguments)
+    dtype = arguments.dtype
+    if arguments.target == "zoo":
+        import torch
+
+        dtype = "float32" if dtype == "auto" else dtype
+        tokenizer = zoo.load_tokenizer()
+        target = zoo.load_target(dtype=getattr(torch, dtype)).to(arguments.device)
+        name = arguments.drafter or "model"
+        if name in zoo.DRAFTERS:
+            drafter = zoo.load_drafter(name, target, num_draft_tokens=k)
+            return SpeculativeGenerator(target, drafter, sampler), tokenizer
+    else:
+        tokenizer = load_pretrained(AutoTokenizer, arguments.target)
+        target = load_model(arguments.target, dtype=dtype, device=arguments.device)
+        name = arguments.drafter or "lookup"
+    drafter = make_drafter(name, target, k, dtype=dtype, device=arguments.device)
+    return SpeculativeGenerator(target, drafter, sampler), tokenizer

@@ -1,0 +1,211 @@
+"""A trace in which every token of a text is an anchor, for `replay`.
+
+A run visits few positions of its text: those after which its own draft length and sampler happened
+to stop. A run with other settings stops elsewhere, so nothing follows for it from the first run's
+trace alone. Here the finished text is read once more: at every position the drafter drafts, and
+each token that it "draws" is the text's own, so that the trace holds draft and target probability
+of the text after every anchor.
+
+Legend: B rows, K draft tokens, T tokens of a text, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.drafters import Drafter
+from specdec.generator import SpeculativeGenerator
+from specdec.results import RowStep
+from specdec.samplers import Noise, Sampler, Warp
+from specdec.samplers.noise import StepNoise
+from specdec.trace import StepNumbers, Trace
+from specdec.types import PAD_TOKEN, Draft, Verdict
+
+
+def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
+    """Reads the texts of a trace once more, with an anchor at every token.
+
+    Costs one step per token, and so about what plain decoding costs with K draft tokens beside it.
+
+    Args:
+        generator: whose target wrote the text; its drafter's K bounds the K of a replay. Its
+            sampler does not matter.
+        trace: of any run without logits processors (`generate(..., trace=True)`).
+
+    Returns:
+        A trace of the same texts whose steps all emit one token. Draft tokens are the text's, but
+        for deterministic proposals, which are the drafter's own. Drafts end with the text.
+
+    Raises:
+        ValueError: the trace's options cannot be repeated, or rows are greedy and sampled.
+
+    Example:
+        >>> from specdec import zoo
+        >>> target = zoo.load_target()
+        >>> drafter = zoo.load_drafter("model", target, num_draft_tokens=3)
+        >>> generator = SpeculativeGenerator(target, drafter)
+        >>> options = dict(max_new_tokens=8, do_sample=True, seed=0, trace=True)
+        >>> trace = generator.generate(torch.tensor([[7, 8, 9]]), **options).trace
+        >>> [len(step.draft_tokens) for step in every_anchor(generator, trace)[0]]
+        [3, 3, 3, 3, 3, 3, 2, 1]
+    """
+    warp = trace.about.get("warp")
+    if warp is None:
+        raise ValueError(
+            "the trace does not say how its logits became probabilities (it was made with logits "
+            "processors); trace a run without them"
+        )
+    rows = len(trace)
+    is_greedy = Warp(rows, **warp).is_greedy
+    texts = [[token for step in row for token in step.new_tokens] for row in trace]
+    longest = max(map(len, texts), default=0)
+    if not longest:
+        raise ValueError("the trace holds no new tokens")
+    device = generator.target.device
+    width = max(map(len, trace.prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in trace.prompts], device=device)
+    mask = torch.tensor(
+        [[0] * (width - len(p)) + [1] * len(p) for p in trace.prompts], device=device
+    )
+    sampler = _first_token() if is_greedy else _along(trace.prompts, texts, device)
+    reader = SpeculativeGenerator(
+        generator.target,
+        generator.drafter,
+        sampler,
+        prefill_chunk_size=generator.prefill_chunk_size,
+    )
+    # Rows are named by their seeds, by which their noise finds their text.
+    options: dict[str, Any] = {"do_sample": False}
+    if not is_greedy:
+        options = {"do_sample": True, "seed": list(range(rows)), **_per_row(warp, rows)}
+    result = reader.generate(ids, mask, max_new_tokens=longest, trace=True, **options)
+    read = result.trace
+    lengths = [len(text) for text in texts]
+    kept = [_cut(*pair, n) for *pair, n in zip(read.steps, read.numbers, lengths, strict=True)]
+    about = {**trace.about, "anchors": "every", "sampler": None}
+    about["num_draft_tokens"] = read.about["num_draft_tokens"]
+    steps, numbers = [row[0] for row in kept], [row[1] for row in kept]
+    return Trace(steps, numbers, read.times, trace.prompts, about, trace.tokenizer)
+
+
+def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
+    """The same drafter, over the same weights, with another K.
+
+    Args:
+        drafter: left as it is.
+        num_draft_tokens: K, at most the drafter's own.
+
+    Raises:
+        ValueError: a larger K, or a negative one.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter
+        >>> with_draft_length(PromptLookupDrafter(8), 3).num_draft_tokens
+        3
+    """
+    if not 0 <= num_draft_tokens <= drafter.num_draft_tokens:
+        raise ValueError(
+            f"num_draft_tokens must be 0..{drafter.num_draft_tokens}, the drafter's own, got "
+            f"{num_draft_tokens}; make the drafter with a larger one"
+        )
+    other = copy.copy(drafter)
+    other.num_draft_tokens = num_draft_tokens
+    return other
+
+
+class _TextStep(StepNoise):
+    """The numbers of a step, and the text after its anchor."""
+
+    def __init__(self, key: Tensor, start: Tensor, width: int, text: Tensor):
+        super().__init__(key, start, width)
+        self._text, self._rows, self._first = text, key[:, 0], start + 1
+
+    def tokens(self, index: int, count: int) -> Tensor:
+        """`[B, count]` of the text, from `index` tokens after the anchor's successor on."""
+        offsets = torch.arange(index, index + count, device=self._text.device)
+        columns = (self._first[:, None] + offsets).clamp(max=self._text.shape[1] - 1)
+        return self._text[self._rows[:, None], columns]
+
+
+class _OneToken(Sampler):
+    """Commits one token per step, so that every token becomes an anchor."""
+
+    lossless = True
+    uses_accept_draws = False
+
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: Any) -> Verdict:
+        """The text's next token."""
+        return _emit(noise.tokens(0, 1), draft)
+
+    def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
+        """The target's token."""
+        return _emit(target_logits[:, :1].argmax(dim=-1), draft)
+
+
+def _emit(token: Tensor, draft: Draft) -> Verdict:
+    rest = torch.full_like(draft.tokens, PAD_TOKEN)
+    num_accepted = torch.zeros_like(token[:, 0])
+    return Verdict(torch.cat([token, rest], dim=1), num_accepted, draft.num_valid)
+
+
+def _first_token() -> Sampler:
+    """For greedy texts, which target and drafter write again by themselves."""
+    return _OneToken()
+
+
+def _along(prompts: list[list[int]], texts: list[list[int]], device: torch.device) -> Sampler:
+    """For sampled texts: drafter and target get the text's tokens for their draws."""
+    whole = [p + t for p, t in zip(prompts, texts, strict=True)]
+    table = torch.zeros(len(whole), max(map(len, whole)) + 1, dtype=torch.long, device=device)
+    for row, ids in enumerate(whole):
+        table[row, : len(ids)] = torch.tensor(ids, device=device)
+
+    class TextNoise(Noise):
+        """Seeds are numbers of rows."""
+
+        def at(self, start: Tensor, width: int) -> _TextStep:
+            return _TextStep(self._key, start, width, table)
+
+    def draw(logits: Tensor, warp: Warp, noise: _TextStep, index: int, **options: Any):
+        """The text's tokens and the drafter's whole distributions."""
+        probs = warp(logits)
+        if options.get("out") is not None:
+            probs = options["out"].copy_(probs)
+        return noise.tokens(index, logits.shape[1]), probs
+
+    sampler = _OneToken()
+    sampler.noise_type, sampler.draw_draft = TextNoise, draw
+    return sampler
+
+
+def _per_row(warp: dict[str, Any], rows: int) -> dict[str, list]:
+    """Values of a warp as lists, which `generate` takes as they are."""
+    return {n: v if isinstance(v, list) else [v] * rows for n, v in warp.items()}
+
+
+def _cut(
+    steps: list[RowStep], numbers: list[StepNumbers], length: int
+) -> tuple[list[RowStep], list[StepNumbers]]:
+    """The steps of a text of this length, whose drafts end with it."""
+    kept = []
+    for index, (step, their) in enumerate(zip(steps[:length], numbers[:length], strict=True)):
+        count = min(len(step.draft_tokens), length - index)
+        shorter = replace(step, draft_tokens=step.draft_tokens[:count])
+        kept.append(
+            (
+                shorter,
+                replace(
+                    their,
+                    draft_probs=their.draft_probs[:count],
+                    target_probs=their.target_probs[:count],
+                    draft_entropies=their.draft_entropies[:count],
+                    target_entropies=their.target_entropies[: count + 1],
+                ),
+            )
+        )
+    return [step for step, _ in kept], [their for _, their in kept]

@@ -1,0 +1,132 @@
+"""What a step costs at each draft length, measured.
+
+Legend: r rounds, K draft tokens, R resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from specdec.evaluation.anchors import with_draft_length
+from specdec.evaluation.timing import synchronize, timed
+from specdec.generator import SpeculativeGenerator
+
+
+@dataclass(frozen=True, eq=False)
+class CostCurve:
+    """Milliseconds of a step, by draft length; lengths between two measured ones are interpolated.
+
+    Args:
+        plain_ms: `[r]`, of a step of plain decoding, one per round.
+        step_ms: by K, `[r]` of the same rounds.
+
+    Example:
+        >>> curve = CostCurve([10.0, 10.0], {0: [10.0, 10.0], 4: [14.0, 14.0]})
+        >>> curve.medians(4)[1].tolist()
+        [10.0, 11.0, 12.0, 13.0, 14.0]
+    """
+
+    plain_ms: list[float]
+    step_ms: dict[int, list[float]]
+
+    def medians(self, num_draft_tokens: int) -> tuple[float, np.ndarray]:
+        """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens.
+
+        Raises:
+            ValueError: the curve was not measured that far.
+        """
+        plain, table = self._at(np.arange(len(self.plain_ms))[None], num_draft_tokens)
+        return float(plain[0]), table[0]
+
+    def resampled(
+        self, num_draft_tokens: int, count: int, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """As `medians`, over resampled rounds: `[R]` and `[R, K + 1]`."""
+        rounds = generator.integers(0, len(self.plain_ms), (count, len(self.plain_ms)))
+        return self._at(rounds, num_draft_tokens)
+
+    def _at(self, rounds: np.ndarray, num_draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+        known = sorted(self.step_ms)
+        if not known or known[-1] < num_draft_tokens:
+            raise ValueError(
+                f"the cost curve ends at {known[-1] if known else 'nothing'}, and K = "
+                f"{num_draft_tokens} was asked for; measure it there"
+            )
+        ks = np.arange(num_draft_tokens + 1)
+        medians = {k: np.median(np.array(self.step_ms[k])[rounds], axis=1) for k in known}
+        table = np.stack([medians[k] for k in known], axis=1)  # [R, known]
+        interpolated = np.stack([np.interp(ks, known, row) for row in table])
+        return np.median(np.array(self.plain_ms)[rounds], axis=1), interpolated
+
+
+def measure_costs(
+    generator: SpeculativeGenerator,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    draft_lengths: Iterable[int] | None = None,
+    num_steps: int = 16,
+    rounds: int = 5,
+) -> CostCurve:
+    """Times greedy steps at several draft lengths, in turn within each round.
+
+    Args:
+        generator: target, drafter and sampler.
+        input_ids: `[B, T]` prompts; what a step costs depends on both.
+        attention_mask: `[B, T]` or `None`.
+        draft_lengths: the K to be measured, at most the drafter's; by default 0, 1, 2, 4, ... and
+            the drafter's own.
+        num_steps: timed together.
+        rounds: r, after one that is not kept.
+
+    Raises:
+        ValueError: a draft length that the drafter does not have.
+
+    Example:
+        >>> import torch
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(4))
+        >>> curve = measure_costs(generator, torch.tensor([[7, 8, 9]]), num_steps=2, rounds=1)
+        >>> sorted(curve.step_ms)
+        [0, 1, 2, 4]
+    """
+    most = generator.drafter.num_draft_tokens
+    if draft_lengths is None:
+        doubled = [2**i for i in range(most.bit_length()) if 2**i < most]
+        draft_lengths = sorted({0, *doubled, most})
+    parts = generator.target, generator.sampler
+    contenders: dict[int | None, SpeculativeGenerator] = {
+        None: SpeculativeGenerator(parts[0], None, parts[1])
+    }
+    for k in draft_lengths:
+        drafter = with_draft_length(generator.drafter, k)
+        contenders[k] = SpeculativeGenerator(parts[0], drafter, parts[1])
+    taken: dict[int | None, list[float]] = {k: [] for k in contenders}
+    for round_ in range(rounds + 1):
+        for k, contender in contenders.items():
+            seconds = _step_seconds(contender, input_ids, attention_mask, num_steps)
+            if round_:
+                taken[k].append(1e3 * seconds)
+    return CostCurve(taken.pop(None), taken)
+
+
+def _step_seconds(
+    generator: SpeculativeGenerator, ids: Tensor, mask: Tensor | None, num_steps: int
+) -> float:
+    """Of one step, of several in a row; reading the prompt is not counted."""
+    device = generator.target.device
+    most = num_steps * (generator.drafter.num_draft_tokens + 1)
+    generation = generator.start(ids, mask, max_new_tokens=most, do_sample=False, eos_token_id=-1)
+    synchronize(device)
+
+    def steps() -> None:
+        for _ in range(num_steps):
+            outcome = generator.step(generation).fetch()
+            if generator.steps_ahead == 0:
+                outcome.read()
+
+    return timed(steps, device)[1] / num_steps

@@ -1,0 +1,115 @@
+"""The same run in the words of other projects, whose definitions differ.
+
+- *Acceptance length* is here 1 + accepted / steps, truncation not counted. vLLM: the same over the
+  steps that drafted something. Spec-Bench ("mean accepted tokens"): the same. SGLang and SpecForge
+  ("accept length"): output tokens / verifications, truncation counted, our block efficiency.
+- *Acceptance rate* is accepted / drafted in vLLM and SGLang, as here.
+- *Joint rate at i*: vLLM's "per-position acceptance rate".
+
+SGLang samples the first output token of a request while it reads the prompt; here the first step
+emits it. So n tokens take (n - 1) / L verifications there and n / L here, and SGLang's own figure
+for the same drafter is larger by the factor n / (n - 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec.results import RowStep, SpeculationStats
+
+
+def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[str, object]:
+    """What vLLM's log line says of the same steps.
+
+    A step without a draft is no "draft" there, so its mean acceptance length is over the others.
+
+    Args:
+        steps: per row its steps.
+        num_draft_tokens: K.
+
+    Reference: vllm/v1/spec_decode/metrics.py, `SpecDecodingLogging.log`.
+
+    Example:
+        >>> steps = [[RowStep([1, 2], 1, [1, 9]), RowStep([], 0, [4])]]
+        >>> as_vllm(steps, 2)["mean_acceptance_length"]
+        2.0
+    """
+    drafts = [step for row in steps for step in row if step.draft_tokens]
+    stats = SpeculationStats([drafts], num_draft_tokens)
+    return {
+        "mean_acceptance_length": stats.acceptance_length,
+        "avg_draft_acceptance_rate": stats.acceptance_rate,
+        "per_position_acceptance_rate": stats.joint_rates,
+        "num_drafts": len(drafts),
+        "num_draft_tokens": sum(stats.drafted),
+        "num_accepted_tokens": sum(stats.accepted),
+    }
+
+
+def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
+    """What SGLang's `meta_info` says of each request, summed over requests.
+
+    Args:
+        steps: per row its steps.
+
+    Reference: `spec_accept_length` = completion tokens / `spec_verify_ct`; `spec_accept_rate` =
+    correct draft tokens / proposed ones (sglang/srt/managers/tokenizer_manager.py).
+
+    Example:
+        >>> as_sglang([[RowStep([1, 2], 2, [1, 2])]])["spec_accept_length"]  # cut by the limit
+        2.0
+    """
+    stats = SpeculationStats([list(row) for row in steps], 0)
+    return {
+        "spec_accept_length": stats.block_efficiency,
+        "spec_accept_rate": stats.acceptance_rate,
+        "spec_verify_ct": sum(stats.steps),
+        "completion_tokens": sum(stats.emitted),
+    }
+
+
+def as_specforge(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
+    """What SpecForge's benchmarker prints: all output tokens / all verifications.
+
+    Args:
+        steps: per row its steps.
+
+    Reference: SpecForge/benchmarks/benchmarker/utils.py, `compute_metrics`.
+
+    Example:
+        >>> as_specforge([[RowStep([1], 1, [1, 5])], [RowStep([1], 0, [2])]])
+        {'accept_length': 1.5}
+    """
+    return {"accept_length": SpeculationStats([list(row) for row in steps], 0).block_efficiency}
+
+
+def as_spec_bench(
+    steps: Sequence[Sequence[RowStep]], seconds: Sequence[float] | None = None
+) -> dict[str, object]:
+    """What Spec-Bench's `speed.py` prints: the mean of `accept_lengths`, and the mean over prompts
+    of tokens per second (not the quotient of the sums).
+
+    `accept_lengths` holds by how many tokens each step made the text longer, 1 + accepted: its
+    loops look for the end of the text after a step and cut nothing.
+
+    Args:
+        steps: per prompt its steps, all turns together.
+        seconds: per prompt, of generation; `None` where they are not known.
+
+    Raises:
+        ValueError: another number of seconds than of prompts.
+
+    Reference: hemingkx/Spec-Bench, evaluation/speed.py, `speed`.
+
+    Example:
+        >>> steps = [[RowStep([1], 1, [1, 5])], [RowStep([1], 0, [2])]]
+        >>> as_spec_bench(steps, [1.0, 2.0])
+        {'mean_accepted_tokens': 1.5, 'tokens_per_second': 1.25}
+    """
+    lengths = [1 + step.num_accepted for row in steps for step in row]
+    figures: dict[str, object] = {"mean_accepted_tokens": sum(lengths) / max(1, len(lengths))}
+    if seconds is not None:
+        rows = zip(steps, seconds, strict=True)
+        speeds = [sum(len(step.new_tokens) for step in row) / taken for row, taken in rows]
+        figures["tokens_per_second"] = sum(speeds) / max(1, len(speeds))
+    return figures

@@ -1,0 +1,164 @@
+"""Plots of what `evaluate`, `replay`, `measure_costs` and traces return.
+
+Every function draws on the axes that it is given, or on new ones, and returns them. They need
+matplotlib: `pip install 'specdec-torch[plots]'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.intervals import Estimate
+from specdec.evaluation.replay import Replay
+from specdec.trace import Trace
+from specdec.trace.files import need
+
+_PARTS = {"draft": "#4dae4d", "verify": "#3b6fb6", "sample": "#d98c3f", "host": "#b0b0b0"}
+
+
+def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = None) -> Any:
+    """Conditional acceptance rate at each draft position, with intervals.
+
+    Args:
+        evaluations: by the name of their line.
+        ax: matplotlib axes; new ones by default.
+
+    Example:
+        >>> import torch
+        >>> from specdec import PromptLookupDrafter, SpeculativeGenerator, evaluate, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(2))
+        >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 7, 8]]), max_new_tokens=4)
+        >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
+    """
+    ax = _axes(ax)
+    for name, evaluation in evaluations.items():
+        positions = range(1, evaluation.num_draft_tokens + 1)
+        found = [evaluation.estimates[f"conditional_rate_{i}"] for i in positions]
+        _line(ax, list(positions), found, name)
+    ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return _finish(ax)
+
+
+def acceptance_by_temperature(
+    lines: Mapping[str, Mapping[float, Evaluation]], *, ax: Any = None
+) -> Any:
+    """Acceptance length against the target's temperature, with intervals.
+
+    Args:
+        lines: by name, evaluations by temperature.
+        ax: matplotlib axes; new ones by default.
+    """
+    ax = _axes(ax)
+    for name, by_temperature in lines.items():
+        temperatures = sorted(by_temperature)
+        found = [by_temperature[t].estimates["acceptance_length"] for t in temperatures]
+        _line(ax, temperatures, found, name)
+    ax.set(xlabel="temperature", ylabel="acceptance length")
+    return _finish(ax)
+
+
+def time_per_token(
+    lines: Mapping[str, tuple[Sequence[Replay], CostCurve]], *, ax: Any = None
+) -> Any:
+    """Predicted milliseconds per token against K, and plain decoding as a level.
+
+    Args:
+        lines: by name, replays at several K and the cost curve of their generator.
+        ax: matplotlib axes; new ones by default.
+    """
+    ax = _axes(ax)
+    for name, (replays, costs) in lines.items():
+        ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
+        plain, _ = costs.medians(0)
+        speeds = [found.speedup(costs) for found in ordered]
+        times = [Estimate(plain / s.value, plain / s.high, plain / s.low) for s in speeds]
+        line = _line(ax, [found.num_draft_tokens for found in ordered], times, name)
+        ax.axhline(plain, color=line.get_color(), linestyle=":", linewidth=1)
+    ax.set(xlabel="K, draft tokens per step", ylabel="ms per token (dotted: plain)")
+    ax.set_ylim(bottom=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return _finish(ax)
+
+
+def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) -> Any:
+    """What a step yields against what it costs, in units of a plain step.
+
+    Three lines over K: what a perfect drafter would yield (K + 1), what this one yields (acceptance
+    length), and what a step costs (step / plain step), which is the acceptance length at which
+    drafting breaks even. The speed-up is the quotient of the last two.
+
+    Args:
+        replays: at several K.
+        costs: of the same generator.
+        ax: matplotlib axes; new ones by default.
+    """
+    ax = _axes(ax)
+    ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
+    ks = [found.num_draft_tokens for found in ordered]
+    plain, table = costs.medians(max(ks))
+    ax.plot(ks, [k + 1 for k in ks], color="0.6", linestyle="--", label="everything accepted")
+    _line(ax, ks, [found.acceptance_length for found in ordered], "acceptance length")
+    ax.plot(ks, [table[k] / plain for k in ks], marker="s", label="cost of a step: break-even")
+    ax.set(xlabel="K, draft tokens per step", ylabel="plain steps")
+    ax.set_ylim(bottom=0)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    return _finish(ax)
+
+
+def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
+    """The steps of a generation one after the other, by their parts, with the tokens that a row
+    got from each.
+
+    Args:
+        trace: of the generation.
+        row: whose tokens are counted.
+        ax: matplotlib axes; new ones by default.
+    """
+    ax = _axes(ax, size=(9, 2.2))
+    gained = {
+        numbers.step: len(step.new_tokens)
+        for step, numbers in zip(trace.steps[row], trace.numbers[row], strict=True)
+    }
+    start = 0.0
+    for index, taken in enumerate(trace.times):
+        for part, colour in _PARTS.items():
+            width = getattr(taken, f"{part}_ms")
+            label = part if index == 0 else None
+            ax.barh(0, width, left=start, height=0.6, color=colour, label=label)
+            start += width
+        middle = start - taken.total_ms / 2
+        ax.text(middle, 0.34, f"+{gained.get(index, 0)}", ha="center", va="bottom", fontsize=8)
+    ax.set(xlabel="ms since the first step", yticks=[], ylim=(-0.4, 0.75), xlim=(0, start))
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
+    ax.figure.tight_layout()
+    return ax
+
+
+def _axes(ax: Any, size: tuple[float, float] = (5.5, 3.6)) -> Any:
+    if ax is not None:
+        return ax
+    return need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
+
+
+def _line(ax: Any, xs: list, found: list[Estimate], name: str) -> Any:
+    """A line through values, and a band over their intervals."""
+    (line,) = ax.plot(xs, [e.value for e in found], marker="o", label=name)
+    ax.fill_between(
+        xs, [e.low for e in found], [e.high for e in found], color=line.get_color(), alpha=0.15
+    )
+    return line
+
+
+def _finish(ax: Any) -> Any:
+    ax.grid(alpha=0.25)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    ax.legend(frameon=False)
+    ax.figure.tight_layout()
+    return ax

@@ -1,0 +1,200 @@
+"""Prompts of an evaluation: read from the field's files, and encoded turn by turn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a user says, in one turn or several.
+
+    Args:
+        id: unique in its set.
+        turns: texts, or ids of one turn that is encoded already.
+        category: of the set's table; may be empty.
+    """
+
+    id: str
+    turns: tuple[str | tuple[int, ...], ...]
+    category: str = ""
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """The prompts of a JSONL file.
+
+    Every line is an object of one of these forms:
+
+    - `turns`, a list of texts: Spec-Bench and MT-bench, with `question_id` and `category`;
+    - `prompt`: HumanEval, with `task_id`; or any text to be continued;
+    - `question`: GSM8K;
+    - `text`: any text to be continued.
+
+    Without a category of its own a prompt is of the category that its form names, `humaneval` or
+    `gsm8k`, else of none. Without an id of its own it is numbered by its line.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: a line of another form, an empty prompt, or an id that two lines share; names
+            the line.
+
+    Example:
+        >>> prompts = own_prompts()
+        >>> len(prompts), prompts[0].category
+        (16, 'code')
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no prompts at {path}: expected a JSONL file")
+    prompts, lines = [], {}
+    with path.open("rb") as file:  # as text, some characters inside a string would end a line
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                prompt = _prompt_of(line, number, f"{path}, line {number}")
+                if prompt.id in lines:
+                    raise ValueError(
+                        f"{path}, line {number} has the id {prompt.id!r} of line "
+                        f"{lines[prompt.id]}; ids must be unique, since runs go on by them"
+                    )
+                lines[prompt.id] = number
+                prompts.append(prompt)
+    if not prompts:
+        raise ValueError(f"{path} has no prompts")
+    return prompts
+
+
+def own_prompts() -> list[Prompt]:
+    """The small set that comes with specdec: 16 prompts in four categories, one of them with two
+    turns each.
+    """
+    return read_prompts(Path(__file__).with_name("prompts.jsonl"))
+
+
+def as_prompts(
+    prompts: Tensor | Iterable[str | Prompt | Sequence[int]], attention_mask: Tensor | None = None
+) -> list[Prompt]:
+    """Prompts in any of the forms that `evaluate` takes.
+
+    Args:
+        prompts: ids `[B, T]`, or texts, ids or `Prompt` records.
+        attention_mask: `[B, T]` of ids in a tensor; `None` where all are real.
+
+    Raises:
+        TypeError: something else.
+        ValueError: no prompts, or an empty one.
+    """
+    if isinstance(prompts, str):
+        raise TypeError("prompts must be a list of texts, got one text; put it into a list")
+    if isinstance(prompts, Tensor):
+        rows = prompts.tolist()
+        if attention_mask is not None:
+            rows = [
+                [token for token, is_real in zip(row, mask, strict=True) if is_real]
+                for row, mask in zip(rows, attention_mask.tolist(), strict=True)
+            ]
+        prompts = rows
+    read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
+    if not read:
+        raise ValueError("there are no prompts to evaluate")
+    return read
+
+
+def encode(
+    prompt: Prompt, replies: Sequence[str], tokenizer: PreTrainedTokenizerBase | None
+) -> list[int]:
+    """Ids of the turn after so many replies.
+
+    The turns and the replies so far go through the tokenizer's chat template, where it has one.
+    Else they are one text: after a reply a blank line, then the next turn.
+
+    Args:
+        prompt: with more turns than there are replies.
+        replies: texts of the earlier turns.
+        tokenizer: of the target; may be `None` where the prompt holds ids.
+
+    Raises:
+        ValueError: a text without a tokenizer to encode it.
+    """
+    turns = prompt.turns[: len(replies) + 1]
+    if not isinstance(turns[0], str):
+        return list(turns[0])
+    if tokenizer is None:
+        raise ValueError(f"prompt {prompt.id!r} is a text; pass tokenizer= to encode it")
+    if getattr(tokenizer, "chat_template", None):
+        messages = []
+        for index, turn in enumerate(turns):
+            messages.append({"role": "user", "content": turn})
+            if index < len(replies):
+                messages.append({"role": "assistant", "content": replies[index]})
+        options = {"tokenize": False, "add_generation_prompt": True}
+        text = tokenizer.apply_chat_template(messages, **options)
+        return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+    text = turns[0] + "".join(
+        f"{reply}\n\n{turn}" for reply, turn in zip(replies, turns[1:], strict=True)
+    )
+    return tokenizer(text, verbose=False).input_ids
+
+
+def fingerprint(prompts: Iterable[Prompt]) -> str:
+    """SHA-256 over ids, categories and turns, so that a saved run says which data it saw."""
+    digest = hashlib.sha256()
+    for prompt in prompts:
+        digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _prompt_of(line: bytes, number: int, where: str) -> Prompt:
+    try:
+        entry = json.loads(line.decode("utf-8-sig"))
+    except ValueError as error:
+        raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
+    entry = entry if isinstance(entry, dict) else {}
+    turns, form = _turns_of(entry)
+    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
+        shown = line[:60].decode("utf-8", errors="replace")
+        raise ValueError(
+            f"{where} must be an object with 'turns' (a list of texts), 'prompt', 'question' or "
+            f"'text', none of them empty, got {shown!r}"
+        )
+    names = ("question_id", "task_id", "id")
+    own = next((entry[name] for name in names if entry.get(name) is not None), number)
+    return Prompt(str(own), tuple(turns), str(entry.get("category") or form))
+
+
+def _turns_of(entry: dict) -> tuple[list, str]:
+    """The turns of a line, and the category that its form names."""
+    if isinstance(entry.get("turns"), list):
+        return entry["turns"], ""
+    if "prompt" in entry:
+        return [entry["prompt"]], "humaneval" if "canonical_solution" in entry else ""
+    if "question" in entry:
+        return [entry["question"]], "gsm8k" if "answer" in entry else ""
+    return [entry["text"]] if "text" in entry else [], ""
+
+
+def _as_prompt(index: int, prompt: str | Prompt | Sequence[int]) -> Prompt:
+    if isinstance(prompt, Prompt):
+        return prompt
+    if isinstance(prompt, str):
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty")
+        return Prompt(str(index), (prompt,))
+    if isinstance(prompt, Tensor):
+        prompt = prompt.tolist()
+    if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
+        raise TypeError(
+            f"prompt {index} must be a text, a Prompt or a list of ids, got {type(prompt).__name__}"
+        )
+    if not prompt:
+        raise ValueError(f"prompt {index} is empty")
+    return Prompt(str(index), (tuple(prompt),))

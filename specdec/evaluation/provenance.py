@@ -1,0 +1,77 @@
+"""Where a saved number comes from: versions, hardware, code, data."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from specdec.generator import SpeculativeGenerator
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python and of the libraries that results depend on."""
+    return {
+        "python": platform.python_version(),
+        "specdec": _version("specdec-torch"),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "triton": _version("triton"),
+    }
+
+
+def git_revision() -> str | None:
+    """The commit that specdec runs from, with `+changes` where files differ from it; `None` where
+    specdec does not run from a clone.
+    """
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(here.parent), *arguments]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", here.name) is None:  # installed inside another clone
+        return None
+    revision = git("rev-parse", "HEAD")
+    return f"{revision}+changes" if revision and git("status", "--porcelain", "-uno") else revision
+
+
+def describe(generator: SpeculativeGenerator) -> dict[str, Any]:
+    """Models, precision and hardware of a generator."""
+    target, drafter = generator.target, generator.drafter
+    config = target.model.config
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "target": {
+            "class": type(target.model).__name__,
+            "name": Path(getattr(config, "name_or_path", "") or "").name,
+            "parameters": sum(p.numel() for p in target.model.parameters()),
+        },
+        "drafter": {
+            "class": type(drafter).__name__,
+            "parameters": sum(p.numel() for p in drafter.parameters()),
+            "num_draft_tokens": drafter.num_draft_tokens,
+        },
+        "sampler": type(generator.sampler).__name__,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "attention": getattr(config, "_attn_implementation", None),
+        "device": f"{device.type} ({name})",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,310 @@
+r"""`replay`: what a text says about draft lengths and samplers that it was not written with.
+
+Both rules are lossless, so the text has the same distribution under each, and what remains is how
+many draft tokens a rule accepts *given the text*. Let p_i and q_i be the probabilities of the
+text's i-th token after an anchor, under the target and under the drafter. Then the probability that
+n tokens or more are accepted, given the text, is
+
+- for the token rule (`RejectionSampler`): the product over i = 1..n of min(1, q_i / p_i);
+- for the block rule (`BlockSampler`): the minimum over j = 0..n of the product of q_i / p_i over
+  i = 1..j.
+
+The first: token y is emitted at an index because it was drafted and accepted with probability
+min(q(y), p(y)), and in all with p(y). The second: a block accepts n tokens or more with probability
+P_n given the drafted prefix (arXiv:2403.10444, where P_n = min(1, P_{n-1} p_n / q_n)), what follows
+then has the target's distribution, and q_1..q_n P_n / (p_1..p_n) is that minimum by induction.
+Neither depends on K. So one pass over the text (`every_anchor`) gives every K up to its own, with
+the accept draws integrated out: the chance that a position is an anchor follows by a forward
+recursion over the text.
+
+Legend: T tokens of a text, K draft tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from specdec.evaluation.costs import CostCurve
+from specdec.evaluation.intervals import (
+    LEVEL,
+    MIN_CLUSTERS,
+    NUM_RESAMPLES,
+    Estimate,
+    between,
+    bootstrap,
+)
+from specdec.results import RowStep
+from specdec.samplers import BlockSampler, RejectionSampler, Sampler
+from specdec.trace import StepNumbers, Trace
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """Expected counts of runs with other settings, per row of the trace.
+
+    Args:
+        num_draft_tokens: K of the settings.
+        sampler: its name.
+        totals: `[rows, 3 + 2 K]` expected steps, drafted and accepted tokens, then steps that
+            accepted, and that reached, each position.
+        chances: per row `[T, K + 1]`: at every anchor, the probability that 0..K tokens or more are
+            accepted, given the text.
+        level: of the intervals, which resample rows.
+    """
+
+    num_draft_tokens: int
+    sampler: str
+    totals: np.ndarray
+    chances: list[np.ndarray]
+    level: float = LEVEL
+
+    @cached_property
+    def estimates(self) -> dict[str, Estimate]:
+        """`acceptance_length`, `acceptance_rate`, `conditional_rate_1..K`, `joint_rate_1..K` as
+        `Evaluation.estimates` has them.
+        """
+        k = self.num_draft_tokens
+        names = ["acceptance_length", "acceptance_rate"]
+        names += [f"joint_rate_{i + 1}" for i in range(k)]
+        names += [f"conditional_rate_{i + 1}" for i in range(k)]
+        found = bootstrap(self.totals, lambda sums: _rates(sums, k), level=self.level)
+        return dict(zip(names, found, strict=True))
+
+    @property
+    def acceptance_length(self) -> Estimate:
+        """1 + accepted tokens per step."""
+        return self.estimates["acceptance_length"]
+
+    def run_interval(self, *, num_resamples: int = 500) -> Estimate:
+        """Where the acceptance length of one real run over as many texts of the same prompts lies.
+
+        Wider than the interval of `acceptance_length`, which is that of the expectation: a run has
+        texts and accept draws of its own. Its draws are simulated.
+
+        Args:
+            num_resamples: R.
+        """
+        generator, rows = np.random.default_rng(0), len(self.totals)
+        value = self.acceptance_length.value
+        if rows < MIN_CLUSTERS:
+            return Estimate(value, level=self.level)
+        simulated = np.stack([_simulate(c, num_resamples, generator) for c in self.chances], 1)
+        chosen = generator.integers(0, rows, (num_resamples, rows))
+        sums = np.take_along_axis(simulated, chosen[..., None], axis=1).sum(axis=1)  # [R, 2]
+        counts = generator.multinomial(rows, [1 / rows] * rows, num_resamples)
+        ours = counts @ self.totals
+        around = sums[:, 1] / sums[:, 0] + ours[:, 2] / ours[:, 0] - (value - 1)
+        (estimate,) = between([value], 1 + around[:, None], rows, self.level)
+        return estimate
+
+    @property
+    def accepted_shares(self) -> np.ndarray:
+        """`[K + 1]`: share of steps that accept exactly 0..K tokens."""
+        sums = self.totals.sum(axis=0)
+        at_least = np.concatenate([[1.0], sums[3 : 3 + self.num_draft_tokens] / sums[0], [0.0]])
+        return at_least[:-1] - at_least[1:]
+
+    def speedup(self, costs: CostCurve) -> Estimate:
+        """Predicted speed over plain decoding: acceptance length x plain step / step at this K.
+
+        Rows and the rounds of the cost curve are resampled.
+
+        Args:
+            costs: measured with the same target and drafter.
+
+        Raises:
+            ValueError: the curve does not reach this K.
+        """
+        return self._speed(costs, lambda sums, ms: ms[..., self.num_draft_tokens])
+
+    def oracle_speedup(self, costs: CostCurve) -> Estimate:
+        """As `speedup`, if every step drafted exactly as many tokens as it accepts: no rule that
+        chooses the draft length can be faster.
+        """
+        return self._speed(costs, self._oracle_ms)
+
+    def _oracle_ms(self, sums: np.ndarray, ms: np.ndarray) -> np.ndarray:
+        k = self.num_draft_tokens
+        at_least = sums[..., 3 : 3 + k] / sums[..., :1]
+        whole = np.concatenate(
+            [np.ones_like(sums[..., :1]), at_least, np.zeros_like(sums[..., :1])], axis=-1
+        )
+        return ((whole[..., :-1] - whole[..., 1:]) * ms[..., : k + 1]).sum(axis=-1)
+
+    def _speed(self, costs: CostCurve, step_ms) -> Estimate:
+        generator = np.random.default_rng(0)
+        rows = len(self.totals)
+
+        def speed(sums: np.ndarray, plain: np.ndarray, ms: np.ndarray) -> np.ndarray:
+            return (1 + sums[..., 2] / sums[..., 0]) * plain / step_ms(sums, ms)
+
+        sums = self.totals.sum(axis=0)
+        value = float(speed(sums, *costs.medians(self.num_draft_tokens)))
+        if rows < MIN_CLUSTERS:
+            return Estimate(value, level=self.level)
+        counts = generator.multinomial(rows, [1 / rows] * rows, NUM_RESAMPLES)
+        plain, ms = costs.resampled(self.num_draft_tokens, NUM_RESAMPLES, generator)
+        resampled = speed(counts @ self.totals, plain, ms)
+        (estimate,) = between([value], resampled[:, None], rows, self.level)
+        return estimate
+
+    def __str__(self) -> str:
+        rate = self.estimates["acceptance_rate"]
+        return (
+            f"K = {self.num_draft_tokens}, {self.sampler}: acceptance length "
+            f"{self.acceptance_length}, rate {rate} (replayed)"
+        )
+
+
+def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: Sampler) -> Replay:
+    """Expected acceptance on the same texts with another draft length or sampler.
+
+    A drafter's first proposals must not depend on how many more it will draft. This holds for
+    drafters that draft token by token or with causal attention. It does not for
+    `PromptLookupDrafter`, which prefers matches with K tokens after them: make its trace at the K
+    in question.
+
+    Args:
+        traces: from `every_anchor`.
+        num_draft_tokens: K, at most that of the traces.
+        sampler: a `RejectionSampler` or a `BlockSampler`.
+
+    Raises:
+        TypeError: another sampler, or no traces.
+        ValueError: a trace that holds only the anchors of its own run, a larger K, or texts that
+            are shorter than K.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.evaluation import every_anchor
+        >>> import torch
+        >>> target = zoo.load_target()
+        >>> drafter = zoo.load_drafter("model", target, num_draft_tokens=6)
+        >>> generator = SpeculativeGenerator(target, drafter)
+        >>> options = dict(max_new_tokens=24, do_sample=True, seed=0, trace=True)
+        >>> trace = generator.generate(torch.tensor([[7, 8, 9]]), **options).trace
+        >>> whole = every_anchor(generator, trace)
+        >>> lengths = [
+        ...     replay(whole, num_draft_tokens=k, sampler=BlockSampler()).acceptance_length.value
+        ...     for k in (1, 2, 4, 6)
+        ... ]
+        >>> bool(lengths == sorted(lengths))
+        True
+
+    Reference: Leviathan et al., arXiv:2211.17192; Sun et al., arXiv:2403.10444.
+    """
+    rules = {RejectionSampler: _token_rule, BlockSampler: _block_rule}
+    if type(sampler) not in rules:
+        raise TypeError(
+            "replay knows RejectionSampler() and BlockSampler(), whose text does not depend on "
+            f"what was drafted, got {sampler!r}"
+        )
+    traces = [traces] if isinstance(traces, Trace) else list(traces)
+    if not all(isinstance(trace, Trace) for trace in traces) or not traces:
+        raise TypeError("replay needs a Trace or several")
+    for trace in traces:
+        _check(trace, num_draft_tokens)
+    rule = rules[type(sampler)]
+    rows = [
+        _read_row(rule, steps, numbers, num_draft_tokens)
+        for trace in traces
+        for steps, numbers in zip(trace.steps, trace.numbers, strict=True)
+        if len(steps) > num_draft_tokens
+    ]
+    if not rows:
+        raise ValueError(
+            f"no text of the trace has more than {num_draft_tokens} tokens; trace longer texts"
+        )
+    totals = np.array([_row_totals(*row) for row in rows])
+    chances = [at_least for at_least, _ in rows]
+    return Replay(num_draft_tokens, type(sampler).__name__, totals, chances)
+
+
+def _check(trace: Trace, num_draft_tokens: int) -> None:
+    if trace.about.get("anchors") != "every":
+        raise ValueError(
+            "this trace holds the anchors of its own run only, and a run with other settings has "
+            "others; pass every_anchor(generator, trace)"
+        )
+    most = trace.about["num_draft_tokens"]
+    if isinstance(num_draft_tokens, bool) or not isinstance(num_draft_tokens, int):
+        raise ValueError(f"num_draft_tokens must be an integer, got {num_draft_tokens!r}")
+    if not 0 <= num_draft_tokens <= most:
+        raise ValueError(
+            f"num_draft_tokens must be 0..{most}, as many as the trace drafted at every anchor, "
+            f"got {num_draft_tokens}; give its drafter a larger one"
+        )
+
+
+def _read_row(
+    rule, steps: list[RowStep], numbers: list[StepNumbers], k: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """At every anchor whose whole window lies in the text: the probability `[T, K + 1]` that 0..K
+    tokens or more are accepted, and how many `[T]` are drafted.
+    """
+    text = [step.new_tokens[0] for step in steps]
+    windows = len(text) - k + 1 if k else len(text)
+    at_least, drafted = np.ones((windows, k + 1)), np.zeros(windows)
+    for anchor, (step, their) in enumerate(zip(steps[:windows], numbers, strict=False)):
+        ratios = np.zeros(k)
+        for i, token in enumerate(step.draft_tokens[:k]):
+            if token != text[anchor + i]:
+                break  # a deterministic proposal that the text does not follow
+            ratios[i] = their.draft_probs[i] / their.target_probs[i]
+        at_least[anchor, 1:] = rule(ratios)
+        drafted[anchor] = min(k, len(step.draft_tokens))
+    return at_least, drafted
+
+
+def _row_totals(at_least: np.ndarray, drafted: np.ndarray) -> np.ndarray:
+    """`[3 + 2 K]` of `Replay.totals`."""
+    visits, k = _visits(at_least), at_least.shape[1] - 1
+    accepted_at = visits @ at_least[:, 1:]
+    is_drafted = drafted[:, None] > np.arange(k)
+    reached_at = visits @ (at_least[:, :-1] * is_drafted)
+    sums = [visits.sum(), visits @ drafted, accepted_at.sum()]
+    return np.concatenate([sums, accepted_at, reached_at])
+
+
+def _simulate(at_least: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
+    """`[R, 2]`: steps and accepted tokens of so many runs along one text."""
+    anchors, found = np.zeros(count, dtype=int), np.zeros((count, 2))
+    while (running := anchors < len(at_least)).any():
+        chances = at_least[np.where(running, anchors, 0)]
+        accepted = (generator.random(count)[:, None] < chances[:, 1:]).sum(axis=1)
+        found += np.stack([running, running * accepted], axis=1)
+        anchors += np.where(running, accepted + 1, 0)
+    return found
+
+
+def _visits(at_least: np.ndarray) -> np.ndarray:
+    """`[T]`: the probability that each token of the text is an anchor."""
+    count, width = at_least.shape
+    exactly = at_least - np.pad(at_least[:, 1:], ((0, 0), (0, 1)))  # P(n accepted | text)
+    visits = np.zeros(count + width)
+    visits[0] = 1.0
+    for anchor in range(count):
+        visits[anchor + 1 : anchor + 1 + width] += visits[anchor] * exactly[anchor]
+    return visits[:count]
+
+
+def _token_rule(ratios: np.ndarray) -> np.ndarray:
+    """`[K]`: the probability that 1..K tokens or more are accepted, given the text."""
+    return np.minimum(ratios, 1.0).cumprod()
+
+
+def _block_rule(ratios: np.ndarray) -> np.ndarray:
+    """As `_token_rule`, of the block rule."""
+    return np.minimum(np.minimum.accumulate(ratios.cumprod()), 1.0) if len(ratios) else ratios
+
+
+def _rates(sums: np.ndarray, k: int) -> np.ndarray:
+    steps, drafted, accepted = (sums[..., i : i + 1] for i in range(3))
+    accepted_at, reached_at = sums[..., 3 : 3 + k], sums[..., 3 + k :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = 1 + accepted / steps, accepted / drafted, accepted_at / steps
+        return np.concatenate([*columns, accepted_at / reached_at], axis=-1)

@@ -1,0 +1,81 @@
+"""A table of text cells, as Markdown or LaTeX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "&": r"\&",
+    "%": r"\%",
+    "$": r"\$",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header; the first column is aligned left, all others right.
+
+    Args:
+        header: names of the columns.
+        rows: cells of each row.
+        notes: sentences below the table.
+
+    Raises:
+        ValueError: a row has another number of cells than the header.
+
+    Example:
+        >>> print(Table(["drafter", "length"], [["lookup", "2.10"]]).markdown())
+        | drafter | length |
+        |---|---:|
+        | lookup | 2.10 |
+    """
+
+    header: list[str]
+    rows: list[list[str]]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"a row has {len(row)} cells under a header of {len(self.header)}")
+
+    def markdown(self) -> str:
+        """As GitHub reads it; a bar inside a cell is escaped."""
+        lines = [self.header, *self.rows]
+        text = [
+            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+        ]
+        text.insert(1, "|---|" + "---:|" * (len(self.header) - 1))
+        return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
+
+    def latex(self) -> str:
+        """A `tabular` with the rules of the package booktabs."""
+        columns = "l" + "r" * (len(self.header) - 1)
+        lines = [" & ".join(map(_escape, line)) + r" \\" for line in [self.header, *self.rows]]
+        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
+        notes = [f"% {note}" for note in self.notes]
+        return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}", *notes])
+
+    def __str__(self) -> str:
+        """In columns, for a terminal."""
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        shown = [
+            "  ".join(
+                cell.ljust(width) if index == 0 else cell.rjust(width)
+                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        ]
+        return "\n".join([*shown, *self.notes])
+
+
+def _escape(cell: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in cell)

@@ -1,0 +1,240 @@
+"""`Trace`: what every step of a generation did, and the numbers that it was decided by.
+
+Legend: D tokens that a row drafted in a step, at most K.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from specdec.results import RowStep
+from specdec.trace import files, html
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of one step of one row. All probabilities are those that the sampler compared:
+    after temperature and truncation, so 0 or 1 in a greedy row.
+
+    Args:
+        step: index of the step in the generation.
+        position: of the step's anchor, the last token committed before it.
+        draft_probs: D, the drafter's probability of each draft token; 1 for a point mass.
+        target_probs: D, the target's probability of each draft token, given those before it.
+        accept_draws: D, the uniform numbers that decided; `None` where the rule uses none (greedy
+            rows, coupled and typical sampling).
+        draft_entropies: D, of the distribution that each draft token was drawn from, in nats; 0 for
+            a point mass.
+        target_entropies: D + 1, of the target's distribution at each index before temperature and
+            truncation, in nats.
+        extra_draft_prob: the drafter's probability of the recovered token; 0 for a bonus token.
+        extra_target_prob: the target's probability of the recovered or bonus token.
+    """
+
+    step: int
+    position: int
+    draft_probs: list[float]
+    target_probs: list[float]
+    accept_draws: list[float] | None
+    draft_entropies: list[float]
+    target_entropies: list[float]
+    extra_draft_prob: float
+    extra_target_prob: float
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """How long the parts of one step took, for the whole batch.
+
+    On a CPU by the clock. On a GPU by events on the stream, so `host_ms` is the time in which the
+    device waited for the host. What tracing itself costs is in none of the four.
+
+    Args:
+        draft_ms: of the drafter.
+        verify_ms: of the target's forward (and of logits processors).
+        sample_ms: of the sampler and of committing what it emitted.
+        host_ms: from there to the beginning of the next step.
+    """
+
+    draft_ms: float
+    verify_ms: float
+    sample_ms: float
+    host_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """Of the whole step."""
+        return self.draft_ms + self.verify_ms + self.sample_ms + self.host_ms
+
+
+@dataclass(frozen=True, eq=False)
+class Trace(Sequence):
+    """Every step of a generation. As a sequence it holds the steps of each row: `trace[row]` is a
+    list of `RowStep`.
+
+    Args:
+        steps: per row its steps.
+        numbers: per row the numbers of the same steps.
+        times: of each step of the batch.
+        prompts: ids of each row's prompt, without padding.
+        about: how the text was generated: names of target, drafter and sampler, K, device, dtype,
+            seeds, and the values of the warp (`None` with logits processors).
+        tokenizer: decodes the tokens where the trace is shown; not saved.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+        >>> generator = SpeculativeGenerator(target, zoo.load_drafter("model", target))
+        >>> ids = tokenizer("import ", return_tensors="pt").input_ids
+        >>> trace = generator.generate(ids, max_new_tokens=8, trace=True).trace
+        >>> len(trace), len(trace[0]) == len(trace.numbers[0])
+        (1, True)
+        >>> trace.with_tokenizer(tokenizer)._repr_html_().startswith("<div")
+        True
+    """
+
+    steps: list[list[RowStep]]
+    numbers: list[list[StepNumbers]]
+    times: list[StepTimes]
+    prompts: list[list[int]]
+    about: dict[str, Any] = field(default_factory=dict)
+    tokenizer: Any = None
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, row):
+        return self.steps[row]
+
+    def __iter__(self) -> Iterator[list[RowStep]]:
+        return iter(self.steps)
+
+    def with_tokenizer(self, tokenizer: Any) -> Self:
+        """The same trace, shown as text instead of ids.
+
+        Args:
+            tokenizer: of the target.
+        """
+        other = copy.copy(self)
+        object.__setattr__(other, "tokenizer", tokenizer)
+        return other
+
+    def to_records(self) -> list[dict]:
+        """One record per row, step and index of the step's window, in this order.
+
+        A step that drafted D tokens and accepted n of them has the indices 1..D, and D + 1 if it
+        ends with a bonus token. `verdict` is `"accepted"` up to n, `"rejected"` at n + 1,
+        `"unread"` after that, and `"bonus"` at D + 1. `new_token` is what the row kept at the index
+        (`None` after the recovered token, and where the row was cut).
+        """
+        return [
+            record
+            for row in range(len(self.steps))
+            for step, numbers in zip(self.steps[row], self.numbers[row], strict=True)
+            for record in self._records_of(row, step, numbers)
+        ]
+
+    def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
+        drafted, accepted = len(step.draft_tokens), step.num_accepted
+        times = dataclasses.asdict(self.times[numbers.step])
+        for i in range(drafted + (accepted == drafted)):
+            is_draft = i < drafted
+            yield {
+                "row": row,
+                "step": numbers.step,
+                "index": i + 1,
+                "position": numbers.position + i + 1,
+                "verdict": _verdict(i, accepted, drafted),
+                "draft_token": step.draft_tokens[i] if is_draft else None,
+                "new_token": step.new_tokens[i] if i < len(step.new_tokens) else None,
+                "draft_prob": numbers.draft_probs[i] if is_draft else None,
+                "target_prob": numbers.target_probs[i] if is_draft else None,
+                "accept_draw": numbers.accept_draws[i]
+                if is_draft and numbers.accept_draws
+                else None,
+                "new_target_prob": _new_target_prob(step, numbers, i),
+                "draft_entropy": numbers.draft_entropies[i] if is_draft else None,
+                "target_entropy": numbers.target_entropies[i],
+                **times,
+            }
+
+    def to_frame(self):
+        """`to_records` as a pandas frame.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        pandas = files.need("pandas", "to_frame()")
+        frame = pandas.DataFrame(self.to_records())
+        whole = ["draft_token", "new_token"]
+        return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Writes `to_frame` as Parquet, with `about` in the file's metadata.
+
+        Raises:
+            ImportError: pandas or pyarrow is not installed.
+        """
+        files.write_parquet(self.to_frame(), Path(path), self.about)
+
+    def to_jsonl(self, path: str | Path) -> None:
+        """Writes the whole trace, one line per step of a row after a line about the generation;
+        `from_jsonl` reads it back.
+        """
+        files.write_jsonl(self, Path(path))
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path) -> Trace:
+        """Reads a trace that `to_jsonl` wrote.
+
+        Raises:
+            ValueError: another kind of file, or a line that is cut off; names the line.
+        """
+        header, lines = files.read_jsonl(Path(path))
+        steps: list[list[RowStep]] = [[] for _ in header["prompts"]]
+        numbers: list[list[StepNumbers]] = [[] for _ in header["prompts"]]
+        for line in lines:
+            row = line.pop("row")
+            names = ("draft_tokens", "num_accepted", "new_tokens")
+            steps[row].append(RowStep(**{name: line.pop(name) for name in names}))
+            numbers[row].append(StepNumbers(**line))
+        times = [StepTimes(*taken) for taken in header["times"]]
+        return cls(steps, numbers, times, header["prompts"], header["about"])
+
+    def html(self, tokenizer: Any = None) -> str:
+        """The text as HTML: each token coloured by its origin (draft position, recovered, bonus),
+        its numbers under the pointer.
+
+        Args:
+            tokenizer: of the target; by default the trace's own, without which ids are shown.
+        """
+        return html.render(self, self.tokenizer if tokenizer is None else tokenizer)
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+    def __repr__(self) -> str:
+        tokens = sum(len(step.new_tokens) for row in self.steps for step in row)
+        return (
+            f"Trace of {len(self)} rows, {tokens} new tokens, {len(self.times)} steps "
+            f"({self.about.get('drafter')}, {self.about.get('sampler')})"
+        )
+
+
+def _verdict(i: int, accepted: int, drafted: int) -> str:
+    if i < accepted:
+        return "accepted"
+    if i == drafted:
+        return "bonus"
+    return "rejected" if i == accepted else "unread"
+
+
+def _new_target_prob(step: RowStep, numbers: StepNumbers, i: int) -> float | None:
+    if i >= len(step.new_tokens):
+        return None
+    return numbers.target_probs[i] if i < step.num_accepted else numbers.extra_target_prob

@@ -1,0 +1,103 @@
+"""Intervals cover the truth as often as they say, when what is resampled is the cluster."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from specdec.evaluation.intervals import (
+    MIN_CLUSTERS,
+    Estimate,
+    bootstrap,
+    expanded_tail,
+    student_quantile,
+)
+
+
+def mean(sums):
+    return sums[..., :1] / sums[..., 1:]
+
+
+@pytest.mark.parametrize("degrees", [1, 2, 3, 4, 9, 10, 49, 500])
+@pytest.mark.parametrize("probability", [0.005, 0.025, 0.3, 0.9, 0.975])
+def test_students_quantiles_are_scipys(degrees, probability):
+    expected = stats.t.ppf(probability, degrees)
+    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_tail_is_that_of_the_level_for_many_clusters_and_further_out_for_few():
+    tails = [expanded_tail(0.025, n) for n in (6, 10, 100, 10_000)]
+    assert tails == sorted(tails)
+    assert tails[-1] == 0.025
+    assert expanded_tail(0.025, 1000) == pytest.approx(0.025, abs=3e-4)
+    assert tails[0] < 0.01
+
+
+def prompts(rng, n: int) -> np.ndarray:
+    """Accepted tokens and steps of n prompts that are easy or hard as a whole."""
+    ease = rng.beta(4, 3, size=n)
+    steps = rng.integers(10, 60, size=n)
+    accepted = [
+        (rng.geometric(1 - a, size=s) - 1).clip(max=4).sum()
+        for a, s in zip(ease, steps, strict=True)
+    ]
+    return np.stack([accepted, steps], axis=1).astype(float)
+
+
+@pytest.mark.parametrize("n", [10, 40])
+def test_intervals_of_a_simulated_experiment_cover_the_truth_as_often_as_they_say(n):
+    rng = np.random.default_rng(0)
+    truth = mean(prompts(rng, 100_000).sum(axis=0)).item()
+    repetitions, covered = 400, {0.95: 0, 0.5: 0}
+    for repetition in range(repetitions):
+        totals = prompts(rng, n)
+        for level in covered:
+            options = {"level": level, "num_resamples": 400, "seed": repetition}
+            (estimate,) = bootstrap(totals, mean, **options)
+            covered[level] += estimate.covers(truth)
+    # Four standard errors of the count, and 2 % of bias that ratios of few clusters have.
+    for level, count in covered.items():
+        error = math.sqrt(level * (1 - level) / repetitions)
+        assert abs(count / repetitions - level) < 4 * error + 0.02, (level, count)
+
+
+def test_steps_of_one_prompt_are_no_independent_data():
+    rng = np.random.default_rng(1)
+    (by_prompt,) = bootstrap(prompts(rng, 30), mean)
+    totals = prompts(np.random.default_rng(1), 30)
+    steps = [[a / s, 1.0] for a, s in totals for _ in range(int(s))]
+    (by_step,) = bootstrap(np.array(steps), mean)
+    assert by_step.value == pytest.approx(by_prompt.value)
+    assert by_step.high - by_step.low < 0.5 * (by_prompt.high - by_prompt.low)
+
+
+def test_an_interval_depends_on_the_data_and_the_seed_alone_and_few_clusters_get_none():
+    totals = prompts(np.random.default_rng(2), 12)
+    assert bootstrap(totals, mean) == bootstrap(totals, mean)
+    assert bootstrap(totals, mean) != bootstrap(totals, mean, seed=1)
+    (few,) = bootstrap(totals[: MIN_CLUSTERS - 1], mean)
+    assert math.isnan(few.low)
+    assert math.isnan(few.high)
+    assert str(few) == f"{few.value:.2f}"
+    assert few.overlaps(Estimate(99.0, 98.0, 100.0))  # nothing is known
+
+
+def test_a_statistic_without_data_is_nan_and_does_not_spoil_the_others():
+    totals = np.array([[1.0, 2.0, 0.0, 0.0]] * 8)
+
+    def both(sums):
+        with np.errstate(invalid="ignore"):
+            return np.stack([sums[..., 0] / sums[..., 1], sums[..., 2] / sums[..., 3]], axis=-1)
+
+    known, unknown = bootstrap(totals, both)
+    assert known.value == known.low == known.high == 0.5
+    assert math.isnan(unknown.value)
+    assert math.isnan(unknown.low)
+
+
+def test_bad_input_is_refused():
+    with pytest.raises(ValueError, match="at least one cluster"):
+        bootstrap(np.zeros((0, 2)), mean)
+    with pytest.raises(ValueError, match="level must be between 0 and 1, got 95"):
+        bootstrap(np.ones((9, 2)), mean, level=95)

@@ -1,0 +1,82 @@
+"""Plots show the numbers that they were given."""
+
+import numpy as np
+import pytest
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+
+from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
+from specdec.evaluation import CostCurve, evaluate, every_anchor, plots, replay
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("agg")
+
+TARGET = build("llama")
+GENERATOR = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 4))
+IDS, MASK = ragged_prompts(VOCAB, 3, 7, 5, 4, 6, 8, 2)
+PROMPTS = [row[mask.bool()].tolist() for row, mask in zip(IDS, MASK, strict=True)]
+OPTIONS = {"max_new_tokens": 12, "temperature": 0.8}
+
+
+@pytest.fixture(autouse=True)
+def _closed_figures():
+    yield
+    matplotlib.pyplot.close("all")
+
+
+def lines_of(ax) -> dict[str, np.ndarray]:
+    return {line.get_label(): line.get_ydata() for line in ax.get_lines()}
+
+
+def test_acceptance_by_position_and_by_temperature():
+    evaluation = evaluate(GENERATOR, PROMPTS, **OPTIONS)
+    ax = plots.acceptance_by_position({"draft": evaluation})
+    assert lines_of(ax)["draft"].tolist() == pytest.approx(evaluation.stats.conditional_rates)
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["draft"]
+    hot = evaluate(GENERATOR, PROMPTS, max_new_tokens=12, temperature=1.5)
+    ax = plots.acceptance_by_temperature({"draft": {1.5: hot, 0.8: evaluation}})
+    lengths = [e.stats.acceptance_length for e in (evaluation, hot)]
+    assert lines_of(ax)["draft"].tolist() == pytest.approx(lengths)
+    assert ax.get_lines()[0].get_xdata().tolist() == [0.8, 1.5]
+
+
+def test_time_per_token_and_the_roof():
+    options = {"max_new_tokens": 20, "do_sample": True, "seed": 0, "trace": True}
+    trace = every_anchor(GENERATOR, GENERATOR.generate(IDS, MASK, **options).trace)
+    replays = [replay(trace, num_draft_tokens=k, sampler=BlockSampler()) for k in (4, 1, 2)]
+    costs = CostCurve([10.0] * 3, {0: [10.0] * 3, 4: [14.0] * 3})
+    ax = plots.time_per_token({"draft": (replays, costs)})
+    expected = [
+        (10 + k) / found.acceptance_length.value
+        for k, found in sorted((r.num_draft_tokens, r) for r in replays)
+    ]
+    assert lines_of(ax)["draft"].tolist() == pytest.approx(expected)
+    drawn = plots.cost_roof(replays, costs, ax=matplotlib.pyplot.figure().add_subplot())
+    lines = lines_of(drawn)
+    assert lines["everything accepted"].tolist() == [2, 3, 5]
+    assert lines["cost of a step: break-even"].tolist() == pytest.approx([1.1, 1.2, 1.4])
+
+
+def test_a_timeline_has_every_part_of_every_step():
+    trace = GENERATOR.generate(IDS, MASK, max_new_tokens=9, trace=True).trace
+    ax = plots.timeline(trace, row=2)
+    widths = [patch.get_width() for patch in ax.patches]
+    assert sum(widths) == pytest.approx(sum(taken.total_ms for taken in trace.times))
+    gained = [int(text.get_text()) for text in ax.texts]
+    assert sum(gained) == 9
+    assert len(gained) == len(trace.times)
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
+    from importlib import import_module
+
+    from specdec.trace import files
+
+    def missing(name):
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return import_module(name)
+
+    monkeypatch.setattr(files, "import_module", missing)
+    with pytest.raises(ImportError, match=r"plots needs matplotlib.*specdec-torch\[plots\]"):
+        plots.timeline(GENERATOR.generate(IDS, MASK, max_new_tokens=2, trace=True).trace)

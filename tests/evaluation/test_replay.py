@@ -1,0 +1,329 @@
+"""A replay says of runs with other settings what these runs do.
+
+Its formulas are compared with an exact enumeration of both rules; a greedy replay with the runs
+themselves, step for step; a sampled one with runs that have texts and draws of their own.
+"""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    zoo,
+)
+from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
+from specdec.evaluation import CostCurve, every_anchor, measure_costs, replay, with_draft_length
+from specdec.evaluation.replay import _block_rule, _token_rule
+
+TARGET = build("llama")
+DRAFT = perturbed(TARGET, scale=0.15)
+RULES = {RejectionSampler: _token_rule, BlockSampler: _block_rule}
+V, K = 2, 2
+
+
+def tables(seed: int):
+    """Target and draft distributions after every prefix of up to K tokens."""
+    rng = np.random.default_rng(seed)
+    prefixes = [p for n in range(K + 1) for p in itertools.product(range(V), repeat=n)]
+    return ({p: rng.dirichlet([1] * V) for p in prefixes} for _ in range(2))
+
+
+def exact(rule, target, draft) -> dict:
+    """P(n accepted, text) of one round that the target completes to K + 1 tokens, by enumeration of
+    drafts and accept events, as the papers write the rules (not as `replay` does).
+    """
+    law = {}
+    for drafted in itertools.product(range(V), repeat=K):
+        prefixes = [drafted[:i] for i in range(K + 1)]
+        p = [target[prefixes[i]][drafted[i]] for i in range(K)]
+        q = [draft[prefixes[i]][drafted[i]] for i in range(K)]
+        path = [1.0]
+        for i in range(K):
+            path.append(min(1.0, path[-1] * p[i] / q[i]))
+        scale = [1.0] * (K + 1) if rule is RejectionSampler else path
+        residual = [
+            np.maximum(scale[n] * target[prefixes[n]] - draft[prefixes[n]], 0) for n in range(K)
+        ]
+        if rule is RejectionSampler:
+            accept = [min(1.0, p[i] / q[i]) for i in range(K)]
+            chance = [np.prod(accept[:n]) * (1 - accept[n]) for n in range(K)] + [np.prod(accept)]
+        else:  # the longest accepted prefix, each accepted on its own
+            mass = [r.sum() for r in residual[1:]]
+            h = [1.0] + [m / (m + 1 - path[i + 1]) for i, m in enumerate(mass)] + [path[K]]
+            chance = [h[n] * np.prod([1 - x for x in h[n + 1 :]]) for n in range(K + 1)]
+        for n in range(K + 1):
+            if not chance[n]:
+                continue
+            extra = target[prefixes[K]] if n == K else residual[n] / residual[n].sum()
+            for token in range(V):
+                begun = (*drafted[:n], token)
+                for rest in itertools.product(range(V), repeat=K - n):
+                    text = begun + rest
+                    completed = [target[text[:i]][text[i]] for i in range(n + 1, K + 1)]
+                    weight = np.prod(q) * chance[n] * extra[token] * np.prod(completed)
+                    law[n, text] = law.get((n, text), 0.0) + weight
+    return law
+
+
+@pytest.mark.parametrize("rule", RULES)
+@given(st.integers(0, 10**6))
+def test_the_formulas_are_the_exact_conditional_law_of_the_rules(rule, seed):
+    target, draft = tables(seed)
+    law = exact(rule, target, draft)
+    for text in itertools.product(range(V), repeat=K + 1):
+        total = sum(law.get((n, text), 0.0) for n in range(K + 1))
+        plain = np.prod([target[text[:i]][text[i]] for i in range(K + 1)])
+        assert total == pytest.approx(plain)  # lossless, so the text says nothing about the rule
+        ratios = [draft[text[:i]][text[i]] / target[text[:i]][text[i]] for i in range(K)]
+        found = RULES[rule](np.array(ratios))
+        for n in range(1, K + 1):
+            at_least = sum(law.get((m, text), 0.0) for m in range(n, K + 1)) / total
+            assert at_least == pytest.approx(found[n - 1])
+
+
+def runs(count: int, *, temperature: float, seed: int, k: int = 4, draft=DRAFT):
+    """A generator, prompts and options of sampled or greedy text."""
+    ids, mask = ragged_prompts(VOCAB, *(3 + i % 5 for i in range(count)))
+    options = {"do_sample": False}
+    if temperature:
+        seeds = list(range(seed, seed + count))
+        options = {"do_sample": True, "temperature": temperature, "top_k": 30, "seed": seeds}
+    generator = SpeculativeGenerator(TARGET, ModelDrafter(draft, k), RejectionSampler())
+    return generator, ids, mask, options
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_a_greedy_replay_is_the_run_itself(k, drafter):
+    generator, ids, mask, options = runs(8, temperature=0.0, seed=0)
+    if drafter == "lookup":  # what it proposes first depends on K
+        generator = SpeculativeGenerator(TARGET, PromptLookupDrafter(k, max_ngram=2))
+    trace = generator.generate(ids, mask, max_new_tokens=40, trace=True, **options).trace
+    found = replay(every_anchor(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
+    real = SpeculativeGenerator(TARGET, with_draft_length(generator.drafter, k))
+    rows = real.generate(ids, mask, max_new_tokens=40, **options).steps
+    for totals, steps in zip(found.totals, rows, strict=True):
+        starts = np.cumsum([0, *(len(step.new_tokens) for step in steps)])
+        whole = [s for s, start in zip(steps, starts, strict=False) if start + k <= 40]
+        expected = [
+            len(whole),
+            sum(len(step.draft_tokens) for step in whole),
+            sum(step.num_accepted for step in whole),
+            *(sum(step.num_accepted > i for step in whole) for i in range(k)),
+            *(
+                sum(s.num_accepted >= i and len(s.draft_tokens) > i for s in whole)
+                for i in range(k)
+            ),
+        ]
+        assert totals.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler()])
+def test_runs_with_texts_of_their_own_lie_in_their_interval_as_often_as_it_says(sampler):
+    generator, ids, mask, options = runs(48, temperature=0.9, seed=0)
+    trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
+    whole = every_anchor(generator, trace)
+    covered, narrow = 0, []
+    for repetition in range(12):
+        k = (1, 2, 4)[repetition % 3]
+        found = replay(whole, num_draft_tokens=k, sampler=sampler)
+        real = SpeculativeGenerator(TARGET, with_draft_length(generator.drafter, k), sampler)
+        *_, options = runs(48, temperature=0.9, seed=1000 * (repetition + 1))
+        stats = real.generate(ids, mask, max_new_tokens=24, **options).stats
+        interval = found.run_interval()
+        covered += interval.covers(stats.acceptance_length)
+        narrow.append((interval.high - interval.low) / interval.value)
+        assert found.acceptance_length.high - found.acceptance_length.low < (
+            interval.high - interval.low
+        )
+    assert covered >= 9  # of 12 at 95 %; 8 or fewer happen once in 3000 times
+    assert max(narrow) < 0.2
+
+
+def heads() -> dict:
+    """A head of every family, right often enough and wrong often enough."""
+    import eagle_heads
+    import mask_heads
+    import mtp_heads
+
+    wide = {"hidden_size": 128, "intermediate_size": 256}
+    wide |= {"has_embed_tokens": True, "has_lm_head": True}
+    masks = mask_heads.informed(TARGET, mask_heads.head_for(TARGET, "p-eagle", **wide), 3)
+    eagle = eagle_heads.informed(TARGET, eagle_heads.head_for(TARGET))
+    return {
+        "eagle": EagleDrafter(eagle, TARGET, 3),
+        "mask-token": MaskTokenDrafter(masks, TARGET, 3, proposal="sample"),
+        "mtp": MTPDrafter(mtp_heads.informed(TARGET), TARGET, 3),
+    }
+
+
+HEADS = heads()
+
+
+@pytest.mark.parametrize("k", [2, 3])
+@pytest.mark.parametrize("name", HEADS)
+def test_runs_with_learned_heads_lie_in_their_interval(name, k):
+    ids, mask = ragged_prompts(VOCAB, *(3 + i % 5 for i in range(64)))
+    generator = SpeculativeGenerator(TARGET, HEADS[name], RejectionSampler())
+    options = {"max_new_tokens": 20, "do_sample": True, "temperature": 0.8}
+    seeds = list(range(64))
+    trace = generator.generate(ids, mask, trace=True, seed=seeds, **options).trace
+    found = replay(every_anchor(generator, trace), num_draft_tokens=k, sampler=BlockSampler())
+    real = SpeculativeGenerator(TARGET, with_draft_length(HEADS[name], k), BlockSampler())
+    stats = real.generate(ids, mask, seed=[s + 1000 for s in seeds], **options).stats
+    interval = replace(found, level=0.999).run_interval(num_resamples=2000)
+    assert interval.covers(stats.acceptance_length), (interval, stats)
+    assert interval.high - interval.low < 0.3 * interval.value
+    assert 1.1 < stats.acceptance_length < k + 1
+
+
+def test_every_anchor_holds_both_models_probabilities_of_the_text_after_every_token():
+    generator, ids, mask, options = runs(3, temperature=0.9, seed=4)
+    result = generator.generate(ids, mask, max_new_tokens=12, trace=True, **options)
+    whole = every_anchor(generator, result.trace)
+    from specdec.samplers import Warp
+
+    warp = Warp(1, temperature=0.9, top_k=30)
+    for row, (steps, numbers) in enumerate(zip(whole.steps, whole.numbers, strict=True)):
+        text = [token for step in result.trace[row] for token in step.new_tokens]
+        assert [step.new_tokens for step in steps] == [[token] for token in text]
+        ids = torch.tensor([whole.prompts[row] + text])
+        with torch.no_grad():
+            p, q = (warp(m(input_ids=ids, use_cache=False).logits)[0] for m in (TARGET, DRAFT))
+        first = len(whole.prompts[row])
+        for anchor, (step, their) in enumerate(zip(steps, numbers, strict=True)):
+            after = text[anchor : anchor + 4]
+            assert step.draft_tokens == after
+            where = torch.arange(len(after)) + first + anchor - 1, torch.tensor(after)
+            assert their.target_probs == pytest.approx(p[where].tolist(), abs=1e-4)
+            assert their.draft_probs == pytest.approx(q[where].tolist(), abs=1e-4)
+
+
+def test_prompts_of_other_lengths_rows_that_end_and_argmax_proposals():
+    ids, mask = ragged_prompts(VOCAB, 3, 7, 5, 4, 6, 2, 9, 3)
+    generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, 3, proposal="argmax"))
+    options = {"do_sample": True, "seed": 3, "eos_token_id": 34, "pad_token_id": 0}
+    result = generator.generate(ids, mask, max_new_tokens=30, trace=True, **options)
+    whole = every_anchor(generator, result.trace)
+    assert [len(row) for row in whole] == result.lengths
+    found = replay(whole, num_draft_tokens=3, sampler=RejectionSampler())
+    assert 1 < found.acceptance_length.value < 4
+    kinds = {q for row in whole.numbers for their in row for q in their.draft_probs}
+    assert kinds == {1.0}  # point masses
+
+
+def test_shares_and_speedups_follow_from_the_counts():
+    generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
+    trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
+    found = replay(every_anchor(generator, trace), num_draft_tokens=4, sampler=BlockSampler())
+    shares = found.accepted_shares
+    assert shares.sum() == pytest.approx(1)
+    assert 1 + (shares * np.arange(5)).sum() == pytest.approx(found.acceptance_length.value)
+    costs = CostCurve([10.0] * 3, {0: [10.0] * 3, 4: [18.0] * 3})
+    speed = found.speedup(costs)
+    assert speed.value == pytest.approx(found.acceptance_length.value * 10 / 18)
+    assert speed.covers(speed.value)
+    oracle = found.oracle_speedup(costs)
+    ms = (shares * np.array([10, 12, 14, 16, 18])).sum()
+    assert oracle.value == pytest.approx(found.acceptance_length.value * 10 / ms)
+    assert oracle.value > speed.value
+    with pytest.raises(ValueError, match="the cost curve ends at 2, and K = 4"):
+        found.speedup(CostCurve([1.0], {0: [1.0], 2: [1.0]}))
+
+
+def test_costs_are_measured_at_every_length_in_every_round():
+    generator, ids, mask, _ = runs(2, temperature=0.0, seed=0)
+    curve = measure_costs(generator, ids, mask, num_steps=2, rounds=3)
+    assert sorted(curve.step_ms) == [0, 1, 2, 4]
+    assert {len(ms) for ms in [curve.plain_ms, *curve.step_ms.values()]} == {3}
+    plain, table = curve.medians(4)
+    assert table.shape == (5,)
+    assert table[4] > table[0] > 0 < plain
+
+
+def test_what_cannot_be_replayed_is_refused():
+    generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
+    trace = generator.generate(ids, mask, max_new_tokens=12, trace=True, **options).trace
+    with pytest.raises(ValueError, match=r"anchors of its own run only.* every_anchor"):
+        replay(trace, num_draft_tokens=2, sampler=BlockSampler())
+    whole = every_anchor(generator, trace)
+    with pytest.raises(TypeError, match="replay knows RejectionSampler"):
+        replay(whole, num_draft_tokens=2, sampler=CouplingSampler())
+    with pytest.raises(ValueError, match=r"num_draft_tokens must be 0\.\.4, as many as the trace"):
+        replay(whole, num_draft_tokens=5, sampler=BlockSampler())
+    with pytest.raises(ValueError, match=r"must be an integer, got 2\.0"):
+        replay(whole, num_draft_tokens=2.0, sampler=BlockSampler())
+    with pytest.raises(TypeError, match="needs a Trace"):
+        replay([], num_draft_tokens=2, sampler=BlockSampler())
+    short = generator.generate(ids, mask, max_new_tokens=3, trace=True, **options).trace
+    with pytest.raises(ValueError, match="no text of the trace has more than 2 tokens"):
+        replay(
+            _cut_to(every_anchor(generator, short), 2), num_draft_tokens=2, sampler=BlockSampler()
+        )
+    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+
+    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
+    edited = generator.generate(
+        ids, mask, max_new_tokens=4, trace=True, logits_processor=processors, **options
+    ).trace
+    with pytest.raises(ValueError, match="made with logits processors"):
+        every_anchor(generator, edited)
+    with pytest.raises(ValueError, match=r"must be 0\.\.4, the drafter's own, got 5"):
+        with_draft_length(generator.drafter, 5)
+
+
+def _cut_to(trace, length: int):
+    steps, numbers = [row[:length] for row in trace.steps], [n[:length] for n in trace.numbers]
+    return replace(trace, steps=steps, numbers=numbers)
+
+
+def zoo_agreement(name: str, num_prompts: int, new_tokens: int, lengths) -> None:
+    """One dense trace of the zoo against real runs at each K with both samplers."""
+    target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    inputs = tokenizer(
+        zoo.heldout_prompts(num_prompts), return_tensors="pt", padding=True, padding_side="left"
+    )
+    text = inputs.input_ids, inputs.attention_mask
+    generator = SpeculativeGenerator(target, zoo.load_drafter(name, target, num_draft_tokens=6))
+    options = {"max_new_tokens": new_tokens, "do_sample": True}
+    seeds = list(range(num_prompts))
+    trace = generator.generate(*text, trace=True, seed=seeds, **options).trace
+    whole = every_anchor(generator, trace)
+    for k, sampler in itertools.product(lengths, (RejectionSampler(), BlockSampler())):
+        drafter = with_draft_length(generator.drafter, k)
+        real = SpeculativeGenerator(generator.target, drafter, sampler)
+        stats = real.generate(*text, seed=[s + 1000 for s in seeds], **options).stats
+        found = replay(whole, num_draft_tokens=k, sampler=sampler)
+        # At this level one of ten comparisons is outside once in 200 times.
+        interval = replace(found, level=0.9995).run_interval(num_resamples=4000)
+        assert interval.covers(stats.acceptance_length), (k, sampler, interval, stats)
+        assert interval.high - interval.low < 0.5 * interval.value
+
+
+def test_one_reading_of_the_zoos_text_agrees_with_runs_at_other_lengths():
+    zoo_agreement("model", 12, 40, (2, 5))
+
+
+SEQUENTIAL = [
+    n for n in ("model", "eagle3", "mtp") if (zoo.WEIGHTS_DIR / zoo.DRAFTERS.get(n, n)).is_dir()
+]
+"""Drafters of the zoo whose first proposals do not depend on K."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_one_reading_agrees_with_runs_of_every_drafter_at_lengths_2_to_6(name):
+    zoo_agreement(name, 32, 64, (2, 3, 4, 5, 6))

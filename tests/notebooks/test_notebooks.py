@@ -1,0 +1,79 @@
+"""The notebooks run as they stand, are short, and hold nothing of the machine they ran on."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+MAX_CELLS = 25
+MAX_SECONDS = 60
+"""Of an otherwise idle machine with two cores; the test allows more."""
+
+
+def cells_of(path: Path, kind: str) -> list[str]:
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
+
+
+def test_there_are_six_and_they_are_numbered():
+    assert [path.name[0] for path in NOTEBOOKS] == ["1", "2", "3", "4", "5", "6"]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_short_begins_with_a_title_and_its_code_is_python(path):
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    assert len(notebook["cells"]) <= MAX_CELLS
+    assert cells_of(path, "markdown")[0].startswith(f"# {path.name[0]} · ")
+    for source in cells_of(path, "code"):
+        ast.parse(source)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_outputs_hold_no_error_and_no_path_of_a_machine(path):
+    text = path.read_text(encoding="utf-8")
+    assert '"output_type": "error"' not in text
+    for folder in ("/home/", "/root/", "/tmp/", "/work/", "/Users/"):
+        assert folder not in text
+    counts = [c["execution_count"] for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+    assert counts in ([None] * len(counts), list(range(1, len(counts) + 1)))  # run from the top
+
+
+def test_they_name_every_part_that_they_are_about():
+    text = {path.name[0]: "\n".join(cells_of(path, "code")) for path in NOTEBOOKS}
+    assert "RejectionSampler" in text["1"]
+    for part in ("context", "propose", "verify", "verdict", "commit"):
+        assert part in text["2"]
+    assert "zoo.DRAFTERS" in text["3"]  # new ones appear by themselves
+    assert "draft_probs" in text["4"]
+    assert "class SuffixDrafter(Drafter)" in text["5"]
+    assert "certify(generator" in text["5"]
+    assert "triton" in text["6"]
+    assert "Captured" in text["6"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path, tmp_path):
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    pytest.importorskip("matplotlib")
+    (tmp_path / "notebooks").mkdir()
+    for name in (path.name, "run.py"):
+        (tmp_path / "notebooks" / name).write_bytes((ROOT / "notebooks" / name).read_bytes())
+    command = [sys.executable, "notebooks/run.py", path.stem]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    options = {"capture_output": True, "text": True, "timeout": 10 * MAX_SECONDS}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    shown = json.loads((tmp_path / "notebooks" / path.name).read_text())
+    outputs = [cell.get("outputs") for cell in shown["cells"] if cell["cell_type"] == "code"]
+    assert any(outputs)
+    (seconds,) = [line for line in done.stderr.splitlines() if line.startswith(path.stem)]
+    assert int(seconds.split()[-2]) < 5 * MAX_SECONDS

@@ -1,0 +1,100 @@
+"""Targets that are spread: over two processes by tensor parallelism, and over a CPU and a disk by
+`device_map`. The generator and every drafter work unchanged. (Two GPUs: `tests/generator/
+test_gpu_half.py`.)
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from architectures import ARCHITECTURES, VOCAB, build
+from drafting import perturbed, ragged_prompts
+from torch import nn
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
+from transformers import AutoModelForCausalLM
+
+from specdec import ModelDrafter, SpeculativeGenerator
+from specdec.heads.sharing import look_up
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path, monkeypatch):
+    """A small Llama whose vocabulary two processes can share equally."""
+    family, config = ARCHITECTURES["llama"]
+    monkeypatch.setitem(ARCHITECTURES, "llama", (family, {**config, "vocab_size": 64}))
+    build("llama").save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_every_drafter_and_sampler_on_a_target_over_two_processes(folder):
+    """Slow: two interpreters start."""
+    script = str(Path(__file__).with_name("two_processes.py"))
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
+    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", script, str(folder)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    reports = [json.loads((folder / f"report_{rank}.json").read_text()) for rank in (0, 1)]
+    for report in reports:
+        assert report["cases"] == 36
+        assert report["different"] == []
+        assert report["own_parameters"] < 0.6 * report["whole_parameters"]  # it really was spread
+        for drafter in ("model", "eagle3", "mtp"):
+            counts = [n for key, n in report["accepted"].items() if key.startswith(drafter)]
+            assert min(counts) > 0
+    assert reports[0]["accepted"] == reports[1]["accepted"]
+
+
+@pytest.fixture(name="mesh")
+def _mesh(tmp_path):
+    """A process group of one process, which runs the same code as many."""
+    address = f"file://{tmp_path}/rendezvous"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    try:
+        yield init_device_mesh("cpu", (1,))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_table_that_is_spread_is_read_where_its_rows_are(mesh, dim):
+    embeddings = nn.Embedding(11, 6)
+    tokens = torch.tensor([[3, 0], [10, 3]])
+    expected = look_up(embeddings, tokens)
+    assert expected.equal(embeddings.weight[tokens])
+    spread = nn.Embedding(11, 6)
+    spread.weight = nn.Parameter(distribute_tensor(embeddings.weight.detach(), mesh, [Shard(dim)]))
+    found = look_up(spread, tokens)
+    assert not isinstance(found, DTensor)
+    assert found.equal(expected)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_target_over_a_cpu_and_a_disk(folder, seed, tmp_path):
+    whole = AutoModelForCausalLM.from_pretrained(folder).eval()
+    layers = {f"model.layers.{i}": "cpu" for i in range(3)}
+    places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    places |= {"lm_head": "cpu", **layers, "model.layers.1": "disk"}
+    spread = AutoModelForCausalLM.from_pretrained(
+        folder, device_map=places, offload_folder=tmp_path / "offloaded"
+    ).eval()
+    assert spread.model.layers[1].mlp.up_proj.weight.is_meta
+    ids, mask = ragged_prompts(VOCAB, 3, 7, 5)
+    options = {"max_new_tokens": 10, "do_sample": seed is not None, "seed": seed}
+    texts = [
+        SpeculativeGenerator(target, ModelDrafter(perturbed(whole), 3)).generate(
+            ids, mask, **{n: v for n, v in options.items() if v is not None}
+        )
+        for target in (whole, spread)
+    ]
+    assert texts[0].sequences.equal(texts[1].sequences)
+    assert texts[0].stats.accepted == texts[1].stats.accepted
+    assert spread.model.layers[1].mlp.up_proj.weight.is_meta

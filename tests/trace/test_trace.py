@@ -1,0 +1,221 @@
+"""A trace holds what an independent computation finds: plain forwards of both models over the
+finished text, and the random numbers of each step's own position.
+"""
+
+import json
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+)
+from specdec.loop import tracer
+from specdec.samplers import Noise, Stream, Warp
+from specdec.trace import Trace
+
+TARGET = build("llama")
+DRAFT = perturbed(TARGET)
+IDS, MASK = ragged_prompts(VOCAB, 3, 7, 5)
+SEEDS = [11, 12, 13]
+WARP = {"temperature": 0.9, "top_k": 20}
+K = 3
+
+
+def traced(sampler=None, drafter=None, **options):
+    generator = SpeculativeGenerator(
+        TARGET, drafter or ModelDrafter(DRAFT, K), sampler or RejectionSampler()
+    )
+    options = {"do_sample": True, "seed": SEEDS, **WARP, **options}
+    return generator.generate(IDS, MASK, max_new_tokens=20, trace=True, **options)
+
+
+@torch.no_grad()
+def plain(model, ids: list[int], num_last: int) -> torch.Tensor:
+    """Logits of the last tokens of a text, without a cache."""
+    return model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -num_last:]
+
+
+def steps_of(trace):
+    """(row, committed ids before the step, step, its numbers)."""
+    for row, (steps, numbers) in enumerate(zip(trace.steps, trace.numbers, strict=True)):
+        text = list(trace.prompts[row])
+        for step, their in zip(steps, numbers, strict=True):
+            yield row, list(text), step, their
+            text += step.new_tokens
+
+
+def test_probabilities_draws_and_entropies_are_those_of_plain_forwards_and_of_the_noise():
+    trace = traced().trace
+    warp = Warp(1, **WARP)
+    seen = 0
+    for row, text, step, numbers in steps_of(trace):
+        assert numbers.position == len(text) - 1
+        drafted, n = step.draft_tokens, step.num_accepted
+        logits = plain(TARGET, text + drafted, len(drafted) + 1)
+        p = warp(logits)
+        q = warp(plain(DRAFT, text + drafted, len(drafted) + 1))[:-1]
+        index = torch.arange(len(drafted)), torch.tensor(drafted)
+        assert numbers.target_probs == pytest.approx(p[index].tolist(), abs=1e-4)
+        assert numbers.draft_probs == pytest.approx(q[index].tolist(), abs=1e-4)
+        entropy = torch.distributions.Categorical(logits=logits).entropy()
+        assert numbers.target_entropies == pytest.approx(entropy.tolist(), abs=1e-3)
+        entropy = torch.distributions.Categorical(probs=q).entropy()
+        assert numbers.draft_entropies == pytest.approx(entropy.tolist(), abs=1e-3)
+        noise = Noise([SEEDS[row]]).at(torch.tensor([len(text) - 1]), K + 1)
+        draws = noise.uniform(Stream.ACCEPT)[0, : len(drafted)].tolist()
+        assert numbers.accept_draws == draws
+        decisions = zip(draws, numbers.draft_probs, numbers.target_probs, strict=True)
+        kept = [u * of_draft < of_target for u, of_draft, of_target in decisions]
+        assert [*kept, False].index(False) == n  # the rule, from the trace alone
+        if len(step.new_tokens) == n + 1:
+            extra = step.new_tokens[-1]
+            assert numbers.extra_target_prob == pytest.approx(p[n, extra].item(), abs=1e-4)
+            of_draft = q[n, extra].item() if n < len(drafted) else 0.0
+            assert numbers.extra_draft_prob == pytest.approx(of_draft, abs=1e-4)
+        seen += 1
+    assert seen > 12
+    assert sum(s.num_accepted for row in trace for s in row) > 0
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
+def test_tracing_changes_no_text_and_no_statistics(sampler):
+    generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, K), sampler)
+    options = {"max_new_tokens": 20, "do_sample": True, "seed": SEEDS, **WARP}
+    plain_result = generator.generate(IDS, MASK, **options)
+    result = generator.generate(IDS, MASK, trace=True, **options)
+    assert plain_result.trace is None
+    assert result.sequences.equal(plain_result.sequences)
+    assert result.stats.to_json() == plain_result.stats.to_json()
+    assert [[vars(s) for s in row] for row in result.trace] == [
+        [vars(s) for s in row] for row in plain_result.steps
+    ]
+
+
+def test_an_untraced_run_computes_none_of_it(monkeypatch):
+    def fail(*args):
+        raise AssertionError("an untraced run came here")
+
+    monkeypatch.setattr(tracer, "_numbers", fail)
+    monkeypatch.setattr(tracer._Clock, "_now", fail)
+    generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, K))
+    generator.generate(IDS, MASK, max_new_tokens=8)
+    with pytest.raises(AssertionError, match="came here"):
+        generator.generate(IDS, MASK, max_new_tokens=8, trace=True)
+
+
+def test_rules_without_draws_and_greedy_rows_have_none():
+    for sampler in (CouplingSampler(), TypicalSampler()):
+        numbers = [n for row in traced(sampler).trace.numbers for n in row]
+        assert all(n.accept_draws is None for n in numbers)
+    mixed = traced(temperature=[0.0, 0.9, 0.0])
+    has_draws = [{n.accept_draws is not None for n in row} for row in mixed.trace.numbers]
+    assert has_draws == [{False}, {True}, {False}]
+    for number in mixed.trace.numbers[0]:
+        assert set(number.target_probs) <= {0.0, 1.0}  # the limit of temperature 0
+        assert max(number.target_entropies) > 0.01  # before temperature
+    greedy = traced(do_sample=False, temperature=None, top_k=None, seed=None)
+    assert all(n.accept_draws is None for row in greedy.trace.numbers for n in row)
+
+
+def test_point_masses_have_probability_1_and_no_entropy():
+    trace = traced(drafter=PromptLookupDrafter(K)).trace
+    numbers = [n for row in trace.numbers for n in row]
+    assert {q for n in numbers for q in n.draft_probs} <= {1.0}
+    assert {h for n in numbers for h in n.draft_entropies} <= {0.0}
+    sizes = zip(numbers, (s for row in trace for s in row), strict=True)
+    assert all(len(n.draft_probs) == len(s.draft_tokens) for n, s in sizes)
+    nothing = SpeculativeGenerator(TARGET, None).generate(IDS, MASK, max_new_tokens=3, trace=True)
+    assert [len(n.target_entropies) for n in nothing.trace.numbers[0]] == [1, 1, 1]
+
+
+def test_records_say_what_became_of_every_draft_token():
+    result = traced()
+    records = result.trace.to_records()
+    for row, (steps, length) in enumerate(zip(result.trace, result.lengths, strict=True)):
+        own = [r for r in records if r["row"] == row]
+        kept = [r["new_token"] for r in own if r["new_token"] is not None]
+        assert kept == result.new_tokens[row, :length].tolist()
+        verdicts = [r["verdict"] for r in own]
+        assert verdicts.count("accepted") == sum(s.num_accepted for s in steps)
+        assert verdicts.count("bonus") == sum(s.num_accepted == K for s in steps)
+        assert verdicts.count("rejected") == sum(
+            s.num_accepted < len(s.draft_tokens) for s in steps
+        )
+        width = result.trace.prompts[row]
+        positions = [r["position"] for r in own if r["new_token"] is not None]
+        assert positions == list(range(len(width), len(width) + length))
+    frame = result.trace.to_frame()
+    assert len(frame) == len(records)
+    assert frame["new_token"].dropna().tolist() == [
+        r["new_token"] for r in records if r["new_token"] is not None
+    ]
+
+
+def test_times_are_those_of_every_step_and_together_of_no_more_than_the_call():
+    import time
+
+    started = time.perf_counter()
+    trace = traced().trace
+    wall_ms = 1e3 * (time.perf_counter() - started)
+    assert len(trace.times) == 1 + max(n.step for row in trace.numbers for n in row)
+    for taken in trace.times:
+        assert min(taken.draft_ms, taken.verify_ms, taken.sample_ms, taken.host_ms) > 0
+    assert sum(taken.total_ms for taken in trace.times) < wall_ms
+
+
+def test_a_trace_survives_jsonl_and_parquet(tmp_path):
+    trace = traced().trace
+    trace.to_jsonl(tmp_path / "trace.jsonl")
+    read = Trace.from_jsonl(tmp_path / "trace.jsonl")
+    assert read.numbers == trace.numbers
+    assert read.times == trace.times
+    assert read.prompts == trace.prompts
+    assert read.about == json.loads(json.dumps(trace.about))
+    assert read.to_records() == trace.to_records()
+    pytest.importorskip("pyarrow")
+    import pandas
+    import pyarrow.parquet
+
+    trace.to_parquet(tmp_path / "trace.parquet")
+    pandas.testing.assert_frame_equal(
+        pandas.read_parquet(tmp_path / "trace.parquet"), trace.to_frame(), check_dtype=False
+    )
+    metadata = pyarrow.parquet.read_schema(tmp_path / "trace.parquet").metadata
+    assert json.loads(metadata[b"specdec"])["sampler"] == "RejectionSampler"
+
+
+def test_a_file_that_is_no_trace_or_is_cut_off_is_refused(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"text": "hello"}\n')
+    with pytest.raises(ValueError, match=r"is no trace: its first line must hold format"):
+        Trace.from_jsonl(path)
+    traced().trace.to_jsonl(path)
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"is no JSON .* may have been cut off"):
+        Trace.from_jsonl(path)
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
+def test_taking_the_numbers_of_a_step_waits_for_nothing(sampler, monkeypatch):
+    """On a GPU they are copied beside the outcome, which is read as late as ever."""
+    from specdec.graphs import no_host_sync
+
+    numbers, seen = tracer._numbers, []
+
+    def guarded(*arguments):
+        with no_host_sync():
+            seen.append(numbers(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(tracer, "_numbers", guarded)
+    trace = traced(sampler).trace
+    assert len(seen) == len(trace.times)

@@ -1,0 +1,90 @@
+"""A trace as HTML: the text is the decoded text, every token has the colour of its origin, and
+nothing of the text can end a tag.
+"""
+
+import re
+from html import unescape
+
+import pytest
+
+from specdec import SpeculativeGenerator, zoo
+from specdec.results import RowStep
+from specdec.trace import StepNumbers, StepTimes, Trace
+
+TOKENIZER = zoo.load_tokenizer()
+
+
+def trace_of(text: str, *, prompt: str = "p") -> Trace:
+    """One row that emits a text in blocks: two accepted and a recovered token, then bonus ones."""
+    tokens = TOKENIZER(text, add_special_tokens=False).input_ids
+    steps, start = [], 0
+    while start < len(tokens):
+        new = tokens[start : start + 3]
+        accepted = min(2, len(new))
+        drafted = [*new[:accepted], 7, 7][: 3 if len(steps) % 2 == 0 else accepted]
+        steps.append(RowStep(drafted, accepted, new))
+        start += 3
+    numbers = [
+        StepNumbers(
+            step=i,
+            position=3 * i,
+            draft_probs=[0.5] * len(step.draft_tokens),
+            target_probs=[0.25] * len(step.draft_tokens),
+            accept_draws=[0.125] * len(step.draft_tokens),
+            draft_entropies=[1.0] * len(step.draft_tokens),
+            target_entropies=[2.0] * (len(step.draft_tokens) + 1),
+            extra_draft_prob=0.0,
+            extra_target_prob=0.75,
+        )
+        for i, step in enumerate(steps)
+    ]
+    times = [StepTimes(1.0, 2.0, 0.5, 0.5)] * len(steps)
+    return Trace([steps], [numbers], times, [TOKENIZER(prompt).input_ids])
+
+
+def shown(html: str) -> str:
+    """What a browser shows of the text."""
+    body = html.split("<pre", 1)[1].split(">", 1)[1].split("</pre>")[0]
+    return unescape(re.sub(r"<[^>]*>", "", body.replace("<br>", "\n"))).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize(
+    "text", ["def f():\n    return 1", "🙂🙂 x", "a < b && c > '\"' </pre><script>x()</script>"]
+)
+def test_it_shows_the_text_and_nothing_of_the_text_becomes_markup(text):
+    html = trace_of(text, prompt="<b>").html(TOKENIZER)
+    assert shown(html) == "<b>" + text
+    tags = set(re.findall(r"</?([a-z]+)", html))
+    assert tags <= {"div", "pre", "span", "br"}
+
+
+def test_every_origin_has_its_colour_and_its_numbers():
+    html = trace_of("alpha beta gamma delta epsilon zeta").html(TOKENIZER)
+    titles = re.findall(r'background:(#\w+)" title="([^"]*)"', html)
+    kinds = {}
+    for colour, title in titles:
+        kind = re.search(r"token \d accepted|recovered|bonus", title).group()
+        kinds.setdefault(kind, set()).add(colour)
+        assert "target entropy 2.00 nats" in title
+    assert set(kinds) == {"token 1 accepted", "token 2 accepted", "recovered", "bonus"}
+    colours = [colour for found in kinds.values() for colour in found]
+    assert len(colours) == len(set(colours)) == 4
+    accepted = next(title for _, title in titles if "token 1 accepted" in title)
+    assert "target 0.250, draft 0.500, draw 0.125" in accepted
+    assert "draft 2.0 ms (25 %)" in html or "draft" in html.split("steps:")[1]
+
+
+def test_without_a_tokenizer_it_shows_ids_and_a_notebook_shows_what_it_was_given():
+    trace = trace_of("x = 1")
+    assert str(trace.prompts[0]) in trace._repr_html_()
+    assert trace.with_tokenizer(TOKENIZER)._repr_html_() == trace.html(TOKENIZER)
+    assert trace.tokenizer is None
+
+
+def test_a_real_generation_is_shown_as_its_text():
+    target = zoo.load_target()
+    generator = SpeculativeGenerator(target, zoo.load_drafter("model", target))
+    ids = TOKENIZER("def f(", return_tensors="pt").input_ids
+    result = generator.generate(ids, max_new_tokens=24, trace=True)
+    text = TOKENIZER.decode(result.sequences[0, : ids.shape[1] + result.lengths[0]])
+    assert shown(result.trace.html(TOKENIZER)) == text

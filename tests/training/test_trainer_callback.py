@@ -1,0 +1,85 @@
+"""In a `Trainer` run the acceptance that is logged is that of the weights at that step."""
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import perturbed, ragged_prompts
+from transformers import Trainer, TrainingArguments
+
+from specdec import ModelDrafter, SpeculativeGenerator
+from specdec.evaluation import evaluate
+from specdec.training.trainer_callback import AcceptanceCallback
+
+IDS, MASK = ragged_prompts(VOCAB, *[4] * 8)
+PROMPTS = IDS.tolist()
+OPTIONS = {"max_new_tokens": 8, "batch_size": 8}
+
+
+class OwnText(torch.utils.data.Dataset):
+    """The target's own greedy text, from which a draft model learns."""
+
+    def __init__(self, target):
+        self.rows = SpeculativeGenerator(target, None).generate(IDS, max_new_tokens=24).sequences
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict:
+        return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+def run(tmp_path, *, every: int, steps: int, **options):
+    target = build("llama")
+    draft = perturbed(target, scale=0.6)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=steps,
+        learning_rate=2e-3,
+        per_device_train_batch_size=8,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+        seed=1,
+    )
+    trainer = Trainer(model=draft, args=arguments, train_dataset=OwnText(target))
+    generator = SpeculativeGenerator(target, ModelDrafter(draft, 3))
+    options = {**OPTIONS, **options}
+    trainer.add_callback(AcceptanceCallback(trainer, generator, PROMPTS, every=every, **options))
+    trainer.train()
+    return trainer, generator
+
+
+def test_acceptance_is_logged_with_intervals_and_rises_while_the_draft_learns(tmp_path):
+    trainer, generator = run(tmp_path, every=20, steps=50)
+    name = "acceptance_length (T = 0)"
+    logged = {entry["step"]: entry for entry in trainer.state.log_history if name in entry}
+    assert list(logged) == [20, 40, 50]
+    figures = logged[50]
+    assert figures[f"{name}, low"] <= figures[name] <= figures[f"{name}, high"]
+    trainer.model.eval()
+    for temperature in (0.0, 1.0):
+        fresh = SpeculativeGenerator(generator.target, ModelDrafter(trainer.model, 3))
+        again = evaluate(fresh, PROMPTS, temperature=temperature, **OPTIONS)
+        length = figures[f"acceptance_length (T = {temperature:g})"]
+        assert length == again.stats.acceptance_length
+    before = SpeculativeGenerator(
+        generator.target, ModelDrafter(perturbed(build("llama"), scale=0.6), 3)
+    )
+    assert figures[name] > evaluate(before, PROMPTS, **OPTIONS).stats.acceptance_length + 0.3
+
+
+def test_measuring_changes_neither_the_run_nor_the_mode_of_the_model(tmp_path):
+    often, _ = run(tmp_path / "a", every=1, steps=4, temperatures=(1.0,))
+    seldom, _ = run(tmp_path / "b", every=100, steps=4, temperatures=(1.0,))
+    for a, b in zip(often.model.parameters(), seldom.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert often.model.training == seldom.model.training
+    steps = [e["step"] for e in often.state.log_history if "acceptance_length (T = 1)" in e]
+    assert steps == [1, 2, 3, 4]  # the end was measured already
+
+
+@pytest.mark.parametrize("every", [0, True, 2.5])
+def test_an_interval_that_cannot_be_right_is_refused(every):
+    with pytest.raises(ValueError, match="every must be an integer >= 1"):
+        AcceptanceCallback(None, None, PROMPTS, every=every)
