@@ -7,8 +7,14 @@ import json
 import sys
 from pathlib import Path
 
-from specdec.cli.certify import DTYPES, SAMPLERS
-from specdec.cli.loading import load_model, load_pretrained, make_drafter
+from specdec.cli.loading import (
+    DRAFTERS_HELP,
+    check_device,
+    check_drafter,
+    load_target,
+    make_drafter,
+)
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
 
 FORMATS = ("text", "markdown", "latex", "json")
 
@@ -24,14 +30,9 @@ def add_parser(commands) -> None:
         "that was interrupted goes on where it stopped.",
     )
     add = parser.add_argument
-    add("--target", default="zoo", help="folder or Hugging Face id (default: zoo)")
-    add(
-        "--drafter",
-        help="a drafter of the zoo, folder or id of a draft model, 'eagle:' and that of an EAGLE "
-        "head, 'lookup' or 'none' (default: the zoo's draft model for its target, else lookup)",
-    )
-    add("--sampler", choices=SAMPLERS, default="auto")
-    add("--target-weight", type=float, default=0.9, help="of the ensemble sampler (default 0.9)")
+    add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
+    add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
+    add_sampler_arguments(parser)
     add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
     add("--limit", type=int, help="take so many prompts only, the same number of each category")
     add("--num-draft-tokens", type=int, default=4, help="K (default 4)")
@@ -46,8 +47,7 @@ def add_parser(commands) -> None:
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
     add("--output", type=Path, help="JSONL file of the run; it goes on where it stopped")
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
-    add("--dtype", choices=("auto", *DTYPES), default="auto", help="of the models (default auto)")
-    add("--device", default="cpu")
+    add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -104,26 +104,14 @@ def _first_of_each(prompts: list, limit: int) -> list:
 
 def _load(arguments: argparse.Namespace):
     """The generator, and the tokenizer of its target."""
-    from transformers import AutoTokenizer
+    from specdec import SpeculativeGenerator
 
-    from specdec import SpeculativeGenerator, zoo
-    from specdec.cli.parser import sampler_of
-
-    k, sampler = arguments.num_draft_tokens, sampler_of(arguments)
-    dtype = arguments.dtype
-    if arguments.target == "zoo":
-        import torch
-
-        dtype = "float32" if dtype == "auto" else dtype
-        tokenizer = zoo.load_tokenizer()
-        target = zoo.load_target(dtype=getattr(torch, dtype)).to(arguments.device)
-        name = arguments.drafter or "model"
-        if name in zoo.DRAFTERS:
-            drafter = zoo.load_drafter(name, target, num_draft_tokens=k)
-            return SpeculativeGenerator(target, drafter, sampler), tokenizer
-    else:
-        tokenizer = load_pretrained(AutoTokenizer, arguments.target)
-        target = load_model(arguments.target, dtype=dtype, device=arguments.device)
-        name = arguments.drafter or "lookup"
-    drafter = make_drafter(name, target, k, dtype=dtype, device=arguments.device)
+    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
+    check_device(arguments.device)
+    check_drafter(name, arguments.target)
+    sampler = sampler_of(arguments)
+    place = {"dtype": arguments.dtype, "device": arguments.device}
+    target, tokenizer = load_target(arguments.target, **place)
+    k = arguments.num_draft_tokens
+    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer

@@ -231,7 +231,7 @@ def _mtp(
     return drafter, MultiTokenPrediction(drafter, target)
 
 
-KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mask-token": _mask_token}
+KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mask-token": _mask_token, "mtp": _mtp}
 """What can be trained: (options, target, ids that the head can propose or `None`) -> an untrained
 drafter and its objective.
 """

@@ -132,7 +132,7 @@ class OutputCollector:
     def result(
         self, trace: Trace | None = None, *, wall_s: float | None = None
     ) -> GenerationResult:
-        """The finished generation, with its trace where there is one; `wall_s` is how long it took."""
+        """The finished generation, with its trace where there is one, and the seconds it took."""
         lengths = [len(new) for new in self.new_tokens]
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]

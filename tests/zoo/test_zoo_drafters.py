@@ -1,0 +1,62 @@
+"""The zoo's parallel head and its prediction modules: real acceptance, and what their cards say."""
+
+import json
+
+import pytest
+import torch
+
+from specdec import SpeculativeGenerator, zoo
+from specdec.evaluation import evaluate
+
+K, LEAST = {"mask-token": 4, "mtp": 3}, {"mask-token": 3.2, "mtp": 2.8}
+TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
+INPUTS = TOKENIZER(zoo.heldout_prompts(8), return_tensors="pt", padding=True, padding_side="left")
+GREEDY = {"max_new_tokens": 48, "do_sample": False}
+
+
+@pytest.fixture(scope="module", name="text")
+def _text():
+    return TARGET.generate(**INPUTS, **GREEDY)
+
+
+@pytest.mark.parametrize("name", K)
+def test_text_is_the_targets_own_and_most_drafts_are_accepted_at_every_position(name, text):
+    drafter = zoo.load_drafter(name, TARGET, num_draft_tokens=K[name])
+    result = SpeculativeGenerator(TARGET, drafter).generate(**INPUTS, **GREEDY)
+    assert result.sequences.equal(text)
+    assert result.stats.acceptance_length >= LEAST[name]
+    first, *later = result.stats.conditional_rates
+    assert all(abs(rate - first) <= 0.25 * first for rate in later)
+
+
+@pytest.mark.parametrize("name", zoo.DRAFTERS)
+def test_cards_hold_the_acceptance_that_the_weights_have(name):
+    card = json.loads((zoo.WEIGHTS_DIR / zoo.DRAFTERS[name] / "card.json").read_text())
+    measured = card["acceptance"]
+    k = measured["conditions"]["num_draft_tokens"]
+    drafter = zoo.load_drafter(name, TARGET, num_draft_tokens=k)
+    prompts = TOKENIZER(
+        zoo.heldout_prompts(32), return_tensors="pt", padding=True, padding_side="left"
+    )
+    options = {"max_new_tokens": 16}
+    stats = evaluate(
+        SpeculativeGenerator(TARGET, drafter),
+        prompts.input_ids,
+        prompts.attention_mask,
+        **options,
+    ).stats
+    expected = measured["temperature 0"]["acceptance_length"]
+    assert stats.acceptance_length == pytest.approx(expected, rel=0.2)
+
+
+def test_a_sampled_text_depends_on_its_seed_alone():
+    options = {"max_new_tokens": 24, "do_sample": True, "seed": list(range(8))}
+    for name in K:
+        generator = SpeculativeGenerator(TARGET, zoo.load_drafter(name, TARGET))
+        one, two = (generator.generate(**INPUTS, **options) for _ in range(2))
+        assert torch.equal(one.sequences, two.sequences)
+
+
+def test_all_weights_together_are_at_most_16_megabytes():
+    files = [path for path in zoo.WEIGHTS_DIR.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= 16 * 2**20
