@@ -23,7 +23,7 @@ def draft_logits(config, weights, tables, text, features, count, **faults) -> Te
         count: K.
         faults: see `draft_rows`.
     """
-    vocabulary = weights.get("lm_head.weight", tables[1])
+    vocabulary = weights["lm_head.weight"] if "lm_head.weight" in weights else tables[1]
     if config.ties_embeddings:
         vocabulary = weights["embed_tokens.weight"]
     rows = draft_rows(config, weights, tables, text, features, count, **faults)

@@ -128,31 +128,20 @@ def _unsupported(
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): what a mask-token head of the library cannot have."""
     flash = fields.section("dflash_config")
-    kind = fields.get("speculators_model_type")
-    yield kind == "dflash2", "speculators_model_type 'dflash2': convolutions and a selector"
-    projector = flash.text("projector_type", fields.text("projector_type", ""))
-    is_domino = projector == "domino" or any(name.startswith("prefix_gru.") for name in names)
-    is_domino = is_domino or any(a.startswith("Domino") for a in fields.strings("architectures"))
-    yield is_domino, "Domino: a GRU corrects the logits token by token (prefix_gru)"
-    rank = fields.get("markov_rank", flash.get("markov_rank", 0 if projector != "dspark" else 1))
-    has_markov = rank != 0 or any(name.startswith("markov_head.") for name in names)
-    yield (
-        has_markov,
-        "DSpark's Markov head (markov_rank): logits depend on the token drafted before",
-    )
-    is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
-    beside = [
+    yield from _corrections(fields, flash, names)
+    beside = {
         name
         for name in ("warp_model.bin", "pard_warp_model", "mask_embedding.pt")
         if (folder.path / name).exists()
-    ]
+    }
+    is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
     yield (
-        is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & set(beside)),
+        is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & beside),
         "PARD-2: a language model that reads the target's features through warp_model",
     )
     yield "mask_embedding.pt" in beside, "mask_embedding.pt: a pickled embedding of the masks"
     if source.kind == P_EAGLE:
-        yield from unsupported_layers(fields, Source("", "", ""), names)
+        yield from unsupported_layers(fields, source, names)
     else:
         yield fields.get("kv_lora_rank") is not None, "kv_lora_rank: latent attention (MLA)"
         yield any(".experts." in name for name in names), "tensors *.experts.*: experts"
@@ -166,6 +155,24 @@ def _unsupported(
     is_all = flash.flag("use_aux_hidden_state", default=True)
     yield not is_all, "dflash_config.use_aux_hidden_state: false"
     yield flash.flag("causal"), "dflash_config.causal: true"
+
+
+def _corrections(
+    fields: ConfigFields, flash: ConfigFields, names: Collection[str]
+) -> Iterator[tuple[bool, str]]:
+    """Pairs (condition, message): designs whose draft tokens depend on each other."""
+    kind = fields.get("speculators_model_type")
+    yield kind == "dflash2", "speculators_model_type 'dflash2': convolutions and a selector"
+    projector = flash.text("projector_type", fields.text("projector_type", ""))
+    is_domino = projector == "domino" or any(name.startswith("prefix_gru.") for name in names)
+    is_domino = is_domino or any(a.startswith("Domino") for a in fields.strings("architectures"))
+    yield is_domino, "Domino: a GRU corrects the logits token by token (prefix_gru)"
+    rank = fields.get("markov_rank", flash.get("markov_rank", 0 if projector != "dspark" else 1))
+    has_markov = rank != 0 or any(name.startswith("markov_head.") for name in names)
+    yield (
+        has_markov,
+        "DSpark's Markov head (markov_rank): logits depend on the token drafted before",
+    )
 
 
 def _sliding(fields: ConfigFields, flash: ConfigFields) -> Iterator[tuple[bool, str]]:

@@ -47,7 +47,7 @@ class HeadState:
 
 
 class HeadDrafter(Drafter):
-    """A drafter whose weights are a head that reads the target's features.
+    """A drafter whose weights are a learned head; nearly all of them read the target's features.
 
     Where the head has no embeddings or no vocabulary head of its own it uses the target's, by
     reference: they are no parameters of the drafter. Of the embeddings it reads the plain table, as

@@ -7,7 +7,9 @@ import pytest
 import torch
 from architectures import build
 from mask_heads import WIRINGS, config_for, random_head
+from mask_reference import draft_logits
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from specdec import MaskTokenDrafter
 from specdec.checkpoints.mask_token_export import LAYOUTS
@@ -107,6 +109,21 @@ def test_a_speculators_file_names_its_target(name, tmp_path):
     with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
         drafter_of(name).save_pretrained(tmp_path / "head", "speculators")
     assert not (tmp_path / "head").exists()
+
+
+@pytest.mark.parametrize("flags", [{}, {"has_qk_norm": True}, {"attention_bias": True}])
+@pytest.mark.parametrize("name", ["pard", "pard, tied"])
+@torch.no_grad()
+def test_a_saved_language_model_is_one_of_transformers(name, flags, tmp_path):
+    drafter = drafter_of(name, **flags)
+    drafter.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    text, mask = [5, 17, 3, 8, 21, 40], drafter.config.mask_token_id
+    expected = model(input_ids=torch.tensor([[*text, mask, mask]])).logits[0, -3:]
+    weights = drafter.head.state_dict()
+    tables = [weights["embed_tokens.weight"], None]
+    seen = draft_logits(drafter.config, weights, tables, text, None, 3)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-4)
 
 
 OBSTACLES = {

@@ -64,19 +64,25 @@ def num_accepted(result):
     return [[step.num_accepted for step in row] for row in result.trace]
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", [kind for kind in HEADS if "random" not in kind])
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(model, text, kind):
     drafter = MaskTokenDrafter(HEADS[kind](model), model, num_draft_tokens=4)
     generator = SpeculativeGenerator(model, drafter)
     result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, trace=True)
     assert result.sequences.tolist() == text.tolist()
-    if "random" not in kind:
-        assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
-        assert any(len(set(counts)) > 1 for counts in zip(*num_accepted(result), strict=False))
+    assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
+    assert any(len(set(counts)) > 1 for counts in zip(*num_accepted(result), strict=False))
     for row, length in ((0, LENGTHS[0]), (3, LENGTHS[3])):
         alone = generator.generate(IDS[row : row + 1, -length:], max_new_tokens=NUM_NEW, trace=True)
         assert alone.sequences[0].tolist() == text[row, -length - NUM_NEW :].tolist()
         assert steps_of(alone) == [steps_of(result)[row]]  # what was drafted, too
+
+
+@pytest.mark.parametrize("name", ALIGNMENTS)
+def test_greedy_text_is_that_of_hf_also_where_hardly_anything_is_accepted(model, text, name):
+    drafter = MaskTokenDrafter(HEADS[f"random {name}"](model), model, num_draft_tokens=5)
+    result = SpeculativeGenerator(model, drafter).generate(IDS, MASK, max_new_tokens=NUM_NEW)
+    assert result.sequences.tolist() == text.tolist()
 
 
 LLAMA = build("llama")
@@ -147,11 +153,9 @@ LAW = {"p-eagle": (0, 1, "final"), "pard": (), "dflash": (0, 1), "dspark": (1,)}
 @pytest.mark.parametrize(
     ("name", "warp", "proposal"),
     [
-        ("p-eagle", "plain", "sample"),
         ("p-eagle", "truncated", "argmax"),
         ("pard", "truncated", "sample"),
         ("dflash", "plain", "sample"),
-        ("dspark", "truncated", "sample"),
     ],
 )
 def test_texts_have_the_targets_law(name, warp, proposal):
