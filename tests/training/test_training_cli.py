@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from specdec import SpeculativeGenerator, zoo
 from specdec.cli.train import main
-from specdec.drafters import EagleDrafter
+from specdec.drafters import EagleDrafter, MTPDrafter
 from specdec.evaluation import evaluate
 from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out
 from specdec.zoo import corpus
@@ -60,7 +60,7 @@ def saved_progress(output):
     return torch.load(output / "run" / "checkpoint" / "custom_checkpoint_0.pkl", weights_only=False)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1", "mtp"])
 def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
     kind, target, text, tmp_path, capsys
 ):
@@ -71,7 +71,8 @@ def test_what_is_saved_is_what_was_trained_and_drafts_as_it_was_measured(
     assert printed.out.splitlines()[-1] == f"saved in {output}"
     assert "step 2: acceptance length at T = 0 " in printed.out
     model = AutoModelForCausalLM.from_pretrained(target).eval()
-    drafter = EagleDrafter.from_pretrained(output, model, 3)
+    drafter_class = MTPDrafter if kind == "mtp" else EagleDrafter
+    drafter = drafter_class.from_pretrained(output, model, 3)
     assert drafter.config.layer.intermediate_size == 24
     trained = load_file(output / "run" / "checkpoint" / "model.safetensors")
     assert {f"drafter.head.{key}" for key in drafter.head.state_dict()} == set(trained)
