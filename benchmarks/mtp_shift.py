@@ -111,7 +111,7 @@ def trained_head(target, steps: int, device: torch.device) -> MTPHead:
     documents = packing.encode_files(zoo.load_tokenizer(), corpus.library_files()[:80])
     plan = TrainingPlan(
         steps=steps,
-        tokens_per_step=2048,
+        tokens_per_step=1024,
         lengths=((1.0, 128),),
         precision="no",
         compiled=False,
@@ -143,8 +143,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40, help="timed steps per batch size")
     parser.add_argument("--prompts", type=int, default=32)
     parser.add_argument("--new-tokens", type=int, default=128)
-    parser.add_argument("--train-steps", type=int, default=300)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--train-steps", type=int, default=300, help="of 1024 tokens")
+    parser.add_argument("--threads", type=int, default=2, help="of torch, on a CPU")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -17,6 +17,7 @@ SHAPES = {
     "DeepseekV3": ARCHITECTURES["deepseek_v3"][1],
     "Glm4Moe": GLM4_MOE | {"use_qk_norm": True, "partial_rotary_factor": 0.5},
     "Llama": ARCHITECTURES["llama"][1],
+    "Mistral": ARCHITECTURES["mistral_sliding"][1] | {"sliding_window": 4},
 }
 
 

@@ -53,10 +53,10 @@ class Layout:
 
     Args:
         producer: its name.
-        pattern: of the names of a depth: groups `depth` and `rest`, matched from the start. `{N}`
-            in it is where depths are numbered from the target's layer count on.
-        names: what stands for `rest`, in the head: names of `MTPDepth`, or of the head itself after
-            a slash. A key that ends with a dot is a prefix.
+        pattern: how the names of a depth begin, with the group `depth` where they have a number.
+        names: what follows, and its name in `MTPDepth`, or in the head itself after a slash. A key
+            that ends with a dot is a prefix. Names that are not listed are of the decoder layer.
+        counts_from_target: depths are numbered from the target's layer count on.
         layer: (HF model) -> the decoder layer, of the target's architecture; `None` is the
             library's own layer, with these flags of `LayerConfig`.
         layer_flags: see `layer`.
@@ -72,6 +72,7 @@ class Layout:
     layer: Callable[[PreTrainedModel], HFLayerConfig] | None = hf_layers.last_layer
     layer_flags: dict[str, bool] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
+    counts_from_target: bool = False
     shares_head: bool = True
     notes: tuple[str, ...] = ()
     why: str = ""
@@ -84,11 +85,6 @@ class Layout:
         depth = int(found.groupdict().get("depth") or 0)
         depth -= num_layers if self.counts_from_target else 0
         return (depth, name[found.end() :]) if depth >= 0 else None
-
-    @property
-    def counts_from_target(self) -> bool:
-        """Depths are numbered from the target's layer count on."""
-        return "layers" in self.pattern and "mtp" not in self.pattern
 
     def canonical(self, depth: int, rest: str, num_depths: int) -> str:
         """The head's name of a tensor."""
@@ -183,6 +179,7 @@ LAYOUTS = (
         producer="Step",
         why="tensors model.layers.N.transformer.*",
         pattern=_NUMBERED,
+        counts_from_target=True,
         names={
             "enorm.": "enorm.",
             "hnorm.": "hnorm.",
@@ -201,6 +198,7 @@ LAYOUTS = (
         producer="DeepSeek",
         why="tensors model.layers.N.eh_proj, N the number of the target's layers",
         pattern=_NUMBERED,
+        counts_from_target=True,
         names=_DEEPSEEK,
         notes=("the embedding at position 0 is read as it is; vLLM zeroes it",),
     ),
@@ -267,10 +265,12 @@ def _read_layout(
     num_depths = 1 + max(depth for depth, _ in placed.values())
     refuse_unsupported(fields, _unsupported(layout, in_file, num_depths))
     _check_count(text, num_depths)
-    tensors = {
-        layout.canonical(depth, rest, num_depths): in_file[name]
-        for name, (depth, rest) in placed.items()
-    }
+    tensors: dict[str, StoredTensor] = {}
+    for name, (depth, rest) in placed.items():
+        canonical = layout.canonical(depth, rest, num_depths)
+        if canonical in tensors:
+            raise ValueError(f"{name} and {tensors[canonical].name} are two names for one tensor")
+        tensors[canonical] = in_file[name]
     if layout.layer is not None:
         tensors = hf_layers.fuse_experts(tensors)
         layer = layout.layer(target if target is not None else hf_layers.model_of_config(fields))

@@ -436,6 +436,14 @@ _THIRD = "model.layers.3"
             r"not supported: quantised weights \(F8_E4M3\)",
         ),
         (
+            lambda t: t.update({"layers.3.enorm.weight": torch.ones(32)}),
+            "are two names for one tensor",
+        ),
+        (
+            lambda t: t.update({"model.layers.90.enorm.weight": torch.ones(32)}),
+            r"not supported: 88 depths \(at most 32\)",
+        ),
+        (
             lambda t: t.update({f"{_THIRD}.eh_proj.weight_scale_inv": torch.ones(1, 1)}),
             "not supported: quantised weights",
         ),

@@ -13,9 +13,11 @@ from drafting import drawing
 from eagle_heads import FeatureLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mtp_heads import VOCAB, WIDTH, WIRINGS, Recomputation, random_drafter
+from mtp_checkpoints import random_model
+from mtp_heads import VOCAB, WIRINGS, Recomputation, random_drafter, randomise
 
-from specdec.drafters import MTPDrafter
+from specdec.checkpoints import hf_layers
+from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.kernels import ShiftedWindow
 from specdec.samplers import Noise, Warp
 
@@ -46,7 +48,7 @@ class Run:
         prompts = [
             [self.integer(0, VOCAB - 1) for _ in range(self.integer(1, 9))] for _ in range(ROWS)
         ]
-        shape = ROWS, LENGTH, WIDTH
+        shape = ROWS, LENGTH, drafter.config.hidden_size
         self.features = torch.randn(shape, generator=self.generator, dtype=torch.float64)
         self.width = drafter.num_draft_tokens
         self.loop = FeatureLoop(prompts, self.width, self.features)
@@ -227,3 +229,36 @@ def test_a_roll_is_enough_where_all_tokens_but_the_last_were_accepted():
         assert run.num_wrong(draft, 3) == 0
         assert run.worst_entry() < ROUNDING
         run.commit(draft, [accepted] * ROWS)
+
+
+# Layers of HF's own classes attend by themselves; their oracle is a drafter that reads the whole
+# text at once.
+
+HF_LAYERS = {
+    "deepseek_v3": ("DeepseekV3", hf_layers.last_layer),
+    "glm4_moe": ("Glm4Moe", hf_layers.last_layer),
+    "mistral, sliding": ("Mistral", hf_layers.dense_layer()),
+}
+
+
+@pytest.mark.parametrize("semantics", ["chain", "target"])
+@pytest.mark.parametrize("name", HF_LAYERS)
+@settings(max_examples=2)
+@given(seeds, st.integers(1, 5))
+@torch.no_grad()
+def test_modules_of_hf_layers_propose_what_a_fresh_drafter_would(name, semantics, seed, chunk_size):
+    family, layer_of = HF_LAYERS[name]
+    model = random_model(family, vocab_size=VOCAB)
+    config = MTPConfig(layer_of(model), VOCAB, num_layers=3, semantics=semantics)
+    head = randomise(MTPHead(config).eval(), seed)
+    drafter = MTPDrafter(head, model, 4)
+    run = Run(drafter, seed, chunk_size, poison=50.0)
+    for _ in range(5):
+        draft = run.propose()
+        fresh = drafter.init_state(ROWS, LENGTH, vocab_size=VOCAB, device=CPU)
+        scratch = run.loop.context_from_scratch()
+        step = drawing(drafter, GREEDY, Noise([0] * ROWS).at(scratch.start, 5))
+        expected = drafter.propose(scratch, fresh, step)
+        is_valid = draft.num_valid > 0
+        assert draft.tokens[is_valid].equal(expected.tokens[is_valid])
+        run.commit(draft)

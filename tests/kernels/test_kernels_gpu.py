@@ -186,7 +186,7 @@ def all_ops(case: Case) -> dict:
     ops["race"] = lambda: (race(case.logits, case.params, key, position, 3),)
     ops["cutoff"] = lambda: find_cutoff(case.logits, case.params.temperature, truncation)
     context, past = shift_on_gpu(rows, width, 2, 500, dtype=case.logits.dtype)
-    ops["shift"] = lambda: shift_window(context, past, width, trash=64, num_later=1)
+    ops["shift"] = lambda: shift_window(context, past, max(width, 2), trash=64, num_later=1)
     return ops
 
 

@@ -7,10 +7,11 @@ import torch
 from architectures import VOCAB, build
 from drafting import drawing
 from eagle_heads import features_and_logits
-from mtp_heads import head_for, random_drafter
+from mtp_heads import head_for, random_drafter, randomise
 from training_runs import on_a_cpu
 
-from specdec.drafters import MTPDrafter
+from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
+from specdec.heads.hf_layer import HFLayerConfig
 from specdec.samplers import Noise, Warp
 from specdec.training import PackedStream, TrainingPlan, train
 from specdec.training.mtp import MultiTokenPrediction, mtp_config, new_head
@@ -44,23 +45,31 @@ def logits_of(objective, ids, features):
     return [objective.drafter.logits(out, depth) for depth, out in enumerate(outs)]
 
 
-FLAGS = {
-    "chain": {},
-    "target": {"semantics": "target"},
-    "raw feedback": {"feedback_norm": False, "hidden_first": True},
-    "position 0": {"zero_first_embedding": True, "centred_norms": True, "target_state": 3},
-    "own heads": {"has_lm_head": True, "lm_head_per_depth": True},
+def of_hf_layers():
+    """A head of the target's own decoder layers."""
+    config = MTPConfig(HFLayerConfig.of(LLAMA, like=1), VOCAB, num_layers=3)
+    return randomise(MTPHead(config).eval(), seed=1)
+
+
+HEADS = {
+    "chain": lambda: head_for(LLAMA),
+    "target": lambda: head_for(LLAMA, semantics="target"),
+    "raw feedback": lambda: head_for(LLAMA, feedback_norm=False, hidden_first=True),
+    "position 0": lambda: head_for(
+        LLAMA, zero_first_embedding=True, centred_norms=True, target_state=3
+    ),
+    "own heads": lambda: head_for(LLAMA, has_lm_head=True, lm_head_per_depth=True),
+    "HF's layers": of_hf_layers,
 }
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", HEADS)
 @torch.no_grad()
 def test_the_training_forms_logits_are_the_drafters_own(name, monkeypatch):
     """Teacher-forced on the drafter's own tokens, depth d at the last known index predicts what the
     drafter drafts with.
     """
-    head = head_for(LLAMA, **FLAGS[name])
-    drafter = MTPDrafter(head, LLAMA, 3)
+    drafter = MTPDrafter(HEADS[name](), LLAMA, 3)
     objective = MultiTokenPrediction(drafter, LLAMA)
     for length in (2, 3, 6, 11):
         text = IDS[:1, :length]
