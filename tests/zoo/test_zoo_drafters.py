@@ -8,7 +8,7 @@ import torch
 from specdec import SpeculativeGenerator, zoo
 from specdec.evaluation import evaluate
 
-K, LEAST = {"mask-token": 4, "mtp": 3}, {"mask-token": 3.2, "mtp": 2.8}
+K, LEAST = {"mask-token": 4, "mtp": 3}, {"mask-token": 2.9, "mtp": 2.8}
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
 INPUTS = TOKENIZER(zoo.heldout_prompts(8), return_tensors="pt", padding=True, padding_side="left")
 GREEDY = {"max_new_tokens": 48, "do_sample": False}
@@ -26,27 +26,21 @@ def test_text_is_the_targets_own_and_most_drafts_are_accepted_at_every_position(
     assert result.sequences.equal(text)
     assert result.stats.acceptance_length >= LEAST[name]
     first, *later = result.stats.conditional_rates
-    assert all(abs(rate - first) <= 0.25 * first for rate in later)
+    assert all(rate >= 0.75 * first for rate in later)
 
 
 @pytest.mark.parametrize("name", zoo.DRAFTERS)
 def test_cards_hold_the_acceptance_that_the_weights_have(name):
     card = json.loads((zoo.WEIGHTS_DIR / zoo.DRAFTERS[name] / "card.json").read_text())
-    measured = card["acceptance"]
-    k = measured["conditions"]["num_draft_tokens"]
+    k = card["acceptance"]["conditions"]["num_draft_tokens"]
     drafter = zoo.load_drafter(name, TARGET, num_draft_tokens=k)
     prompts = TOKENIZER(
         zoo.heldout_prompts(32), return_tensors="pt", padding=True, padding_side="left"
     )
-    options = {"max_new_tokens": 16}
-    stats = evaluate(
-        SpeculativeGenerator(TARGET, drafter),
-        prompts.input_ids,
-        prompts.attention_mask,
-        **options,
-    ).stats
-    expected = measured["temperature 0"]["acceptance_length"]
-    assert stats.acceptance_length == pytest.approx(expected, rel=0.2)
+    masked = prompts.input_ids, prompts.attention_mask
+    measured = evaluate(SpeculativeGenerator(TARGET, drafter), *masked, max_new_tokens=128)
+    expected = card["acceptance"]["temperature 0"]["acceptance_length"]
+    assert measured.stats.acceptance_length == pytest.approx(expected, abs=0.03)
 
 
 def test_a_sampled_text_depends_on_its_seed_alone():

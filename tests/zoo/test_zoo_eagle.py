@@ -70,8 +70,7 @@ def test_acceptance_does_not_collapse_behind_the_first_token(singles):
     stats = SpeculationStats([result.trace[0] for _, result in singles], K)
     first, *later = stats.conditional_rates
     assert stats.acceptance_length >= 3
-    for rate in later:
-        assert abs(rate - first) <= 0.25 * first
+    assert all(rate >= 0.75 * first for rate in later)
 
 
 def test_a_batch_of_eight_is_eight_single_runs_and_plain_decoding(generator, singles):
