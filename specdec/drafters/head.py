@@ -60,8 +60,7 @@ class HeadDrafter(Drafter):
         target: the HF model, or `Target`, that the head was made for.
         num_draft_tokens: K.
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
-            the most likely tokens, a deterministic proposal; `None` is the class's
-            `default_proposal`.
+            the most likely tokens, a deterministic proposal.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
 
     Raises:
@@ -72,22 +71,18 @@ class HeadDrafter(Drafter):
     family: ClassVar[Family]
     """The checkpoints that `from_pretrained` reads."""
 
-    default_proposal: ClassVar[Kind] = "sample"
-    """The proposal where a caller names none."""
-
     def __init__(
         self,
         head: nn.Module,
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind | None = None,
+        proposal: Kind = "sample",
         draft_temperature: float | None = None,
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        kind = self.default_proposal if proposal is None else proposal
-        self.proposal = Proposal(kind, draft_temperature)
+        self.proposal = Proposal(proposal, draft_temperature)
         if not isinstance(head, nn.Module) or not hasattr(
             getattr(head, "config", None), "feature_layers"
         ):
@@ -106,7 +101,7 @@ class HeadDrafter(Drafter):
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind | None = None,
+        proposal: Kind = "sample",
         draft_temperature: float | None = None,
         **options: Any,
     ) -> Self:

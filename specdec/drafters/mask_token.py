@@ -34,8 +34,9 @@ class MaskTokenDrafter(HeadDrafter):
     whatever K is. Drafts end where the head's positions end, and a row of which the head has read
     nothing yet (features: the first step of a one-token prompt) proposes nothing.
 
-    Tokens of one pass are predicted independently of each other, so draws from their distributions
-    hardly ever fit together: `proposal="argmax"` is the default. Both kinds are lossless.
+    Tokens of one pass are predicted independently of each other. Sampled proposals with their
+    probabilities still have more accepted than argmax proposals at every temperature (zoo, T = 1,
+    K = 4: 2.15 and 1.59 tokens per step), so `proposal="sample"` is the default here as well.
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
     heads (z-lab, speculators), with the options of
@@ -56,7 +57,6 @@ class MaskTokenDrafter(HeadDrafter):
     """
 
     family = MASK_TOKEN
-    default_proposal = "argmax"
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class MaskTokenDrafter(HeadDrafter):
         target: PreTrainedModel | HoldsModel,
         num_draft_tokens: int = 4,
         *,
-        proposal: Kind | None = None,
+        proposal: Kind = "sample",
         draft_temperature: float | None = None,
     ):
         kinds = {"proposal": proposal, "draft_temperature": draft_temperature}

@@ -94,7 +94,7 @@ DRAFTERS = {
     "fewer ids": MaskTokenDrafter(
         HEADS["fewer ids"](LLAMA), LLAMA, 4, proposal="sample", draft_temperature=0.6
     ),
-    "argmax": MaskTokenDrafter(HEADS["informed p-eagle"](LLAMA), LLAMA, 4),
+    "argmax": MaskTokenDrafter(HEADS["informed p-eagle"](LLAMA), LLAMA, 4, proposal="argmax"),
 }
 SETTINGS = {
     "temperature": [0.7, 1.0, 0.0, 1.3],

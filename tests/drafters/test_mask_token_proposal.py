@@ -191,9 +191,9 @@ def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(cas
 
 
 @torch.no_grad()
-def test_an_argmax_proposal_is_the_default_and_a_point_mass():
+def test_an_argmax_proposal_is_a_point_mass_and_a_sampled_one_is_the_default():
     drafts = []
-    for options, warp in (({}, {}), ({"proposal": "sample"}, {"temperature": 0})):
+    for options, warp in (({"proposal": "argmax"}, {}), ({}, {"temperature": 0})):
         drafter = random_drafter("p-eagle, fewer ids", 3, **options)
         state = drafter.init_state(1, 20, vocab_size=SMALL_VOCAB, device=CPU)
         loop = loop_of(drafter, [[3, 1, 4]], 3, 0)
