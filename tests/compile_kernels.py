@@ -5,6 +5,8 @@ Triton asks a driver what to compile for, and hands it what it compiled. Here th
 one kind of GPU and has none, and every launch ends when its kernel is compiled.
 """
 
+import sys
+
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -112,7 +114,6 @@ def compile_attention(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     compile_only()
-    compile_all(torch.bfloat16, is_warped=True)
-    compile_all(torch.float32, is_warped=False)
-    compile_attention(torch.bfloat16)
-    compile_attention(torch.float32)
+    is_half = sys.argv[1] == "bfloat16"
+    compile_all(torch.bfloat16 if is_half else torch.float32, is_warped=is_half)
+    compile_attention(torch.bfloat16 if is_half else torch.float32)

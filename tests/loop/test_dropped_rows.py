@@ -130,8 +130,15 @@ def test_kept_rows_are_the_rows_in_the_storage_of_all(is_live, num_dims):
         assert kept.data_ptr() == table.data_ptr()
 
 
-@pytest.mark.parametrize("sampler", [BlockSampler(), CouplingSampler()], ids=["block", "coupling"])
-@pytest.mark.parametrize("count", [6, 20])
+@pytest.mark.parametrize(
+    ("count", "sampler"),
+    [
+        pytest.param(6, CouplingSampler(), id="6-coupling"),
+        pytest.param(6, BlockSampler(), id="6-block"),
+        pytest.param(20, BlockSampler(), id="20-block"),
+        pytest.param(20, CouplingSampler(), id="20-coupling", marks=pytest.mark.slow),
+    ],
+)
 def test_a_row_of_a_batch_that_shrinks_is_the_row_alone(drafter, sampler, count):
     generator = SpeculativeGenerator(MODEL, drafter, sampler)
     reasons = set()
