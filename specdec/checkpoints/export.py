@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
+from specdec.checkpoints.printable import printable
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import LayerConfig
 
@@ -18,15 +21,37 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     """Writes `config.json` and `model.safetensors`.
 
     Args:
-        folder: made if need be; files in it are replaced.
+        folder: made if need be; a head of the same tensors in it is replaced.
         keys: of config.json.
         tensors: by their names in the file.
+
+    Raises:
+        ValueError: the folder holds another model, a target perhaps; nothing has been written.
     """
     folder = Path(folder)
+    _refuse_another_model(folder, tensors.keys())
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+
+
+def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
+    file, found = folder / "model.safetensors", None
+    if file.exists():
+        try:
+            with safe_open(file, framework="pt") as stored:
+                found = set(stored.keys())
+        except Exception:  # no safetensors file, or a damaged one
+            found = {"a file that cannot be read"}
+    elif (folder / "model.safetensors.index.json").exists():
+        found = {"a model in several files"}
+    if found is not None and found != set(names):
+        shown = ", ".join(sorted(map(printable, found - set(names)))[:3]) or "fewer tensors"
+        raise ValueError(
+            f"{folder} holds another model ({shown}), which would be lost; choose a new folder, or "
+            "delete it first"
+        )
 
 
 def with_vocab_map(

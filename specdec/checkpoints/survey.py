@@ -159,6 +159,8 @@ def survey_checkpoint(
             unsupported kind, in contradiction with itself, or made for another target. Tensors that
             do not fit are listed in the result's `faults`.
     """
+    if not isinstance(allow_pickle, bool):  # 'no' would be true
+        raise TypeError(f"allow_pickle must be True or False, got {allow_pickle!r}")
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
     folder = CheckpointFolder(path, allow_pickle=allow_pickle)
     family, source = _recognise(folder, families)

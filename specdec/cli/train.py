@@ -141,6 +141,11 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 def _train(options: argparse.Namespace) -> None:
     _check(options)  # before anything is loaded
+    if (options.output / "config.json").exists() and not (options.output / "run").exists():
+        raise ValueError(
+            f"--output {options.output} holds a model that no earlier run of this command wrote, "
+            "and that would be lost; name a new folder"
+        )
     options.output.mkdir(parents=True, exist_ok=True)
     tokenizer, documents = _load_data(options)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)

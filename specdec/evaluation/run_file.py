@@ -10,6 +10,7 @@ from typing import Any
 from specdec.evaluation.evaluation import EvaluatedBatch
 
 FORMAT = "specdec.evaluation/1"
+BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
 
 
 class RunFile:
@@ -34,8 +35,13 @@ class RunFile:
         if not self.path.exists():
             return []
         header, lines, whole = read_lines(self.path)
-        if header is None:  # interrupted while its first line was written
-            self.path.unlink()
+        if header is None:
+            begun = self.path.read_bytes()[: len(BEGINNING)]
+            if not BEGINNING.startswith(begun):
+                raise ValueError(
+                    f"{self.path} is no evaluation and would be lost; choose another file"
+                )
+            self.path.unlink()  # interrupted while its first line was written
             return []
         theirs, ours = header["run"], json.loads(json.dumps(self._about["run"]))
         differing = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))

@@ -10,6 +10,7 @@ from drafting import perturbed, ragged_prompts
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
 from specdec.evaluation import Evaluation, Prompt, evaluate
 from specdec.evaluation import evaluate as evaluate_function
+from specdec.evaluation.run_file import RunFile
 
 TARGET = build("llama")
 GENERATOR = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 3))
@@ -216,3 +217,16 @@ def test_warm_up_is_not_measured(monkeypatch):
 def test_plans_that_cannot_be_right_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         evaluate_function(GENERATOR, PROMPTS, **options)
+
+
+@pytest.mark.parametrize("content", [b"my notes, without a newline", b"\x00\x01" * 99, b"{"])
+def test_a_file_of_something_else_is_left_alone(content, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(content)
+    run_file = RunFile(path, {"run": {}})
+    if content == b"{":  # as a run begins that was interrupted at its first byte
+        assert run_file.read() == []
+        return
+    with pytest.raises(ValueError, match="is no evaluation and would be lost"):
+        run_file.read()
+    assert path.read_bytes() == content

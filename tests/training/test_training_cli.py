@@ -21,6 +21,7 @@ from specdec import SpeculativeGenerator, zoo
 from specdec.cli.train import main
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.evaluation import evaluate
+from specdec.training import new_head
 from specdec.training.data import PROMPT_TOKENS, encode_texts, hold_out, prompts_of
 from specdec.zoo import corpus
 
@@ -289,3 +290,31 @@ def test_the_command_runs_unchanged_under_accelerate_launch(target, text, tmp_pa
     for key, weight in heads[0].items():
         torch.testing.assert_close(heads[1][key], weight, rtol=0, atol=1e-3)
     assert len(list((tmp_path / "two" / "run" / "checkpoint").glob("random_states_*"))) == 2
+
+
+def test_a_folder_with_another_model_is_left_alone(target, text, tmp_path, capsys):
+    before = (target / "model.safetensors").read_bytes()
+    arguments = ["eagle3", "--target", str(target), "--data", str(text), *SMALL]
+    assert main([*arguments, "--output", str(target)]) == 2
+    assert "holds a model that no earlier run of this command wrote" in capsys.readouterr().err
+    model = AutoModelForCausalLM.from_pretrained(target).eval()
+    drafter = EagleDrafter(new_head(model, "eagle3", mlp_width=24), model)
+    with pytest.raises(ValueError, match=r"holds another model .* choose a new folder"):
+        drafter.save_pretrained(target)
+    assert (target / "model.safetensors").read_bytes() == before
+    for _ in range(2):  # its own file is replaced
+        drafter.save_pretrained(tmp_path / "head")
+    for name in ("model.safetensors", "model.safetensors.index.json"):
+        other = tmp_path / name
+        other.mkdir()
+        (other / name).write_bytes(b"something")
+        with pytest.raises(ValueError, match="holds another model"):
+            drafter.save_pretrained(other)
+        assert [path.name for path in other.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("value", ["no", "False", 1, None])
+def test_allow_pickle_is_a_boolean(value, target):
+    model = AutoModelForCausalLM.from_pretrained(target)
+    with pytest.raises(TypeError, match="allow_pickle must be True or False"):
+        EagleDrafter.from_pretrained(target, model, allow_pickle=value)
