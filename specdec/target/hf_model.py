@@ -67,6 +67,7 @@ class SlotModel:
         if note is not None:
             self._notes["experts"] = note
         self._structure, self._adapters = structure(model), adapters_of(model)
+        self._dtype = model.dtype
         self._route: Route = self._find_route()
         self._open_views()
 
@@ -168,10 +169,20 @@ class SlotModel:
         return self._route.shapes
 
     def check_unchanged(self) -> None:
-        """Raises `ValueError` if the model has other modules, another vocabulary or another mode
-        than when it was wrapped.
+        """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode
+        than when it was wrapped, or would run under autocast.
         """
         name = type(self.model).__name__
+        if self.model.dtype != self._dtype:
+            raise ValueError(
+                f"{name} was {self._dtype} when specdec wrapped it and is {self.model.dtype} now; "
+                "build the generator again"
+            )
+        if torch.is_autocast_enabled(self.model.device.type):
+            raise ValueError(
+                "generation does not run under torch.autocast, which changes data types inside the "
+                "model; load it in the data type that you want and leave the autocast block"
+            )
         now, before = structure(self.model), self._structure
         is_same = len(now) == len(before) and all(map(_is, now, before))
         if not is_same or self.config.vocab_size != self.vocab_size:

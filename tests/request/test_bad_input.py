@@ -389,3 +389,20 @@ def test_a_target_put_in_training_mode_later_is_refused():
             GENERATOR.generate(IDS, max_new_tokens=2)
     finally:
         MODEL.eval()
+
+
+def test_a_target_in_another_data_type_or_under_autocast_is_refused():
+    model = build("llama")
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(2))
+    expected = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(ValueError, match=r"does not run under torch.autocast"),
+    ):
+        generator.generate(IDS, MASK, max_new_tokens=4)
+    model.half()
+    with pytest.raises(ValueError, match=r"was torch.float32 when .* is torch.float16 now; build"):
+        generator.generate(IDS, MASK, max_new_tokens=4)
+    model.float()
+    again = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+    assert again.shape == expected.shape
