@@ -181,7 +181,7 @@ class Bench:
         for seed, options in enumerate([{"do_sample": False}, *CALLS]):
             ids = prompt(model, 17 + seed, rows=3, seed=seed)
             generator.generate(ids, max_new_tokens=room, eos_token_id=None, check=True, **options)
-        counts = [graph.num_calls for r in generator._kept for graph in r.graphs.values()]
+        counts = [graph.num_calls for r in generator._runners for graph in r.graphs.values()]
         what = f"{str(dtype)[6:]}, {name}, {type(sampler).__name__}: replays compared"
         self.note(what, sum(counts), "steps", f"equal, {max(counts)} of one graph")
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import torch
@@ -24,21 +24,19 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.drafters import Drafter, NoDrafter, drafter_named
-from specdec.graphs import weight_addresses
 from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
 from specdec.loop.prefill import prefill
-from specdec.loop.runner import KeptRunners, StepRunner
-from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
+from specdec.loop.runners import Runners
 from specdec.loop.step import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
 from specdec.results import GenerationResult
-from specdec.samplers import Sampler, Warp, sampler_named
+from specdec.samplers import Sampler, sampler_named
 from specdec.target import Target
 
 
@@ -109,15 +107,11 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         if graphs not in (True, False, "auto"):
             raise ValueError(f"graphs must be True, False or 'auto', got {graphs!r}")
-        self.graphs = graphs
-        self._reason_for_eager = self._why_eager()
-        if keep_storage is None:
-            keep_storage = 1 if self._reason_for_eager else 4
-        _check_count("keep_storage", int(keep_storage), 0)
+        if keep_storage is not None:
+            _check_count("keep_storage", int(keep_storage), 0)
         self.prefill_chunk_size = prefill_chunk_size
         self.steps_ahead = steps_ahead
-        self._kept = KeptRunners(int(keep_storage))
-        self._last_reason: str | None = None
+        self._runners = Runners(self.target, graphs=graphs, limit=keep_storage)
         self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
@@ -146,7 +140,7 @@ class SpeculativeGenerator:
 
     def release(self) -> None:
         """Frees the tensors and graphs that are kept for later calls."""
-        self._kept.clear()
+        self._runners.clear()
 
     def __repr__(self) -> str:
         model, target = self.target.model, self.target
@@ -169,15 +163,7 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        lines = []
-        if self._reason_for_eager:
-            lines.append(f"steps are eager: {self._reason_for_eager}")
-        else:
-            lines.append(f"steps are captured on {self.target.device}")
-            if self._last_reason:
-                lines.append(f"the last call was eager: {self._last_reason}")
-            lines += [f"  {line}" for runner in self._kept for line in runner.describe()]
-        return "\n".join([*lines, *self.target.notes])
+        return "\n".join([*self._runners.describe(), *self.target.notes])
 
     def start(
         self,
@@ -251,7 +237,7 @@ class SpeculativeGenerator:
         """
         with _ending(streamer):
             request = Request.read(self.target, input_ids, attention_mask, options)
-            if check and (reason := self._why_eager_call(request, trace)):
+            if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:
                 streamer.put(request.prompts.padded.cpu())
@@ -325,73 +311,11 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
-        runner = self._runner_for(request, trace)
+        parts = Parts(self.target, self.drafter, self.sampler)
+        runner = self._runners.take(parts, request, is_traced=trace)
         runner.state.load(request)
         prefill(runner.parts, runner.state, request.prompts, self.prefill_chunk_size)
         return Generation(self, request, runner)
-
-    def _runner_for(self, request: Request, trace: bool) -> StepRunner:
-        """Tensors for a call: those of an earlier one if they are idle and fit, else new ones."""
-        self._last_reason = self._why_eager_call(request, trace)
-        captures = self._last_reason is None
-        signature = self._signature(request, captures)
-        parts = Parts(self.target, self.drafter, self.sampler)
-        frozen = self._frozen_values() if captures else ()
-        runner = self._kept.take(signature, parts, frozen)
-        if runner is not None:
-            return runner
-        state = StepState.allocate(signature, self.target, self.drafter, self.sampler, request)
-        options = {"captures": captures, "must_capture": self.graphs is True, "frozen": frozen}
-        return StepRunner(parts, state, **options)
-
-    def _why_eager(self) -> str | None:
-        """Why no step of this generator is captured."""
-        if self.graphs is False:
-            return "graphs=False"
-        if self.graphs is True:
-            return None
-        if self.target.device.type != "cuda":
-            kind = self.target.device.type.upper()
-            return f"the target is on a {kind} (graphs=True replays there, too, for tests)"
-        devices = sorted({str(p.device) for p in self.target.model.parameters()})
-        if len(devices) > 1:
-            return f"the target is spread over {', '.join(devices)}, and a graph runs on one device"
-        return None
-
-    def _why_eager_call(self, request: Request, trace: bool) -> str | None:
-        """Why the steps of a call are not captured."""
-        if self._reason_for_eager is None and trace:
-            return "a trace takes the time of every part of a step"
-        if self._reason_for_eager is None and request.options.processors:
-            names = ", ".join(type(p).__name__ for p in request.options.processors)
-            return f"logits processors are host code, which every step has to wait for: {names}"
-        return self._reason_for_eager
-
-    def _frozen_values(self) -> tuple:
-        """What a captured step has taken over from its parts: addresses of weights, and settings of
-        drafter and sampler. Where one differs, the step is captured again.
-        """
-        settings = (*vars(self.drafter).items(), *vars(self.sampler).items())
-        plain = (int, float, str, type(None))
-        kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
-        modules = self.target.model, self.drafter, self.sampler
-        return *weight_addresses(*modules), *map(repr, kept)
-
-    def _signature(self, request: Request, captures: bool) -> Signature:
-        lengths, room = request.prompts.lengths, request.max_new_tokens
-        # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
-        num_draft_tokens = max(0, min(self.drafter.num_draft_tokens, room - 1))
-        num_slots = max(lengths) + room + num_draft_tokens + 1
-        options = request.options
-        return Signature(
-            batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),
-            num_draft_tokens=num_draft_tokens,
-            num_slots=bucket_of_slots(num_slots, is_coarse=captures),
-            warp=Warp(len(lengths), **options.warp).signature,
-            wants_probs=options.draft_probs and self.sampler.uses_draft_probs,
-            sampler=type(self.sampler).__name__,
-            dtype=self.target.dtype,
-        )
 
     def _run(
         self,
@@ -418,7 +342,7 @@ class SpeculativeGenerator:
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
-        self._kept.give(generation.runner)
+        self._runners.give(generation.runner)
 
 
 def _as_drafter(drafter: Drafter | str | None) -> Drafter:

@@ -254,7 +254,7 @@ def test_every_tensor_of_a_state_stays_where_it_is_from_step_to_step_and_from_ca
         ids, mask = ragged_prompts(VOCAB, 4, 8, 2, seed=seed)
         sampling = {"seed": [seed, 5, 6], "temperature": 0.9 + seed / 2, "top_p": 0.5}
         generator.generate(ids, mask, **options, **sampling)
-        (runner,) = generator._kept
+        (runner,) = generator._runners
         state = runner.state
         assert state.signature == signature
         seen.append(addresses(state))

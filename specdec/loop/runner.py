@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 
@@ -11,7 +10,7 @@ import torch
 from specdec.graphs import Captured, CaptureError, GraphPool, HostSyncError, no_host_sync
 from specdec.graphs.capture import explain_failure
 from specdec.loop.outcome import Outcome
-from specdec.loop.state import Signature, StepState
+from specdec.loop.state import StepState
 from specdec.loop.step import EditLogits, Mark, Parts, device_step
 
 NUM_EAGER = 3
@@ -153,53 +152,3 @@ class StepRunner:
         if self._must_capture:
             raise CaptureError(f"{reason} (graphs=True; 'auto' goes on eagerly)") from error
         self.refusal = reason
-
-
-class KeptRunners:
-    """Runners that wait for a call of their signature, the latest last; any thread may use it.
-
-    Args:
-        limit: how many are kept.
-    """
-
-    def __init__(self, limit: int):
-        self.limit = limit
-        self._runners: list[StepRunner] = []
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict:
-        """Tensors and graphs that are kept for the next call are no part of a pickled generator."""
-        return {"limit": self.limit}
-
-    def __setstate__(self, state: dict) -> None:
-        self.__init__(**state)
-
-    def __iter__(self) -> Iterator[StepRunner]:
-        with self._lock:
-            return iter(list(self._runners))
-
-    def take(self, signature: Signature, parts: Parts, frozen: tuple) -> StepRunner | None:
-        """The latest runner that fits, for its caller alone. Where none does, one is given up to
-        make room before as much is allocated again.
-        """
-        with self._lock:
-            for runner in reversed(self._runners):
-                is_same = (runner.parts, runner.frozen) == (parts, frozen)
-                if is_same and runner.state.signature == signature:
-                    self._runners.remove(runner)
-                    runner.resume()
-                    return runner
-            del self._runners[: max(0, len(self._runners) + 1 - self.limit)]
-        return None
-
-    def give(self, runner: StepRunner) -> None:
-        """Keeps a runner, in place of the oldest where there are too many."""
-        runner.park()
-        with self._lock:
-            self._runners.append(runner)
-            del self._runners[: max(0, len(self._runners) - self.limit)]
-
-    def clear(self) -> None:
-        """Frees all of them."""
-        with self._lock:
-            self._runners.clear()

@@ -115,8 +115,8 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
         assert len(storage.names) >= 12
         seen.append([tensor.data_ptr() for tensor in storage._tensors.values()])
         assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
-        generator._kept.give(generation.runner)  # as a finished call does
-        assert list(generator._kept) == [generation.runner]
+        generator._runners.give(generation.runner)  # as a finished call does
+        assert list(generator._runners) == [generation.runner]
     assert seen[0] == seen[1]
     found = generator.generate(*prompts, **ROOM, **OTHER, check=True)
     expected = eager(drafter, sampler).generate(*prompts, **ROOM, **OTHER)
@@ -231,18 +231,18 @@ def test_several_signatures_are_kept_and_release_frees_them():
     for _ in range(2):
         for options in (GREEDY, SAMPLED, {"max_new_tokens": 90}):
             generator.generate(IDS, MASK, **LONG | options)
-    assert len(list(generator._kept)) == 3
-    assert all(len(runner.graphs) == 1 for runner in generator._kept)
+    assert len(list(generator._runners)) == 3
+    assert all(len(runner.graphs) == 1 for runner in generator._runners)
     assert generator.explain().count("replays") == 3
     generator.release()
-    assert not list(generator._kept)
+    assert not list(generator._runners)
     few = capturing("model", keep_storage=1)
     for options in (GREEDY, SAMPLED, GREEDY):
         few.generate(IDS, MASK, **LONG | options)
-        assert len(list(few._kept)) == 1
+        assert len(list(few._runners)) == 1
     none = capturing("model", keep_storage=0)
     none.generate(IDS, MASK, **LONG)
-    assert not list(none._kept)
+    assert not list(none._runners)
 
 
 def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
@@ -254,7 +254,7 @@ def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
 
     def run():
         generator.generate(IDS, MASK, **LONG | SAMPLED)
-        runners.append(list(generator._kept)[-1])
+        runners.append(list(generator._runners)[-1])
 
     run()
     run()
@@ -301,7 +301,7 @@ def test_a_step_that_waits_is_refused_by_name_and_auto_goes_on_eagerly(monkeypat
     with pytest.raises(CaptureError, match=r"test_captured_steps.py.*context.start.max\(\)"):
         generator.generate(IDS, MASK, **LONG)
     generator = SpeculativeGenerator(MODEL, WaitingDrafter(3))
-    monkeypatch.setattr(generator, "_reason_for_eager", None)  # as on a GPU
+    monkeypatch.setattr(generator._runners, "_reason", None)  # as on a GPU
     expected = SpeculativeGenerator(MODEL, PromptLookupDrafter(3)).generate(IDS, MASK, **LONG)
     for _ in range(2):
         assert account(generator.generate(IDS, MASK, **LONG)) == account(expected)
@@ -329,17 +329,17 @@ def test_check_catches_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
 
 def once_captured(generator, fault):
     """Plants a fault in the captured step, as a replay would show it: the eager twin is sound."""
-    run = generator._kept.__class__.take
+    run = generator._runners.__class__.take
 
-    def take(self, *args):
-        runner = run(self, *args)
-        if runner is not None:
+    def take(self, *args, **options):
+        runner = run(self, *args, **options)
+        if runner.graphs:
             captured = runner.graphs[3]
             sound = captured._function
             captured._function = lambda: fault(runner.state, sound)
         return runner
 
-    generator._kept.take = take.__get__(generator._kept)
+    generator._runners.take = take.__get__(generator._runners)
     generator.generate(IDS, MASK, **LONG)
 
 
@@ -405,9 +405,9 @@ def test_graphs_are_no_part_of_a_copied_or_pickled_generator(duplicate):
     generator = SpeculativeGenerator(build("llama"), PromptLookupDrafter(3), graphs=True)
     expected = account(generator.generate(IDS, MASK, **LONG))
     other = duplicate(generator)
-    assert not list(other._kept)
+    assert not list(other._runners)
     assert account(other.generate(IDS, MASK, **LONG)) == expected
-    assert len(list(generator._kept)) == len(list(other._kept)) == 1
+    assert len(list(generator._runners)) == len(list(other._runners)) == 1
 
 
 def test_threads_that_share_a_generator_replay_steps_of_their_own():
@@ -420,7 +420,7 @@ def test_threads_that_share_a_generator_replay_steps_of_their_own():
     expected = texts(None)
     with ThreadPoolExecutor(3) as pool:
         assert all(found == expected for found in pool.map(texts, range(3)))
-    assert len(list(generator._kept)) <= 4
+    assert len(list(generator._runners)) <= 4
 
 
 def test_a_host_that_reads_one_step_late_reads_the_same_text():

@@ -136,7 +136,7 @@ def test_a_captured_step_is_the_eager_one_in_half_precision(drafter, sampler):
 
 def check_replays(generator, num_calls):
     """The last signature was captured once, and replayed in so many calls."""
-    runner = list(generator._kept)[-1]
+    runner = list(generator._runners)[-1]
     assert runner.refusal is None, generator.explain()
     (graph,) = runner.graphs.values()
     width = runner.state.signature.num_draft_tokens + 1
@@ -147,7 +147,7 @@ def test_at_least_fifty_steps_are_compared():
     generator, _ = pair("none")
     for options in (GATES["greedy"][0], GATES["sampled"][0]):
         generator.generate(*prompts(), max_new_tokens=110, eos_token_id=None, **options, check=True)
-        runner = list(generator._kept)[-1]
+        runner = list(generator._runners)[-1]
         assert runner.graphs[0].num_calls >= NUM_STEPS
 
 
@@ -294,7 +294,7 @@ def test_auto_captures_on_a_gpu_and_explain_says_so():
     generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
     generator.generate(*prompts(), max_new_tokens=40, eos_token_id=None)
     assert "captured in" in generator.explain()
-    (runner,) = generator._kept
+    (runner,) = generator._runners
     assert runner.graphs[3].capture_seconds < 3
 
 

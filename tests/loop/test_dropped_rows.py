@@ -264,7 +264,7 @@ def test_kept_storage_is_whole_again_in_the_next_call(drafter):
             found = generate(generator, rows)
         assert counts[1] == len(ROWS) > counts[-1]
         assert found == generate(fresh, rows)
-        (runner,) = generator._kept
+        (runner,) = generator._runners
         state = runner.state
         assert state.cache.num_rows == len(state.buffer.lengths) == len(ROWS)
         places.append({name: (x.data_ptr(), x.shape) for name, x in tensors_of(state).items()})
