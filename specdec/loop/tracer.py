@@ -39,6 +39,7 @@ class StepTracer:
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
         self._clock = _Clock(generation.state.buffer.lengths.device)
         self._pending: deque[_Pending] = deque()
+        self._num_read = 0
         generation.mark = self._clock.mark
 
     @torch.inference_mode()
@@ -52,6 +53,7 @@ class StepTracer:
     def read(self, record: StepRecord) -> None:
         """Joins the numbers of the oldest step that was not read yet with what it did."""
         pending = self._pending.popleft()
+        self._num_read += 1
         for number, row in zip(pending.rows, pending.values(), strict=True):
             step = record.rows[number]
             if step is not None:
@@ -75,7 +77,9 @@ class StepTracer:
             "seeds": request.seeds,
             "warp": None if request.options.processors else _plain(request.options.warp),
         }
-        return Trace(self._steps, self._numbers, self._clock.times(), tokens, about)
+        # A step that was issued ahead of the last token was never read: no row has a part in it.
+        times = self._clock.times()[: self._num_read]
+        return Trace(self._steps, self._numbers, times, tokens, about)
 
 
 @dataclass(frozen=True, eq=False)

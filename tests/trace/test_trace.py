@@ -3,6 +3,7 @@ finished text, and the random numbers of each step's own position.
 """
 
 import json
+import time
 
 import pytest
 import torch
@@ -30,10 +31,9 @@ WARP = {"temperature": 0.9, "top_k": 20}
 K = 3
 
 
-def traced(sampler=None, drafter=None, **options):
-    generator = SpeculativeGenerator(
-        TARGET, drafter or ModelDrafter(DRAFT, K), sampler or RejectionSampler()
-    )
+def traced(sampler=None, drafter=None, steps_ahead=0, **options):
+    drafter, sampler = drafter or ModelDrafter(DRAFT, K), sampler or RejectionSampler()
+    generator = SpeculativeGenerator(TARGET, drafter, sampler, steps_ahead=steps_ahead)
     options = {"do_sample": True, "seed": SEEDS, **WARP, **options}
     return generator.generate(IDS, MASK, max_new_tokens=20, trace=True, **options)
 
@@ -160,11 +160,10 @@ def test_records_say_what_became_of_every_draft_token():
     ]
 
 
-def test_times_are_those_of_every_step_and_together_of_no_more_than_the_call():
-    import time
-
+@pytest.mark.parametrize("steps_ahead", [0, 1, 2])
+def test_times_are_those_of_every_step_and_together_of_no_more_than_the_call(steps_ahead):
     started = time.perf_counter()
-    trace = traced().trace
+    trace = traced(steps_ahead=steps_ahead).trace
     wall_ms = 1e3 * (time.perf_counter() - started)
     assert len(trace.times) == 1 + max(n.step for row in trace.numbers for n in row)
     for taken in trace.times:
