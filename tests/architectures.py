@@ -52,7 +52,14 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
     "mixtral": ("Mixtral", _COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "gemma2": (
         "Gemma2",
-        _COMMON | {"head_dim": 8, "sliding_window": 7, "query_pre_attn_scalar": 8},
+        # Some versions of transformers run it by sdpa, which leaves out its cap of scores.
+        _COMMON
+        | {
+            "head_dim": 8,
+            "sliding_window": 7,
+            "query_pre_attn_scalar": 8,
+            "attn_implementation": "eager",
+        },
     ),
     "gemma3": (
         "Gemma3",

@@ -150,6 +150,7 @@ class LearnedLayer(NamedTuple):
 
     mask: HFMask | None
     module: torch.nn.Module
+    has_softcap: bool
 
 
 def probe_attention(
@@ -161,6 +162,7 @@ def probe_attention(
     *,
     slot_window: dict[int, LearnedLayer] | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
     """Notes which mask a layer attends by; its output `[B, N, Hq, Dv]` is zero.
@@ -173,6 +175,7 @@ def probe_attention(
         attention_mask: what HF built through `_describe_mask`.
         slot_window: where to note it, by layer index.
         sliding_window: the layer's own word, which counts where HF built no mask.
+        softcap: of the layer's scores.
 
     Raises:
         ValueError: the model drops `slot_window` on the way, or brings a mask of its own.
@@ -185,7 +188,7 @@ def probe_attention(
     if mask is None and sliding_window is not None:
         own = causal_within(sliding_window)
         mask = HFMask(sliding_window, lambda row, head, query, key: own(query, key))
-    slot_window[module.layer_idx] = LearnedLayer(mask, module)
+    slot_window[module.layer_idx] = LearnedLayer(mask, module, softcap is not None)
     rows, heads, count, _ = query.shape
     return query.new_zeros(rows, count, heads, value.shape[-1]), None
 

@@ -32,6 +32,10 @@ LONGEST_WINDOW = 64
 """Sliding windows of up to so many tokens are exceeded by the texts of the trial."""
 
 
+class LeftOutError(ValueError):
+    """HF's own forward, as the model was loaded, leaves out a part of the model."""
+
+
 class Route(NamedTuple):
     """How a model is run over slots.
 
@@ -53,6 +57,7 @@ def find_route(model: SlotModel) -> Route:
     """The first way of running a model that reproduces its own plain forward.
 
     Raises:
+        LeftOutError: the model is loaded so that its plain forward leaves out a part of it.
         ValueError: none does; the message says what each of them ran into.
     """
     complaints = []
@@ -60,6 +65,8 @@ def find_route(model: SlotModel) -> Route:
         try:
             route = learn(model)
             complaint = _difference(model, route)
+        except LeftOutError:
+            raise
         except Exception as error:  # whatever a foreign model raises means: not this route
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
@@ -76,16 +83,21 @@ def _through_attention_interface(model: SlotModel) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view, shapes = model.open_view(PROBE), ShapeRecorder()
     view(input_ids=_tokens(model, 2), past_key_values=shapes, use_cache=True, slot_window=learned)
-    for layer, (mask, _) in learned.items():
+    for layer, (mask, _, has_softcap) in learned.items():
+        if has_softcap and model.config._attn_implementation == "sdpa":
+            raise LeftOutError(
+                f"{type(model.model).__name__} caps its attention scores, which HF's sdpa leaves "
+                "out; load it with attn_implementation='eager'"
+            )
         if mask is not None and not mask.is_causal_within():
             raise ValueError(
                 f"layer {layer} attends by a mask that is neither causal nor a sliding window"
             )
-    windows = {i: mask and mask.sliding_window for i, (mask, _) in learned.items()}
+    windows = {i: mask and mask.sliding_window for i, (mask, _, _) in learned.items()}
     for layer in _sliding_layers(model):
         if windows.get(layer) is None:
             raise ValueError(f"layer {layer} is sliding_attention but has no sliding window")
-    modules = {id(module) for _, module in learned.values()}
+    modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
     return Route(ATTENTION, windows, shapes.shapes, names)
 
@@ -212,7 +224,8 @@ def _rounding(
 def _one_rounding(state: Tensor) -> Tensor:
     """What rounding once to the data type of its products does to a state, in rms."""
     rounds_products = state.is_cuda and torch.backends.cuda.matmul.allow_tf32
-    unit = torch.finfo(state.dtype).eps
+    # HF computes softmax and rotary angles in float32 even where a model is in float64.
+    unit = max(torch.finfo(dtype).eps for dtype in (state.dtype, torch.float32))
     return max(unit, 2.0**-10 if rounds_products else 0.0) * _rms(state)
 
 

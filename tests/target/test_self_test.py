@@ -52,6 +52,20 @@ def test_no_architecture_is_refused_in_half_precision(name, dtype):
         Target(build(name, seed=seed, dtype=dtype))
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "mpt"])
+def test_no_architecture_is_refused_in_float64(name):
+    """HF computes parts of a float64 model in float32."""
+    Target(build(name, dtype=torch.float64))
+
+
+def test_a_plain_forward_that_leaves_out_the_cap_of_scores_is_refused_with_the_line_that_works():
+    model = build("gemma2")
+    Target(model)
+    model.config._attn_implementation_internal = "sdpa"  # the default of transformers 5.17
+    with pytest.raises(ValueError, match="load it with attn_implementation='eager'"):
+        Target(model)
+
+
 def faulty(fault, layer: int):
     """The attention function with a fault in one layer."""
 
