@@ -4,10 +4,11 @@
     accelerate launch --num_processes 2 examples/ablate.py ... --output grid.jsonl
 
 A row is appended when its cell is finished, and a run that was interrupted goes on with the cells
-that are missing. Under `accelerate launch` the processes, on one machine or several, share the
-prompts of every cell; the first one writes. (On CPUs: `ACCELERATE_USE_CPU=true accelerate launch
---multi_gpu --num_processes 2 ...`.) Seeds belong to prompts, so the rows do not depend on
-the number of processes (but for times, which are those of processes that run at once).
+that are missing; a file that was measured with other settings is refused. Under `accelerate
+launch` the processes, on one machine or several, share the prompts of every cell; the first one
+writes. (On CPUs: `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 ...`.)
+Seeds belong to prompts, so the rows do not depend on the number of processes (but for times, which
+are those of processes that run at once).
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,7 +27,15 @@ from accelerate.utils import broadcast_object_list, gather_object
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, SpeculativeGenerator, zoo
 from specdec.cli.loading import load_model, load_pretrained, make_drafter
-from specdec.evaluation import EvaluatedBatch, Evaluation, evaluate, own_prompts, read_prompts
+from specdec.evaluation import (
+    EvaluatedBatch,
+    Evaluation,
+    evaluate,
+    own_prompts,
+    read_prompts,
+    settings_of_run,
+)
+from specdec.settings import differences
 
 SAMPLERS = {"block": BlockSampler, "rejection": RejectionSampler, "coupling": CouplingSampler}
 
@@ -55,29 +63,31 @@ def main() -> None:
             arguments.samplers,
         )
     ]
-    done = _agreed([asdict(cell) for cell in _finished(arguments.output)])
-    missing = [cell for cell in cells if asdict(cell) not in done]
+    done = _agreed(_finished(arguments.output))
+    num_done = sum(str(asdict(cell)) in done for cell in cells)
     if state.is_main_process:
-        print(f"{len(cells)} cells, {len(cells) - len(missing)} finished", file=sys.stderr)
+        print(f"{len(cells)} cells, {num_done} finished", file=sys.stderr)
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     prompts = prompts[: arguments.limit]
     target, tokenizer = _load(arguments, state.device)
     shared = target  # its self-test is needed once
-    for cell in missing:
+    plan = {
+        "max_new_tokens": arguments.max_new_tokens,
+        "max_prompt_tokens": arguments.max_prompt_tokens,
+        "seed": arguments.seed,
+        "batch_size": arguments.batch_size,
+    }
+    for cell in cells:
         drafter = _drafter(cell, target, state.device)
         generator = SpeculativeGenerator(shared, drafter, SAMPLERS[cell.sampler]())
         shared = generator.target
-        own = evaluate(
-            generator,
-            prompts,
-            tokenizer=tokenizer,
-            max_new_tokens=arguments.max_new_tokens,
-            max_prompt_tokens=arguments.max_prompt_tokens,
-            temperature=cell.temperature,
-            seed=arguments.seed,
-            batch_size=arguments.batch_size,
-            shard=(state.process_index, state.num_processes),
-        )
+        options = {**plan, "temperature": cell.temperature}
+        if str(asdict(cell)) in done:
+            run = settings_of_run(generator, prompts, tokenizer=tokenizer, **options)
+            _check_same(cell, done[str(asdict(cell))], run, arguments.output)
+            continue
+        shard = (state.process_index, state.num_processes)
+        own = evaluate(generator, prompts, tokenizer=tokenizer, shard=shard, **options)
         gathered = gather_object([batch.to_dict() for batch in own.batches])
         if state.is_main_process:
             batches = sorted((EvaluatedBatch.from_dict(b) for b in gathered), key=lambda b: b.index)
@@ -107,16 +117,33 @@ def _append(path: Path, row: dict) -> None:
     print(f"{row['cell']}: acceptance length {length:.2f}", file=sys.stderr)
 
 
-def _finished(path: Path) -> Iterator[Cell]:
-    """The cells of a file; lines that an interruption cut off are none."""
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+def _finished(path: Path) -> dict[str, dict]:
+    """Cells of a file and their runs; lines that an interruption cut off are none."""
+    done = {}
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
         try:
-            yield Cell(**json.loads(line)["cell"])
+            row = json.loads(line)
         except ValueError:
             continue
+        try:
+            done[str(asdict(Cell(**row["cell"])))] = row["about"]["run"]
+        except (TypeError, KeyError):
+            sys.exit(f"error: {path}, line {number} is no row of a grid; choose another --output")
+    return done
 
 
-def _agreed(done: list[dict]) -> list[dict]:
+def _check_same(cell: Cell, theirs: dict, ours: dict, path: Path) -> None:
+    """Ends the program if a finished cell was measured otherwise than this grid would do it."""
+    theirs = {name: value for name, value in theirs.items() if name != "shard"}
+    found = differences(theirs, json.loads(json.dumps(ours)))
+    if found:
+        sys.exit(
+            f"error: {path} holds another grid; {cell} differs in {', '.join(found)}; choose "
+            "another --output"
+        )
+
+
+def _agreed(done: dict[str, dict]) -> dict[str, dict]:
     """What the first process has read; the others may see another disk."""
     holder = [done]
     broadcast_object_list(holder)

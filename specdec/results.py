@@ -27,6 +27,8 @@ from typing import Any
 
 from torch import Tensor
 
+from specdec.arguments import check_count, check_number
+
 
 @dataclass(frozen=True, eq=False)
 class RowStep:
@@ -50,6 +52,30 @@ class RowStep:
         kinds = ["accepted"] * self.num_accepted + [last]
         return kinds[: len(self.new_tokens)]
 
+    @classmethod
+    def from_saved(cls, saved: list) -> RowStep:
+        """The step whose fields a file holds, in their order.
+
+        Raises:
+            ValueError: these are no fields of a step.
+        """
+        if not isinstance(saved, list) or len(saved) != 3:
+            raise ValueError(f"a step must be 3 fields, got {str(saved)[:60]}")
+        drafted, accepted, new = saved
+        for name, tokens in (("draft_tokens", drafted), ("new_tokens", new)):
+            if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+                raise ValueError(f"{name} must be a list of ids, got {str(tokens)[:60]}")
+        check_count("num_accepted", accepted, least=0, most=len(drafted))
+        if (
+            not 1 <= len(new) <= accepted + 1
+            or new[:accepted] != drafted[: min(accepted, len(new))]
+        ):
+            raise ValueError(
+                f"new_tokens must be the {accepted} accepted tokens and one more, or a beginning "
+                f"of these, got {new} after the draft {drafted}"
+            )
+        return cls(drafted, accepted, new)
+
 
 class SpeculationStats:
     """Counts of a generation, and every rate derived from them.
@@ -62,6 +88,11 @@ class SpeculationStats:
         num_draft_tokens: K.
         wall_s: seconds that the generation took, prompts included; `None` where nobody measured. It
             is no part of `to_dict`, so that equal runs have equal dictionaries.
+
+    Raises:
+        TypeError: `steps` is no list of rows of `RowStep`.
+        ValueError: a step that drafted more than K tokens, or accepted more than it drafted, or
+            emitted more than these and one.
 
     Example:
         >>> row = [RowStep([1, 2], 1, [1, 9]), RowStep([3, 4], 2, [3, 4, 5])]
@@ -77,6 +108,10 @@ class SpeculationStats:
     def __init__(
         self, steps: list[list[RowStep]], num_draft_tokens: int, *, wall_s: float | None = None
     ):
+        check_count("num_draft_tokens", num_draft_tokens, least=0)
+        if wall_s is not None:
+            check_number("wall_s", wall_s, least=0)
+        _check_steps(steps, num_draft_tokens)
         self.num_draft_tokens = num_draft_tokens
         self.wall_s = wall_s
         self.steps: list[int] = [len(row) for row in steps]
@@ -324,6 +359,26 @@ class GenerationResult:
 
 _SHOWN_ROWS = 8
 _MARKERS = {"accepted": "{}", "recovered": "[{}]", "bonus": "<{}>"}
+
+
+def _check_steps(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> None:
+    """Refuses counts that would make rates above 1."""
+    if not isinstance(steps, Sequence) or isinstance(steps, str):
+        raise TypeError(f"steps must be a list of rows of RowStep, got {type(steps).__name__}")
+    for row, own in enumerate(steps):
+        for number, step in enumerate(own):
+            if not isinstance(step, RowStep):
+                raise TypeError(
+                    f"steps must be a list of rows of RowStep, got a {type(step).__name__} in row "
+                    f"{row}"
+                )
+            drafted, accepted, new = step.draft_tokens, step.num_accepted, step.new_tokens
+            if not accepted <= len(drafted) <= num_draft_tokens or len(new) > accepted + 1:
+                raise ValueError(
+                    f"row {row}, step {number} drafted {len(drafted)}, accepted {accepted} and "
+                    f"emitted {len(new)} tokens; expected at most K = {num_draft_tokens} drafted, "
+                    "at most these accepted, and at most one more emitted"
+                )
 
 
 def visible(text: str) -> str:

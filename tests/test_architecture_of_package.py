@@ -12,6 +12,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = [
+    {"arguments", "settings"},
     {"types", "results", "graphs"},
     {"kernels", "trace"},
     {"target"},

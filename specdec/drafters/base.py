@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from specdec.samplers.drawing import Drawing
+from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
 from specdec.types import Context, Draft
 
@@ -38,6 +39,12 @@ class Drafter(nn.Module, ABC):
 
     num_draft_tokens: int
     feature_layers: tuple[FeatureLayer, ...] = ()
+
+    def settings(self) -> dict[str, Any]:
+        """What distinguishes this drafter from others, as plain values: its class, its public
+        attributes and a fingerprint of its weights. Saved runs hold it, and go on with no other.
+        """
+        return settings_of(self)
 
     @abstractmethod
     def validate(self, *, vocab_size: int, device: torch.device) -> None:

@@ -5,7 +5,7 @@ from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, com
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
-from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.evaluate import evaluate, settings_of_run
 from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
@@ -38,5 +38,6 @@ __all__ = [
     "own_prompts",
     "read_prompts",
     "replay",
+    "settings_of_run",
     "with_draft_length",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specdec.arguments import check_number, check_type
 from specdec.results import RowStep, SpeculationStats
 
 
@@ -34,6 +35,7 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
         >>> as_vllm(steps, 2)["mean_acceptance_length"]
         2.0
     """
+    _stats_of(steps)
     drafts = [step for row in steps for step in row if step.draft_tokens]
     stats = SpeculationStats([drafts], num_draft_tokens)
     return {
@@ -59,7 +61,7 @@ def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
         >>> as_sglang([[RowStep([1, 2], 2, [1, 2])]])["spec_accept_length"]  # cut by the limit
         2.0
     """
-    stats = SpeculationStats([list(row) for row in steps], 0)
+    stats = _stats_of(steps)
     return {
         "spec_accept_length": stats.block_efficiency,
         "spec_accept_rate": stats.acceptance_rate,
@@ -80,7 +82,7 @@ def as_specforge(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
         >>> as_specforge([[RowStep([1], 1, [1, 5])], [RowStep([1], 0, [2])]])
         {'accept_length': 1.5}
     """
-    return {"accept_length": SpeculationStats([list(row) for row in steps], 0).block_efficiency}
+    return {"accept_length": _stats_of(steps).block_efficiency}
 
 
 def as_spec_bench(
@@ -106,10 +108,22 @@ def as_spec_bench(
         >>> as_spec_bench(steps, [1.0, 2.0])
         {'mean_accepted_tokens': 1.5, 'tokens_per_second': 1.25}
     """
+    _stats_of(steps)
     lengths = [1 + step.num_accepted for row in steps for step in row]
     figures: dict[str, object] = {"mean_accepted_tokens": sum(lengths) / max(1, len(lengths))}
     if seconds is not None:
+        if len(seconds) != len(steps):
+            raise ValueError(f"expected seconds of {len(steps)} prompts, got {len(seconds)}")
+        for index, taken in enumerate(seconds):
+            check_number(f"seconds[{index}]", taken, above=0)
         rows = zip(steps, seconds, strict=True)
         speeds = [sum(len(step.new_tokens) for step in row) / taken for row, taken in rows]
         figures["tokens_per_second"] = sum(speeds) / max(1, len(speeds))
     return figures
+
+
+def _stats_of(steps: Sequence[Sequence[RowStep]]) -> SpeculationStats:
+    """Counts of steps of any draft length."""
+    check_type("steps", steps, Sequence, "pass result.steps")
+    lengths = [len(step.draft_tokens) for row in steps for step in row if isinstance(step, RowStep)]
+    return SpeculationStats([list(row) for row in steps], max(lengths, default=0))

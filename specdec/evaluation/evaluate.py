@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from specdec.arguments import check_count, check_file, check_flag, check_number, check_type
 from specdec.evaluation import prompts as prompt_sets
 from specdec.evaluation import provenance
 from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
@@ -24,7 +25,17 @@ from specdec.evaluation.run_file import RunFile
 from specdec.evaluation.timing import timed
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
+from specdec.settings import plain
 
+_OWN = {
+    "do_sample": "a temperature above 0 samples",
+    "num_return_sequences": "samples=n takes n texts of each prompt",
+    "streamer": "generator.stream shows text while it is written",
+    "trace": "generator.generate(..., trace=True) returns one",
+    "output_scores": "generator.generate returns them",
+    "output_logits": "generator.generate returns them",
+}
+"""Options of `generate` that would change or lose what is measured, and what to do instead."""
 _TURN_SEEDS = 2**32
 """Seeds of a later turn are this far from those of the one before."""
 
@@ -58,12 +69,14 @@ class Plan:
     def __post_init__(self):
         for name in ("max_new_tokens", "batch_size", "samples", "max_prompt_tokens"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be >= 0, got {self.temperature!r}")
+            if value is not None or name in ("max_new_tokens", "samples"):
+                check_count(name, value)
+        check_number("temperature", self.temperature, least=0)
+        check_count("seed", self.seed, least=0, most=2**64 - 1)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError("samples > 1 are all the same at temperature 0; pass a temperature")
+        for name in self.options.keys() & _OWN.keys():
+            raise TypeError(f"evaluate has no option {name}: {_OWN[name]}")
 
     def sampling(self, seeds: list[int]) -> dict[str, Any]:
         """Options of `generate` for rows of these seeds."""
@@ -126,7 +139,8 @@ def evaluate(
         The rows, and every number with its interval.
 
     Raises:
-        TypeError, ValueError: as `SpeculativeGenerator.generate`, and for a file of another run.
+        TypeError, ValueError: as `SpeculativeGenerator.generate`, and for a file of a run with
+            other settings (names them).
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -135,14 +149,18 @@ def evaluate(
         >>> 1 <= evaluation.stats.acceptance_length <= 4
         True
     """
+    check_type("generator", generator, SpeculativeGenerator)
+    check_flag("progress", progress)
+    check_count("warmup", warmup, least=0)
     if batch_size is None and not isinstance(prompts, Tensor):
         batch_size = 1
     plan = Plan(max_new_tokens, temperature, batch_size, samples, seed, max_prompt_tokens, options)
+    index, count = _checked_shard(shard)
     records = prompt_sets.as_prompts(prompts, attention_mask)
-    batches = list(_batches(records, plan))[shard[0] :: shard[1]]
+    batches = list(_batches(records, plan))[index::count]
     about = _about(generator, records, plan, tokenizer, shard)
     done: list[EvaluatedBatch] = []
-    file = None if output is None else RunFile(Path(output), about)
+    file = None if output is None else RunFile(check_file("output", output), about)
     if file is not None:
         done = file.read()
     finished = {batch.index for batch in done}
@@ -159,6 +177,42 @@ def evaluate(
             bar.set_postfix_str(_postfix(done), refresh=False)
     done.sort(key=lambda batch: batch.index)
     return Evaluation(done, generator.drafter.num_draft_tokens, about)
+
+
+def settings_of_run(
+    generator: SpeculativeGenerator,
+    prompts: Iterable[str | Prompt | Sequence[int]],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **plan: Any,
+) -> dict[str, Any]:
+    """What `evaluate` would save about a run as `about["run"]`, but for its shard: two runs with
+    equal settings measure the same.
+
+    Args:
+        generator: target, drafter and sampler.
+        prompts: as for `evaluate`.
+        tokenizer: of the target.
+        plan: fields of `Plan`.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))
+        >>> settings_of_run(generator, [[7, 8, 9]], seed=5)["drafter"]["max_ngram"]
+        3
+    """
+    records = prompt_sets.as_prompts(prompts)
+    run = _about(generator, records, Plan(**plan), tokenizer, (0, 1))["run"]
+    return {name: value for name, value in run.items() if name != "shard"}
+
+
+def _checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
+    """Index and count."""
+    if not isinstance(shard, tuple | list) or len(shard) != 2:
+        raise TypeError(f"shard must be a pair (index, count), got {shard!r}")
+    check_count("the count of shard", shard[1])
+    check_count("the index of shard", shard[0], least=0, most=shard[1] - 1)
+    return shard[0], shard[1]
 
 
 @dataclass(frozen=True)
@@ -267,24 +321,22 @@ def _about(
     shard: tuple[int, int],
 ) -> dict[str, Any]:
     """Everything that a saved run needs to be understood, and to be gone on with."""
-    values = dataclasses.asdict(plan)
-    values["options"] = {name: _plain(value) for name, value in values["options"].items()}
+    values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    values["options"] = {
+        name: provenance.describe_tokenizer(value) if name == "tokenizer" else plain(value)
+        for name, value in plan.options.items()
+    }
     return {
         "run": {
             **provenance.describe(generator),
             "plan": values,
             "prompts": {"count": len(prompts), "sha256": prompt_sets.fingerprint(prompts)},
-            "has_chat_template": bool(getattr(tokenizer, "chat_template", None)),
+            "tokenizer": provenance.describe_tokenizer(tokenizer),
             "shard": list(shard),
         },
         "versions": provenance.versions(),
         "git_revision": provenance.git_revision(),
     }
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON can hold it."""
-    return value if isinstance(value, str | int | float | list | None) else repr(value)
 
 
 def _postfix(done: list[EvaluatedBatch]) -> str:

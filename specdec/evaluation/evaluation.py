@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec.arguments import check_count, check_type
 from specdec.evaluation.intervals import LEVEL, Estimate, bootstrap
 from specdec.evaluation.tables import Table
 from specdec.results import RowStep, SpeculationStats
+from specdec.settings import differences
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,11 +74,18 @@ class EvaluatedBatch:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
-        """Reads what `to_dict` wrote."""
+        """Reads what `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
         rows = [
-            EvaluatedRow(**{**row, "steps": [RowStep(*step) for step in row["steps"]]})
+            EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
             for row in saved["rows"]
         ]
+        check_count("batch", saved["batch"], least=0)
+        if not rows or not all(type(seconds) is float for seconds in saved["seconds"]):
+            raise ValueError("expected rows, and seconds of each turn")
         return cls(saved["batch"], saved["seconds"], rows)
 
 
@@ -243,22 +252,35 @@ class Evaluation:
 
     @classmethod
     def merged(cls, parts: Iterable[Evaluation]) -> Evaluation:
-        """One evaluation of the batches of several, for instance of the shards of one run.
+        """One evaluation of the shards of one run.
 
         Raises:
-            ValueError: no parts, parts of different K, or a batch that two of them hold.
+            TypeError: parts that are no evaluations.
+            ValueError: no parts, parts of runs that differ (says in what), or a batch that two of
+                them hold.
         """
         parts = list(parts)
-        if len({part.num_draft_tokens for part in parts}) != 1:
-            raise ValueError(
-                "expected parts of one number of draft tokens, got "
-                f"{[part.num_draft_tokens for part in parts]}"
-            )
+        if not parts:
+            raise ValueError("there is nothing to merge: pass the shards of a run")
+        for part in parts:
+            check_type("a part", part, Evaluation)
+        for number, part in enumerate(parts[1:], start=1):
+            differing = differences(parts[0]._run_without_shard(), part._run_without_shard())
+            if differing:
+                raise ValueError(
+                    f"parts 0 and {number} are of different runs; they differ in "
+                    f"{', '.join(differing)}"
+                )
         batches = sorted((b for part in parts for b in part.batches), key=lambda b: b.index)
         indices = [batch.index for batch in batches]
         if len(set(indices)) < len(indices):
             raise ValueError(f"two parts hold the same batch: {indices}")
         return cls(batches, parts[0].num_draft_tokens, parts[0].about, parts[0].level)
+
+    def _run_without_shard(self) -> dict[str, Any]:
+        """What all shards of a run have in common."""
+        run = {name: v for name, v in self.about.get("run", {}).items() if name != "shard"}
+        return run or {"num_draft_tokens": self.num_draft_tokens}
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -267,14 +289,18 @@ class Evaluation:
         Raises:
             ValueError: another kind of file.
         """
-        from specdec.evaluation.run_file import read_lines
+        from specdec.evaluation.run_file import read_batches, read_lines
 
         header, lines, _ = read_lines(Path(path))
         if header is None or not lines:
             raise ValueError(f"{path} holds no finished batch")
-        batches = sorted(map(EvaluatedBatch.from_dict, lines), key=lambda batch: batch.index)
+        batches = sorted(read_batches(Path(path), lines), key=lambda batch: batch.index)
         about = {name: value for name, value in header.items() if name != "format"}
-        return cls(batches, about["run"]["drafter"]["num_draft_tokens"], about)
+        drafter = about["run"].get("drafter")
+        k = drafter.get("num_draft_tokens") if isinstance(drafter, dict) else None
+        if not isinstance(k, int):
+            raise ValueError(f"{path}, line 1 does not say how many tokens were drafted")
+        return cls(batches, k, about)
 
 
 def _counts(stats: SpeculationStats) -> list[int]:

@@ -11,6 +11,8 @@ from pathlib import Path
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from specdec.arguments import check_path, check_type
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -20,11 +22,25 @@ class Prompt:
         id: unique in its set.
         turns: texts, or ids of one turn that is encoded already.
         category: of the set's table; may be empty.
+
+    Raises:
+        TypeError, ValueError: turns of another form, none of them, or an empty one.
     """
 
     id: str
     turns: tuple[str | tuple[int, ...], ...]
     category: str = ""
+
+    def __post_init__(self):
+        check_type("the id of a prompt", self.id, str)
+        check_type(f"the category of prompt {self.id!r}", self.category, str)
+        kinds = "a tuple of texts, or of one tuple of ids"
+        if not isinstance(self.turns, tuple | list) or not self.turns:
+            raise ValueError(f"turns of prompt {self.id!r} must be {kinds}, got {self.turns!r}")
+        for turn in self.turns:
+            is_ids = isinstance(turn, tuple | list) and all(type(token) is int for token in turn)
+            if not (isinstance(turn, str) or (is_ids and len(self.turns) == 1)) or not turn:
+                raise ValueError(f"turns of prompt {self.id!r} must be {kinds}, got {turn!r}")
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -53,7 +69,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
         >>> len(prompts), prompts[0].category
         (16, 'code')
     """
-    path = Path(path)
+    path = check_path("path", path)
     if not path.is_file():
         raise FileNotFoundError(f"no prompts at {path}: expected a JSONL file")
     prompts, lines = [], {}
@@ -98,14 +114,30 @@ def as_prompts(
     if isinstance(prompts, Tensor):
         rows = prompts.tolist()
         if attention_mask is not None:
+            check_type("attention_mask", attention_mask, Tensor)
+            if attention_mask.shape != prompts.shape:
+                raise ValueError(
+                    f"attention_mask must have the shape of prompts, {list(prompts.shape)}, got "
+                    f"{list(attention_mask.shape)}"
+                )
             rows = [
                 [token for token, is_real in zip(row, mask, strict=True) if is_real]
                 for row, mask in zip(rows, attention_mask.tolist(), strict=True)
             ]
         prompts = rows
+    elif attention_mask is not None:
+        raise TypeError("attention_mask belongs to prompts in one tensor; lists have no padding")
+    check_type("prompts", prompts, Iterable, "pass a list of texts, ids or Prompt records")
     read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     if not read:
         raise ValueError("there are no prompts to evaluate")
+    numbers: dict[str, int] = {}
+    for number, prompt in enumerate(read):
+        if numbers.setdefault(prompt.id, number) != number:
+            raise ValueError(
+                f"prompts {numbers[prompt.id]} and {number} have the id {prompt.id!r}; ids must be "
+                "unique, since intervals and saved runs go by them"
+            )
     return read
 
 
@@ -130,6 +162,7 @@ def encode(
         return list(turns[0])
     if tokenizer is None:
         raise ValueError(f"prompt {prompt.id!r} is a text; pass tokenizer= to encode it")
+    check_type("tokenizer", tokenizer, PreTrainedTokenizerBase)
     if getattr(tokenizer, "chat_template", None):
         messages = []
         for index, turn in enumerate(turns):
@@ -156,7 +189,7 @@ def fingerprint(prompts: Iterable[Prompt]) -> str:
 def _prompt_of(line: bytes, number: int, where: str) -> Prompt:
     try:
         entry = json.loads(line.decode("utf-8-sig"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
     entry = entry if isinstance(entry, dict) else {}
     turns, form = _turns_of(entry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import subprocess
 from importlib import metadata
@@ -10,8 +11,10 @@ from typing import Any
 
 import torch
 import transformers
+from transformers import PreTrainedTokenizerBase
 
 from specdec.generator import SpeculativeGenerator
+from specdec.settings import fingerprint
 
 
 def versions() -> dict[str, str | None]:
@@ -46,7 +49,7 @@ def git_revision() -> str | None:
 
 
 def describe(generator: SpeculativeGenerator) -> dict[str, Any]:
-    """Models, precision and hardware of a generator."""
+    """Settings of a generator's parts, its precision and hardware."""
     target, drafter = generator.target, generator.drafter
     config = target.model.config
     device = target.device
@@ -56,17 +59,26 @@ def describe(generator: SpeculativeGenerator) -> dict[str, Any]:
             "class": type(target.model).__name__,
             "name": Path(getattr(config, "name_or_path", "") or "").name,
             "parameters": sum(p.numel() for p in target.model.parameters()),
+            "weights": fingerprint(target.model.parameters()),
         },
-        "drafter": {
-            "class": type(drafter).__name__,
-            "parameters": sum(p.numel() for p in drafter.parameters()),
-            "num_draft_tokens": drafter.num_draft_tokens,
-        },
-        "sampler": type(generator.sampler).__name__,
+        "drafter": {**drafter.settings(), "num_draft_tokens": drafter.num_draft_tokens},
+        "sampler": generator.sampler.settings(),
         "dtype": str(target.dtype).removeprefix("torch."),
         "attention": getattr(config, "_attn_implementation", None),
         "device": f"{device.type} ({name})",
         "threads": torch.get_num_threads(),
+    }
+
+
+def describe_tokenizer(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | None:
+    """What decides how texts become ids."""
+    if tokenizer is None:
+        return None
+    template = getattr(tokenizer, "chat_template", None)
+    return {
+        "class": type(tokenizer).__name__,
+        "tokens": len(tokenizer),
+        "chat_template": template and hashlib.sha256(repr(template).encode()).hexdigest()[:16],
     }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.evaluation.evaluation import EvaluatedBatch
+from specdec.settings import differences
 
 FORMAT = "specdec.evaluation/1"
 BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
@@ -43,17 +44,15 @@ class RunFile:
                 )
             self.path.unlink()  # interrupted while its first line was written
             return []
-        theirs, ours = header["run"], json.loads(json.dumps(self._about["run"]))
-        differing = sorted(n for n in theirs.keys() | ours.keys() if theirs.get(n) != ours.get(n))
+        differing = differences(header["run"], json.loads(json.dumps(self._about["run"])))
         if differing:
-            name = differing[0]
             raise ValueError(
-                f"{self.path} holds another run: its {name} is {theirs.get(name)}, this one's "
-                f"{ours.get(name)} (differing: {', '.join(differing)}); choose another file"
+                f"{self.path} holds another run; they differ in {', '.join(differing)}; choose "
+                "another file"
             )
         if whole < self.path.stat().st_size:
             os.truncate(self.path, whole)
-        return [EvaluatedBatch.from_dict(line) for line in lines]
+        return read_batches(self.path, lines)
 
     def append(self, batch: EvaluatedBatch) -> None:
         """Adds a finished batch, and waits until it is on disk."""
@@ -79,11 +78,35 @@ def read_lines(path: Path) -> tuple[dict | None, list[dict], int]:
                 break
             try:
                 lines.append(json.loads(text))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
             whole += len(text)
     if not lines:
         return None, [], 0
-    if not isinstance(lines[0], dict) or lines[0].get("format") != FORMAT:
-        raise ValueError(f"{path} is no evaluation: its first line must hold format {FORMAT!r}")
-    return lines[0], lines[1:], whole
+    header = lines[0] if isinstance(lines[0], dict) else {}
+    if header.get("format") != FORMAT or not isinstance(header.get("run"), dict):
+        raise ValueError(
+            f"{path} is no evaluation: its first line must hold format {FORMAT!r} and the run"
+        )
+    return header, lines[1:], whole
+
+
+def read_batches(path: Path, lines: list[dict]) -> list[EvaluatedBatch]:
+    """The batches of the lines after the header.
+
+    Raises:
+        ValueError: a line that is no batch, or a batch that comes twice; names the line.
+    """
+    batches: dict[int, EvaluatedBatch] = {}
+    for number, line in enumerate(lines, start=2):
+        try:
+            batch = EvaluatedBatch.from_dict(line)
+        except (TypeError, KeyError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"{path}, line {number} is no batch of an evaluation ({type(error).__name__}: "
+                f"{error})"
+            ) from None
+        if batch.index in batches:
+            raise ValueError(f"{path}, line {number} repeats batch {batch.index}")
+        batches[batch.index] = batch
+    return list(batches.values())

@@ -4,6 +4,7 @@ Legend: B rows, K draft tokens, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -11,6 +12,7 @@ from specdec.kernels import VerifyUniforms, verify_points
 from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
 from specdec.samplers.warp import Warp
+from specdec.settings import settings_of
 from specdec.types import Draft, Verdict
 
 
@@ -37,6 +39,12 @@ class Sampler(nn.Module, ABC):
     uses_draft_probs: bool = True
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
+
+    def settings(self) -> dict[str, Any]:
+        """What distinguishes this rule from others, as plain values: its class and its public
+        attributes. Saved runs hold it, and go on with no other.
+        """
+        return settings_of(self)
 
     def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Verifies one step.

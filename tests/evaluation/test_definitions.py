@@ -76,7 +76,7 @@ def test_the_same_steps_in_the_words_of_other_projects():
     spec_bench = as_spec_bench(BY_HAND, [1.0, 3.0])
     assert spec_bench["mean_accepted_tokens"] == pytest.approx((4 + 1 + 3 + 1 + 2) / 5)
     assert spec_bench["tokens_per_second"] == pytest.approx((6 / 1 + 3 / 3) / 2)
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="expected seconds of 2 prompts, got 1"):
         as_spec_bench(BY_HAND, [1.0])
 
 

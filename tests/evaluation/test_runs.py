@@ -6,11 +6,21 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from transformers import MaxLengthCriteria
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
+from specdec import (
+    EnsembleSampler,
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    TypicalSampler,
+    zoo,
+)
 from specdec.evaluation import Evaluation, Prompt, evaluate
 from specdec.evaluation import evaluate as evaluate_function
 from specdec.evaluation.run_file import RunFile
+from specdec.settings import differences
 
 TARGET = build("llama")
 GENERATOR = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 3))
@@ -111,28 +121,130 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
 
 
 @pytest.mark.parametrize(
-    ("change", "name"),
+    ("change", "difference"),
     [
-        ({"temperature": 0.5}, "plan"),
-        ({"seed": 6}, "plan"),
-        ({"max_new_tokens": 8}, "plan"),
-        ({"top_k": 5}, "plan"),
-        ({"batch_size": 2}, "plan"),
-        ({"shard": (0, 2)}, "shard"),
+        ({"temperature": 0.5}, r"plan.temperature \(0.9 there, 0.5 here\)"),
+        ({"seed": 6}, r"plan.seed \(5 there, 6 here\)"),
+        ({"max_new_tokens": 8}, r"plan.max_new_tokens \(9 there, 8 here\)"),
+        ({"top_k": 5}, r"plan.options.top_k \(20 there, 5 here\)"),
+        ({"batch_size": 2}, r"plan.batch_size \(1 there, 2 here\)"),
+        ({"shard": (0, 2)}, r"shard \(\[0, 1\] there, \[0, 2\] here\)"),
+        ({"stopping_criteria": [MaxLengthCriteria(99)]}, "plan.options.stopping_criteria"),
     ],
 )
-def test_a_file_of_another_run_is_not_gone_on_with(change, name, tmp_path):
+def test_a_file_of_another_run_is_not_gone_on_with(change, difference, tmp_path):
     path = tmp_path / "run.jsonl"
     evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=f"holds another run: its {name} is"):
+    with pytest.raises(ValueError, match=f"holds another run; they differ in {difference}"):
         evaluate(GENERATOR, PROMPTS, output=path, **{**OPTIONS, **change})
-    with pytest.raises(ValueError, match="another run: its prompts"):
+    with pytest.raises(ValueError, match=r"differ in prompts.count \(5 there, 4 here\), prompts"):
         evaluate(GENERATOR, PROMPTS[:4], output=path, **OPTIONS)
-    other = SpeculativeGenerator(TARGET, PromptLookupDrafter(3))
-    with pytest.raises(ValueError, match="another run: its drafter"):
-        evaluate(other, PROMPTS, output=path, **OPTIONS)
     assert path.read_bytes() == before
+
+
+def other_weights(scale):
+    model = build("llama")
+    model.lm_head.weight.data *= scale
+    return model
+
+
+LOOKUP = PromptLookupDrafter(4)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        (GENERATOR, (TARGET, LOOKUP), r"drafter.class \('ModelDrafter' there, 'PromptLook"),
+        ((TARGET, LOOKUP), (TARGET, PromptLookupDrafter(3)), "drafter.num_draft_tokens"),
+        ((TARGET, LOOKUP), (TARGET, PromptLookupDrafter(4, max_ngram=2)), "drafter.max_ngram"),
+        ((TARGET, LOOKUP), (TARGET, PromptLookupDrafter(4, min_ngram=2)), "drafter.min_ngram"),
+        ((TARGET, LOOKUP), (other_weights(-1), LOOKUP), "target.weights"),
+        (
+            GENERATOR,
+            (TARGET, ModelDrafter(perturbed(TARGET), 3, draft_temperature=0.3)),
+            "drafter.proposal.temperature",
+        ),
+        (
+            GENERATOR,
+            (TARGET, ModelDrafter(perturbed(TARGET), 3, proposal="argmax")),
+            r"drafter.proposal.kind \('sample' there, 'argmax' here\)",
+        ),
+        (GENERATOR, (TARGET, ModelDrafter(other_weights(2), 3)), "drafter.weights"),
+        (
+            (TARGET, LOOKUP, TypicalSampler(0.9)),
+            (TARGET, LOOKUP, TypicalSampler(0.1)),
+            r"sampler.epsilon \(0.9 there, 0.1 here\)",
+        ),
+        (
+            (TARGET, LOOKUP, EnsembleSampler(0.9)),
+            (TARGET, LOOKUP, EnsembleSampler(0.1)),
+            "sampler.target_weight",
+        ),
+        ((TARGET, LOOKUP, RejectionSampler()), (TARGET, LOOKUP), "sampler.class"),
+        ((TARGET, LOOKUP), (build("llama").double(), LOOKUP), "dtype"),
+    ],
+)
+def test_a_file_of_other_parts_is_not_gone_on_with(first, second, difference, tmp_path):
+    """Each part says its settings; a run with others would mix two measurements."""
+    path = tmp_path / "run.jsonl"
+    first, second = (
+        g if isinstance(g, SpeculativeGenerator) else SpeculativeGenerator(*g)
+        for g in (first, second)
+    )
+    evaluate(first, PROMPTS[:2], output=path, **OPTIONS)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=f"differ in {difference}"):
+        evaluate(second, PROMPTS[:2], output=path, **OPTIONS)
+    shards = [evaluate(g, PROMPTS, shard=(i, 2), **OPTIONS) for i, g in enumerate((first, second))]
+    with pytest.raises(ValueError, match=f"different runs; they differ in {difference}"):
+        Evaluation.merged(shards)
+    assert path.read_bytes() == before
+
+
+def test_a_users_parts_are_told_apart_by_their_public_attributes():
+    class Mine(PromptLookupDrafter):
+        def __init__(self, depth):
+            super().__init__(2)
+            self.depth, self._counter, self.rule = depth, depth, lambda: depth
+
+    assert differences(Mine(1).settings(), Mine(2).settings()) == ["depth (1 there, 2 here)"]
+    assert Mine(1).settings() == Mine(1).settings()
+
+
+def test_shards_of_other_runs_are_not_merged():
+    first = evaluate(GENERATOR, PROMPTS, shard=(0, 2), **OPTIONS)
+    second = evaluate(GENERATOR, PROMPTS, shard=(1, 2), **{**OPTIONS, "temperature": 1.0})
+    with pytest.raises(ValueError, match=r"parts 0 and 1 .* plan.temperature \(0.9 there, 1.0"):
+        Evaluation.merged([first, second])
+    with pytest.raises(ValueError, match="nothing to merge"):
+        Evaluation.merged([])
+    with pytest.raises(TypeError, match="a part must be an Evaluation, got None"):
+        Evaluation.merged([first, None])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda line: line.pop("rows"), "line 3 is no batch of an evaluation .*rows"),
+        (lambda line: line["rows"][0].pop("seed"), "line 3 is no batch .*seed"),
+        (lambda line: line["rows"][0]["steps"][0].append(1), "line 3 .* a step must be 3 fields"),
+        (lambda line: line["rows"][0]["steps"][0].__setitem__(1, 9), "num_accepted must be an int"),
+        (lambda line: line["rows"][0]["steps"][0].__setitem__(2, ["x"]), "new_tokens must be a li"),
+        (lambda line: line["rows"][0]["steps"][0].__setitem__(2, []), "new_tokens must be the"),
+        (lambda line: line.update(batch=0), "line 3 repeats batch 0"),
+        (lambda line: line.update(rows=[]), "line 3 .* expected rows"),
+    ],
+)
+def test_a_damaged_line_of_a_run_is_named(change, message, tmp_path):
+    path = tmp_path / "run.jsonl"
+    evaluate(GENERATOR, PROMPTS[:2], output=path, **OPTIONS)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    change(lines[2])
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for read in (Evaluation.load, lambda p: evaluate(GENERATOR, PROMPTS[:2], output=p, **OPTIONS)):
+        with pytest.raises(ValueError, match=message):
+            read(path)
 
 
 def test_a_file_that_is_no_run_is_left_alone(tmp_path):
@@ -143,6 +255,9 @@ def test_a_file_that_is_no_run_is_left_alone(tmp_path):
     assert path.read_text() == '{"text": "mine"}\n'
     path.write_text('{"format": "specdec.evaluation/1", "run": {}}\nnot json\n')
     with pytest.raises(ValueError, match="line 2 is no JSON"):
+        Evaluation.load(path)
+    path.write_text('{"format": "specdec.evaluation/1"}\n{}\n')
+    with pytest.raises(ValueError, match="is no evaluation: its first line"):
         Evaluation.load(path)
 
 
@@ -155,7 +270,12 @@ def test_a_saved_run_says_where_it_comes_from(tmp_path):
     assert run["dtype"] == "float32"
     assert run["attention"] == TARGET.config._attn_implementation
     assert run["device"].startswith("cpu")
-    assert run["sampler"] == "BlockSampler"
+    assert run["sampler"] == {"class": "BlockSampler"}
+    assert run["drafter"]["proposal"] == {
+        "class": "Proposal",
+        "kind": "sample",
+        "temperature": None,
+    }
     assert run["drafter"]["num_draft_tokens"] == 3
     assert run["plan"]["seed"] == 5
     assert len(run["prompts"]["sha256"]) == 64
@@ -210,13 +330,58 @@ def test_warm_up_is_not_measured(monkeypatch):
     [
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
         ({"max_new_tokens": 1.5}, "max_new_tokens must be an integer >= 1"),
-        ({"temperature": -1.0}, "temperature must be >= 0"),
+        ({"temperature": -1.0}, "temperature must be a number >= 0"),
+        ({"temperature": "x"}, "temperature must be a number >= 0, got 'x'"),
+        ({"temperature": [0.5]}, "temperature must be a number >= 0"),
         ({"samples": 2}, "samples > 1 are all the same at temperature 0"),
+        ({"seed": -1}, "seed must be an integer in 0..18446744073709551615, got -1"),
+        ({"seed": "x"}, "seed must be an integer"),
+        ({"warmup": -1}, "warmup must be an integer >= 0, got -1"),
+        ({"shard": (1, 1)}, r"the index of shard must be an integer in 0..0, got 1"),
+        ({"shard": (-1, 2)}, "the index of shard must be an integer in 0..1, got -1"),
+        ({"shard": (0, 0)}, "the count of shard must be an integer >= 1, got 0"),
+        ({"shard": 5}, r"shard must be a pair \(index, count\), got 5"),
+        ({"do_sample": True}, "evaluate has no option do_sample: a temperature above 0 samples"),
+        ({"streamer": None}, "evaluate has no option streamer"),
+        ({"num_return_sequences": 2}, "evaluate has no option num_return_sequences: samples=n"),
+        ({"progress": "x"}, "progress must be True or False, got 'x'"),
+        ({"output": ""}, "output must be the name of a file or folder"),
+        ({"output": "."}, r"output must be a file, got the folder '.'"),
+        ({"output": "nowhere/run"}, "output is to be in the folder 'nowhere', which is not there"),
+        ({"output": 5}, "output must be a path, a str or a Path, got 5"),
+        ({"attention_mask": torch.ones(1, 2)}, "attention_mask belongs to prompts in one tensor"),
     ],
 )
 def test_plans_that_cannot_be_right_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         evaluate_function(GENERATOR, PROMPTS, **options)
+
+
+@pytest.mark.parametrize(
+    ("generator", "prompts", "message"),
+    [
+        (None, PROMPTS, "generator must be a SpeculativeGenerator, got None"),
+        (TARGET, PROMPTS, "generator must be a SpeculativeGenerator, got a LlamaForCausalLM"),
+        (GENERATOR, 5, "prompts must be an Iterable, got an int"),
+        (GENERATOR, [PROMPTS[0], PROMPTS[0]], "prompts 0 and 1 have the id 'p0'"),
+        (GENERATOR, ["text"], "prompt '0' is a text; pass tokenizer="),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(generator, prompts, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        evaluate_function(generator, prompts)
+
+
+def test_prompts_of_another_form_are_refused():
+    for options, message in (
+        ({"id": 5, "turns": ("x",)}, "the id of a prompt must be a str, got an int"),
+        ({"id": "a", "turns": ()}, "turns of prompt 'a' must be a tuple of texts"),
+        ({"id": "a", "turns": ("",)}, "turns of prompt 'a'"),
+        ({"id": "a", "turns": ((1,), (2,))}, "turns of prompt 'a'"),
+        ({"id": "a", "turns": "text"}, "turns of prompt 'a'"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            Prompt(**options)
 
 
 @pytest.mark.parametrize("content", [b"my notes, without a newline", b"\x00\x01" * 99, b"{"])

@@ -65,6 +65,29 @@ def test_an_interrupted_grid_goes_on_with_the_cells_that_are_missing(rows, tmp_p
     assert sorted(map(key, without_times(found))) == sorted(map(key, without_times(rows)))
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row["about"]["run"]["plan"].update(seed=9), r"plan.seed (9 there, 0 here)"),
+        (lambda row: row["about"]["run"]["prompts"].update(count=9), "prompts.count (9 there, 5 h"),
+        (lambda row: row["about"]["run"]["drafter"].update(max_ngram=9), "drafter.max_ngram"),
+        (lambda row: row.pop("cell"), "line 1 is no row of a grid"),
+    ],
+)
+def test_a_file_of_another_grid_is_refused_and_left_alone(rows, change, message, tmp_path):
+    path, row = tmp_path / "grid.jsonl", json.loads(json.dumps(rows[0]))
+    change(row)
+    path.write_text(json.dumps(row) + "\n")
+    before = path.read_bytes()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, SCRIPT, *GRID, "--output", str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 1
+    assert message in done.stderr.splitlines()[-1]
+    assert path.read_bytes() == before
+
+
 def run_broken(path: Path) -> list[dict]:
     """A run after an interruption; the line that was cut off is still there and is none."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
