@@ -29,6 +29,7 @@ class FeatureHeadConfig(HeadConfig, Protocol):
         joins_features: `fc` reads the features alone; else they become hidden states as they are.
         norm_before_fc: one norm over all features together, before `fc`.
         fc_norm: one norm per feature, before `fc`.
+        norm_before_residual: the residual stream of a `FusingLayer` is the normalised state.
         output_norm: a norm stands before the vocabulary head.
         ties_embeddings: the vocabulary head of its own is its table of embeddings.
         logit_scale: multiplies the logits.
@@ -40,6 +41,7 @@ class FeatureHeadConfig(HeadConfig, Protocol):
     joins_features: bool
     norm_before_fc: bool
     fc_norm: bool
+    norm_before_residual: bool
     output_norm: bool
     ties_embeddings: bool
     logit_scale: float
