@@ -168,7 +168,11 @@ class DialledSampler(Sampler):
         self._real = RejectionSampler()
 
     def forward(self, draft, target_logits, warp, noise) -> Verdict:
-        """Coins instead of a rule; a greedy generation has no exception here."""
+        """As `accept`; a greedy generation is no exception here."""
+        return self.accept(draft, target_logits, warp, noise)
+
+    def accept(self, draft, target_logits, warp, noise) -> Verdict:
+        """Coins instead of the rule, whose work is done all the same."""
         verdict = self._real(draft, target_logits, warp, noise)
         width = draft.tokens.shape[1]
         coins = noise.uniform(Stream.ACCEPT)[:, :width] < self.acceptance
@@ -181,10 +185,6 @@ class DialledSampler(Sampler):
         tokens = torch.where(index == num_accepted[:, None], best, tokens)
         tokens = torch.where(index <= num_accepted[:, None], tokens, PAD_TOKEN)
         return Verdict(tokens, num_accepted, verdict.num_drafted, verdict.faults)
-
-    def accept(self, draft, target_logits, warp, noise) -> Verdict:
-        """Unused: `forward` accepts."""
-        raise NotImplementedError
 
 
 def prompt(model: PreTrainedModel, length: int, rows: int = 1, seed: int = 0) -> Tensor:

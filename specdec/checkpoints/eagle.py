@@ -10,14 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from typing import TypedDict
 
 from transformers import PreTrainedModel
 
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
+from specdec.checkpoints.family import (
+    Family,
+    Misreading,
+    Source,
+    Translation,
+    misread,
+    refuse_unsupported,
+)
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import Convention, LayerIds
 from specdec.heads.config import LayerConfig
@@ -279,11 +285,7 @@ class EagleReading:
             or is_speculators_qwen3
             or "layers.0.self_attn.q_norm.weight" in self.names,
         )
-        if "rope_theta" in self.options:
-            layer = replace(layer, rope=rope.with_theta(layer.rope, self.options["rope_theta"]))
-            self.notes.append(f"as asked for: rope_theta = {layer.rope['rope_theta']:g}")
-        rope.check_rope(layer)
-        return layer
+        return rope.settle_rope(layer, self.options, self.notes)
 
     def _eagle1(self) -> dict[str, bool]:
         """Embedding and final feature through `fc`; no norm before the first layer or the head."""
@@ -428,10 +430,11 @@ def describe(config: EagleConfig) -> list[tuple[str, str]]:
     """Lines (name, text)."""
     kind = "EAGLE-3" if config.fusion == "attention" else "EAGLE-1 / EAGLE-2"
     layer = sizes.describe_layer(config.layer, config.num_layers)
+    feedback = f"feedback {'after' if config.feedback_norm else 'before'} the norm"
     lines = [
         ("head", f"{kind}, {layer['sizes']}"),
         ("features", _describe_features(config)),
-        ("norms", _describe_norms(config)),
+        ("norms", sizes.describe_norms(config, config.fusion == "attention", feedback)),
         ("attention", layer["attention"]),
         ("rope", layer["rope"]),
     ]
@@ -452,24 +455,11 @@ def _describe_features(config: EagleConfig) -> str:
     return f"{names}, {config.target_hidden_size} wide, {joined}"
 
 
-def _describe_norms(config: EagleConfig) -> str:
-    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
-    if config.norm_before_fc:
-        parts.append("one over all features before fc")
-    if config.fc_norm:
-        parts.append("one per feature before fc")
-    if config.fusion == "attention":
-        residual = "normed" if config.norm_before_residual else "raw"
-        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
-    parts.append(f"feedback {'after' if config.feedback_norm else 'before'} the norm")
-    return f"{'; '.join(parts)}; eps {config.layer.rms_norm_eps:g}"
-
-
 def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misreading]:
     """Layers off by one, norms, and the base of the rotary embedding."""
     text = target.config.get_text_config()
     for name, layers in layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers):
-        yield Misreading(name, replace(config, feature_layers=layers), f"feature_layers={layers}")
+        yield misread(config, name, feature_layers=layers)
     if config.fusion == "attention":
         flags = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
         if not config.output_norm:
@@ -477,11 +467,8 @@ def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misrea
         for what, flag in flags.items():
             value = not getattr(config, flag)
             name = f"{what} {'after' if value else 'before'} the norm"
-            yield Misreading(name, replace(config, **{flag: value}), f"{flag}={value}")
-    theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
-    for name, other, how in rope.other_bases(config.layer.rope, theta):
-        layer = replace(config.layer, rope=other)
-        yield Misreading(name, replace(config, layer=layer), how)
+            yield misread(config, name, **{flag: value})
+    yield from rope.misread_bases(config, target)
 
 
 EAGLE = Family(

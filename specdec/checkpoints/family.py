@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -51,6 +51,12 @@ class Misreading(NamedTuple):
     name: str
     config: Any
     how: str
+
+
+def misread(config: Any, name: str, **changes) -> Misreading:
+    """The misreading in which some fields of the configuration have other values."""
+    how = ", ".join(f"{field}={value!r}" for field, value in changes.items())
+    return Misreading(name, replace(config, **changes), how)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,14 @@ from specdec.checkpoints.eagle import (
     check_joined,
     unsupported_layers,
 )
-from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
+from specdec.checkpoints.family import (
+    Family,
+    Misreading,
+    Source,
+    Translation,
+    misread,
+    refuse_unsupported,
+)
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import Convention, LayerIds
 from specdec.heads.config import LayerConfig
@@ -352,11 +359,7 @@ class MaskTokenReading:
             has_qk_norm="layers.0.self_attn.q_norm.weight" in self.tensors
             or fields.get("model_type") == "qwen3",
         )
-        if "rope_theta" in self.options:
-            layer = replace(layer, rope=rope.with_theta(layer.rope, self.options["rope_theta"]))
-            self.notes.append(f"as asked for: rope_theta = {layer.rope['rope_theta']:g}")
-        rope.check_rope(layer)
-        return layer
+        return rope.settle_rope(layer, self.options, self.notes)
 
     def _num_target_layers(self, target: PreTrainedModel | None) -> int | None:
         """N, which the configuration may name as well."""
@@ -474,12 +477,13 @@ def describe(config: MaskTokenConfig) -> list[tuple[str, str]]:
         masks = "a learned embedding"
     if config.context == "input":
         masks += " and a learned feature"
+    after_fc = ["after fc"] if config.context == "keys" else []
     lines = [
         ("head", f"{kind}, {layer['sizes']}"),
         ("rows", f"{_ROWS[config.alignment]}; {'causal' if config.is_causal else 'bidirectional'}"),
         ("masks", masks),
         ("features", _describe_features(config)),
-        ("norms", _describe_norms(config)),
+        ("norms", sizes.describe_norms(config, config.context == "input", *after_fc)),
         ("attention", layer["attention"]),
         ("rope", layer["rope"]),
     ]
@@ -507,46 +511,27 @@ def _describe_features(config: MaskTokenConfig) -> str:
     return f"{names}, {config.target_hidden_size} wide, joined by fc, {how}"
 
 
-def _describe_norms(config: MaskTokenConfig) -> str:
-    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
-    if config.norm_before_fc:
-        parts.append("one over all features before fc")
-    if config.fc_norm:
-        parts.append("one per feature before fc")
-    if config.context == "input":
-        residual = "normed" if config.norm_before_residual else "raw"
-        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
-    if config.context == "keys":
-        parts.append("after fc")
-    return f"{'; '.join(parts)}; eps {config.layer.rms_norm_eps:g}"
-
-
 def misreadings(config: MaskTokenConfig, target: PreTrainedModel) -> Iterator[Misreading]:
     """Layers off by one, what a row predicts and what it sees, norms, the base of the rope."""
     text = target.config.get_text_config()
     if config.feature_layers:
         others = layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers)
         for name, layers in others:
-            other = replace(config, feature_layers=layers)
-            yield Misreading(name, other, f"feature_layers={layers}")
+            yield misread(config, name, feature_layers=layers)
     if config.context == "keys":
         changed = "next-token" if config.alignment == "same-position" else "same-position"
         if config.block_size is None or config.block_size > 1:
             name = f"rows predict {changed.replace('-', ' ')}"
-            other = replace(config, alignment=changed)
-            yield Misreading(name, other, f"alignment={changed!r}")
+            yield misread(config, name, alignment=changed)
         if config.block_size is not None:
             value = not config.is_causal
             name = "causal block" if value else "bidirectional block"
-            yield Misreading(name, replace(config, is_causal=value), f"is_causal={value}")
+            yield misread(config, name, is_causal=value)
     if config.context == "input":
         value = not config.norm_before_residual
         name = f"residual {'after' if value else 'before'} the norm"
-        other = replace(config, norm_before_residual=value)
-        yield Misreading(name, other, f"norm_before_residual={value}")
-    theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
-    for name, other, how in rope.other_bases(config.layer.rope, theta):
-        yield Misreading(name, replace(config, layer=replace(config.layer, rope=other)), how)
+        yield misread(config, name, norm_before_residual=value)
+    yield from rope.misread_bases(config, target)
 
 
 MASK_TOKEN = Family(

@@ -17,7 +17,14 @@ from transformers import PreTrainedModel
 
 from specdec.checkpoints import hf_layers, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
+from specdec.checkpoints.family import (
+    Family,
+    Misreading,
+    Source,
+    Translation,
+    misread,
+    refuse_unsupported,
+)
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.survey import FLOATS
 from specdec.heads.config import LayerConfig
@@ -363,8 +370,8 @@ def _with_options(config: MTPConfig, options: MTPOptions, fields: ConfigFields) 
                 f"{fields.origin}: rope_theta is for heads of the library's own layers; these are "
                 f"{config.layer.layer_class.__name__}s, whose configuration says it"
             )
-        turned = rope.with_theta(config.layer.rope, given.pop("rope_theta"))
-        config = replace(config, layer=replace(config.layer, rope=turned))
+        turned = rope.with_theta(config.layer, given.pop("rope_theta"))
+        config = replace(config, layer=turned)
     for name, value in given.items():
         fields.notes.append(f"as asked for: {name} = {value!r}")
     return replace(config, **given)
@@ -413,23 +420,19 @@ def misreadings(config: MTPConfig, target: PreTrainedModel) -> Iterator[Misreadi
     if config.output_norm:
         value = not config.feedback_norm
         name = f"feedback {'after' if value else 'before'} the norm"
-        yield Misreading(name, replace(config, feedback_norm=value), f"feedback_norm={value}")
+        yield misread(config, name, feedback_norm=value)
     if config.num_layers > 1:
         value = "target" if config.semantics == "chain" else "chain"
         name = {"chain": "depths chained", "target": "depths read the target's state"}[value]
-        yield Misreading(name, replace(config, semantics=value), f"semantics={value!r}")
+        yield misread(config, name, semantics=value)
     value = not config.hidden_first
     name = f"projection of {'[hidden, embedding]' if value else '[embedding, hidden]'}"
-    yield Misreading(name, replace(config, hidden_first=value), f"hidden_first={value}")
+    yield misread(config, name, hidden_first=value)
     value = not config.zero_first_embedding
     name = f"embedding beside position 0 {'zero' if value else 'read'}"
-    changed = replace(config, zero_first_embedding=value)
-    yield Misreading(name, changed, f"zero_first_embedding={value}")
+    yield misread(config, name, zero_first_embedding=value)
     if isinstance(config.layer, LayerConfig):
-        theta = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
-        for name, base, how in rope.other_bases(config.layer.rope, theta):
-            layer = replace(config.layer, rope=base)
-            yield Misreading(name, replace(config, layer=layer), how)
+        yield from rope.misread_bases(config, target)
 
 
 MTP = Family(

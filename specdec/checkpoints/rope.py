@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 import torch
+from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.heads.config import LayerConfig
+from specdec.checkpoints.family import Misreading
+from specdec.heads.config import HeadConfig, LayerConfig
 from specdec.heads.rotary import rotary_table
 
 DEFAULT_ROPE_THETA = 10000.0
@@ -65,11 +68,24 @@ def read_rope(fields: ConfigFields) -> dict:
     return {**rope, "rope_type": kind, "rope_theta": inner or outer or DEFAULT_ROPE_THETA}
 
 
-def with_theta(rope: dict, theta: object) -> dict:
-    """The rope with the base that a caller asks for; `ValueError` if it is no positive number."""
+def with_theta(layer: LayerConfig, theta: object) -> LayerConfig:
+    """The layer with another base; `ValueError` if that is no positive number."""
     if not isinstance(theta, int | float) or not theta > 0:
         raise ValueError(f"rope_theta must be a positive number, got {theta!r}")
-    return {**rope, "rope_theta": float(theta)}
+    return replace(layer, rope={**layer.rope, "rope_theta": float(theta)})
+
+
+def settle_rope(layer: LayerConfig, options: Mapping, notes: list[str]) -> LayerConfig:
+    """The layer with the option `rope_theta` in the place of what the file says.
+
+    Raises:
+        ValueError: no positive number, or a rope whose angles HF cannot compute.
+    """
+    if "rope_theta" in options:
+        layer = with_theta(layer, options["rope_theta"])
+        notes.append(f"as asked for: rope_theta = {layer.rope['rope_theta']:g}")
+    check_rope(layer)
+    return layer
 
 
 def check_rope(layer: LayerConfig) -> None:
@@ -83,9 +99,12 @@ def check_rope(layer: LayerConfig) -> None:
         raise ValueError(f"rope {layer.rope} leads to angles that are not finite")
 
 
-def other_bases(rope: dict, target_theta: float | None) -> Iterator[tuple[str, dict, str]]:
-    """Misreadings: the producers' default base, and the target's, each as name, rope and option."""
-    for base in dict.fromkeys((DEFAULT_ROPE_THETA, target_theta)):
-        if base and base != rope["rope_theta"]:
-            whose = ", the target's" if base == target_theta else ""
-            yield f"rope base {base:g}{whose}", with_theta(rope, base), f"rope_theta={base:g}"
+def misread_bases(config: HeadConfig, target: PreTrainedModel) -> Iterator[Misreading]:
+    """The producers' default base, and the target's."""
+    text, layer = target.config.get_text_config(), config.layer
+    theirs = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
+    for base in dict.fromkeys((DEFAULT_ROPE_THETA, theirs)):
+        if base and base != layer.rope["rope_theta"]:
+            whose = ", the target's" if base == theirs else ""
+            other = replace(config, layer=with_theta(layer, base))
+            yield Misreading(f"rope base {base:g}{whose}", other, f"rope_theta={base:g}")

@@ -8,6 +8,7 @@ from transformers.activations import ACT2FN
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.rope import read_rope
 from specdec.heads.config import LayerConfig
+from specdec.heads.features import FeatureHeadConfig
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 """Decoder layers that speculators builds heads of, by their `model_type`."""
@@ -125,3 +126,22 @@ def describe_layer(layer: LayerConfig, num_layers: int) -> dict[str, str]:
         "normed",
         "rope": ", ".join(f"{key} {value}" for key, value in sorted(layer.rope.items())),
     }
+
+
+def describe_norms(config: FeatureHeadConfig, reads_both: bool, *further: str) -> str:
+    """Where a head over joined features has norms.
+
+    Args:
+        config: of the head.
+        reads_both: the first layer reads embeddings and features side by side.
+        further: what else is to be said of them.
+    """
+    parts = ["before the vocabulary head" if config.output_norm else "none before the head"]
+    if config.norm_before_fc:
+        parts.append("one over all features before fc")
+    if config.fc_norm:
+        parts.append("one per feature before fc")
+    if reads_both:
+        residual = "normed" if config.norm_before_residual else "raw"
+        parts.append(f"residual {residual} (norm_before_residual {config.norm_before_residual})")
+    return f"{'; '.join([*parts, *further])}; eps {config.layer.rms_norm_eps:g}"

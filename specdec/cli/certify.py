@@ -7,14 +7,8 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 
-from specdec.cli.loading import (
-    DRAFTERS_HELP,
-    check_device,
-    check_drafter,
-    load_target,
-    make_drafter,
-)
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
+from specdec.cli.loading import DRAFTERS_HELP, load_generator
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments
 
 
 def add_parser(commands) -> None:
@@ -56,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise ValueError(f"{flag} must be at least 1, got {getattr(arguments, name)}")
     if not arguments.temperature > 0:
         raise ValueError(f"--temperature must be above 0, got {arguments.temperature}")
-    generator, tokenizer = _load(arguments)
+    generator, tokenizer = load_generator(arguments)
     if arguments.prompt:
         prompts = _distinct(arguments.prompt, tokenizer, None)
     else:
@@ -76,21 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print(runs)
     return 0 if exact.passed and runs.passed else 1
-
-
-def _load(arguments: argparse.Namespace):
-    """The generator, and the tokenizer of its target."""
-    from specdec import SpeculativeGenerator
-
-    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
-    check_device(arguments.device)
-    check_drafter(name, arguments.target)
-    sampler = sampler_of(arguments)
-    place = {"dtype": arguments.dtype, "device": arguments.device}
-    target, tokenizer = load_target(arguments.target, **place)
-    k = arguments.num_draft_tokens
-    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
-    return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
 def _source_prompts(tokenizer, count: int, length: int) -> list[list[int]]:

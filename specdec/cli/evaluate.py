@@ -7,14 +7,8 @@ import json
 import sys
 from pathlib import Path
 
-from specdec.cli.loading import (
-    DRAFTERS_HELP,
-    check_device,
-    check_drafter,
-    load_target,
-    make_drafter,
-)
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
+from specdec.cli.loading import DRAFTERS_HELP, load_generator
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments
 
 FORMATS = ("text", "markdown", "latex", "json")
 
@@ -59,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
         prompts = _first_of_each(prompts, arguments.limit)
-    generator, tokenizer = _load(arguments)
+    generator, tokenizer = load_generator(arguments)
     names = ("top_k", "top_p", "min_p")
     options = {n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None}
     evaluation = evaluate(
@@ -100,18 +94,3 @@ def _first_of_each(prompts: list, limit: int) -> list:
     share = max(1, limit // len(groups))
     chosen = [prompt for group in groups.values() for prompt in group[:share]]
     return chosen[:limit]
-
-
-def _load(arguments: argparse.Namespace):
-    """The generator, and the tokenizer of its target."""
-    from specdec import SpeculativeGenerator
-
-    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
-    check_device(arguments.device)
-    check_drafter(name, arguments.target)
-    sampler = sampler_of(arguments)
-    place = {"dtype": arguments.dtype, "device": arguments.device}
-    target, tokenizer = load_target(arguments.target, **place)
-    k = arguments.num_draft_tokens
-    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
-    return SpeculativeGenerator(target, drafter, sampler), tokenizer

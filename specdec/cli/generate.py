@@ -5,15 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from specdec.cli.loading import (
-    DRAFTERS_HELP,
-    check_device,
-    check_drafter,
-    load_target,
-    make_drafter,
-    timed,
-)
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments, sampler_of
+from specdec.cli.loading import DRAFTERS_HELP, load_generator, timed
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments
 from specdec.evaluation.display import colour_key, coloured_text
 
 
@@ -21,7 +14,9 @@ def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser("generate", help="complete a prompt with models of your own")
     parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
-    parser.add_argument("--drafter", default="lookup", help=f"{DRAFTERS_HELP} (default: lookup)")
+    parser.add_argument(
+        "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
+    )
     add_sampler_arguments(parser)
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=128)
@@ -37,16 +32,7 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0."""
-    from specdec import SpeculativeGenerator
-
-    check_device(arguments.device)
-    check_drafter(arguments.drafter, arguments.target)
-    sampler = sampler_of(arguments)
-    place = {"dtype": arguments.dtype, "device": arguments.device}
-    target, tokenizer = load_target(arguments.target, **place)
-    k = arguments.num_draft_tokens
-    drafter = make_drafter(arguments.drafter, target, k, **place, tokenizer=tokenizer)
-    generator = SpeculativeGenerator(target, drafter, sampler)
+    generator, tokenizer = load_generator(arguments)
     names = ("temperature", "top_k", "top_p", "min_p", "seed")
     sampling = {name: getattr(arguments, name) for name in names}
     sampling = {name: value for name, value in sampling.items() if value is not None}

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specdec.checkpoints.hub import check_reachable, is_repository_id
 from specdec.checkpoints.printable import printable
+from specdec.cli.parser import sampler_of
+
+if TYPE_CHECKING:
+    from specdec import SpeculativeGenerator
 
 HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
 """Kinds of heads on the command line, and their drafters in `specdec`."""
@@ -155,6 +160,26 @@ def make_drafter(
         _check_tokenizer(path, tokenizer, local_only)
     model = load_model(path, dtype=dtype, device=device, local_only=local_only)
     return ModelDrafter(model, num_draft_tokens)
+
+
+def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator, Any]:
+    """The generator that a command's arguments describe, and the tokenizer of its target. What can
+    be refused without loading anything is refused first.
+
+    Raises:
+        ValueError: something cannot be found or loaded, or does not fit the target.
+    """
+    from specdec import SpeculativeGenerator
+
+    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
+    check_device(arguments.device)
+    check_drafter(name, arguments.target)
+    sampler = sampler_of(arguments)
+    place = {"dtype": arguments.dtype, "device": arguments.device}
+    target, tokenizer = load_target(arguments.target, **place)
+    k = arguments.num_draft_tokens
+    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
+    return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
 def _split(name: str) -> tuple[str | None, str]:

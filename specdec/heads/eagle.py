@@ -7,15 +7,14 @@ vocabulary, Vd ids that the head can propose, D width of an attention head.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
-from specdec.heads.features import FusingLayer, join_features
+from specdec.heads.features import FeatureHead, FusingLayer
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
-from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
 from specdec.target.features import FeatureLayer
 
 
@@ -71,6 +70,7 @@ class EagleConfig:
     has_embed_tokens: bool = False
     has_lm_head: bool = True
     logit_scale: float = 1.0
+    ties_embeddings: ClassVar[bool] = False
 
     def __post_init__(self):
         refuse(self._contradictions())
@@ -84,6 +84,13 @@ class EagleConfig:
     def feature_width(self) -> int:
         """F: width of all features together."""
         return len(self.feature_layers) * self.target_hidden_size
+
+    @property
+    def fc_width(self) -> int | None:
+        """Width of what `fc` reads; `None` without `fc`."""
+        if not self.has_fc:
+            return None
+        return self.feature_width + (self.hidden_size if self.fusion == "input" else 0)
 
     @property
     def joins_features(self) -> bool:
@@ -121,7 +128,7 @@ class EagleConfig:
         yield from vocabulary_contradictions(self)
 
 
-class EagleHead(nn.Module):
+class EagleHead(FeatureHead):
     """The weights of a head, under the names of the public checkpoints.
 
     Row t of its inputs holds (embedding of token t + 1, feature of position t), sits at rotary
@@ -147,49 +154,16 @@ class EagleHead(nn.Module):
     """
 
     def __init__(self, config: EagleConfig, target_ids: Tensor | None = None):
-        super().__init__()
-        self.config = config
-        width, eps = config.hidden_size, config.layer.rms_norm_eps
-        is_fused_in_attention = config.fusion == "attention"
-        if config.norm_before_fc:
-            self.input_norm = RMSNorm(config.feature_width, eps)
-        if config.fc_norm:
-            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
-            self.fc_norm = nn.ModuleList(norms)
-        if config.has_fc:
-            fc_width = config.feature_width + (0 if is_fused_in_attention else width)
-            self.fc = nn.Linear(fc_width, width, bias=config.fc_bias)
-        if is_fused_in_attention:
-            first = FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
-        else:
-            first = DecoderLayer(config.layer, 0, has_input_norm=False)
-        later = (DecoderLayer(config.layer, i) for i in range(1, config.num_layers))
-        self.layers = nn.ModuleList([first, *later])
-        if config.output_norm or config.feedback_norm:
-            self.norm = RMSNorm(width, eps)
-        if config.has_lm_head:
-            self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
-        if config.has_embed_tokens:
-            self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.register_buffer("target_ids", check_target_ids(target_ids, config), persistent=False)
+        super().__init__(config, target_ids)
+        if config.feedback_norm and not config.output_norm:
+            self.norm = RMSNorm(config.hidden_size, config.layer.rms_norm_eps)
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self.layers[0].mlp.down_proj.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.layers[0].mlp.down_proj.weight.device
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """The hidden states that features `[B, N, F]` of the target become, `[B, N, H]`.
-
-        Raises:
-            ValueError: features of another width.
-        """
-        return join_features(self, features)
+    def build_first_layer(self) -> nn.Module:
+        """One that fuses, or a plain one without the norm that `fc` makes needless."""
+        config = self.config
+        if config.fusion == "input":
+            return DecoderLayer(config.layer, 0, has_input_norm=False)
+        return FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
 
     def forward(self, embeds: Tensor, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
         """One pass.
@@ -211,26 +185,6 @@ class EagleHead(nn.Module):
         for layer in later:
             out = layer(out, angles, attend)
         return out
-
-    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of `forward` predict.
-
-        Args:
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, Vd]`, over the ids that the head can propose.
-        """
-        config = self.config
-        if config.output_norm:
-            out = self.norm(out)
-        logits = self.lm_head(out) if config.has_lm_head else apply_lm_head(lm_head, out)
-        return logits if config.logit_scale == 1 else logits * config.logit_scale
-
-    def over_target_ids(self, logits: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
-        return over_target_ids(logits, self.target_ids, self.config.vocab_size)
 
     def feedback(self, out: Tensor) -> Tensor:
         """The hidden states `[B, N, H]` of the next pass, where the target's are not known yet."""

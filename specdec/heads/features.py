@@ -1,54 +1,146 @@
-"""How heads read the target's features: joined to one hidden state, and fused with embeddings.
+"""`FeatureHead`: a head over the target's features, joined to one hidden state; `FusingLayer`: the
+layer in which that state meets embeddings.
 
-Legend: B rows, N tokens of a pass, H width of the head, F width of all features together.
+Legend: B rows, N tokens of a pass, H width of the head, F width of all features together, V target
+vocabulary, Vd ids that the head can propose.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import LayerConfig
-from specdec.heads.layers import Attend, Attention, GatedMLP, RMSNorm
+from specdec.heads.config import HeadConfig, LayerConfig
+from specdec.heads.layers import Attend, Attention, DecoderLayer, GatedMLP, RMSNorm
+from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
 
 
-class JoinsFeatures(Protocol):
-    """A head as `join_features` sees it: `config` has `feature_layers`, `target_hidden_size` and
-    `feature_width`; modules `input_norm`, `fc_norm` and `fc` are there where the head has them.
+class FeatureHeadConfig(HeadConfig, Protocol):
+    """What the configuration of a `FeatureHead` has.
+
+    Attributes:
+        feature_width: F.
+        fc_width: width of what `fc` reads; `None` for a head without `fc`.
+        fc_bias: `fc` has a bias.
+        joins_features: `fc` reads the features alone; else they become hidden states as they are.
+        norm_before_fc: one norm over all features together, before `fc`.
+        fc_norm: one norm per feature, before `fc`.
+        norm_before_residual: the residual stream of a `FusingLayer` is the normalised state.
+        output_norm: a norm stands before the vocabulary head.
+        ties_embeddings: the vocabulary head of its own is its table of embeddings.
+        logit_scale: multiplies the logits.
     """
 
-    config: Any
-    dtype: torch.dtype
+    feature_width: int
+    fc_width: int | None
+    fc_bias: bool
+    joins_features: bool
+    norm_before_fc: bool
+    fc_norm: bool
+    norm_before_residual: bool
+    output_norm: bool
+    ties_embeddings: bool
+    logit_scale: float
 
 
-def join_features(head: JoinsFeatures, features: Tensor) -> Tensor:
-    """Features `[B, N, F]` of the target as hidden states `[B, N, H]`: norms, then `fc`.
+class FeatureHead(nn.Module, ABC):
+    """What heads over joined features of a target have in common: norms and `fc` before their
+    layers, a norm and a vocabulary head after them, under the names of the public checkpoints.
 
     Args:
-        head: whose modules are used. Without `fc` (or with one that reads the embedding as well,
-            `fusion="input"`) features are only normalised.
-        features: `[B, N, F]`.
+        config: sizes and flags.
+        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
     Raises:
-        ValueError: features of another width.
+        ValueError: ids that cannot be right.
     """
-    config = head.config
-    if features.shape[-1] != config.feature_width:
-        raise ValueError(
-            f"the head reads {len(config.feature_layers)} features of width "
-            f"{config.target_hidden_size}, {config.feature_width} in all, and the target's are "
-            f"{features.shape[-1]} wide; it was made for another target"
-        )
-    features = features.to(head.dtype)
-    if config.norm_before_fc:
-        features = head.input_norm(features)
-    if config.fc_norm:
-        pieces = features.chunk(len(head.fc_norm), dim=-1)
-        normed = [norm(piece) for norm, piece in zip(head.fc_norm, pieces, strict=True)]
-        features = torch.cat(normed, dim=-1)
-    return head.fc(features) if config.joins_features else features
+
+    def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
+        super().__init__()
+        self.config = config
+        width, eps = config.hidden_size, config.layer.rms_norm_eps
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(config.feature_width, eps)
+        if config.fc_norm:
+            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
+            self.fc_norm = nn.ModuleList(norms)
+        if config.fc_width is not None:
+            self.fc = nn.Linear(config.fc_width, width, bias=config.fc_bias)
+        later = (DecoderLayer(config.layer, i) for i in range(1, config.num_layers))
+        self.layers = nn.ModuleList([self.build_first_layer(), *later])
+        if config.output_norm:
+            self.norm = RMSNorm(width, eps)
+        if config.has_lm_head and not config.ties_embeddings:
+            self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
+        if config.has_embed_tokens:
+            self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        self.register_buffer("target_ids", check_target_ids(target_ids, config), persistent=False)
+
+    @abstractmethod
+    def build_first_layer(self) -> nn.Module:
+        """The first layer, in which families differ; the others are plain ones."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.layers[0].mlp.down_proj.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.layers[0].mlp.down_proj.weight.device
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """Features `[B, N, F]` of the target as hidden states `[B, N, H]`: norms, then `fc`.
+        Without `fc`, or with one that reads the embedding as well, they are only normalised.
+
+        Raises:
+            ValueError: features of another width.
+        """
+        config = self.config
+        if features.shape[-1] != config.feature_width:
+            raise ValueError(
+                f"the head reads {len(config.feature_layers)} features of width "
+                f"{config.target_hidden_size}, {config.feature_width} in all, and the target's are "
+                f"{features.shape[-1]} wide; it was made for another target"
+            )
+        features = features.to(self.dtype)
+        if config.norm_before_fc:
+            features = self.input_norm(features)
+        if config.fc_norm:
+            pieces = features.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(piece) for norm, piece in zip(self.fc_norm, pieces, strict=True)]
+            features = torch.cat(normed, dim=-1)
+        return self.fc(features) if config.joins_features else features
+
+    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """What the outputs of `forward` predict.
+
+        Args:
+            out: `[B, N, H]`.
+            lm_head: the target's, for a head that has none of its own.
+
+        Returns:
+            `[B, N, Vd]`, over the ids that the head can propose.
+        """
+        config = self.config
+        if config.output_norm:
+            out = self.norm(out)
+        if config.ties_embeddings:
+            logits = F.linear(out, self.embed_tokens.weight[: config.draft_vocab_size])
+        elif config.has_lm_head:
+            logits = self.lm_head(out)
+        else:
+            logits = apply_lm_head(lm_head, out)
+        return logits if config.logit_scale == 1 else logits * config.logit_scale
+
+    def over_target_ids(self, logits: Tensor) -> Tensor:
+        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
+        return over_target_ids(logits, self.target_ids, self.config.vocab_size)
 
 
 class FusingLayer(nn.Module):

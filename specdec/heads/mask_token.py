@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
-from specdec.heads.features import FusingLayer, join_features
+from specdec.heads.features import FeatureHead, FusingLayer
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
-from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
 from specdec.target.features import FeatureLayer
 
 Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
@@ -143,6 +141,11 @@ class MaskTokenConfig:
         return len(self.feature_layers) * self.target_hidden_size
 
     @property
+    def fc_width(self) -> int | None:
+        """Width of what `fc` reads; `None` without `fc`."""
+        return self.feature_width if self.joins_features else None
+
+    @property
     def joins_features(self) -> bool:
         """Features go through an `fc`."""
         return self.context != "none"
@@ -221,7 +224,7 @@ class MaskTokenConfig:
         )
 
 
-class MaskTokenHead(nn.Module):
+class MaskTokenHead(FeatureHead):
     """The weights of a head, under the names of the public checkpoints.
 
     Every method works on any number of rows and tokens.
@@ -247,44 +250,20 @@ class MaskTokenHead(nn.Module):
     """
 
     def __init__(self, config: MaskTokenConfig, target_ids: Tensor | None = None):
-        super().__init__()
-        self.config = config
-        layer, width, eps = config.layer, config.hidden_size, config.layer.rms_norm_eps
-        if config.norm_before_fc:
-            self.input_norm = RMSNorm(config.feature_width, eps)
-        if config.fc_norm:
-            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.feature_layers)
-            self.fc_norm = nn.ModuleList(norms)
-        if config.joins_features:
-            self.fc = nn.Linear(config.feature_width, width, bias=config.fc_bias)
+        super().__init__(config, target_ids)
         if config.context == "keys":
-            self.hidden_norm = RMSNorm(width, eps)
+            self.hidden_norm = RMSNorm(config.hidden_size, config.layer.rms_norm_eps)
         if config.context == "input":
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_width))
-            first = FusingLayer(layer, norm_before_residual=config.norm_before_residual)
-        else:
-            first = DecoderLayer(layer, 0)
-        later = (DecoderLayer(layer, i) for i in range(1, config.num_layers))
-        self.layers = nn.ModuleList([first, *later])
         if config.mask_token_id is None:
-            self.mask_embedding = nn.Parameter(torch.zeros(1, 1, width))
-        if config.output_norm:
-            self.norm = RMSNorm(width, eps)
-        if config.has_lm_head and not config.ties_embeddings:
-            self.lm_head = nn.Linear(width, config.draft_vocab_size, bias=False)
-        if config.has_embed_tokens:
-            self.embed_tokens = nn.Embedding(config.vocab_size, width)
-        self.register_buffer("target_ids", check_target_ids(target_ids, config), persistent=False)
+            self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self.layers[0].mlp.down_proj.weight.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.layers[0].mlp.down_proj.weight.device
+    def build_first_layer(self) -> nn.Module:
+        """One that fuses where features stand beside embeddings, else a plain one."""
+        config = self.config
+        if config.context != "input":
+            return DecoderLayer(config.layer, 0)
+        return FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
 
     def hidden_states(self, features: Tensor, num_masks: int = 0) -> Tensor:
         """The target's features as the head's own states, and those of masks after them.
@@ -303,11 +282,11 @@ class MaskTokenHead(nn.Module):
             ValueError: features of another width.
         """
         if self.config.context == "keys":
-            return self.hidden_norm(join_features(self, features))
+            return self.hidden_norm(self.fuse(features))
         if num_masks == 0:
-            return join_features(self, features)
+            return self.fuse(features)
         mask = self.mask_hidden.to(features.dtype).expand(len(features), -1, -1)
-        joined = join_features(self, torch.cat([features, mask], dim=1))  # [B, R + 1, H]
+        joined = self.fuse(torch.cat([features, mask], dim=1))  # [B, R + 1, H]
         masks = joined[:, -1:].expand(-1, num_masks, -1)
         return torch.cat([joined[:, :-1], masks], dim=1)
 
@@ -344,28 +323,3 @@ class MaskTokenHead(nn.Module):
         for layer in later:
             out = layer(out, angles, attend, context)
         return out
-
-    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of `forward` predict.
-
-        Args:
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, Vd]`, over the ids that the head can propose.
-        """
-        config = self.config
-        if config.output_norm:
-            out = self.norm(out)
-        if config.ties_embeddings:
-            logits = F.linear(out, self.embed_tokens.weight[: config.draft_vocab_size])
-        elif config.has_lm_head:
-            logits = self.lm_head(out)
-        else:
-            logits = apply_lm_head(lm_head, out)
-        return logits if config.logit_scale == 1 else logits * config.logit_scale
-
-    def over_target_ids(self, logits: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
-        return over_target_ids(logits, self.target_ids, self.config.vocab_size)

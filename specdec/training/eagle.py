@@ -23,7 +23,7 @@ from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
 from specdec.heads.rotary import RotaryAngles
 from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
-from specdec.training.losses import soft_cross_entropy_of
+from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
 from specdec.training.teacher import Teacher
 
 HeadKind = Literal["eagle1", "eagle3"]
@@ -161,19 +161,15 @@ class TrainingTimeTest(nn.Module):
         Raises:
             ValueError: rows of fewer than M tokens and one.
         """
-        if ids.shape[1] <= self.num_steps:
-            raise ValueError(
-                f"rows of {ids.shape[1] - 1} tokens are too short for {self.num_steps} unrolled "
-                "steps; make them longer or unroll less"
-            )
+        check_row_length(ids, self.num_steps, "unrolled steps")
         drafter = self.drafter
         labels, features = self._teacher.labels(ids, drafter.head.target_ids)
-        total, total_weight = 0.0, 0.0
-        for m, out in enumerate(self.unroll(ids, features)):
-            weight, due = self.step_weight**m, labels.at(1 + m, out.shape[1])
-            total = total + weight * soft_cross_entropy_of(out, drafter.logits, due)
-            total_weight += weight
-        return total / total_weight
+        steps = enumerate(self.unroll(ids, features), start=1)
+        losses = (
+            soft_cross_entropy_of(out, drafter.logits, labels.at(shift, out.shape[1]))
+            for shift, out in steps
+        )
+        return decayed_mean(losses, self.step_weight)
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
         """The head's output of every step at every position.

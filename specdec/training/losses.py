@@ -9,7 +9,7 @@ can propose.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -75,6 +75,34 @@ class Distillation(nn.Module):
 def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
     """Mean over positions of `-sum_v probs_v log softmax(logits)_v`, both `[..., Vd]`."""
     return -(probs * logits.float().log_softmax(dim=-1)).sum(dim=-1).mean()
+
+
+def decayed_mean(losses: Iterable[Tensor], decay: float) -> Tensor:
+    """Mean of the losses of steps or depths, each weighing `decay` times the one before.
+
+    Example:
+        >>> import torch
+        >>> decayed_mean(torch.tensor([3.0, 0.0]), 0.5)
+        tensor(2.)
+    """
+    total, total_weight = 0.0, 0.0
+    for index, loss in enumerate(losses):
+        weight = decay**index
+        total, total_weight = total + weight * loss, total_weight + weight
+    return total / total_weight
+
+
+def check_row_length(ids: Tensor, count: int, what: str) -> None:
+    """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained.
+
+    Raises:
+        ValueError: rows that are too short.
+    """
+    if ids.shape[1] <= count:
+        raise ValueError(
+            f"rows of {ids.shape[1] - 1} tokens are too short for {count} {what}; make them longer "
+            "or train fewer"
+        )
 
 
 CHUNK_ELEMENTS = 2**26

@@ -11,6 +11,8 @@ an attention head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from einops import rearrange
@@ -22,8 +24,8 @@ from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 from specdec.heads.rotary import RotaryAngles
 from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
-from specdec.training.losses import soft_cross_entropy_of
-from specdec.training.teacher import Teacher
+from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
+from specdec.training.teacher import SoftLabels, Teacher
 
 
 def mask_token_config(
@@ -177,22 +179,20 @@ class MaskRollouts(nn.Module):
         Raises:
             ValueError: rows of fewer than M tokens and one.
         """
-        if ids.shape[1] <= self.num_depths:
-            raise ValueError(
-                f"rows of {ids.shape[1] - 1} tokens are too short for {self.num_depths} depths; "
-                "make them longer or train fewer"
-            )
-        drafter = self.drafter
-        labels, features = self._teacher.labels(ids, drafter.head.target_ids)
+        check_row_length(ids, self.num_depths, "depths")
+        labels, features = self._teacher.labels(ids, self.drafter.head.target_ids)
         anchors = self.draw_anchors(ids)
+        return decayed_mean(self._losses(ids, features, anchors, labels), self.depth_weight)
+
+    def _losses(
+        self, ids: Tensor, features: Tensor, anchors: Tensor, labels: SoftLabels
+    ) -> Iterator[Tensor]:
+        """Of every depth."""
         text, *rollouts = self.roll_out(ids, features, anchors)
-        due = labels.at(1, text.shape[1])
-        total, total_weight = soft_cross_entropy_of(text, drafter.logits, due), 1.0
+        yield soft_cross_entropy_of(text, self.drafter.logits, labels.at(1, text.shape[1]))
         for depth, out in enumerate(rollouts, start=1):
-            weight, due = self.depth_weight**depth, labels.gather(anchors + depth + 1)
-            total = total + weight * soft_cross_entropy_of(out, drafter.logits, due)
-            total_weight += weight
-        return total / total_weight
+            due = labels.gather(anchors + depth + 1)
+            yield soft_cross_entropy_of(out, self.drafter.logits, due)
 
     def draw_anchors(self, ids: Tensor) -> Tensor:
         """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""

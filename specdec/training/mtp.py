@@ -23,7 +23,7 @@ from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
 from specdec.heads.rotary import RotaryAngles
 from specdec.heads.window import Pass
 from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import soft_cross_entropy_of
+from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
 from specdec.training.teacher import Teacher
 
 
@@ -122,20 +122,16 @@ class MultiTokenPrediction(nn.Module):
         Raises:
             ValueError: rows of fewer than D tokens and one.
         """
-        drafter, num_depths = self.drafter, self.drafter.num_depths
-        if ids.shape[1] <= num_depths:
-            raise ValueError(
-                f"rows of {ids.shape[1] - 1} tokens are too short for {num_depths} depths; make "
-                "them longer or train fewer"
-            )
+        drafter = self.drafter
+        check_row_length(ids, drafter.num_depths, "depths")
         labels, features = self._teacher.labels(ids)
-        total, total_weight = 0.0, 0.0
-        for depth, out in enumerate(self.unroll(ids, features)):
-            weight, due = self.depth_weight**depth, labels.at(1 + depth, out.shape[1])
-            to_logits = partial(drafter.logits, depth=depth)
-            total = total + weight * soft_cross_entropy_of(out, to_logits, due)
-            total_weight += weight
-        return total / total_weight
+        losses = (
+            soft_cross_entropy_of(
+                out, partial(drafter.logits, depth=depth), labels.at(1 + depth, out.shape[1])
+            )
+            for depth, out in enumerate(self.unroll(ids, features))
+        )
+        return decayed_mean(losses, self.depth_weight)
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
         """The outputs of every depth at every index.

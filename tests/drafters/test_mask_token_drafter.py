@@ -10,7 +10,21 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import ragged_prompts, to_right_padding
+from drafting import ragged_prompts
+from head_laws import (
+    IDS,
+    LENGTHS,
+    MASK,
+    NUM_NEW,
+    TAMPERING,
+    check_company,
+    check_first_draft,
+    check_greedy_text,
+    check_is_exercised,
+    greedy_text,
+    misled,
+    num_accepted,
+)
 from mask_heads import ALIGNMENTS, config_for, head_for, informed, learned
 from state_tensors import addresses
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
@@ -19,9 +33,6 @@ from specdec import MaskTokenDrafter, SpeculativeGenerator
 from specdec.drafters import MaskTokenHead
 from specdec.samplers import CouplingSampler
 
-LENGTHS = 1, 4, 6, 9
-NUM_NEW = 24
-IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
 TARGETS = "llama", "qwen3", "gemma3", "gpt_oss", "deepseek_v3"
 WIDE = {
     "hidden_size": 128,
@@ -50,32 +61,13 @@ def _model(request):
 
 @pytest.fixture(scope="module", name="text")
 def _text(model):
-    """HF's own greedy text of the padded batch."""
-    return model.generate(
-        IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
-    )
-
-
-def steps_of(result):
-    return [[vars(step) for step in row] for row in result.trace]
-
-
-def num_accepted(result):
-    return [[step.num_accepted for step in row] for row in result.trace]
+    return greedy_text(model)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HEADS if "random" not in kind])
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(model, text, kind):
     drafter = MaskTokenDrafter(HEADS[kind](model), model, num_draft_tokens=4)
-    generator = SpeculativeGenerator(model, drafter)
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, trace=True)
-    assert result.sequences.tolist() == text.tolist()
-    assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
-    assert any(len(set(counts)) > 1 for counts in zip(*num_accepted(result), strict=False))
-    for row, length in ((0, LENGTHS[0]), (3, LENGTHS[3])):
-        alone = generator.generate(IDS[row : row + 1, -length:], max_new_tokens=NUM_NEW, trace=True)
-        assert alone.sequences[0].tolist() == text[row, -length - NUM_NEW :].tolist()
-        assert steps_of(alone) == [steps_of(result)[row]]  # what was drafted, too
+    check_is_exercised(check_greedy_text(model, drafter, text))
 
 
 @pytest.mark.parametrize("name", ALIGNMENTS)
@@ -96,21 +88,6 @@ DRAFTERS = {
     ),
     "argmax": MaskTokenDrafter(HEADS["informed p-eagle"](LLAMA), LLAMA, 4, proposal="argmax"),
 }
-SETTINGS = {
-    "temperature": [0.7, 1.0, 0.0, 1.3],
-    "top_k": [0, 5, 3, 40],
-    "top_p": [1.0, 0.9, 0.5, 0.8],
-    "min_p": [0.0, 0.0, 0.1, 0.02],
-    "seed": [11, 2**64 - 1, 7, 0],
-}
-
-
-def sampled(generator, rows=(0, 1, 2, 3), *, ids=IDS, mask=MASK):
-    """Every step of the rows, generated together, each with settings of its own."""
-    own = {name: [values[row] for row in rows] for name, values in SETTINGS.items()}
-    own |= {"max_new_tokens": 16, "do_sample": True, "trace": True}
-    result = generator.generate(ids[list(rows)], mask[list(rows)], **own)
-    return dict(zip(rows, steps_of(result), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -119,29 +96,13 @@ def sampled(generator, rows=(0, 1, 2, 3), *, ids=IDS, mask=MASK):
     ids=str,
 )
 def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(name, sampler):
-    generator = SpeculativeGenerator(LLAMA, DRAFTERS[name], sampler)
-    alone = {}
-    for row, length in enumerate(LENGTHS):
-        alone |= sampled(generator, (row,), ids=IDS[:, -length:], mask=MASK[:, -length:])
-    assert sampled(generator) == alone
-    assert sampled(generator, (3, 1, 0, 2)) == alone
-    assert sampled(generator, (2, 1)) == {row: alone[row] for row in (2, 1)}
-    ids, mask = to_right_padding(IDS, MASK)
-    assert sampled(generator, ids=ids, mask=mask) == alone
-    options = {"prefill_chunk_size": 3, "keep_storage": True}
-    chunked = SpeculativeGenerator(LLAMA, DRAFTERS[name], sampler, **options)
-    assert sampled(chunked) == alone
-    assert sampled(chunked) == alone  # over the storage of the call before
+    check_company(LLAMA, DRAFTERS[name], sampler)
 
 
 @pytest.mark.parametrize("name", ALIGNMENTS)
 def test_a_row_of_one_token_proposes_nothing_until_there_are_features(name):
-    generator = SpeculativeGenerator(LLAMA, DRAFTERS[name])
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, trace=True)
-    drafted = [[len(step.draft_tokens) for step in row] for row in result.trace]
-    first = 4 if name == "pard" else 0  # a language model needs none
-    assert drafted[0] == [first] + [4] * (len(drafted[0]) - 1)
-    assert all(counts == [4] * len(counts) for counts in drafted[1:])
+    # A language model needs no features.
+    check_first_draft(LLAMA, DRAFTERS[name], first=4 if name == "pard" else 0)
 
 
 # Law 2.
@@ -226,37 +187,13 @@ def test_a_head_that_knows_the_text_by_heart_is_never_rejected(name, width, chun
     assert oracle_acceptance(drafter, chunk) == [[width] * -(-20 // (width + 1))] * 2
 
 
-class Misled(MaskTokenDrafter):
-    """Gets contexts that have been tampered with."""
-
-    def prefill(self, context, state):
-        super().prefill(self.tamper(context), state)
-
-    def propose(self, context, state, drawing):
-        return super().propose(self.tamper(context), state, drawing)
-
-
-def with_features(change):
-    return lambda c: replace(c, features=c.features if c.features is None else change(c.features))
-
-
-TAMPERING = {
-    "features one position late": with_features(lambda f: f.roll(1, dims=1)),
-    "features one position early": with_features(lambda f: f.roll(-1, dims=1)),
-    "no features": with_features(torch.zeros_like),
-    "tokens one position late": lambda c: replace(c, tokens=c.tokens.roll(1, dims=1).clamp(min=0)),
-    "a row of a rejected token": lambda c: replace(
-        c, tokens=c.tokens.clamp(min=0), num_new=(c.num_new + 1).clamp(max=4)
-    ),
-}
 CASES = [(name, tampering) for name in ALIGNMENTS for tampering in TAMPERING]
 CASES = [(n, t) for n, t in CASES if not (n == "pard" and "features" in t)]
 
 
 @pytest.mark.parametrize(("name", "tampering"), CASES)
 def test_the_oracle_notices_whatever_is_out_of_place(name, tampering):
-    drafter = MaskTokenDrafter(ORACLES[name], LLAMA, 3)
-    drafter.__class__, drafter.tamper = Misled, TAMPERING[tampering]
+    drafter = misled(MaskTokenDrafter(ORACLES[name], LLAMA, 3), tampering)
     counts = [count for row in oracle_acceptance(drafter) for count in row]
     assert sum(counts) < 0.6 * 3 * len(counts)
 

@@ -8,12 +8,25 @@ from dataclasses import replace
 
 import pytest
 import torch
-from architectures import VOCAB, build
-from drafting import drawing, ragged_prompts, to_right_padding
+from architectures import build
+from drafting import drawing, ragged_prompts
 from eagle_heads import FeatureLoop
 from eagle_oracle import STEP, circle_turn, final_norm, oracle_target
 from eagle_oracle import VOCAB as ORACLE_VOCAB
 from eagle_oracle import WIDTH as ORACLE_WIDTH
+from head_laws import (
+    IDS,
+    MASK,
+    NUM_NEW,
+    TAMPERING,
+    check_company,
+    check_first_draft,
+    check_greedy_text,
+    check_is_exercised,
+    greedy_text,
+    misled,
+    num_accepted,
+)
 from mtp_checkpoints import write_numbered
 from mtp_heads import VOCAB as SMALL_VOCAB
 from mtp_heads import WIDTH, WIRINGS, head_for, informed, random_drafter
@@ -28,9 +41,6 @@ from specdec.heads.config import LayerConfig
 from specdec.samplers import CouplingSampler, Noise, Warp
 from specdec.target.cache import round_up
 
-LENGTHS = 1, 4, 6, 9
-NUM_NEW = 24
-IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
 LLAMA = build("llama")
 
 
@@ -43,80 +53,38 @@ HEADS = {
 }
 
 
-def steps_of(result):
-    return [[vars(step) for step in row] for row in result.trace]
-
-
 # Law 3.
 
 
 @pytest.mark.parametrize("num_draft_tokens", [2, 3, 5])
 @pytest.mark.parametrize("name", HEADS)
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name, num_draft_tokens):
-    options = {"max_new_tokens": NUM_NEW, "do_sample": False}
-    text = LLAMA.generate(IDS, attention_mask=MASK, pad_token_id=0, **options)
-    generator = SpeculativeGenerator(LLAMA, MTPDrafter(HEADS[name], LLAMA, num_draft_tokens))
-    result = generator.generate(IDS, MASK, trace=True, **options)
-    assert result.sequences.tolist() == text.tolist()
+    drafter = MTPDrafter(HEADS[name], LLAMA, num_draft_tokens)
+    result = check_greedy_text(LLAMA, drafter, greedy_text(LLAMA))
     if "random" not in name:
-        assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
-    for row, length in ((0, LENGTHS[0]), (3, LENGTHS[3])):
-        alone = generator.generate(IDS[row : row + 1, -length:], trace=True, **options)
-        assert steps_of(alone) == [steps_of(result)[row]]  # what was drafted, too
+        check_is_exercised(result)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "qwen3", "gemma3"])
 def test_greedy_text_is_that_of_hf_for_other_targets(name):
     model = build(name)
-    options = {"max_new_tokens": NUM_NEW, "do_sample": False}
-    text = model.generate(IDS, attention_mask=MASK, pad_token_id=0, **options)
     generator = SpeculativeGenerator(model, MTPDrafter(head_for(model), model, 3))
-    assert generator.generate(IDS, MASK, **options).sequences.equal(text)
+    found = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW)
+    assert found.sequences.equal(greedy_text(model))
 
 
 # Law 5.
-
-SETTINGS = {
-    "temperature": [0.7, 1.0, 0.0, 1.3],
-    "top_k": [0, 5, 3, 40],
-    "top_p": [1.0, 0.9, 0.5, 0.8],
-    "min_p": [0.0, 0.0, 0.1, 0.02],
-    "seed": [11, 2**64 - 1, 7, 0],
-}
-
-
-def sampled(generator, rows=(0, 1, 2, 3), *, ids=IDS, mask=MASK):
-    """Every step of the rows, generated together, each with settings of its own."""
-    own = {name: [values[row] for row in rows] for name, values in SETTINGS.items()}
-    own |= {"max_new_tokens": 16, "do_sample": True, "trace": True}
-    result = generator.generate(ids[list(rows)], mask[list(rows)], **own)
-    return dict(zip(rows, steps_of(result), strict=True))
 
 
 @pytest.mark.parametrize("sampler", ["auto", CouplingSampler()], ids=str)
 @pytest.mark.parametrize(("name", "count"), [("chain", 3), ("chain", 5), ("target's state", 4)])
 def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(name, count, sampler):
     drafter = MTPDrafter(HEADS[name], LLAMA, count, draft_temperature=0.8)
-    generator = SpeculativeGenerator(LLAMA, drafter, sampler)
-    alone = {}
-    for row, length in enumerate(LENGTHS):
-        alone |= sampled(generator, (row,), ids=IDS[:, -length:], mask=MASK[:, -length:])
-    assert sampled(generator) == alone
-    assert sampled(generator, (3, 1, 0, 2)) == alone
-    ids, mask = to_right_padding(IDS, MASK)
-    assert sampled(generator, ids=ids, mask=mask) == alone
-    options = {"prefill_chunk_size": 2, "keep_storage": True}
-    chunked = SpeculativeGenerator(LLAMA, drafter, sampler, **options)
-    assert sampled(chunked) == alone
-    assert sampled(chunked) == alone  # over the storage of the call before
+    check_company(LLAMA, drafter, sampler, chunk=2)
 
 
 def test_a_row_of_one_token_proposes_nothing_until_the_target_has_read_it():
-    generator = SpeculativeGenerator(LLAMA, MTPDrafter(HEADS["chain"], LLAMA, 4))
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, trace=True)
-    drafted = [[len(step.draft_tokens) for step in row] for row in result.trace]
-    assert drafted[0] == [0] + [4] * (len(drafted[0]) - 1)
-    assert all(counts == [4] * len(counts) for counts in drafted[1:])
+    check_first_draft(LLAMA, MTPDrafter(HEADS["chain"], LLAMA, 4), first=0)
 
 
 # Law 2.
@@ -179,7 +147,7 @@ def oracle_acceptance(drafter, chunk=2048, **options):
     result = generator.generate(
         ORACLE_IDS, ORACLE_MASK, max_new_tokens=40, trace=True, eos_token_id=None, **options
     )
-    return [[step.num_accepted for step in row] for row in result.trace]
+    return num_accepted(result)
 
 
 ORACLES = [("chain", 1, 3), ("chain", 3, 3), ("chain", 3, 7), ("chain", 4, 2), ("target", 4, 4)]
@@ -194,32 +162,10 @@ def test_a_head_that_knows_the_target_is_never_rejected(semantics, depths, width
     assert accepted == [[width] * full, [0] + [width] * one_token, [width] * full]
 
 
-class Misled(MTPDrafter):
-    """Gets contexts that have been tampered with."""
-
-    def prefill(self, context, state):
-        super().prefill(self.tamper(context), state)
-
-    def propose(self, context, state, drawing):
-        return super().propose(self.tamper(context), state, drawing)
-
-
-TAMPERING = {
-    "features one position late": lambda c: replace(c, features=c.features.roll(1, dims=1)),
-    "features one position early": lambda c: replace(c, features=c.features.roll(-1, dims=1)),
-    "tokens beside their own features": lambda c: replace(c, tokens=c.tokens.roll(1, dims=1)),
-    "a row of a rejected token": lambda c: replace(
-        c, tokens=c.tokens.clamp(min=0), num_new=(c.num_new + 1).clamp(max=5)
-    ),
-    "no features": lambda c: replace(c, features=torch.zeros_like(c.features)),
-}
-
-
 @pytest.mark.parametrize("tampering", TAMPERING)
 def test_the_oracle_notices_whatever_is_out_of_place(tampering):
     assert STEP > 0
-    drafter = oracle_drafter("chain", 3, 4)
-    drafter.__class__, drafter.tamper = Misled, TAMPERING[tampering]
+    drafter = misled(oracle_drafter("chain", 3, 4), tampering)
     rate = [a for row in oracle_acceptance(drafter) for a in row[1:]]
     assert sum(rate) < 0.5 * 4 * len(rate)
 

@@ -140,8 +140,8 @@ MASK_TOKEN = [
         name="context features skip the norm after fc",
         source="z-lab/dflash: hidden_norm",
         file="heads/mask_token.py",
-        old="return self.hidden_norm(join_features(self, features))",
-        new="return join_features(self, features)",
+        old="return self.hidden_norm(self.fuse(features))",
+        new="return self.fuse(features)",
         caught_by=wiring_test("dflash"),
     ),
     Mutant(
