@@ -12,6 +12,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = [
+    {"arguments"},
     {"types", "results", "graphs"},
     {"kernels", "trace"},
     {"target"},
@@ -90,6 +91,7 @@ def test_an_import_that_goes_up_would_be_seen(tmp_path):
 
 
 LIBRARIES = {
+    "arguments": {"torch"},
     "types": {"torch"},
     "graphs": {"torch"},
     "kernels": {"torch", "triton", "einops"},
