@@ -1,183 +1,330 @@
-"""Checks of arguments, with one style of message: what was expected, and what came."""
+"""Checks of arguments: one sentence for what was expected and what came.
+
+A value of another type raises `TypeError`, a value out of range or a name that does not exist
+`ValueError`. No check waits for a device.
+"""
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+_WORDS = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "a dictionary",
+    NoneType: "None",
+    Callable: "a function",
+}
+_ABSTRACT = (Tensor, nn.Module)
 
 
-def check_count(name: str, value: Any, *, least: int = 1, most: int | None = None) -> None:
-    """Raises `ValueError` unless a value is an integer of a range.
+def check_type(name: str, value: Any, hint: Any, *, advice: str = "") -> Any:
+    """Returns the value, if it is of the type that a hint names.
 
     Args:
         name: of the argument.
-        value: of the argument; a boolean is no integer.
-        least, most: ends of the range; `None` has no end.
+        value: that came.
+        hint: a class or a hint such as `int | None`, `tuple[int, ...]` or `Literal["a", "b"]`. A
+            boolean is no number here, and a string no sequence; an integer is a number.
+        advice: what to do instead, appended to the message.
+
+    Raises:
+        TypeError: a value of another type.
+        ValueError: a string that is none of the names that a `Literal` lists.
 
     Example:
-        >>> check_count("rounds", 0)
+        >>> check_type("top_k", 5, int | None)
+        5
+        >>> check_type("fc_bias", "false", bool)
         Traceback (most recent call last):
-        ...
-        ValueError: rounds must be an integer >= 1, got 0
+            ...
+        TypeError: fc_bias must be True or False, got 'false'
     """
-    is_integer = isinstance(value, int) and not isinstance(value, bool)
-    if not is_integer or value < least or (most is not None and value > most):
-        known = f"integer >= {least}" if most is None else f"integer in {least}..{most}"
-        raise ValueError(f"{name} must be an {known}, got {_shown(value)}")
+    if _fits(value, hint):
+        return value
+    message = f"{name} must be {_words(hint)}, got {shown(value)}{advice and '; '}{advice}"
+    kind = ValueError if _is_name(hint) and isinstance(value, str) else TypeError
+    raise kind(message)
+
+
+def check_integer(
+    name: str, value: Any, low: int | None = None, high: int | None = None, *, advice: str = ""
+) -> int:
+    """Returns an integer in `low..high`.
+
+    Raises:
+        TypeError: no integer.
+        ValueError: one out of range.
+
+    Example:
+        >>> check_integer("batch_size", 0, 1)
+        Traceback (most recent call last):
+            ...
+        ValueError: batch_size must be an integer >= 1, got 0
+    """
+    return _in_range(name, value, int, low, high, advice)
 
 
 def check_number(
+    name: str, value: Any, low: float | None = None, high: float | None = None, *, advice: str = ""
+) -> float:
+    """Returns a finite number of `low..high`.
+
+    Raises:
+        TypeError: no number.
+        ValueError: one out of range, NaN or infinity.
+
+    Example:
+        >>> check_number("epsilon", 1.5, 0, 1)
+        Traceback (most recent call last):
+            ...
+        ValueError: epsilon must be a number in 0..1, got 1.5
+    """
+    return _in_range(name, value, float, low, high, advice)
+
+
+def check_device(name: str, value: Any) -> torch.device:
+    """Returns the device that a value names.
+
+    Raises:
+        TypeError, ValueError: there is none of that name.
+
+    Example:
+        >>> check_device("device", "gpu")
+        Traceback (most recent call last):
+            ...
+        ValueError: device must be a torch device such as 'cpu' or 'cuda:0', got 'gpu'
+    """
+    message = f"{name} must be a torch device such as 'cpu' or 'cuda:0', got {shown(value)}"
+    if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
+        raise TypeError(message)
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise ValueError(message) from error
+
+
+def check_tensor(
     name: str,
     value: Any,
+    shape: Sequence[int | None],
+    dtypes: Sequence[torch.dtype] = (),
     *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    below: float | None = None,
-) -> None:
-    """Raises `ValueError` unless a value is a finite number of a range.
+    device: torch.device | None = None,
+) -> Tensor:
+    """Returns a tensor of a shape, data type and device.
 
     Args:
         name: of the argument.
-        value: of the argument; a boolean is no number.
-        least, above: lower end of the range, itself inside or outside.
-        most, below: upper end, likewise.
+        value: that came.
+        shape: `None` stands for any size.
+        dtypes: that it may have; empty for all.
+        device: where it must be; `None` for anywhere.
+
+    Raises:
+        TypeError: no tensor, or one of another data type.
+        ValueError: another shape or device.
 
     Example:
-        >>> check_number("step_weight", float("nan"), above=0)
+        >>> check_tensor("tokens", torch.zeros(2, 3), (2, None), (torch.long,))
         Traceback (most recent call last):
-        ...
-        ValueError: step_weight must be a finite number > 0, got nan
+            ...
+        TypeError: tokens must be int64, got float32
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    is_valid = is_number and math.isfinite(value)
-    is_valid = is_valid and (least is None or value >= least) and (above is None or value > above)
-    is_valid = is_valid and (most is None or value <= most) and (below is None or value < below)
-    if not is_valid:
-        ends = {">=": least, ">": above, "<=": most, "<": below}
-        known = " and ".join(f"{sign} {end:g}" for sign, end in ends.items() if end is not None)
-        kind = "a finite number" if is_number and not math.isfinite(value) else "a number"
-        raise ValueError(f"{name} must be {f'{kind} {known}'.strip()}, got {_shown(value)}")
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+    own = value.shape
+    wrong = len(own) != len(shape)
+    if not wrong:
+        for want, size in zip(shape, own, strict=False):
+            wrong |= want is not None and want != size
+    if wrong:
+        sizes = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} must have shape [{sizes}], got {list(own)}")
+    if dtypes and value.dtype not in dtypes:
+        words = " or ".join(map(_dtype_name, dtypes))
+        raise TypeError(f"{name} must be {words}, got {_dtype_name(value.dtype)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name} must be on {device}, got a tensor on {value.device}")
+    return value
 
 
-def check_flag(name: str, value: Any) -> None:
-    """Raises `TypeError` unless a value is `True` or `False`.
+def check_fields(record: Any) -> None:
+    """Checks every field of a dataclass against its type hint.
 
-    Args:
-        name: of the argument.
-        value: of the argument.
-    """
-    if not isinstance(value, bool):
-        raise TypeError(f"{name} must be True or False, got {_shown(value)}")
-
-
-def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises `ValueError` unless a value is one of several names.
-
-    Args:
-        name: of the argument.
-        value: of the argument.
-        choices: all names.
-    """
-    choices = tuple(choices)
-    if not isinstance(value, str) or value not in choices:
-        known = ", ".join(map(repr, choices))
-        raise ValueError(f"{name} must be one of {known}, got {_shown(value)}")
-
-
-def check_type(name: str, value: Any, kinds: type | tuple[type, ...], hint: str = "") -> None:
-    """Raises `TypeError` unless a value is of one of several types.
-
-    Args:
-        name: of the argument.
-        value: of the argument.
-        kinds: a type or several.
-        hint: what to do instead.
+    Raises:
+        TypeError, ValueError: see `check_type`; the message names the class and the field.
 
     Example:
-        >>> check_type("stats", [], dict, "pass result.stats")
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class Flags:
+        ...     has_bias: bool = False
+        >>> check_fields(Flags("no"))
         Traceback (most recent call last):
-        ...
-        TypeError: stats must be a dict, got a list; pass result.stats
+            ...
+        TypeError: Flags.has_bias must be True or False, got 'no'
     """
-    if not isinstance(value, kinds):
-        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        names = " or ".join(_with_article(kind.__name__) for kind in kinds)
-        got = "None" if value is None else _with_article(type(value).__name__)
-        raise TypeError(f"{name} must be {names}, got {got}" + (f"; {hint}" if hint else ""))
+    kind = type(record)
+    hints = hints_of(kind)
+    for field in fields(record):
+        check_type(f"{kind.__name__}.{field.name}", getattr(record, field.name), hints[field.name])
 
 
-def check_file(name: str, path: Any) -> Path:
-    """The path of a file that is to be written.
+def check_options(options: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Checks options against their type hints; names without a hint are left to the caller.
 
-    Args:
-        name: of the argument.
-        path: of the argument; its folder must be there.
+    Raises:
+        TypeError, ValueError: see `check_type`.
+
+    Example:
+        >>> check_options({"rope_theta": "big"}, {"rope_theta": float | None})
+        Traceback (most recent call last):
+            ...
+        TypeError: rope_theta must be a number or None, got 'big'
+    """
+    for name, value in options.items():
+        if name in hints:
+            check_type(name, value, hints[name])
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The type hints of a class's own annotations: a dataclass, or a `TypedDict` of options."""
+    return get_type_hints(kind)
+
+
+def check_folder(name: str, value: Any) -> Path:
+    """Returns a folder that files can be written into, if the path can be one; makes nothing.
 
     Raises:
         TypeError: no path.
-        ValueError: a folder, or a file in a folder that is not there.
+        ValueError: an empty path, or one of a file.
+
+    Example:
+        >>> check_folder("folder", "")
+        Traceback (most recent call last):
+            ...
+        ValueError: folder must be the path of a folder, got ''
     """
-    path = check_path(name, path)
-    if path.is_dir():
-        raise ValueError(f"{name} must be a file, got the folder {str(path)!r}")
-    if not path.parent.is_dir():
-        raise ValueError(f"{name} is to be in the folder {str(path.parent)!r}, which is not there")
+    check_type(name, value, str | Path)
+    if not str(value) or "\0" in str(value):
+        raise ValueError(f"{name} must be the path of a folder, got {shown(value)}")
+    path = Path(value)
+    file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
+    if file is not None:
+        raise ValueError(f"{name} must be the path of a folder, but {file} is a file")
     return path
 
 
-def check_folder(name: str, path: Any) -> Path:
-    """The path of a folder that is to be written to; it need not be there.
+def shown(value: Any) -> str:
+    """A value as messages show it: short, and without the contents of tensors and models.
 
-    Args:
-        name: of the argument.
-        path: of the argument.
-
-    Raises:
-        TypeError: no path.
-        ValueError: a file, or a folder that cannot be made.
+    Example:
+        >>> shown(torch.zeros(2, 3)), shown([1] * 99)[:12], shown(torch.nn.ReLU), shown(None)
+        ('a float32 tensor of shape [2, 3]', '[1, 1, 1, 1,', 'the class ReLU', 'None')
     """
-    path = check_path(name, path)
-    there = next((p for p in (path, *path.parents) if p.exists()), path)
-    if not there.is_dir():
-        raise ValueError(
-            f"{name} must be a folder, got {str(path)!r}, and {str(there)!r} is a file"
-        )
-    if not os.access(there, os.W_OK):
-        raise ValueError(f"{name} is {str(path)!r}, and {str(there)!r} cannot be written to")
-    return path
-
-
-def check_path(name: str, path: Any) -> Path:
-    """A path of a file system.
-
-    Args:
-        name: of the argument.
-        path: of the argument, a `str` or a `Path`.
-
-    Raises:
-        TypeError: something else.
-        ValueError: an empty text, or one that no file can have for a name.
-    """
-    if not isinstance(path, str | Path):
-        raise TypeError(f"{name} must be a path, a str or a Path, got {_shown(path)}")
-    if str(path) == "" or "\0" in str(path):
-        raise ValueError(f"{name} must be the name of a file or folder, got {_shown(path)}")
-    try:
-        Path(path).exists()
-    except OSError as error:  # names that are too long
-        raise ValueError(f"{name} cannot be a path: {error.strerror}") from error
-    return Path(path)
-
-
-def _with_article(noun: str) -> str:
-    return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def _shown(value: Any) -> str:
-    """A value in a message, cut where it is long."""
+    if isinstance(value, Tensor):
+        return f"a {_dtype_name(value.dtype)} tensor of shape {list(value.shape)}"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    plain = bool | int | float | str | bytes | NoneType | list | tuple | set | dict
+    if not isinstance(value, plain) or _holds(value, _ABSTRACT):
+        return f"a {type(value).__name__}"
     text = repr(value)
-    return text if len(text) <= 80 else f"{text[:60]}... ({type(value).__name__})"
+    return text if len(text) <= 80 else f"{text[:76]} ..."
+
+
+def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    is_container = isinstance(value, list | tuple | set | dict)
+    return is_container and any(isinstance(part, kinds) or _holds(part, kinds) for part in parts)
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _in_range(name: str, value: Any, kind: type, low, high, advice: str):
+    is_kind = _fits(value, kind)
+    is_finite = is_kind and (kind is int or math.isfinite(value))
+    if is_finite and (low is None or value >= low) and (high is None or value <= high):
+        return value
+    words = _WORDS[kind]
+    if low is not None:
+        words += f" >= {low}" if high is None else f" in {low}..{high}"
+    raise (ValueError if is_kind else TypeError)(
+        f"{name} must be {words}, got {shown(value)}{advice and '; '}{advice}"
+    )
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of the type that a hint names."""
+    origin, args = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if hint is None or hint is NoneType:
+        return value is None
+    if hint is bool or hint is str:
+        return isinstance(value, hint)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is Callable or origin is Callable:
+        return callable(value)
+    if origin is Literal:
+        return any(type(value) is type(arg) and value == arg for arg in args)
+    if origin in (Union, UnionType):
+        return any(_fits(value, arg) for arg in args)
+    if origin is tuple:
+        if not isinstance(value, tuple):
+            return False
+        if len(args) == 2 and args[1] is Ellipsis:
+            return all(_fits(item, args[0]) for item in value)
+        return len(value) == len(args) and all(map(_fits, value, args))
+    if origin is not None:
+        if isinstance(value, str | bytes) or not isinstance(value, origin):
+            return False
+        items = value.values() if issubclass(origin, Mapping) else value
+        return all(_fits(item, args[-1]) for item in items) if args else True
+    return not isinstance(hint, type) or isinstance(value, hint)
+
+
+def _words(hint: Any) -> str:
+    """What a hint asks for."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return _listed([repr(arg) for arg in args])
+    if origin in (Union, UnionType):
+        return _listed([_words(arg) for arg in args])
+    if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
+        return f"a tuple whose items are each {_words(args[0])}"
+    if origin is not None and origin is not Callable and args:
+        return f"a {origin.__name__.lower()} whose items are each {_words(args[-1])}"
+    if hint in _WORDS or origin in _WORDS:
+        return _WORDS.get(hint) or _WORDS[origin]
+    name = getattr(hint, "__name__", str(hint))
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+def _is_name(hint: Any) -> bool:
+    """Whether a hint lists names, alone or beside other types but strings."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(map(_is_name, get_args(hint)))
+    return get_origin(hint) is Literal and any(isinstance(arg, str) for arg in get_args(hint))

@@ -1,14 +1,17 @@
 """The records that flow between the parts, and how rows leave the tables of a batch.
 
 Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature
-width. Shapes are checked when a record is built; checking reads shapes only, so it never waits for
-a device.
+width. Shapes, data types and devices are checked when a record is built; values are not, so no
+check waits for a device.
 """
 
 from dataclasses import dataclass
 from enum import IntFlag
 
+import torch
 from torch import Tensor
+
+from specdec.arguments import check_integer, check_tensor, shown
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
@@ -33,11 +36,14 @@ class Fault(IntFlag):
     """A number of accepted tokens outside 0..num_valid."""
     EMITTED_ID = 64
     """An emitted token outside the target's vocabulary."""
+    ACCEPTED_TOKEN = 128
+    """An accepted token that is not the draft's."""
+    NUM_DRAFTED = 256
+    """A verdict's number of drafted tokens outside num_accepted..num_valid."""
 
 
-def _expect(name: str, tensor: Tensor, *shape: int) -> None:
-    if tensor.shape != shape:
-        raise ValueError(f"{name} must have shape {list(shape)}, got {list(tensor.shape)}")
+_IDS = (torch.long,)
+_PROBS = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +66,7 @@ class Context:
             has committed, and K + 1 more.
 
     Raises:
-        ValueError: shapes disagree.
+        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
     """
 
     tokens: Tensor
@@ -70,11 +76,13 @@ class Context:
     num_attended: int
 
     def __post_init__(self):
-        rows, width = self.tokens.shape
-        _expect("context.start", self.start, rows)
-        _expect("context.num_new", self.num_new, rows)
+        rows, width = check_tensor("context.tokens", self.tokens, (None, None), _IDS).shape
+        where = self.tokens.device
+        check_tensor("context.start", self.start, (rows,), _IDS, device=where)
+        check_tensor("context.num_new", self.num_new, (rows,), _IDS, device=where)
         if self.features is not None:
-            _expect("context.features", self.features, rows, width - 1, self.features.shape[-1])
+            check_tensor("context.features", self.features, (rows, width - 1, None))
+        check_integer("context.num_attended", self.num_attended, 0)
 
     @property
     def num_committed(self) -> Tensor:
@@ -95,7 +103,7 @@ class Draft:
         parents: reserved for trees; `None` is a chain.
 
     Raises:
-        ValueError: shapes disagree.
+        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
     """
 
     tokens: Tensor
@@ -104,13 +112,17 @@ class Draft:
     parents: Tensor | None = None
 
     def __post_init__(self):
-        rows, width = self.tokens.shape
+        rows, width = check_tensor("draft.tokens", self.tokens, (None, None), _IDS).shape
+        where = self.tokens.device
         if self.probs is not None:
-            _expect("draft.probs", self.probs, rows, width, self.probs.shape[-1])
+            check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
-            _expect("draft.num_valid", self.num_valid, rows)
+            check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
         if self.parents is not None:
-            raise ValueError("draft.parents is reserved for trees; pass None for a chain")
+            raise ValueError(
+                "draft.parents is reserved for trees; pass None for a chain, got "
+                f"{shown(self.parents)}"
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +152,7 @@ class Verdict:
             not look.
 
     Raises:
-        ValueError: shapes disagree.
+        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
     """
 
     tokens: Tensor
@@ -149,11 +161,13 @@ class Verdict:
     faults: Tensor | None = None
 
     def __post_init__(self):
-        _expect("verdict.num_accepted", self.num_accepted, self.tokens.shape[0])
-        if self.num_drafted is not None:
-            _expect("verdict.num_drafted", self.num_drafted, self.tokens.shape[0])
-        if self.faults is not None:
-            _expect("verdict.faults", self.faults, self.tokens.shape[0])
+        rows, _ = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
+        counts = "num_accepted", "num_drafted", "faults"
+        for name in counts:
+            count = getattr(self, name)
+            if count is not None or name == "num_accepted":
+                where = self.tokens.device
+                check_tensor(f"verdict.{name}", count, (rows,), _IDS, device=where)
 
     @property
     def num_emitted(self) -> Tensor:

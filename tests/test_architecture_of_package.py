@@ -91,6 +91,7 @@ def test_an_import_that_goes_up_would_be_seen(tmp_path):
 
 
 LIBRARIES = {
+    "arguments": {"torch"},
     "types": {"torch"},
     "graphs": {"torch"},
     "kernels": {"torch", "triton", "einops"},
