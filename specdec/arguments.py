@@ -77,9 +77,23 @@ def check_integer(
 
 
 def check_number(
-    name: str, value: Any, low: float | None = None, high: float | None = None, *, advice: str = ""
+    name: str,
+    value: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    below: float | None = None,
+    advice: str = "",
 ) -> float:
     """Returns a finite number of `low..high`.
+
+    Args:
+        name: of the argument.
+        value: that came.
+        low, high: ends of the range, themselves allowed.
+        above, below: ends that are not.
+        advice: what to do instead, appended to the message.
 
     Raises:
         TypeError: no number.
@@ -91,6 +105,11 @@ def check_number(
             ...
         ValueError: epsilon must be a number in 0..1, got 1.5
     """
+    if _fits(value, float) and math.isfinite(value):
+        if above is not None and not value > above:
+            raise ValueError(f"{name} must be a number > {above}, got {shown(value)}")
+        if below is not None and not value < below:
+            raise ValueError(f"{name} must be a number < {below}, got {shown(value)}")
     return _in_range(name, value, float, low, high, advice)
 
 
@@ -218,14 +237,54 @@ def check_folder(name: str, value: Any) -> Path:
             ...
         ValueError: folder must be the path of a folder, got ''
     """
-    check_type(name, value, str | Path)
-    if not str(value) or "\0" in str(value):
-        raise ValueError(f"{name} must be the path of a folder, got {shown(value)}")
-    path = Path(value)
-    file = next((p for p in (path, *path.parents) if p.exists() and not p.is_dir()), None)
-    if file is not None:
-        raise ValueError(f"{name} must be the path of a folder, but {file} is a file")
+    path = check_path(name, value, what="a folder")
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not there.is_dir():
+        raise ValueError(f"{name} must be the path of a folder, but {there} is a file")
     return path
+
+
+def check_file(name: str, value: Any) -> Path:
+    """Returns the path of a file that can be written: in a folder that is there.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty path, one of a folder, or one in a folder that is not there.
+
+    Example:
+        >>> check_file("output", "nowhere/run.jsonl")
+        Traceback (most recent call last):
+            ...
+        ValueError: output must be the path of a file, but there is no folder nowhere
+    """
+    path = check_path(name, value, what="a file")
+    if path.is_dir():
+        raise ValueError(f"{name} must be the path of a file, but {path} is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name} must be the path of a file, but there is no folder {path.parent}")
+    return path
+
+
+def check_path(name: str, value: Any, *, what: str = "a file or a folder") -> Path:
+    """Returns a path that a file system can have.
+
+    Args:
+        name: of the argument.
+        value: that came, a string or a `Path`.
+        what: is expected there, for the message.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty path, or one that no file can have.
+    """
+    check_type(name, value, str | Path)
+    try:
+        if not str(value) or "\0" in str(value):
+            raise OSError
+        Path(value).exists()
+    except OSError as error:
+        raise ValueError(f"{name} must be the path of {what}, got {shown(value)}") from error
+    return Path(value)
 
 
 def shown(value: Any) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.arguments import check_count, check_number
+from specdec.arguments import check_integer, check_number
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +65,7 @@ class RowStep:
         for name, tokens in (("draft_tokens", drafted), ("new_tokens", new)):
             if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
                 raise ValueError(f"{name} must be a list of ids, got {str(tokens)[:60]}")
-        check_count("num_accepted", accepted, least=0, most=len(drafted))
+        check_integer("num_accepted", accepted, 0, len(drafted))
         if (
             not 1 <= len(new) <= accepted + 1
             or new[:accepted] != drafted[: min(accepted, len(new))]
@@ -108,9 +108,9 @@ class SpeculationStats:
     def __init__(
         self, steps: list[list[RowStep]], num_draft_tokens: int, *, wall_s: float | None = None
     ):
-        check_count("num_draft_tokens", num_draft_tokens, least=0)
+        check_integer("num_draft_tokens", num_draft_tokens, 0)
         if wall_s is not None:
-            check_number("wall_s", wall_s, least=0)
+            check_number("wall_s", wall_s, 0)
         _check_steps(steps, num_draft_tokens)
         self.num_draft_tokens = num_draft_tokens
         self.wall_s = wall_s

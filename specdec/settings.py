@@ -15,12 +15,13 @@ _SAMPLED = 256
 """Elements of a tensor that a fingerprint reads: a large model takes milliseconds."""
 
 
-def settings_of(part: Any) -> dict[str, Any]:
+def settings_of(part: Any, *, with_weights: bool = True) -> dict[str, Any]:
     """The settings of a part: its class, its public attributes that are plain values (numbers,
     texts, tensors, records and lists of these), and a fingerprint of a module's weights.
 
     Args:
         part: any object.
+        with_weights: of a module.
 
     Example:
         >>> from specdec import PromptLookupDrafter
@@ -36,11 +37,10 @@ def settings_of(part: Any) -> dict[str, Any]:
     found = {name: getattr(part, name) for name in names}
     found = {name: plain(value) for name, value in found.items() if _is_plain(value)}
     settings = {"class": type(part).__name__, **found}
-    if isinstance(part, nn.Module):
-        weights = list(part.parameters())
-        if weights:
-            settings["parameters"] = sum(weight.numel() for weight in weights)
-            settings["weights"] = fingerprint(weights)
+    weights = list(part.parameters()) if with_weights and isinstance(part, nn.Module) else []
+    if weights:
+        settings["parameters"] = sum(weight.numel() for weight in weights)
+        settings["weights"] = fingerprint(weights)
     return settings
 
 

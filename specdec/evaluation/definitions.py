@@ -124,6 +124,6 @@ def as_spec_bench(
 
 def _stats_of(steps: Sequence[Sequence[RowStep]]) -> SpeculationStats:
     """Counts of steps of any draft length."""
-    check_type("steps", steps, Sequence, "pass result.steps")
+    check_type("steps", steps, Sequence, advice="pass result.steps")
     lengths = [len(step.draft_tokens) for row in steps for step in row if isinstance(step, RowStep)]
     return SpeculationStats([list(row) for row in steps], max(lengths, default=0))

@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from specdec.arguments import check_count, check_file, check_flag, check_number, check_type
+from specdec.arguments import check_file, check_integer, check_number, check_type
 from specdec.evaluation import prompts as prompt_sets
 from specdec.evaluation import provenance
 from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
@@ -70,9 +70,9 @@ class Plan:
         for name in ("max_new_tokens", "batch_size", "samples", "max_prompt_tokens"):
             value = getattr(self, name)
             if value is not None or name in ("max_new_tokens", "samples"):
-                check_count(name, value)
-        check_number("temperature", self.temperature, least=0)
-        check_count("seed", self.seed, least=0, most=2**64 - 1)
+                check_integer(name, value, 1)
+        check_number("temperature", self.temperature, 0)
+        check_integer("seed", self.seed, 0, 2**64 - 1)
         if self.samples > 1 and self.temperature == 0:
             raise ValueError("samples > 1 are all the same at temperature 0; pass a temperature")
         for name in self.options.keys() & _OWN.keys():
@@ -150,8 +150,8 @@ def evaluate(
         True
     """
     check_type("generator", generator, SpeculativeGenerator)
-    check_flag("progress", progress)
-    check_count("warmup", warmup, least=0)
+    check_type("progress", progress, bool)
+    check_integer("warmup", warmup, 0)
     if batch_size is None and not isinstance(prompts, Tensor):
         batch_size = 1
     plan = Plan(max_new_tokens, temperature, batch_size, samples, seed, max_prompt_tokens, options)
@@ -210,8 +210,8 @@ def _checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
     """Index and count."""
     if not isinstance(shard, tuple | list) or len(shard) != 2:
         raise TypeError(f"shard must be a pair (index, count), got {shard!r}")
-    check_count("the count of shard", shard[1])
-    check_count("the index of shard", shard[0], least=0, most=shard[1] - 1)
+    check_integer("the count of shard", shard[1], 1)
+    check_integer("the index of shard", shard[0], 0, shard[1] - 1)
     return shard[0], shard[1]
 
 

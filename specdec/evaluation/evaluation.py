@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from specdec.arguments import check_count, check_type
+from specdec.arguments import check_integer, check_type
 from specdec.evaluation.intervals import LEVEL, Estimate, bootstrap
 from specdec.evaluation.tables import Table
 from specdec.results import RowStep, SpeculationStats
@@ -83,7 +83,7 @@ class EvaluatedBatch:
             EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
             for row in saved["rows"]
         ]
-        check_count("batch", saved["batch"], least=0)
+        check_integer("batch", saved["batch"], 0)
         if not rows or not all(type(seconds) is float for seconds in saved["seconds"]):
             raise ValueError("expected rows, and seconds of each turn")
         return cls(saved["batch"], saved["seconds"], rows)

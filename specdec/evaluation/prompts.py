@@ -127,7 +127,7 @@ def as_prompts(
         prompts = rows
     elif attention_mask is not None:
         raise TypeError("attention_mask belongs to prompts in one tensor; lists have no padding")
-    check_type("prompts", prompts, Iterable, "pass a list of texts, ids or Prompt records")
+    check_type("prompts", prompts, Iterable, advice="pass a list of texts, ids or Prompt records")
     read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     if not read:
         raise ValueError("there are no prompts to evaluate")

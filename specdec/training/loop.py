@@ -18,11 +18,15 @@ from accelerate import Accelerator
 from accelerate.utils import GradientAccumulationPlugin
 from torch import Tensor, nn
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
+from specdec.arguments import check_folder, check_type
 from specdec.training.data import PackedStream
 from specdec.training.interruption import Interruption
 from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.training.run_checkpoint import RunCheckpoint
+from specdec.training.run_settings import run_settings
+from specdec.training.teacher import Teacher
 
 Evaluate = Callable[[], dict[str, float]]
 Schedule = list[tuple[torch.optim.Optimizer, float]]
@@ -56,7 +60,10 @@ def train(
         What the run did, all of it if it went on from a checkpoint.
 
     Raises:
-        ValueError: the text is too short for the plan, or the checkpoint is of another run.
+        TypeError: an argument of another type.
+        ValueError: the text is too short for the plan; or the checkpoint is damaged, or of a run
+            with other settings (names them; `steps`, `minutes`, `accumulation` and what changes
+            neither the rows of a step nor their order may differ).
         FloatingPointError: the loss or a weight is not finite any more; such weights are not saved.
         KeyboardInterrupt: SIGINT or SIGTERM came. The step under way was completed and saved.
 
@@ -74,7 +81,14 @@ def train(
         >>> progress.num_steps, progress.num_tokens
         (1, 32)
     """
-    # The precision is the plan's, not the launcher's: see `_loss`.
+    check_type("objective", objective, nn.Module)
+    check_type("stream", stream, PackedStream)
+    check_type("plan", plan, TrainingPlan)
+    work_dir = check_folder("work_dir", work_dir)
+    if evaluate is not None and not callable(evaluate):
+        raise TypeError(f"evaluate must be a function that returns figures, got {evaluate!r}")
+    _check_ids(objective, stream)
+    # The precision is the plan's, not the launcher's: see `_descend`.
     accelerator = Accelerator(
         mixed_precision="no",
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=plan.accumulation),
@@ -84,7 +98,8 @@ def train(
     model = accelerator.prepare(objective)
     # One program per row length: with symbolic sizes each would be slower.
     loss_of = torch.compile(model, dynamic=False) if plan.compiled else model
-    checkpoint = RunCheckpoint(Path(work_dir), accelerator, progress, stream)
+    settings = run_settings(objective, stream, plan, accelerator.num_processes)
+    checkpoint = RunCheckpoint(work_dir, accelerator, progress, stream, settings)
     interruption = Interruption()
     with (
         _own_generators(plan.seed, accelerator),
@@ -147,6 +162,19 @@ def build_optimizers(module: nn.Module, plan: TrainingPlan) -> Schedule:
     return schedule
 
 
+def _check_ids(objective: nn.Module, stream: PackedStream) -> None:
+    """Raises `ValueError` for text of another vocabulary, which a GPU would report as its own."""
+    models = [part for part in objective.modules() if isinstance(part, PreTrainedModel)]
+    models += [part.target for part in vars(objective).values() if isinstance(part, Teacher)]
+    for model in models:
+        size = model.get_input_embeddings().weight.shape[0]
+        if stream.largest_id >= size:
+            raise ValueError(
+                f"the text holds the id {stream.largest_id}, and {type(model).__name__} has {size} "
+                "embeddings; encode the text with the model's own tokenizer"
+            )
+
+
 _BAR = "{l_bar}{bar}|{postfix}"
 
 
@@ -171,10 +199,20 @@ def _descend(
 
     Returns:
         The loss of the batch.
+
+    Raises:
+        TypeError: it is no loss that depends on what is trained.
     """
     # Not accelerate's own mixed precision: it is set once per process, and rewrites the module.
     with torch.autocast(ids.device.type, torch.bfloat16, enabled=plan.precision == "bf16"):
         loss = loss_of(ids)
+    if not isinstance(loss, Tensor) or loss.dim() or not loss.requires_grad:
+        got = f"{list(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+        raise TypeError(
+            "an objective must return its mean loss, a tensor of no dimensions that depends on "
+            f"trainable parameters, got {got}"
+            + (", without a gradient" if isinstance(loss, Tensor) and not loss.dim() else "")
+        )
     accelerator.backward(loss)
     if accelerator.sync_gradients:
         trained = [p for o, _ in schedule for group in o.param_groups for p in group["params"]]
@@ -229,10 +267,17 @@ def _evaluate(
         with modes_kept(objective, is_training=False):
             figures = interruption.run(evaluate)
     if figures is not None:
+        _check_figures(figures)
         progress.evaluations.append({"step": progress.num_steps, **figures})
         text = ", ".join(f"{name} {value:.3f}" for name, value in figures.items())
         tqdm.write(f"step {progress.num_steps}: {text}")
     accelerator.wait_for_everyone()
+
+
+def _check_figures(figures: dict[str, float]) -> None:
+    check_type("what evaluate returns", figures, dict, advice="return figures by name")
+    for name, value in figures.items():
+        check_type(f"the figure {name!r} of evaluate", value, float)
 
 
 @contextmanager

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Literal
 
-_POSITIVE = ("steps", "minutes", "tokens_per_step", "accumulation", "clip_norm")
-_POSITIVE += ("lr_matrices", "lr_others")
-_NOT_NEGATIVE = ("weight_decay", "final_lr_ratio", "checkpoint_minutes", "evaluate_every")
+from specdec.arguments import check_integer, check_number, check_type
+
+_COUNTS = {"steps": 1, "tokens_per_step": 1, "accumulation": 1, "evaluate_every": 0, "seed": 0}
+"""Whole numbers, and the least value of each."""
+_POSITIVE = ("minutes", "clip_norm", "lr_matrices", "lr_others")
+_NOT_NEGATIVE = ("weight_decay", "final_lr_ratio", "checkpoint_minutes")
 
 
 @dataclass(frozen=True)
@@ -68,28 +72,18 @@ class TrainingPlan:
             raise ValueError(
                 f"expected either steps or minutes, got steps={self.steps}, minutes={self.minutes}"
             )
+        for name, least in _COUNTS.items():
+            if name != "steps" or self.steps is not None:
+                check_integer(name, getattr(self, name), least)
         for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if name != "minutes" or self.minutes is not None:
+                check_number(name, getattr(self, name), above=0)
         for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
-        for name in (*_POSITIVE, *_NOT_NEGATIVE):
-            if getattr(self, name) == math.inf:
-                raise ValueError(f"{name} must be finite, got inf")
-        ends = [end for end, _ in self.lengths]
-        if not ends or sorted(set(ends)) != ends or ends[-1] != 1:
-            raise ValueError(
-                "lengths must be pairs (until this fraction, tokens per row) with rising fractions "
-                f"that end at 1, got {self.lengths}"
-            )
-        if min(length for _, length in self.lengths) < 1:
-            raise ValueError(f"rows must have at least one token, got lengths {self.lengths}")
-        if not 0 <= self.warmup_fraction < 1:
-            raise ValueError(f"warmup_fraction must be in [0, 1), got {self.warmup_fraction}")
-        if self.precision not in ("bf16", "no"):
-            raise ValueError(f"precision must be 'bf16' or 'no', got {self.precision!r}")
+            check_number(name, getattr(self, name), 0)
+        check_number("warmup_fraction", self.warmup_fraction, 0, below=1)
+        check_type("precision", self.precision, Literal["bf16", "no"])
+        check_type("compiled", self.compiled, bool)
+        _check_lengths(self.lengths)
 
     def length_at(self, fraction: float) -> int:
         """Tokens per row at a fraction of the run."""
@@ -118,6 +112,20 @@ class TrainingPlan:
                 "raise it or shorten the rows"
             )
         return rows
+
+
+def _check_lengths(lengths: tuple[tuple[float, int], ...]) -> None:
+    """Refuses what is no schedule of row lengths."""
+    form = "lengths must be pairs (until this fraction, tokens per row)"
+    pairs = lengths if isinstance(lengths, tuple | list) else ()
+    if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
+        raise ValueError(f"{form}, got {lengths!r}")
+    for end, length in pairs:
+        check_number("a fraction of lengths", end, None, 1, above=0)
+        check_integer("the tokens per row of lengths", length, 1)
+    ends = [end for end, _ in pairs]
+    if sorted(set(ends)) != ends or ends[-1] != 1:
+        raise ValueError(f"{form} with rising fractions that end at 1, got {lengths}")
 
 
 @dataclass
@@ -160,5 +168,7 @@ class TrainingProgress:
         return dict(vars(self))
 
     def load_state_dict(self, state: dict) -> None:
-        """Sets all fields."""
+        """Sets all fields; `ValueError` if these are others."""
+        if not isinstance(state, dict) or state.keys() != vars(self).keys():
+            raise ValueError(f"expected {', '.join(vars(self))}, got {state!r}")
         vars(self).update(state)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
 
+from specdec.settings import differences
 from specdec.training.data import PackedStream
 from specdec.training.plan import TrainingProgress
+
+SETTINGS = "settings.json"
 
 
 class RunCheckpoint:
@@ -22,6 +27,7 @@ class RunCheckpoint:
         accelerator: that has prepared the module and the optimisers.
         progress: kept with them.
         stream: kept with them.
+        settings: of the run; it goes on with no others.
     """
 
     def __init__(
@@ -30,27 +36,42 @@ class RunCheckpoint:
         accelerator: Accelerator,
         progress: TrainingProgress,
         stream: PackedStream,
+        settings: dict[str, Any],
     ):
         self.folder = work_dir / "checkpoint"
         self._fresh, self._last = work_dir / "checkpoint.new", work_dir / "checkpoint.old"
         self._accelerator = accelerator
+        self._settings = json.loads(json.dumps(settings))
         accelerator.register_for_checkpointing(progress, stream)
 
     def load(self) -> None:
         """Sets everything to what the folder holds, if there is one.
 
         Raises:
-            ValueError: it does not fit what is being trained.
+            ValueError: it is of another run, names the settings that differ; or it is damaged.
         """
         folder = self.folder if self.folder.exists() else self._last
         if not folder.exists():
             return
+        advice = "delete it or choose another work_dir"
+        try:
+            theirs = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise ValueError(
+                f"the checkpoint in {folder} does not say of which run it is, {advice}: "
+                f"{SETTINGS}: {error}"
+            ) from error
+        differing = differences(theirs if isinstance(theirs, dict) else {}, self._settings)
+        if differing:
+            raise ValueError(
+                f"the checkpoint in {folder} is of another run, {advice}; they differ in "
+                f"{', '.join(differing)}"
+            )
         try:
             self._accelerator.load_state(str(folder))
-        except (RuntimeError, ValueError, KeyError) as error:
+        except Exception as error:  # damaged files end in errors of any kind
             raise ValueError(
-                f"the checkpoint in {folder} is of another run, delete it or choose another "
-                f"work_dir: {error}"
+                f"the checkpoint in {folder} is damaged, {advice}: {type(error).__name__}: {error}"
             ) from error
 
     def save(self) -> None:
@@ -60,6 +81,8 @@ class RunCheckpoint:
             shutil.rmtree(self._fresh, ignore_errors=True)
         accelerator.wait_for_everyone()
         accelerator.save_state(str(self._fresh))
+        if accelerator.is_main_process:
+            (self._fresh / SETTINGS).write_text(json.dumps(self._settings), encoding="utf-8")
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             if self.folder.exists():

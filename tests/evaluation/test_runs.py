@@ -335,7 +335,7 @@ def test_warm_up_is_not_measured(monkeypatch):
         ({"temperature": [0.5]}, "temperature must be a number >= 0"),
         ({"samples": 2}, "samples > 1 are all the same at temperature 0"),
         ({"seed": -1}, "seed must be an integer in 0..18446744073709551615, got -1"),
-        ({"seed": "x"}, "seed must be an integer"),
+        ({"seed": "x"}, "seed must be an integer in"),
         ({"warmup": -1}, "warmup must be an integer >= 0, got -1"),
         ({"shard": (1, 1)}, r"the index of shard must be an integer in 0..0, got 1"),
         ({"shard": (-1, 2)}, "the index of shard must be an integer in 0..1, got -1"),
@@ -345,10 +345,13 @@ def test_warm_up_is_not_measured(monkeypatch):
         ({"streamer": None}, "evaluate has no option streamer"),
         ({"num_return_sequences": 2}, "evaluate has no option num_return_sequences: samples=n"),
         ({"progress": "x"}, "progress must be True or False, got 'x'"),
-        ({"output": ""}, "output must be the name of a file or folder"),
-        ({"output": "."}, r"output must be a file, got the folder '.'"),
-        ({"output": "nowhere/run"}, "output is to be in the folder 'nowhere', which is not there"),
-        ({"output": 5}, "output must be a path, a str or a Path, got 5"),
+        ({"output": ""}, "output must be the path of a file, got ''"),
+        ({"output": "."}, "output must be the path of a file, but . is a folder"),
+        (
+            {"output": "nowhere/run"},
+            "but there is no folder nowhere",
+        ),
+        ({"output": 5}, "output must be a string or a Path, got 5"),
         ({"attention_mask": torch.ones(1, 2)}, "attention_mask belongs to prompts in one tensor"),
     ],
 )
@@ -362,7 +365,7 @@ def test_plans_that_cannot_be_right_are_refused(options, message):
     [
         (None, PROMPTS, "generator must be a SpeculativeGenerator, got None"),
         (TARGET, PROMPTS, "generator must be a SpeculativeGenerator, got a LlamaForCausalLM"),
-        (GENERATOR, 5, "prompts must be an Iterable, got an int"),
+        (GENERATOR, 5, "prompts must be an Iterable, got 5"),
         (GENERATOR, [PROMPTS[0], PROMPTS[0]], "prompts 0 and 1 have the id 'p0'"),
         (GENERATOR, ["text"], "prompt '0' is a text; pass tokenizer="),
     ],
@@ -374,7 +377,7 @@ def test_what_cannot_be_evaluated_is_refused(generator, prompts, message):
 
 def test_prompts_of_another_form_are_refused():
     for options, message in (
-        ({"id": 5, "turns": ("x",)}, "the id of a prompt must be a str, got an int"),
+        ({"id": 5, "turns": ("x",)}, "the id of a prompt must be a string, got 5"),
         ({"id": "a", "turns": ()}, "turns of prompt 'a' must be a tuple of texts"),
         ({"id": "a", "turns": ("",)}, "turns of prompt 'a'"),
         ({"id": "a", "turns": ((1,), (2,))}, "turns of prompt 'a'"),

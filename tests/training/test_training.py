@@ -196,3 +196,46 @@ def test_a_compiled_loss_trains_alike(kind, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for key, weight in weights[1].items():
         torch.testing.assert_close(weight, weights[0][key], rtol=0, atol=1e-3)
+
+
+IDS = np.arange(VOCAB + 1)
+
+
+class Odd(Bigrams):
+    """Returns what is no loss."""
+
+    def __init__(self, loss):
+        super().__init__()
+        self._loss = loss
+
+    def forward(self, ids):
+        """As it was made."""
+        return self._loss
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": None}, "objective must be a Module, got None"),
+        ({"objective": Odd("x")}, "must return its mean loss, .* got str"),
+        ({"objective": Odd(torch.tensor(1.0))}, r"got \[\], without a gradient"),
+        ({"objective": Odd(torch.ones(2, requires_grad=True))}, r"of no dimensions .* got \[2\]"),
+        ({"stream": [1, 2]}, r"stream must be a PackedStream, got \[1, 2\]"),
+        (
+            {"objective": NextToken(build("llama")), "stream": PackedStream([IDS], seed=0)},
+            f"the text holds the id {VOCAB}, and LlamaForCausalLM has {VOCAB} embeddings",
+        ),
+        ({"plan": None}, "plan must be a TrainingPlan, got None"),
+        ({"evaluate": 5}, "evaluate must be a function that returns figures, got 5"),
+        ({"evaluate": lambda: "x"}, "what evaluate returns must be a dictionary, got 'x'"),
+        ({"evaluate": lambda: {"a": "x"}}, "the figure 'a' of evaluate must be a number, got 'x'"),
+        ({"work_dir": __file__}, "work_dir must be the path of a folder, but .* is a file"),
+        ({"work_dir": ""}, "work_dir must be the path of a folder, got ''"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(change, message, tmp_path):
+    stream = PackedStream(random_text(), seed=0)
+    options = {"objective": Bigrams(), "stream": stream, "plan": plan_of(1), "work_dir": tmp_path}
+    options |= change
+    with pytest.raises((ValueError, TypeError), match=message):
+        train(options.pop("objective"), options.pop("stream"), **options)

@@ -172,15 +172,15 @@ def test_the_zoos_text_can_train_for_another_target(target, tmp_path):
 MISTAKES = {
     "no such data": (["--data", "nowhere.txt"], "no training data at nowhere.txt"),
     "no such target": (["--target", "./no/such"], "cannot load './no/such': it must be a folder"),
-    "no steps": (["--steps", "0"], "steps must be positive, got 0"),
+    "no steps": (["--steps", "0"], "steps must be an integer >= 1, got 0"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
     "no ids": (["--draft-vocab-size", "0"], "must have 1 to 2048 ids, those of the target, got 0"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
     "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be at least 1"),
-    "negative prompts": (["--evaluation-prompts", "-1"], "must be >= 0, got -1"),
+    "negative prompts": (["--evaluation-prompts", "-1"], "must be an integer >= 0, got -1"),
     "negative K": (["--num-draft-tokens", "-1"], "num_draft_tokens must be >= 0, got -1"),
-    "no batches": (["--accumulation", "0"], "accumulation must be positive, got 0"),
+    "no batches": (["--accumulation", "0"], "accumulation must be an integer >= 1, got 0"),
     "output is a file": (["--output", __file__], "File exists"),
     "absurd rate": (["--lr", "1e30"], "the loss of step"),
 }

@@ -207,3 +207,46 @@ def test_too_little_text_and_another_text_are_refused():
             PackedStream(nothing, seed=0)
     with pytest.raises(ValueError, match="in a text of 11 tokens, this one has 12"):
         PackedStream(documents_of(5, 7), seed=0).load_state_dict(stream.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("texts", "options", "message"),
+    [
+        (["a"], {"chunk_size": 0}, "chunk_size must be an integer >= 1, got 0"),
+        (["a"], {"chunk_size": -1}, "chunk_size must be an integer >= 1, got -1"),
+        (["a"], {"chunk_size": "x"}, "chunk_size must be an integer >= 1, got 'x'"),
+        ("a", {}, "texts must be a list of texts, got one text"),
+        (5, {}, "texts must be an Iterable, got 5; pass a list of texts"),
+        (["a", None], {}, "text 1 must be a string, got None"),
+        (["a", "\ud800"], {}, "text 1 cannot be encoded in UTF-8"),
+    ],
+)
+def test_no_text_is_lost_or_misread_while_it_is_encoded(texts, options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        encode_texts(texts, zoo.load_tokenizer(), **options)
+
+
+@pytest.mark.parametrize(
+    ("documents", "seed", "message"),
+    [
+        ([np.arange(9)], -1, "seed must be an integer >= 0, got -1"),
+        ([np.arange(9)], "x", "seed must be an integer >= 0, got 'x'"),
+        ([[1, 2]], 0, r"document 0 must be .*ndarray, got \[1, 2\]; pass arrays of ids"),
+        ([np.zeros(3)], 0, "document 0 must hold integer ids .* got float64"),
+        ([np.arange(9), np.arange(9) - 5], 0, "document 1 holds the id -5"),
+        (None, 0, "documents must be a Sequence, got None"),
+    ],
+)
+def test_what_is_no_text_is_refused(documents, seed, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        PackedStream(documents, seed=seed)
+
+
+def test_batches_of_no_tokens_are_refused():
+    stream = PackedStream([np.arange(99)], seed=0)
+    for batch_size, length in ((0, 3), (-1, 3), (1, 0), (1, -3), (1.5, 3), (1, None)):
+        with pytest.raises((ValueError, TypeError), match="must be an integer >= 1"):
+            stream.take(batch_size, length)
+    with pytest.raises(ValueError, match="expected the state of a stream"):
+        stream.load_state_dict(None)
+    assert stream.take(1, 3).tolist() == [[0, 1, 2, 3]]

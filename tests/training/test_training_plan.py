@@ -31,27 +31,47 @@ def test_steps_and_minutes_give_the_same_curve():
 BAD_PLANS = {
     "no length": ({}, "either steps or minutes, got steps=None, minutes=None"),
     "two lengths": ({"steps": 1, "minutes": 2.0}, "either steps or minutes"),
-    "no steps": ({"steps": 0}, "steps must be positive, got 0"),
-    "no time": ({"minutes": -1.0}, "minutes must be positive"),
-    "nan": ({"minutes": math.nan}, "minutes must be positive, got nan"),
-    "no tokens": ({"steps": 1, "tokens_per_step": 0}, "tokens_per_step must be positive"),
-    "endless": ({"minutes": math.inf}, "minutes must be finite, got inf"),
-    "checkpoints": ({"steps": 1, "checkpoint_minutes": -1.0}, "checkpoint_minutes must be >= 0"),
-    "evaluations": ({"steps": 1, "evaluate_every": -1}, "evaluate_every must be >= 0"),
+    "no steps": ({"steps": 0}, "steps must be an integer >= 1, got 0"),
+    "no time": ({"minutes": -1.0}, "minutes must be a number > 0, got -1.0"),
+    "nan": ({"minutes": math.nan}, "minutes must be a number, got nan"),
+    "no tokens": ({"steps": 1, "tokens_per_step": 0}, "tokens_per_step must be an integer >= 1"),
+    "endless": ({"minutes": math.inf}, "minutes must be a number, got inf"),
+    "checkpoints": (
+        {"steps": 1, "checkpoint_minutes": -1.0},
+        "minutes must be a number >= 0",
+    ),
+    "evaluations": ({"steps": 1, "evaluate_every": -1}, "evaluate_every must be an integer >= 0"),
     **{
         f"{name} {rate}": (
             {"steps": 1, name: rate},
-            f"{name} must be {'finite' if rate == math.inf else 'positive'}, got {rate}",
+            f"{name} must be a number{' > 0' if math.isfinite(rate) else ''}, got {rate}",
         )
         for name in ("lr_matrices", "lr_others")
         for rate in (0.0, -1e-3, math.inf, math.nan)
     },
-    "no batches": ({"steps": 1, "accumulation": 0}, "accumulation must be positive"),
-    "empty rows": ({"steps": 1, "lengths": ((1.0, 0),)}, "at least one token"),
-    "no rows": ({"steps": 1, "lengths": ()}, "rising fractions that end at 1"),
+    "no batches": ({"steps": 1, "accumulation": 0}, "accumulation must be an integer >= 1"),
+    "empty rows": (
+        {"steps": 1, "lengths": ((1.0, 0),)},
+        "row of lengths must be an integer >= 1",
+    ),
+    "no rows": (
+        {"steps": 1, "lengths": ()},
+        r"must be pairs .*, got \(\)",
+    ),
+    "no pairs": ({"steps": 1, "lengths": 5}, "lengths must be pairs"),
+    "words": ({"steps": 1, "lengths": ((1.0, "x"),)}, "must be an integer >= 1, got 'x'"),
     "falling": ({"steps": 1, "lengths": ((0.5, 8), (0.4, 9), (1.0, 9))}, "rising fractions"),
     "open end": ({"steps": 1, "lengths": ((0.5, 8),)}, r"end at 1, got \(\(0.5, 8\),\)"),
-    "only warm-up": ({"steps": 1, "warmup_fraction": 1.0}, r"must be in \[0, 1\), got 1.0"),
+    "only warm-up": (
+        {"steps": 1, "warmup_fraction": 1.0},
+        "fraction must be a number < 1, got 1.0",
+    ),
+    "half a step": ({"steps": 1.5}, "steps must be an integer >= 1, got 1.5"),
+    "true steps": ({"steps": True}, "steps must be an integer >= 1, got True"),
+    "seed": ({"steps": 1, "seed": -1}, "seed must be an integer >= 0, got -1"),
+    "word of a seed": ({"steps": 1, "seed": "x"}, "seed must be an integer >= 0, got 'x'"),
+    "word of a rate": ({"steps": 1, "lr_others": "x"}, "lr_others must be a number, got 'x'"),
+    "word of a flag": ({"steps": 1, "compiled": "x"}, "compiled must be True or False, got 'x'"),
     "precision": ({"steps": 1, "precision": "fp16"}, "must be 'bf16' or 'no', got 'fp16'"),
 }
 
@@ -59,7 +79,7 @@ BAD_PLANS = {
 @pytest.mark.parametrize("case", BAD_PLANS)
 def test_a_plan_that_cannot_be_followed_is_refused(case):
     options, message = BAD_PLANS[case]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         TrainingPlan(**options)
 
 

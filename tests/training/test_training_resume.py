@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from architectures import build
+from safetensors.torch import save_file
 from training_runs import (
     Bigrams,
     Counted,
@@ -19,7 +21,7 @@ from training_runs import (
     weights_of,
 )
 
-from specdec.training import PackedStream, train
+from specdec.training import PackedStream, TrainingTimeTest, train
 
 
 @pytest.fixture(autouse=True)
@@ -131,14 +133,14 @@ class BrokenUpdate(Bigrams):
 
     def __init__(self, at):
         super().__init__()
-        self.calls, self.at = 0, at
+        self._calls, self._at = 0, at
 
     def forward(self, ids):
         """Adds 0 sqrt(0), whose derivative is 0 inf."""
-        self.calls += 1
+        self._calls += 1
         weight = self.proj.weight
         nothing = 0 * (weight - weight.detach()).abs().sum().sqrt()
-        return super().forward(ids) + (nothing if self.calls == self.at else 0)
+        return super().forward(ids) + (nothing if self._calls == self._at else 0)
 
 
 @pytest.mark.parametrize("checkpoint_minutes", [0, 60])
@@ -157,7 +159,7 @@ def test_weights_that_the_last_update_broke_are_not_saved(checkpoint_minutes, tm
     if checkpoint_minutes:
         assert not (tmp_path / "checkpoint").exists()
     else:
-        _, _, progress = run("bigrams", tmp_path, plan)
+        progress = train(BrokenUpdate(at=9), Counted(), plan=plan, work_dir=tmp_path)
         assert progress.num_steps == 3
 
 
@@ -210,12 +212,98 @@ def test_wherever_saving_breaks_off_a_whole_checkpoint_is_left(tmp_path, monkeyp
 
 def test_a_checkpoint_of_another_run_is_refused_by_name(tmp_path):
     run("eagle3", tmp_path, plan_of(1))
-    with pytest.raises(ValueError, match=r"checkpoint in .*checkpoint is of another run, delete"):
+    message = r"checkpoint in .*checkpoint is of another run, delete .* differ in objective.class"
+    with pytest.raises(ValueError, match=message):
         run("eagle1", tmp_path, plan_of(2))
-    with pytest.raises(ValueError, match=r"another run.*a text of 600 tokens, this one has 550"):
-        train(
-            objective_of("eagle3"),
-            PackedStream(random_text(count=11), seed=5),
-            plan=plan_of(2),
-            work_dir=tmp_path,
-        )
+
+
+def other_teacher():
+    model = build("llama")
+    model.lm_head.weight.data.neg_()
+    return TrainingTimeTest(objective_of("eagle3").drafter, model, 3)
+
+
+def with_steps(num_steps, step_weight=0.8):
+    whole = objective_of("eagle3")
+    return TrainingTimeTest(whole.drafter, whole._teacher.target, num_steps, step_weight)
+
+
+OTHER_RUNS = {
+    "seed": ({"seed": 5}, None, None, r"plan.seed \(0 there, 5 here\)"),
+    "rate": ({"lr_matrices": 0.5}, None, None, r"plan.lr_matrices \(0.02 there, 0.5 here\)"),
+    "decay": ({"weight_decay": 0.9}, None, None, "plan.weight_decay"),
+    "warm-up": ({"warmup_fraction": 0.5}, None, None, "plan.warmup_fraction"),
+    "clipping": ({"clip_norm": 2.0}, None, None, "plan.clip_norm"),
+    "precision": ({"precision": "bf16"}, None, None, "plan.precision"),
+    "lengths": ({"lengths": ((1.0, 8),)}, None, None, "plan.lengths"),
+    "rows": ({"tokens_per_step": 128}, None, None, r"plan.rows_per_step \(\[4\] there, \[8\] here"),
+    "cut rows": ({"accumulation": 3}, None, None, r"plan.rows_per_step \(\[4\] there, \[3\] here"),
+    "text": ({}, None, lambda: PackedStream(random_text(1), seed=5), "data.sha256"),
+    "less text": ({}, None, lambda: PackedStream(random_text(count=11), seed=5), "data.documents"),
+    "order": ({}, None, lambda: PackedStream(random_text(), seed=6), r"data.seed \(5 there, 6 her"),
+    "teacher": ({}, other_teacher, None, "objective.teacher.weights"),
+    "unrolled": ({}, lambda: with_steps(2), None, r"objective.num_steps \(3 there, 2 here\)"),
+    "weights": ({}, lambda: with_steps(3, 0.5), None, "objective.step_weight"),
+}
+
+
+@pytest.fixture(scope="module", name="begun")
+def _begun(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("begun")
+    run("eagle3", folder, plan_of(1))
+    return folder
+
+
+@pytest.mark.parametrize("case", OTHER_RUNS)
+def test_a_run_with_other_settings_does_not_go_on(case, begun):
+    options, objective, stream, difference = OTHER_RUNS[case]
+    files = {p: p.stat().st_mtime_ns for p in begun.rglob("*")}
+    objective = objective_of("eagle3") if objective is None else objective()
+    before = weights_of(objective)
+    stream = Counted() if stream is None else stream()
+    with pytest.raises(ValueError, match=f"is of another run, delete .* differ in .*{difference}"):
+        train(objective, stream, plan=plan_of(2, **options), work_dir=begun)
+    assert_same(before, weights_of(objective))
+    assert files == {p: p.stat().st_mtime_ns for p in begun.rglob("*")}
+
+
+def test_a_run_goes_on_with_its_rows_in_other_batches(tmp_path):
+    run("eagle3", tmp_path, plan_of(1))
+    changes = {"accumulation": 2, "checkpoint_minutes": 0, "evaluate_every": 1}
+    _, _, progress = run("eagle3", tmp_path, plan_of(2, **changes))
+    assert progress.num_steps == 2
+
+
+def write_all(files, change):
+    """Changes the bytes of all files but the settings."""
+    for file in files:
+        if file.name != "settings.json":
+            file.write_bytes(change(file.read_bytes()))
+
+
+def named(files, part):
+    return next(file for file in files if part in file.name)
+
+
+DAMAGES = {
+    "one file missing": lambda files: files[0].unlink(),
+    "model missing": lambda files: named(files, "safetensors").unlink(),
+    "cut": lambda files: write_all(files, lambda content: content[:50]),
+    "empty": lambda files: write_all(files, lambda content: b""),
+    "noise": lambda files: write_all(files, lambda content: b"x" * 99),
+    "shapes": lambda files: save_file({"w": torch.zeros(2)}, named(files, "safetensors")),
+    "position": lambda files: torch.save({"epoch": 0}, named(files, "custom_checkpoint_1")),
+    "progress": lambda files: torch.save({"steps": 0}, named(files, "custom_checkpoint_0")),
+    "no settings": lambda files: named(files, "settings").unlink(),
+    "cut settings": lambda files: named(files, "settings").write_text("{"),
+    "no dictionary": lambda files: named(files, "settings").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_by_its_folder(damage, begun, tmp_path):
+    shutil.copytree(begun, tmp_path / "run")
+    folder = tmp_path / "run" / "checkpoint"
+    DAMAGES[damage](sorted(folder.iterdir()))
+    with pytest.raises(ValueError, match=f"the checkpoint in {folder} .* delete it or choose"):
+        run("eagle3", tmp_path / "run", plan_of(2))
