@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from specdec.trace.record import Trace
 
-FORMAT = "specdec.trace/1"
+FORMAT = "specdec.trace/2"
 
 
 def need(module: str, what: str) -> Any:
@@ -40,6 +42,7 @@ def write_jsonl(trace: Trace, path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
         times = [dataclasses.astuple(taken) for taken in trace.times]
         header = {"format": FORMAT, "about": trace.about, "prompts": trace.prompts, "times": times}
+        header["steps"] = [len(row) for row in trace.steps]
         file.write(json.dumps(header) + "\n")
         for row, (steps, numbers) in enumerate(zip(trace.steps, trace.numbers, strict=True)):
             for step, their in zip(steps, numbers, strict=True):
@@ -54,7 +57,7 @@ def read_jsonl(path: Path) -> tuple[dict, list[dict]]:
         for number, text in enumerate(file, start=1):
             try:
                 lines.append(json.loads(text))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(
                     f"{path}, line {number} is no JSON ({error}); the file may have been cut off: "
                     "write the trace again"
@@ -62,3 +65,14 @@ def read_jsonl(path: Path) -> tuple[dict, list[dict]]:
     if not lines or not isinstance(lines[0], dict) or lines[0].get("format") != FORMAT:
         raise ValueError(f"{path} is no trace: its first line must hold format {FORMAT!r}")
     return lines[0], lines[1:]
+
+
+@contextmanager
+def naming(path: Path, number: int) -> Iterator[None]:
+    """Errors about a line's content name the file and the line."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{path}, line {number} has no {error.args[0]!r}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ValueError(f"{path}, line {number} is damaged: {error}") from None

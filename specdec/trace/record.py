@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from specdec.arguments import check_fields, check_file, check_integer, check_path, check_type
 from specdec.results import RowStep
 from specdec.trace import files, html
 
@@ -45,6 +46,23 @@ class StepNumbers:
     target_entropies: list[float]
     extra_draft_prob: float
     extra_target_prob: float
+
+    def check_fit(self, step: RowStep) -> None:
+        """Checks types, and that there are as many numbers as the step has draft tokens.
+
+        Raises:
+            TypeError, ValueError: names the field.
+        """
+        check_fields(self)
+        drafted = len(step.draft_tokens)
+        for name in ("draft_probs", "target_probs", "accept_draws", "draft_entropies"):
+            values = getattr(self, name)
+            if values is not None and len(values) != drafted:
+                raise ValueError(f"{name} has {len(values)} numbers for {drafted} draft tokens")
+        if len(self.target_entropies) != drafted + 1:
+            raise ValueError(
+                f"target_entropies has {len(self.target_entropies)} numbers, expected {drafted + 1}"
+            )
 
 
 @dataclass(frozen=True)
@@ -180,31 +198,64 @@ class Trace(Sequence):
         Raises:
             ImportError: pandas or pyarrow is not installed.
         """
-        files.write_parquet(self.to_frame(), Path(path), self.about)
+        files.write_parquet(self.to_frame(), check_file("path", path), self.about)
 
     def to_jsonl(self, path: str | Path) -> None:
         """Writes the whole trace, one line per step of a row after a line about the generation;
         `from_jsonl` reads it back.
         """
-        files.write_jsonl(self, Path(path))
+        files.write_jsonl(self, check_file("path", path))
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
         """Reads a trace that `to_jsonl` wrote.
 
         Raises:
-            ValueError: another kind of file, or a line that is cut off; names the line.
+            ValueError: another kind of file, a line that is cut off or damaged, or lines that are
+                missing, repeated or in another order; names the line.
         """
-        header, lines = files.read_jsonl(Path(path))
-        steps: list[list[RowStep]] = [[] for _ in header["prompts"]]
-        numbers: list[list[StepNumbers]] = [[] for _ in header["prompts"]]
-        for line in lines:
-            row = line.pop("row")
-            names = ("draft_tokens", "num_accepted", "new_tokens")
-            steps[row].append(RowStep(**{name: line.pop(name) for name in names}))
-            numbers[row].append(StepNumbers(**line))
-        times = [StepTimes(*taken) for taken in header["times"]]
-        return cls(steps, numbers, times, header["prompts"], header["about"])
+        path = check_path("path", path)
+        header, lines = files.read_jsonl(path)
+        with files.naming(path, 1):
+            prompts, counts = (
+                check_type("prompts", header["prompts"], list[list[int]]),
+                header["steps"],
+            )
+            check_type("steps", counts, list[int])
+            check_type("about", header["about"], dict)
+            if len(counts) != len(prompts) or not all(prompts):
+                raise ValueError("expected a prompt, and a number of steps, of each row")
+            times = check_type("times", header["times"], list[list[float]])
+            times = [StepTimes(*taken) for taken in times]
+        whole = cls([[] for _ in prompts], [[] for _ in prompts], times, prompts, header["about"])
+        for number, line in enumerate(lines, start=2):
+            with files.naming(path, number):
+                whole._append(line)
+        found = [len(row) for row in whole.steps]
+        if found != counts:
+            raise ValueError(
+                f"{path} has {found} steps of its rows, and line 1 says {counts}; write it again"
+            )
+        return whole
+
+    def _append(self, line: dict) -> None:
+        """Reads the next step of a row.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is none.
+        """
+        row = check_integer("row", line["row"], 0, len(self.prompts) - 1)
+        own = [field.name for field in dataclasses.fields(RowStep)]
+        step = RowStep.from_saved([line[name] for name in own])
+        rest = {name: value for name, value in line.items() if name not in ("row", *own)}
+        numbers = StepNumbers(**rest)
+        numbers.check_fit(step)
+        steps = self.steps[row]
+        check_integer("step", numbers.step, len(steps), min(len(steps), len(self.times) - 1))
+        position = len(self.prompts[row]) - 1 + sum(len(s.new_tokens) for s in steps)
+        check_integer("position", numbers.position, position, position)
+        steps.append(step)
+        self.numbers[row].append(numbers)
 
     def html(self, tokenizer: Any = None) -> str:
         """The text as HTML: each token coloured by its origin (draft position, recovered, bonus),
