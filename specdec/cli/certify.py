@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 
+from specdec.arguments import check_integer, check_number
 from specdec.cli.loading import DRAFTERS_HELP, load_generator
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments
+from specdec.cli.parser import add_model_arguments, add_sampler_arguments, refuse_given
 
 
 def add_parser(commands) -> None:
@@ -25,12 +26,12 @@ def add_parser(commands) -> None:
         "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
     )
     add_sampler_arguments(parser)
-    parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
     parser.add_argument(
         "--prompt", action="append", help="text to continue (several: repeat); default: source code"
     )
-    parser.add_argument("--prompts", type=int, default=2, help="of source code (default 2)")
-    parser.add_argument("--prompt-tokens", type=int, default=8, help="of these (default 8)")
+    parser.add_argument("--prompts", type=int, help="of source code (default 2)")
+    parser.add_argument("--prompt-tokens", type=int, help="of these (default 8)")
     parser.add_argument("--samples", type=int, default=4096, help="per prompt (default 4096)")
     parser.add_argument("--audit-tokens", type=int, default=64, help="of audits (default 64)")
     parser.add_argument("--top-k", type=int, default=4, help="while sampling (default 4)")
@@ -43,18 +44,22 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 if nothing was found, else 1."""
     from specdec.certify import certify
+    from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
 
     for name in ("prompts", "prompt_tokens", "samples", "audit_tokens", "top_k"):
-        if getattr(arguments, name) < 1:
-            flag = "--" + name.replace("_", "-")
-            raise ValueError(f"{flag} must be at least 1, got {getattr(arguments, name)}")
-    if not arguments.temperature > 0:
-        raise ValueError(f"--temperature must be above 0, got {arguments.temperature}")
+        if getattr(arguments, name) is not None:
+            check_integer("--" + name.replace("_", "-"), getattr(arguments, name), 1)
+    check_number("--temperature", arguments.temperature, above=0)
+    check_number("--false-alarm", arguments.false_alarm, above=0, below=1)
+    if arguments.prompt:
+        of_sources = "belongs to prompts of source code; leave it out beside --prompt"
+        refuse_given(arguments, ("prompts", "prompt_tokens"), of_sources)
     generator, tokenizer = load_generator(arguments)
     if arguments.prompt:
         prompts = _distinct(arguments.prompt, tokenizer, None)
     else:
-        prompts = _source_prompts(tokenizer, arguments.prompts, arguments.prompt_tokens)
+        prompts = _source_prompts(tokenizer, arguments.prompts or 2, arguments.prompt_tokens or 8)
+    check_enumerable(NUM_TOKENS, arguments.top_k, generator.target.vocab_size)
     bar = partial(_bar, "exact law")
     exact = certify(generator.sampler, device=arguments.device, progress=bar)
     print(exact, flush=True)
@@ -72,13 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0 if exact.passed and runs.passed else 1
 
 
+_MOST_SOURCES = 4096
+"""Beginnings of source texts that are looked at; no library has more that differ."""
+
+
 def _source_prompts(tokenizer, count: int, length: int) -> list[list[int]]:
     """Beginnings of source texts that the zoo's models have not seen. Sources begin alike, more so
     in tokens of another tokenizer, so those that are cut to the same ids are left out.
     """
     from specdec import zoo
 
-    available = 16 * count
+    available = min(16 * count, _MOST_SOURCES)
     prompts = _distinct(zoo.heldout_prompts(available), tokenizer, length)
     if len(prompts) < count:
         raise ValueError(

@@ -8,7 +8,12 @@ import sys
 from pathlib import Path
 
 from specdec.cli.loading import DRAFTERS_HELP, load_generator
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments
+from specdec.cli.parser import (
+    add_model_arguments,
+    add_sampler_arguments,
+    add_sampling_arguments,
+    sampling_of,
+)
 
 FORMATS = ("text", "markdown", "latex", "json")
 
@@ -29,14 +34,10 @@ def add_parser(commands) -> None:
     add_sampler_arguments(parser)
     add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
     add("--limit", type=int, help="take so many prompts only, the same number of each category")
-    add("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    add("--num-draft-tokens", type=int, help="K (default 4)")
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
     add("--max-prompt-tokens", type=int, help="shorten longer prompts from the left")
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--top-k", type=int)
-    add("--top-p", type=float)
-    add("--min-p", type=float)
-    add("--seed", type=int, default=0, help="of the first prompt (default 0)")
+    add_sampling_arguments(parser)
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
     add("--output", type=Path, help="JSONL file of the run; it goes on where it stopped")
@@ -50,12 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec import evaluate
     from specdec.evaluation import own_prompts, read_prompts
 
+    sampling = sampling_of(arguments)
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
         prompts = _first_of_each(prompts, arguments.limit)
     generator, tokenizer = load_generator(arguments)
-    names = ("top_k", "top_p", "min_p")
-    options = {n: getattr(arguments, n) for n in names if getattr(arguments, n) is not None}
     evaluation = evaluate(
         generator,
         prompts,
@@ -63,12 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
         max_new_tokens=arguments.max_new_tokens,
         temperature=arguments.temperature,
         batch_size=arguments.batch_size,
-        seed=arguments.seed,
         max_prompt_tokens=arguments.max_prompt_tokens,
         warmup=arguments.warmup,
         output=arguments.output,
         progress=True,
-        **options,
+        **sampling,
     )
     sys.stderr.flush()
     print(_shown(evaluation, arguments.format))

@@ -6,7 +6,12 @@ import argparse
 import sys
 
 from specdec.cli.loading import DRAFTERS_HELP, load_generator, timed
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments
+from specdec.cli.parser import (
+    add_model_arguments,
+    add_sampler_arguments,
+    add_sampling_arguments,
+    sampling_of,
+)
 from specdec.evaluation.display import colour_key, coloured_text
 
 
@@ -20,22 +25,16 @@ def add_parser(commands) -> None:
     add_sampler_arguments(parser)
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--num-draft-tokens", type=int, default=4)
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
-    parser.add_argument("--min-p", type=float)
-    parser.add_argument("--seed", type=int)
+    parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
+    add_sampling_arguments(parser)
     add_model_arguments(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0."""
+    sampling = sampling_of(arguments)
     generator, tokenizer = load_generator(arguments)
-    names = ("temperature", "top_k", "top_p", "min_p", "seed")
-    sampling = {name: getattr(arguments, name) for name in names}
-    sampling = {name: value for name, value in sampling.items() if value is not None}
     inputs = tokenizer(arguments.prompt, return_tensors="pt").to(arguments.device)
     result, seconds = timed(
         lambda: generator.generate(
@@ -43,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
             inputs.get("attention_mask"),
             max_new_tokens=arguments.max_new_tokens,
             do_sample=arguments.temperature != 0,
+            temperature=arguments.temperature,
             **sampling,
         )
     )

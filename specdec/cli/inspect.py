@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 
+from specdec.arguments import check_integer
 from specdec.cli.loading import check_device, load_target
-from specdec.cli.parser import add_model_arguments
+from specdec.cli.parser import add_model_arguments, refuse_given
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -39,8 +40,8 @@ def add_parser(commands) -> None:
     parser.add_argument("--rope-theta", type=float, help="base of the rotary embedding")
     parser.add_argument("--mask-token-id", type=int, help="id of a parallel drafter's masks")
     parser.add_argument("--prompt", action="append", help="text to continue (several: repeat)")
-    parser.add_argument("--new-tokens", type=int, default=64, help="of each prompt (default 64)")
-    parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
+    parser.add_argument("--new-tokens", type=int, help="of each prompt (default 64)")
+    parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
 
@@ -62,6 +63,13 @@ def run(arguments: argparse.Namespace) -> int:
         "feature_layers": _layers(arguments.feature_layers),
         "mask_token_id": arguments.mask_token_id,
     }
+    of_target = ("prompt", "new_tokens", "num_draft_tokens")
+    if arguments.target is None:
+        refuse_given(arguments, of_target, "belongs to the parity check; pass --target with it")
+    k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
+    new_tokens = 64 if arguments.new_tokens is None else arguments.new_tokens
+    check_integer("--num-draft-tokens", k, 1)
+    check_integer("--new-tokens", new_tokens, 1)
     model, tokenizer, prompts = None, None, None
     if arguments.target is not None:
         model, tokenizer, prompts = _load_target(arguments)
@@ -83,10 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
         model,
         inputs.input_ids,
         inputs.attention_mask,
-        max_new_tokens=arguments.new_tokens,
-        num_draft_tokens=arguments.num_draft_tokens,
+        max_new_tokens=new_tokens,
+        num_draft_tokens=k,
     )
-    print(f"\nparity check, greedy, K = {arguments.num_draft_tokens}:\n{table(trials)}")
+    print(f"\nparity check, greedy, K = {k}:\n{table(trials)}")
     return 0
 
 

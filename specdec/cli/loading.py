@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from specdec.checkpoints.hub import check_reachable, is_repository_id
 from specdec.checkpoints.printable import printable
-from specdec.cli.parser import sampler_of
+from specdec.cli.parser import refuse_given, sampler_of
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
@@ -174,10 +174,12 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
     name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
     check_device(arguments.device)
     check_drafter(name, arguments.target)
+    if name == "none":
+        refuse_given(arguments, ("num_draft_tokens",), "belongs to a drafter; there is none")
     sampler = sampler_of(arguments)
     place = {"dtype": arguments.dtype, "device": arguments.device}
     target, tokenizer = load_target(arguments.target, **place)
-    k = arguments.num_draft_tokens
+    k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
     drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLERS = ("auto", "rejection", "block", "coupling", "typical", "ensemble")
@@ -29,15 +30,54 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto")
 def add_sampler_arguments(parser: argparse.ArgumentParser) -> None:
     """`--sampler`, and the weight of one of them."""
     parser.add_argument("--sampler", choices=SAMPLERS, default="auto")
-    parser.add_argument(
-        "--target-weight", type=float, default=0.9, help="of the ensemble sampler (default 0.9)"
-    )
+    parser.add_argument("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
 
 
 def sampler_of(arguments: argparse.Namespace):
     """The sampler that `add_sampler_arguments` asked for."""
     from specdec.samplers import EnsembleSampler, sampler_named
 
+    weight = arguments.target_weight
     if arguments.sampler == "ensemble":
-        return EnsembleSampler(arguments.target_weight)
+        return EnsembleSampler(0.9 if weight is None else weight)
+    refuse_given(arguments, ("target_weight",), "belongs to --sampler ensemble")
     return sampler_named(arguments.sampler)
+
+
+def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--temperature`, and what belongs to sampling."""
+    add = parser.add_argument
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    add("--top-k", type=int)
+    add("--top-p", type=float)
+    add("--min-p", type=float)
+    add("--seed", type=int)
+
+
+def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What `add_sampling_arguments` was given, but for the temperature.
+
+    Raises:
+        ValueError: an option of sampling, and no temperature to sample with.
+    """
+    names = ("top_k", "top_p", "min_p", "seed")
+    if arguments.temperature == 0:
+        refuse_given(arguments, names, "belongs to sampling; pass a --temperature above 0 with it")
+    given = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def refuse_given(arguments: argparse.Namespace, names: Iterable[str], why: str) -> None:
+    """Refuses options that were given and would have no effect.
+
+    Args:
+        arguments: where an option that was not given is `None`.
+        names: of the options.
+        why: they have none.
+
+    Raises:
+        ValueError: one was given.
+    """
+    for name in names:
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name.replace('_', '-')} {why}")

@@ -27,8 +27,9 @@ from transformers import (
 )
 
 from specdec import zoo
+from specdec.arguments import check_folder, check_integer
 from specdec.cli.loading import find_pretrained, load_model, load_pretrained, one_line
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, refuse_given
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
@@ -115,14 +116,14 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "target's own text; default: all of the target's",
     )
     add("--mlp-width", type=int, help="of the head; default: the target's")
-    add("--unrolled-steps", type=int, default=5, help="of EAGLE-3's loss; default: 5")
+    add("--unrolled-steps", type=int, help="of EAGLE-3's loss; default: 5")
     add(
         "--depths",
         type=int,
         help="draft tokens that a mask-token head learns (default: 8), or prediction modules of an "
         "MTP head (default: 3)",
     )
-    add("--layers", type=int, default=2, help="of a mask-token head; default: 2")
+    add("--layers", type=int, help="of a mask-token head; default: 2")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
     add(
         "--checkpoint-minutes",
@@ -146,7 +147,7 @@ def _train(options: argparse.Namespace) -> None:
             f"--output {options.output} holds a model that no earlier run of this command wrote, "
             "and that would be lost; name a new folder"
         )
-    options.output.mkdir(parents=True, exist_ok=True)
+    check_folder("--output", options.output).mkdir(parents=True, exist_ok=True)
     tokenizer, documents = _load_data(options)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)
     stream = PackedStream(trained_on, seed=options.seed)
@@ -169,12 +170,15 @@ def _train(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuses settings that cannot be right."""
+    """Refuses settings that cannot be right, or would have no effect."""
     _plan(options, (1.0, 1))
-    for name in ("mlp_width", "length"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    for name in ("mlp_width", "length", *FLAGS):
+        if getattr(options, name) is not None:
+            check_integer(f"--{name.replace('_', '-')}", getattr(options, name), 1)
+    for name, kinds in FLAGS.items():
+        if options.kind not in kinds:
+            why = f"belongs to {' and '.join(kinds)}; leave it out for {options.kind}"
+            refuse_given(options, (name,), why)
     if options.data != "zoo" and not Path(options.data).exists():
         raise FileNotFoundError(f"no training data at {options.data}")
     if options.target != "zoo":
@@ -209,14 +213,16 @@ def _eagle(
     head = new_head(target, options.kind, **sizes)
     drafter = EagleDrafter(head, target, options.num_draft_tokens)
     if options.kind == "eagle3":
-        return drafter, TrainingTimeTest(drafter, target, options.unrolled_steps)
+        steps = 5 if options.unrolled_steps is None else options.unrolled_steps
+        return drafter, TrainingTimeTest(drafter, target, steps)
     return drafter, FeatureAndToken(drafter, target)
 
 
 def _mask_token(
     options: argparse.Namespace, target: PreTrainedModel, target_ids: Tensor | None
 ) -> tuple[HeadDrafter, nn.Module]:
-    sizes = {"num_layers": options.layers, "mlp_width": options.mlp_width}
+    num_layers = 2 if options.layers is None else options.layers
+    sizes = {"num_layers": num_layers, "mlp_width": options.mlp_width}
     head = new_mask_token_head(target, **sizes, target_ids=target_ids, seed=options.seed)
     drafter = MaskTokenDrafter(head, target, options.num_draft_tokens)
     return drafter, MaskRollouts(drafter, target, 8 if options.depths is None else options.depths)
@@ -225,16 +231,21 @@ def _mask_token(
 def _mtp(
     options: argparse.Namespace, target: PreTrainedModel, target_ids: Tensor | None
 ) -> tuple[HeadDrafter, nn.Module]:
-    if target_ids is not None:
-        raise ValueError(
-            "prediction modules use the target's vocabulary head and propose all of its ids; train "
-            "'eagle3' or 'mask-token' for a smaller draft vocabulary"
-        )
     depths = 3 if options.depths is None else options.depths
     head = new_mtp_head(target, depths, mlp_width=options.mlp_width, seed=options.seed)
     drafter = MTPDrafter(head, target, max(options.num_draft_tokens, depths))
     return drafter, MultiTokenPrediction(drafter, target)
 
+
+FLAGS = {
+    "draft_vocab_size": ("eagle3", "eagle1", "mask-token"),
+    "unrolled_steps": ("eagle3",),
+    "depths": ("mask-token", "mtp"),
+    "layers": ("mask-token",),
+}
+"""Options that not every kind of head has, and which have them. Prediction modules use the target's
+vocabulary head, and so propose all of its ids.
+"""
 
 KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mask-token": _mask_token, "mtp": _mtp}
 """What can be trained: (options, target, ids that the head can propose or `None`) -> an untrained

@@ -112,6 +112,7 @@ class Request:
         prompts = _read_prompts(target, input_ids, attention_mask, None)
         copies = num_sequences(target.model, options)
         rows = copies * len(input_ids)
+        target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
         seed, draft_probs = options.pop("seed", None), options.pop("draft_probs", True)
         warp = {name: options.pop(name, None) for name in _WARP_NAMES}
         warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}

@@ -10,6 +10,7 @@ Legend: B rows, N tokens of a window, S slots.
 """
 
 import copy
+import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -87,6 +88,40 @@ class Window:
         other = Window(self.slots, self.num_attended, layer_windows)
         other.masks, other._slots_there = self.masks, self._slots_there
         return other
+
+
+def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]) -> None:
+    """Refuses a cache that is larger than a device's whole memory.
+
+    Args:
+        batch_size: rows B.
+        num_slots: slots of each row.
+        shapes: what each layer stores, by layer index.
+
+    Raises:
+        ValueError: says how many rows fit at most.
+    """
+    row_bytes: dict[torch.device, int] = {}
+    for heads, key_width, value_width, dtype, device in shapes.values():
+        token_bytes = heads * (key_width + value_width) * dtype.itemsize
+        row_bytes[device] = row_bytes.get(device, 0) + num_slots * token_bytes
+    for device, needed in row_bytes.items():
+        there = _memory_bytes(device)
+        if there is not None and batch_size * needed > there:
+            raise ValueError(
+                f"keys and values of {batch_size} rows of {num_slots} tokens take "
+                f"{batch_size * needed / 2**30:.1f} GiB, and {device} has {there / 2**30:.1f} GiB "
+                f"in all; generate at most {there // needed} rows at a time, or shorter ones"
+            )
+
+
+def _memory_bytes(device: torch.device) -> int | None:
+    """All of a device's memory; `None` where it is not known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type == "cpu" and "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {}):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return None
 
 
 class SlotCache(Cache):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.target.cache import KeyValueShape, SlotCache, Window
+from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.fusion import fuse_pointwise
@@ -202,8 +202,13 @@ class SlotModel:
             )
 
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
-        """Storage for rows of at most `num_slots` tokens."""
+        """Storage for rows of at most `num_slots` tokens; see `check_room`."""
+        self.check_room(batch_size, num_slots)
         return SlotCache(batch_size, num_slots, self._route.shapes)
+
+    def check_room(self, batch_size: int, num_slots: int) -> None:
+        """Raises `ValueError` for a cache that no device here can hold."""
+        check_room(batch_size, num_slots, self._route.shapes)
 
     def forward(
         self,

@@ -136,6 +136,10 @@ class Target:
         """Storage for `batch_size` rows of at most `num_slots` tokens."""
         return self._slot_model.init_cache(batch_size, num_slots)
 
+    def check_room(self, batch_size: int, num_slots: int) -> None:
+        """Raises `ValueError` if so many rows of so many tokens need more memory than there is."""
+        self._slot_model.check_room(batch_size, num_slots)
+
     def prefill(
         self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int
     ) -> Tensor | None:

@@ -5,6 +5,7 @@ variations above 0.0885 of the first token's law are found with 99 % power.
 """
 
 import copy
+import time
 from dataclasses import replace
 
 import pytest
@@ -21,6 +22,7 @@ from specdec import (
     Target,
 )
 from specdec.certify import certify
+from specdec.certify.generator.law import check_enumerable, text_laws
 from specdec.samplers import Warp
 from specdec.types import Draft
 
@@ -168,12 +170,49 @@ def test_a_greedy_difference_beyond_rounding_is_not_excused():
     [
         ([], {}, "at least one prompt"),
         ([[1], []], {}, "at least one token in each"),
-        ([[1]], {"num_samples": 0}, "num_samples must be at least 1"),
-        ([[1]], {"top_k": 0}, "top_k must be at least 1"),
-        ([[1]], {"false_alarm": 0.0}, "false_alarm in 0..1"),
-        ([[1]], {"temperature": 0.0}, "temperature > 0"),
+        ([[1]], {"num_samples": 0}, "num_samples must be an integer >= 1, got 0"),
+        ([[1]], {"top_k": 0}, "top_k must be an integer >= 1, got 0"),
+        ([[1]], {"false_alarm": 0.0}, "false_alarm must be a number > 0, got 0.0"),
+        (5, {}, "prompts must be a sequence .*, got 5; pass lists of token ids"),
+        (["x"], {}, "prompts must be a sequence"),
+        ([[1]], {"num_samples": "x"}, "num_samples must be an integer >= 1, got 'x'"),
+        ([[1]], {"progress": 5}, "progress must be a function, got 5"),
+        (
+            [[1]],
+            {"num_tokens": 50},
+            "pass num_tokens=7 with top_k=4, or top_k=1 with",
+        ),
+        ([[1]], {"num_tokens": 8}, "num_tokens=8 and top_k=4 make more than 16384 texts"),
+        ([[1]], {"temperature": 0.0}, "temperature must be a number > 0, got 0.0"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused(prompts, options, message):
-    with pytest.raises(ValueError, match=message):
+    started = time.monotonic()
+    with pytest.raises((ValueError, TypeError), match=message):
         certify(SpeculativeGenerator(tiny(TARGET), None), prompts, **options)
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "top_k"), [(7, 4), (3, 25), (1, 10**9), (10**9, 1), (14, 2)]
+)
+def test_sizes_that_can_be_enumerated_are_taken(num_tokens, top_k):
+    check_enumerable(num_tokens, top_k, vocab_size=2**14)
+    message = "pass num_tokens=2 with top_k=26, or top_k=25 with num_tokens=3"
+    with pytest.raises(ValueError, match=message):
+        check_enumerable(3, 26, vocab_size=2**14)
+    with pytest.raises(ValueError, match="pass top_k=16384 with num_tokens=1"):
+        check_enumerable(1, 10**9, vocab_size=2**15)
+
+
+def test_texts_are_read_in_parts_of_which_none_is_lost():
+    generator = SpeculativeGenerator(tiny(TARGET), None)
+    options = {"top_k": 9, "temperature": 0.8}
+    laws = text_laws(generator, [1, 2], 5, **options)
+    assert [len(law) for law in laws] == [6, 36, 216, 1296, 7776]
+    for law in laws:
+        assert sum(law.values()) == pytest.approx(1)
+    last = max(laws[3])  # of the last part of several
+    (after,) = text_laws(generator, [1, 2, *last], 1, **options)
+    for token, chance in after.items():
+        assert laws[4][(*last, *token)] == pytest.approx(laws[3][last] * chance, rel=1e-5)

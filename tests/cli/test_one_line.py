@@ -64,6 +64,14 @@ def damaged(tmp_path, name):
 
 
 BAD = {
+    "another's weight": (
+        ["--sampler", "block", "--target-weight", "0.5"],
+        "--target-weight belongs to --sampler ensemble",
+    ),
+    "K of nothing": (
+        ["--drafter", "none", "--num-draft-tokens", "4"],
+        "--num-draft-tokens belongs to a drafter; there is none",
+    ),
     "no CUDA": (["--device", "cuda"], "--device cuda cannot be used here: .*try --device cpu"),
     "no device": (["--device", "gpu"], "--device gpu cannot be used here: .*try --device cpu"),
     "meta": (["--device", "meta"], "--device meta holds no numbers"),
@@ -180,8 +188,10 @@ def test_offline_what_cannot_be_found_is_told_at_once(arguments, monkeypatch, ca
 
 def test_the_width_of_an_mlp_is_told_before_anything_is_loaded(tmp_path, capsys):
     usual = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", str(tmp_path / "x")]
-    assert "--mlp-width must be at least 1" in refused(capsys, *usual, "--mlp-width", "-1")
-    assert "--length must be at least 1" in refused(capsys, *usual, "--length", "0")
+    assert "--mlp-width must be an integer >= 1, got -1" in refused(
+        capsys, *usual, "--mlp-width", "-1"
+    )
+    assert "--length must be an integer >= 1, got 0" in refused(capsys, *usual, "--length", "0")
     for rate in ("0", "-1", "inf", "nan"):
         assert "lr_matrices must be" in refused(capsys, *usual, f"--lr={rate}")
     assert "checkpoint_minutes must be" in refused(capsys, *usual, "--checkpoint-minutes=-1")
@@ -250,3 +260,44 @@ def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys):
     monkeypatch.setattr(zoo, "heldout_prompts", lambda n: [f"import os  # {i}" for i in range(n)])
     line = refused(capsys, "certify", *fast, "--prompt-tokens", "1")
     assert "of 32 sources only 1 begin with different 1 tokens; pass --prompt-tokens" in line
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize("flag", ["--top-p", "--top-k", "--min-p", "--seed"])
+@pytest.mark.parametrize("command", ["generate", "evaluate"])
+def test_an_option_of_sampling_without_a_temperature_is_refused(command, flag, capsys):
+    prompt = ["--target", TARGET, *PROMPT] if command == "generate" else []
+    value = "1" if flag in ("--top-k", "--seed") else "0.5"
+    line = refused(capsys, command, *prompt, flag, value)
+    assert f"{flag} belongs to sampling; pass a --temperature above 0 with it" in line
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["certify", "--prompt", "a", "--prompts", "2"], "--prompts belongs to prompts of source"),
+        (
+            ["certify", "--prompt", "a", "--prompt-tokens", "2"],
+            "--prompt-tokens belongs to prompts",
+        ),
+        (["inspect", HEAD, "--prompt", "a"], "--prompt belongs to the parity check; pass --target"),
+        (["inspect", HEAD, "--new-tokens", "8"], "--new-tokens belongs to the parity check"),
+        (["inspect", HEAD, "--num-draft-tokens", "8"], "--num-draft-tokens belongs to the parity"),
+    ],
+)
+def test_an_option_without_effect_is_refused(arguments, message, capsys):
+    assert message in refused(capsys, *arguments)
+
+
+def test_texts_that_cannot_be_enumerated_are_told_at_once(capsys):
+    started = time.monotonic()
+    line = refused(capsys, "certify", "--top-k", "5000")
+    assert "num_tokens=3 and top_k=5000 make more than 16384 texts" in line
+    assert "top_k=25 with num_tokens=3" in line
+    assert time.monotonic() - started < 20
+
+
+def test_a_number_of_sources_beyond_all_libraries_is_told_at_once(capsys):
+    line = refused(capsys, "certify", "--drafter", "lookup", "--prompts", "99999999999")
+    assert re.search("of 4096 sources only [0-9]+ begin with different 8 tokens", line), line

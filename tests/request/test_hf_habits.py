@@ -302,3 +302,12 @@ def test_a_tokenizers_output_is_a_prompt():
         GENERATOR.generate(INPUTS, INPUTS.attention_mask, **GREEDY)
     with pytest.raises(TypeError, match=r"a tokenizer.s output .*got one with pixel_values"):
         GENERATOR.generate({"pixel_values": 1}, **GREEDY)
+
+
+@pytest.mark.parametrize("count", [10**8, 10**15])
+def test_more_sequences_than_memory_are_refused_at_once(count):
+    options = {"do_sample": True, "max_new_tokens": 4, "num_return_sequences": count}
+    with pytest.raises(
+        ValueError, match=f"keys and values of {count} rows of {ONE.input_ids.shape[1]} tokens take"
+    ):
+        GENERATOR.generate(ONE.input_ids, **options)

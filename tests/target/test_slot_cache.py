@@ -4,6 +4,8 @@ A state machine compares the cache with plain Python lists. Poison (NaN and 1e30
 look) must leave the target's logits unchanged bit for bit.
 """
 
+import os
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
-from specdec.target.cache import KeyValueShape, SlotCache, round_up
+from specdec.target.cache import KeyValueShape, SlotCache, check_room, round_up
 from specdec.target.masks import slot_mask
 from specdec.types import Draft, rows_to_keep
 
@@ -207,3 +209,15 @@ def test_slots_that_no_window_has_covered_are_still_zero_after_a_ragged_generati
                 untouched = buffer[:, :-1][slots >= covered[:, None]]
                 assert untouched.numel() > 0
                 assert not bool(untouched.any())
+
+
+def test_a_cache_larger_than_the_memory_is_refused_before_it_is_allocated():
+    shape = KeyValueShape(8, 128, 128, torch.float32, torch.device("cpu"))
+    row_bytes = 1024 * 8 * 256 * 4
+    with pytest.raises(ValueError, match=r"keys and values of 100000000 rows of 1024 tokens take "):
+        check_room(10**8, 1024, {0: shape})
+    check_room(4, 1024, {0: shape})
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    check_room(there // row_bytes, 1024, {0: shape})
+    with pytest.raises(ValueError, match=f"generate at most {there // row_bytes // 2} rows"):
+        check_room(there // row_bytes // 2 + 1, 1024, {0: shape, 1: shape})

@@ -175,13 +175,16 @@ MISTAKES = {
     "no steps": (["--steps", "0"], "steps must be an integer >= 1, got 0"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
-    "no ids": (["--draft-vocab-size", "0"], "must have 1 to 2048 ids, those of the target, got 0"),
+    "no ids": (["--draft-vocab-size", "0"], "--draft-vocab-size must be an integer >= 1, got 0"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
-    "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be at least 1"),
+    "too many ids": (
+        ["--draft-vocab-size", "9999"],
+        "must have 1 to 2048 ids, those of the target",
+    ),
     "negative prompts": (["--evaluation-prompts", "-1"], "must be an integer >= 0, got -1"),
     "negative K": (["--num-draft-tokens", "-1"], "num_draft_tokens must be >= 0, got -1"),
     "no batches": (["--accumulation", "0"], "accumulation must be an integer >= 1, got 0"),
-    "output is a file": (["--output", __file__], "File exists"),
+    "output is a file": (["--output", __file__], "--output must be the path of a folder, but"),
     "absurd rate": (["--lr", "1e30"], "the loss of step"),
 }
 
@@ -318,3 +321,38 @@ def test_allow_pickle_is_a_boolean(value, target):
     model = AutoModelForCausalLM.from_pretrained(target)
     with pytest.raises(TypeError, match="allow_pickle must be True or False"):
         EagleDrafter.from_pretrained(target, model, allow_pickle=value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "owners"),
+    [
+        ("eagle3", "depths", "mask-token and mtp"),
+        ("eagle3", "layers", "mask-token"),
+        ("eagle1", "depths", "mask-token and mtp"),
+        ("eagle1", "layers", "mask-token"),
+        ("eagle1", "unrolled-steps", "eagle3"),
+        ("mask-token", "unrolled-steps", "eagle3"),
+        ("mtp", "unrolled-steps", "eagle3"),
+        ("mtp", "layers", "mask-token"),
+        ("mtp", "draft-vocab-size", "eagle3 and eagle1 and mask-token"),
+    ],
+)
+def test_a_flag_of_another_kind_of_head_is_refused(kind, flag, owners, tmp_path, capsys):
+    usual = ["--target", "zoo", "--data", "zoo", "--output", str(tmp_path / "head")]
+    assert main([kind, *usual, f"--{flag}", "3"]) == 2
+    line = capsys.readouterr().err
+    assert line == f"error: --{flag} belongs to {owners}; leave it out for {kind}\n"
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_run_with_other_flags_does_not_go_on(target, text, tmp_path, capsys):
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path / "head")]
+    assert main(["eagle1", *usual, *SMALL]) == 0
+    for change, difference in (
+        (["--seed", "4"], "data.seed (0 there, 4 here)"),
+        (["--lr", "0.3"], "plan.lr_matrices (0.005 there, 0.3 here)"),
+        (["--mlp-width", "8"], "objective.head.layer.intermediate_size"),
+    ):
+        capsys.readouterr()
+        assert main(["eagle1", *usual, *SMALL, *change]) == 2
+        assert difference in capsys.readouterr().err

@@ -5,6 +5,7 @@ prefixes give the probability of each. Many samples of the generator are compare
 """
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,35 @@ from specdec.certify.generator.text import ENDLESS, Prompts
 from specdec.generator import SpeculativeGenerator
 
 TextLaw = dict[tuple[int, ...], float]
+NUM_TOKENS = 3
+"""Of a text whose distribution is tested."""
+MOST_TEXTS = 2**14
+"""Whose probabilities are computed; more of them would be too rare to be counted."""
+_ROWS = 256
+"""Texts that the target reads together."""
+
+
+def check_enumerable(num_tokens: int, top_k: int, vocab_size: int) -> None:
+    """Refuses texts that are too many.
+
+    Args:
+        num_tokens: of a text.
+        top_k: tokens that can follow each of its beginnings.
+        vocab_size: V; there are no more.
+
+    Raises:
+        ValueError: says which numbers work.
+    """
+    choices = min(top_k, vocab_size)
+    if choices > 1 and num_tokens * math.log(choices) > math.log(MOST_TEXTS) + 1e-9:
+        fewer = int(math.log(MOST_TEXTS) / math.log(choices) + 1e-9)
+        smaller = max(k for k in range(1, MOST_TEXTS + 1) if k**num_tokens <= MOST_TEXTS)
+        works = f"num_tokens={fewer} with top_k={top_k}, or " if fewer else ""
+        raise ValueError(
+            f"num_tokens={num_tokens} and top_k={top_k} make more than {MOST_TEXTS} texts, whose "
+            f"probabilities are all needed; pass {works}top_k={smaller} with "
+            f"num_tokens={num_tokens}"
+        )
 
 
 @dataclass(frozen=True)
@@ -125,13 +155,15 @@ def text_laws(
     laws = [{(): 1.0}]
     for _ in range(num_tokens):
         texts = list(laws[-1])
-        ids = torch.tensor([prompt + list(text) for text in texts], device=device)
-        logits = model(input_ids=ids, use_cache=False).logits[:, -1].double()
-        rows = warpers(ids, logits).softmax(dim=-1).cpu()
         law = {}
-        for text, row in zip(texts, rows, strict=True):
-            support = row.nonzero()[:, 0]
-            for token, chance in zip(support.tolist(), row[support].tolist(), strict=True):
-                law[(*text, token)] = laws[-1][text] * chance
+        for start in range(0, len(texts), _ROWS):
+            chunk = texts[start : start + _ROWS]
+            ids = torch.tensor([prompt + list(text) for text in chunk], device=device)
+            logits = model(input_ids=ids, use_cache=False).logits[:, -1].double()
+            rows = warpers(ids, logits).softmax(dim=-1).cpu()
+            for text, row in zip(chunk, rows, strict=True):
+                support = row.nonzero()[:, 0]
+                for token, chance in zip(support.tolist(), row[support].tolist(), strict=True):
+                    law[(*text, token)] = laws[-1][text] * chance
         laws.append(law)
     return laws[1:]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from specdec.certify.generator.law import LawTest, run_law_tests
+from specdec.arguments import check_integer, check_number, check_type
+from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
@@ -70,7 +71,7 @@ def certify_generator(
     prompts: Sequence[Sequence[int]] | Tensor,
     *,
     num_samples: int = 4096,
-    num_tokens: int = 3,
+    num_tokens: int = NUM_TOKENS,
     top_k: int = 4,
     temperature: float = 1.0,
     audit_tokens: int = 64,
@@ -84,7 +85,7 @@ def certify_generator(
         generator: of any drafter and sampler.
         prompts: token ids of each, without padding.
         num_samples: texts drawn per prompt for the law.
-        num_tokens: of these texts; there are `top_k ** num_tokens` of them.
+        num_tokens: of these texts; there are `top_k ** num_tokens` of them, at most 16384.
         top_k: while sampling.
         temperature: while sampling, > 0.
         audit_tokens: new tokens of the audits.
@@ -103,14 +104,14 @@ def certify_generator(
         "batch_size": batch_size,
     }
     for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < false_alarm < 1 or not temperature > 0:
-        raise ValueError(
-            "expected false_alarm in 0..1 and temperature > 0, got "
-            f"false_alarm={false_alarm}, temperature={temperature}"
-        )
-    prompts = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
+        check_integer(name, value, 1)
+    check_number("false_alarm", false_alarm, above=0, below=1)
+    check_number("temperature", temperature, above=0)
+    check_type("progress", progress, Callable)
+    check_enumerable(num_tokens, top_k, generator.target.vocab_size)
+    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
+    check_type("prompts", prompts, Sequence[Sequence[int]], advice="pass lists of token ids")
+    prompts = [list(prompt) for prompt in prompts]
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
     first = {}
