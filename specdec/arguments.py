@@ -244,6 +244,21 @@ def check_folder(name: str, value: Any) -> Path:
     return path
 
 
+def make_folder(name: str, value: Any) -> Path:
+    """Returns a folder that files can be written into, and makes it where it is not there.
+
+    Raises:
+        TypeError: no path.
+        ValueError: an empty path, one of a file, or a folder that cannot be made.
+    """
+    path = check_folder(name, value)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name} {path} cannot be made: {error.strerror}") from error
+    return path
+
+
 def check_file(name: str, value: Any) -> Path:
     """Returns the path of a file that can be written: in a folder that is there.
 

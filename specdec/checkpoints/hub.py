@@ -12,6 +12,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from specdec.arguments import check_path
 from specdec.checkpoints.printable import printable
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -83,7 +84,8 @@ def find_folder(
     Raises:
         ValueError: neither a folder nor a repository that is available.
     """
-    path = Path(path_or_id).expanduser()
+    path = check_path("the checkpoint", path_or_id, what="a folder, or a Hugging Face id")
+    path = path.expanduser()
     if path.is_dir():
         return path
     if path.exists():

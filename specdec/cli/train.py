@@ -27,7 +27,7 @@ from transformers import (
 )
 
 from specdec import zoo
-from specdec.arguments import check_folder, check_integer
+from specdec.arguments import check_integer, make_folder
 from specdec.cli.loading import find_pretrained, load_model, load_pretrained, one_line
 from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, refuse_given
 from specdec.drafters.eagle import EagleDrafter
@@ -147,7 +147,7 @@ def _train(options: argparse.Namespace) -> None:
             f"--output {options.output} holds a model that no earlier run of this command wrote, "
             "and that would be lost; name a new folder"
         )
-    check_folder("--output", options.output).mkdir(parents=True, exist_ok=True)
+    make_folder("--output", options.output)
     tokenizer, documents = _load_data(options)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)
     stream = PackedStream(trained_on, seed=options.seed)

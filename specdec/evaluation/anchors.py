@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_integer, check_type
 from specdec.drafters import Drafter
 from specdec.generator import SpeculativeGenerator
 from specdec.results import RowStep
@@ -54,6 +55,8 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         >>> [len(step.draft_tokens) for step in every_anchor(generator, trace)[0]]
         [3, 3, 3, 3, 3, 3, 2, 1]
     """
+    check_type("generator", generator, SpeculativeGenerator)
+    check_type("trace", trace, Trace, advice="pass generate(..., trace=True).trace")
     warp = trace.about.get("warp")
     if warp is None:
         raise ValueError(
@@ -108,11 +111,9 @@ def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
         >>> with_draft_length(PromptLookupDrafter(8), 3).num_draft_tokens
         3
     """
-    if not 0 <= num_draft_tokens <= drafter.num_draft_tokens:
-        raise ValueError(
-            f"num_draft_tokens must be 0..{drafter.num_draft_tokens}, the drafter's own, got "
-            f"{num_draft_tokens}; make the drafter with a larger one"
-        )
+    check_type("drafter", drafter, Drafter)
+    advice = "the drafter's own is the largest; make it with a larger one"
+    check_integer("num_draft_tokens", num_draft_tokens, 0, drafter.num_draft_tokens, advice=advice)
     other = copy.copy(drafter)
     other.num_draft_tokens = num_draft_tokens
     return other

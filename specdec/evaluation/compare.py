@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from specdec.arguments import check_integer, check_number, check_type, shown
 from specdec.evaluation import prompts as prompt_sets
 from specdec.evaluation.evaluate import pad
 from specdec.evaluation.intervals import (
@@ -75,6 +76,10 @@ class HFGenerate:
         assistant_model: a draft model for assisted generation; `None` decodes plainly.
         num_assistant_tokens: K of assisted generation, constant, with no confidence threshold.
 
+    Raises:
+        TypeError: a model that is none of HF's.
+        ValueError: K below 1, or models of two vocabularies.
+
     Example:
         >>> from specdec import zoo
         >>> contender = HFGenerate(zoo.load_target())
@@ -91,6 +96,15 @@ class HFGenerate:
         *,
         num_assistant_tokens: int = 4,
     ):
+        check_type("model", model, PreTrainedModel)
+        check_type("assistant_model", assistant_model, PreTrainedModel | None)
+        check_integer("num_assistant_tokens", num_assistant_tokens, 1)
+        sizes = [m.config.get_text_config().vocab_size for m in (model, assistant_model) if m]
+        if len(set(sizes)) > 1:
+            raise ValueError(
+                f"assistant_model has a vocabulary of {sizes[1]} and model one of {sizes[0]}; "
+                "assisted generation of one text needs one vocabulary"
+            )
         self.model, self.assistant = model, assistant_model
         self._settings = {
             "num_assistant_tokens": num_assistant_tokens,
@@ -226,6 +240,9 @@ class Comparison:
         """`[R]`, over batches `[R, n]` and rounds `[R, r]`."""
 
         def speed(name: str) -> np.ndarray:  # [R, r]
+            if name not in self.seconds:
+                known = ", ".join(map(repr, self.seconds))
+                raise ValueError(f"there is no contender {name!r}; expected one of {known}")
             taken = self.seconds[name][batches].sum(axis=1)
             speeds = self.tokens[name][batches].sum(axis=-1)[:, None] / taken
             return np.take_along_axis(speeds, rounds, axis=1)
@@ -264,7 +281,9 @@ def compare(
         progress: shows a bar on standard error.
 
     Raises:
-        ValueError: fewer than two contenders, or no contender of the baseline's name.
+        TypeError: contenders that are no ways of decoding, or answer something else.
+        ValueError: fewer than two contenders, no contender of the baseline's name, a number out of
+            range, or an answer of another size.
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -278,14 +297,21 @@ def compare(
         >>> comparison.equal["lookup"]
         True
     """
+    check_type("contenders", contenders, Mapping, advice="pass contenders by name")
+    for name, way in contenders.items():
+        check_type("the name of a contender", name, str)
+        _check_contender(name, way)
     if len(contenders) < 2:
         raise ValueError(f"there is nothing to compare: {len(contenders)} contenders, pass two")
     baseline = next(iter(contenders)) if baseline is None else baseline
     if baseline not in contenders:
         raise ValueError(f"baseline {baseline!r} is none of {', '.join(contenders)}")
-    for name, value in (("rounds", rounds), ("batch_size", batch_size)):
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an integer >= 1, got {value!r}")
+    check_integer("rounds", rounds, 1)
+    check_integer("batch_size", batch_size, 1)
+    check_integer("max_new_tokens", max_new_tokens, 1)
+    check_integer("seed", seed, 0, 2**64 - 1)
+    check_number("temperature", temperature, 0)
+    check_type("progress", progress, bool)
     ways = {name: _contender(way) for name, way in contenders.items()}
     device = _device(contenders)
     records = prompt_sets.as_prompts(prompts, attention_mask)
@@ -309,6 +335,7 @@ def compare(
                 for name in names[first:] + names[:first]:
                     answer, taken = timed(lambda n=name, t=task: ways[n](t), device)
                     if round_ == 0:
+                        _check_answer(name, answer, task)
                         answers[name].append(answer)
                     else:
                         seconds[name][index, round_ - 1] = taken
@@ -339,6 +366,31 @@ class _Generator:
         rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
         steps = result.steps if self.generator.drafter.num_draft_tokens else None
         return Answer([row[:length] for row, length in rows], steps)
+
+
+def _check_contender(name: str, way: object) -> None:
+    """Refuses what is no way of decoding."""
+    if isinstance(way, nn.Module):
+        raise TypeError(f"contender {name!r} is a {type(way).__name__}; pass HFGenerate(model)")
+    if not isinstance(way, SpeculativeGenerator) and not callable(way):
+        raise TypeError(
+            f"contender {name!r} must be a SpeculativeGenerator, HFGenerate or a function from "
+            f"Task to Answer, got {shown(way)}"
+        )
+
+
+def _check_answer(name: str, answer: object, task: Task) -> None:
+    """Refuses an answer that is not one text of the task's length per row."""
+    what, count = f"the answer of contender {name!r}", len(task.seeds)
+    check_type(what, answer, Answer)
+    check_type(f"new_tokens in {what}", answer.new_tokens, list[list[int]])
+    rows = [answer.new_tokens, *([answer.steps] if answer.steps is not None else [])]
+    longest = max(map(len, answer.new_tokens), default=0)
+    if any(len(each) != count for each in rows) or longest > task.max_new_tokens:
+        raise ValueError(
+            f"{what} must have {count} rows of at most {task.max_new_tokens} new tokens, got "
+            f"{len(answer.new_tokens)} of up to {longest}"
+        )
 
 
 def _contender(way: SpeculativeGenerator | Contender) -> Contender:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_integer, check_tensor, check_type
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 
@@ -28,7 +29,7 @@ def acceptance_by_context(
         generator: target, drafter and sampler to be measured.
         text: `[T]` ids. Prompts end at the same places of it, whatever their length.
         contexts: numbers of tokens of a prompt, each at most T.
-        num_prompts: n of each.
+        num_prompts: n of each; fewer where the text has fewer places at which they can end.
         max_new_tokens: after each prompt.
 
     Returns:
@@ -44,12 +45,18 @@ def acceptance_by_context(
         >>> list(acceptance_by_context(generator, text, (8, 32), num_prompts=2, max_new_tokens=4))
         [8, 32]
     """
+    check_type("generator", generator, SpeculativeGenerator)
+    check_tensor("text", text, (None,))
+    check_integer("num_prompts", num_prompts, 1)
+    check_type("contexts", contexts, Iterable)
     contexts = tuple(contexts)
+    for context in contexts:
+        check_integer("a context", context)
     if not contexts or min(contexts) < 1 or max(contexts) > len(text):
         raise ValueError(
             f"contexts must have 1 to {len(text)} tokens, as many as the text, got {contexts}"
         )
-    ends = torch.linspace(max(contexts), len(text), num_prompts).long().tolist()
+    ends = torch.linspace(max(contexts), len(text), num_prompts).long().unique().tolist()
     lengths = {}
     for context in contexts:
         prompts = torch.stack([text[end - context : end] for end in ends])

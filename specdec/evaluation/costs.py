@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from specdec.arguments import check_integer, check_type
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.timing import synchronize, timed
 from specdec.generator import SpeculativeGenerator
@@ -33,6 +34,18 @@ class CostCurve:
     plain_ms: list[float]
     step_ms: dict[int, list[float]]
 
+    def __post_init__(self):
+        check_type("plain_ms", self.plain_ms, list[float])
+        check_type("step_ms", self.step_ms, dict)
+        for k, times in self.step_ms.items():
+            check_integer("a draft length of step_ms", k, 0)
+            check_type(f"step_ms[{k}]", times, list[float])
+        lengths = {len(times) for times in (self.plain_ms, *self.step_ms.values())}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(
+                f"a cost curve needs times of the same rounds at every draft length, got {lengths}"
+            )
+
     def medians(self, num_draft_tokens: int) -> tuple[float, np.ndarray]:
         """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens.
 
@@ -51,10 +64,12 @@ class CostCurve:
 
     def _at(self, rounds: np.ndarray, num_draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
         known = sorted(self.step_ms)
-        if not known or known[-1] < num_draft_tokens:
+        check_integer("num_draft_tokens", num_draft_tokens, 0)
+        if not known or known[0] > 0 or known[-1] < num_draft_tokens:
+            span = f"{known[0]} to {known[-1]}" if known else "nothing"
             raise ValueError(
-                f"the cost curve ends at {known[-1] if known else 'nothing'}, and K = "
-                f"{num_draft_tokens} was asked for; measure it there"
+                f"the cost curve was measured at {span}, not at 0 to {num_draft_tokens}; "
+                "measure it there"
             )
         ks = np.arange(num_draft_tokens + 1)
         medians = {k: np.median(np.array(self.step_ms[k])[rounds], axis=1) for k in known}
@@ -84,7 +99,7 @@ def measure_costs(
         rounds: r, after one that is not kept.
 
     Raises:
-        ValueError: a draft length that the drafter does not have.
+        ValueError: no draft length, or one that the drafter does not have; or a number below 1.
 
     Example:
         >>> import torch
@@ -94,10 +109,17 @@ def measure_costs(
         >>> sorted(curve.step_ms)
         [0, 1, 2, 4]
     """
+    check_type("generator", generator, SpeculativeGenerator)
+    check_integer("num_steps", num_steps, 1)
+    check_integer("rounds", rounds, 1)
     most = generator.drafter.num_draft_tokens
     if draft_lengths is None:
         doubled = [2**i for i in range(most.bit_length()) if 2**i < most]
         draft_lengths = sorted({0, *doubled, most})
+    check_type("draft_lengths", draft_lengths, Iterable)
+    draft_lengths = list(draft_lengths)
+    if not draft_lengths:
+        raise ValueError("there is nothing to measure: draft_lengths is empty")
     parts = generator.target, generator.sampler
     contenders: dict[int | None, SpeculativeGenerator] = {
         None: SpeculativeGenerator(parts[0], None, parts[1])

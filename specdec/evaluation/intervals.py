@@ -15,6 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
+from specdec.arguments import check_integer, check_number, check_type
+
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Totals `[..., m]` -> statistics `[..., s]`."""
 
@@ -45,6 +47,12 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
     level: float = LEVEL
+
+    def __post_init__(self):
+        for name in ("value", "low", "high", "level"):
+            check_type(name, getattr(self, name), float)
+        if self.low > self.high:
+            raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
 
     def overlaps(self, other: Estimate) -> bool:
         """Whether the two intervals share a value; an interval that is not known overlaps all."""
@@ -101,12 +109,22 @@ def bootstrap(
 
     Reference: Hesterberg, arXiv:1411.5279, section 5.3 (expanded percentile intervals).
     """
-    totals = np.asarray(totals, dtype=np.float64)
+    check_type("statistic", statistic, Callable)
+    check_number("level", level, above=0, below=1)
+    check_integer("num_resamples", num_resamples, 1)
+    check_integer("seed", seed, 0)
+    try:
+        totals = np.asarray(totals, dtype=np.float64)
+    except ValueError as error:
+        raise ValueError(f"totals must be numbers [n, m]: {error}") from error
     if totals.ndim != 2 or not len(totals):
         raise ValueError(f"totals must be [n, m] with at least one cluster, got {totals.shape}")
-    if not 0 < level < 1:
-        raise ValueError(f"level must be between 0 and 1, got {level}")
     values = np.atleast_1d(statistic(totals.sum(axis=0)))
+    if np.shape(statistic(totals)) != (len(totals), *values.shape):
+        raise ValueError(
+            "statistic must map totals [..., m] to statistics [..., s], got "
+            f"{list(np.shape(statistic(totals)))} for {list(totals.shape)}"
+        )
     if len(totals) < MIN_CLUSTERS:
         return [Estimate(float(value), level=level) for value in values]
     generator = np.random.default_rng(seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specdec.arguments import check_integer, check_number, check_type
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate
@@ -33,6 +34,7 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
         >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 7, 8]]), max_new_tokens=4)
         >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
     """
+    _check_lines("evaluations", evaluations, Evaluation)
     ax = _axes(ax)
     for name, evaluation in evaluations.items():
         positions = range(1, evaluation.num_draft_tokens + 1)
@@ -52,6 +54,11 @@ def acceptance_by_temperature(
         lines: by name, evaluations by temperature.
         ax: matplotlib axes; new ones by default.
     """
+    _check_lines("lines", lines, Mapping)
+    for name, by_temperature in lines.items():
+        _check_lines(f"lines[{name!r}]", by_temperature, Evaluation)
+        for temperature in by_temperature:
+            check_number(f"a temperature of lines[{name!r}]", temperature, 0)
     ax = _axes(ax)
     for name, by_temperature in lines.items():
         temperatures = sorted(by_temperature)
@@ -70,6 +77,9 @@ def time_per_token(
         lines: by name, replays at several K and the cost curve of their generator.
         ax: matplotlib axes; new ones by default.
     """
+    _check_lines("lines", lines, tuple)
+    for name, line in lines.items():
+        check_type(f"lines[{name!r}]", line, tuple[Sequence[Replay], CostCurve])
     ax = _axes(ax)
     for name, (replays, costs) in lines.items():
         ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
@@ -96,6 +106,10 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
         costs: of the same generator.
         ax: matplotlib axes; new ones by default.
     """
+    check_type("replays", replays, Sequence[Replay])
+    check_type("costs", costs, CostCurve)
+    if not replays:
+        raise ValueError("there is nothing to plot: replays is empty")
     ax = _axes(ax)
     ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
     ks = [found.num_draft_tokens for found in ordered]
@@ -118,6 +132,8 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
         row: whose tokens are counted.
         ax: matplotlib axes; new ones by default.
     """
+    check_type("trace", trace, Trace)
+    check_integer("row", row, 0, len(trace) - 1)
     ax = _axes(ax, size=(9, 2.2))
     gained = {
         numbers.step: len(step.new_tokens)
@@ -140,9 +156,17 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     return ax
 
 
+def _check_lines(name: str, given: object, kind: Any) -> None:
+    check_type(name, given, Mapping, advice="pass lines by their names")
+    if not given:
+        raise ValueError(f"there is nothing to plot: {name} is empty")
+    for key, value in given.items():
+        check_type(f"{name}[{key!r}]", value, kind)
+
+
 def _axes(ax: Any, size: tuple[float, float] = (5.5, 3.6)) -> Any:
     if ax is not None:
-        return ax
+        return check_type("ax", ax, need("matplotlib.axes", "plots").Axes)
     return need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 
 

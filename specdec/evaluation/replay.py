@@ -28,6 +28,7 @@ from functools import cached_property
 
 import numpy as np
 
+from specdec.arguments import check_integer, check_type
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.intervals import (
     LEVEL,
@@ -88,6 +89,7 @@ class Replay:
         Args:
             num_resamples: R.
         """
+        check_integer("num_resamples", num_resamples, 1)
         generator, rows = np.random.default_rng(0), len(self.totals)
         value = self.acceptance_length.value
         if rows < MIN_CLUSTERS:
@@ -136,6 +138,7 @@ class Replay:
         return ((whole[..., :-1] - whole[..., 1:]) * ms[..., : k + 1]).sum(axis=-1)
 
     def _speed(self, costs: CostCurve, step_ms) -> Estimate:
+        check_type("costs", costs, CostCurve)
         generator = np.random.default_rng(0)
         rows = len(self.totals)
 
@@ -203,6 +206,7 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
             "replay knows RejectionSampler() and BlockSampler(), whose text does not depend on "
             f"what was drafted, got {sampler!r}"
         )
+    check_type("traces", traces, Trace | Iterable, advice="pass those of every_anchor")
     traces = [traces] if isinstance(traces, Trace) else list(traces)
     if not all(isinstance(trace, Trace) for trace in traces) or not traces:
         raise TypeError("replay needs a Trace or several")
@@ -231,8 +235,7 @@ def _check(trace: Trace, num_draft_tokens: int) -> None:
             "others; pass every_anchor(generator, trace)"
         )
     most = trace.about["num_draft_tokens"]
-    if isinstance(num_draft_tokens, bool) or not isinstance(num_draft_tokens, int):
-        raise ValueError(f"num_draft_tokens must be an integer, got {num_draft_tokens!r}")
+    check_integer("num_draft_tokens", num_draft_tokens)
     if not 0 <= num_draft_tokens <= most:
         raise ValueError(
             f"num_draft_tokens must be 0..{most}, as many as the trace drafted at every anchor, "
@@ -254,6 +257,11 @@ def _read_row(
         for i, token in enumerate(step.draft_tokens[:k]):
             if token != text[anchor + i]:
                 break  # a deterministic proposal that the text does not follow
+            if not their.target_probs[i] > 0:
+                raise ValueError(
+                    f"the target gives token {token} of the text probability 0, so it cannot have "
+                    "written it; pass every_anchor the generator of the trace"
+                )
             ratios[i] = their.draft_probs[i] / their.target_probs[i]
         at_least[anchor, 1:] = rule(ratios)
         drafted[anchor] = min(k, len(step.draft_tokens))

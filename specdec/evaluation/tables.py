@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specdec.arguments import check_type
+
 _LATEX = {
     "\\": r"\textbackslash{}",
     "&": r"\&",
@@ -42,6 +44,8 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self):
+        check_type("header", self.header, list[str])
+        check_type("rows", self.rows, list[list[str]])
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"a row has {len(row)} cells under a header of {len(self.header)}")

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_type
 from specdec.heads.config import HeadConfig
 from specdec.target.wrappers import unwrap
 
@@ -158,6 +159,7 @@ def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | 
                 "target's id of each"
             )
         return None
+    check_type("target_ids", target_ids, Tensor)
     if target_ids.shape != (count,) or target_ids.dtype != torch.long:
         raise ValueError(
             f"target_ids must be {count} int64 ids (draft_vocab_size), got shape "

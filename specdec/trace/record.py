@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.arguments import check_fields, check_file, check_integer, check_path, check_type
+from specdec.arguments import (
+    check_fields,
+    check_file,
+    check_integer,
+    check_path,
+    check_type,
+    shown,
+)
 from specdec.results import RowStep
 from specdec.trace import files, html
 
@@ -138,6 +145,7 @@ class Trace(Sequence):
         Args:
             tokenizer: of the target.
         """
+        _check_tokenizer(tokenizer)
         other = copy.copy(self)
         object.__setattr__(other, "tokenizer", tokenizer)
         return other
@@ -211,10 +219,13 @@ class Trace(Sequence):
         """Reads a trace that `to_jsonl` wrote.
 
         Raises:
+            FileNotFoundError: there is no such file.
             ValueError: another kind of file, a line that is cut off or damaged, or lines that are
                 missing, repeated or in another order; names the line.
         """
         path = check_path("path", path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no trace at {path}: expected a file of to_jsonl")
         header, lines = files.read_jsonl(path)
         with files.naming(path, 1):
             prompts, counts = (
@@ -264,6 +275,7 @@ class Trace(Sequence):
         Args:
             tokenizer: of the target; by default the trace's own, without which ids are shown.
         """
+        _check_tokenizer(tokenizer)
         return html.render(self, self.tokenizer if tokenizer is None else tokenizer)
 
     def _repr_html_(self) -> str:
@@ -275,6 +287,11 @@ class Trace(Sequence):
             f"Trace of {len(self)} rows, {tokens} new tokens, {len(self.times)} steps "
             f"({self.about.get('drafter')}, {self.about.get('sampler')})"
         )
+
+
+def _check_tokenizer(tokenizer: Any) -> None:
+    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
+        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
 
 
 def _verdict(i: int, accepted: int, drafted: int) -> str:

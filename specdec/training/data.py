@@ -162,6 +162,7 @@ def hold_out(
         ValueError: a negative number of prompts.
     """
     check_integer("the number of evaluation prompts", num_prompts, 0)
+    check_type("documents", documents, Sequence, advice="pass a list of arrays of ids")
     if sum(len(ids) >= PROMPT_TOKENS for ids in documents) < 4 * num_prompts:
         size = max(sum(map(len, documents)) // (4 * num_prompts), PROMPT_TOKENS)
         documents = [

@@ -18,6 +18,7 @@ from einops import repeat
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer, check_number, check_type
 from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
@@ -53,8 +54,8 @@ def eagle_config(
         >>> eagle_config(zoo.load_target(), "eagle3").feature_layers
         (2, 8, 13)
     """
-    if kind not in ("eagle1", "eagle3"):
-        raise ValueError(f"kind must be 'eagle1' or 'eagle3', got {kind!r}")
+    check_type("target", target, PreTrainedModel)
+    check_type("kind", kind, HeadKind)
     theirs, is_first = target.config.get_text_config(), kind == "eagle1"
     if not is_first and theirs.num_hidden_layers < 3:
         raise ValueError(
@@ -104,6 +105,7 @@ def new_head(
         >>> target = zoo.load_target()
         >>> drafter = EagleDrafter(new_head(target, "eagle1"), target)
     """
+    check_type("target_ids", target_ids, Tensor | None)
     count = None if target_ids is None else len(target_ids)
     config = eagle_config(target, kind, mlp_width=mlp_width, draft_vocab_size=count)
     head = untrained(lambda: EagleHead(config, target_ids), seed=seed)
@@ -127,7 +129,9 @@ class TrainingTimeTest(nn.Module):
         step_weight: the weight of a step, as a multiple of that of the step before.
 
     Raises:
-        ValueError: `num_steps` is not positive.
+        TypeError: another drafter.
+        ValueError: `num_steps` is below 1, `step_weight` is below 0, or the target has not the
+            features that the head reads.
 
     Example:
         >>> from specdec import zoo
@@ -147,8 +151,9 @@ class TrainingTimeTest(nn.Module):
         step_weight: float = 0.8,
     ):
         super().__init__()
-        if num_steps < 1:
-            raise ValueError(f"num_steps must be at least 1, got {num_steps}")
+        check_type("drafter", drafter, EagleDrafter)
+        check_integer("num_steps", num_steps, 1)
+        check_number("step_weight", step_weight, 0)
         self.drafter = drafter
         self.num_steps = num_steps
         self.step_weight = step_weight
@@ -227,6 +232,9 @@ class FeatureAndToken(nn.Module):
         noise: float = 0.1,
     ):
         super().__init__()
+        check_type("drafter", drafter, EagleDrafter)
+        check_number("token_weight", token_weight, 0)
+        check_number("noise", noise, 0)
         config = drafter.config
         if config.feature_width != config.hidden_size:
             raise ValueError(
@@ -242,6 +250,7 @@ class FeatureAndToken(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss over ids `[B, T + 1]`."""
+        check_row_length(ids, 1, "features")
         head = self.drafter.head
         labels, features = self._teacher.labels(ids, head.target_ids)
         read = features[:, :-1]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer, check_type
 from specdec.heads.config import LayerConfig
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -29,6 +30,8 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
         >>> layer_like(zoo.load_target()).intermediate_size
         384
     """
+    if mlp_width is not None:
+        check_integer("mlp_width", mlp_width, 1)
     theirs = target.config.get_text_config()
     heads = theirs.num_attention_heads
     own_width = getattr(theirs, "intermediate_size", None) or 4 * theirs.hidden_size
@@ -57,7 +60,11 @@ def untrained(make: Callable[[], Head], *, seed: int) -> Head:
     Args:
         make: builds the head.
         seed: of the weights.
+
+    Raises:
+        TypeError, ValueError: the seed is no integer of 0..2**63 - 1.
     """
+    check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
         torch.manual_seed(seed)
         head = make()
@@ -115,7 +122,10 @@ def frequent_ids(
         >>> frequent_ids(zoo.load_target(), [np.arange(50, 90)], 100).shape
         torch.Size([100])
     """
+    check_type("target", target, PreTrainedModel)
+    check_type("documents", documents, Sequence)
     config = target.config.get_text_config()
+    check_integer("count", count)
     if not 1 <= count <= config.vocab_size:
         raise ValueError(
             f"a draft vocabulary must have 1 to {config.vocab_size} ids, those of the target, got "

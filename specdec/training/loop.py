@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_folder, check_type
+from specdec.arguments import check_type, make_folder
 from specdec.training.data import PackedStream
 from specdec.training.interruption import Interruption
 from specdec.training.plan import TrainingPlan, TrainingProgress
@@ -84,7 +84,9 @@ def train(
     check_type("objective", objective, nn.Module)
     check_type("stream", stream, PackedStream)
     check_type("plan", plan, TrainingPlan)
-    work_dir = check_folder("work_dir", work_dir)
+    work_dir = make_folder("work_dir", work_dir)
+    if any(parameter.is_meta for parameter in objective.parameters()):
+        raise ValueError("the objective has weights on the meta device, which holds no numbers")
     if evaluate is not None and not callable(evaluate):
         raise TypeError(f"evaluate must be a function that returns figures, got {evaluate!r}")
     _check_ids(objective, stream)

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_tensor
 from specdec.training.teacher import SoftLabels, Teacher
 
 
@@ -38,6 +40,7 @@ class NextToken(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per token of ids `[B, T + 1]`."""
+        check_row_length(ids, 1, "next tokens")
         logits = self.model(input_ids=ids[:, :-1], use_cache=False).logits  # [B, T, V]
         return F.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
 
@@ -67,6 +70,7 @@ class Distillation(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per token of ids `[B, T + 1]`."""
+        check_row_length(ids, 1, "next tokens")
         labels, _ = self._teacher.labels(ids[:, :-1])
         student = self.model(input_ids=ids[:, :-1], use_cache=False).logits
         return soft_cross_entropy(student, labels.probs())
@@ -96,8 +100,12 @@ def check_row_length(ids: Tensor, count: int, what: str) -> None:
     """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained.
 
     Raises:
-        ValueError: rows that are too short.
+        TypeError: no int64 tensor.
+        ValueError: no rows, or rows that are too short.
     """
+    check_tensor("ids", ids, (None, None), (torch.long,))
+    if not len(ids):
+        raise ValueError("ids must have at least one row, got none")
     if ids.shape[1] <= count:
         raise ValueError(
             f"rows of {ids.shape[1] - 1} tokens are too short for {count} {what}; make them longer "

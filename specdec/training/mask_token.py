@@ -19,6 +19,7 @@ from einops import rearrange
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer, check_number, check_type
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
@@ -56,6 +57,9 @@ def mask_token_config(
         >>> config.alignment, config.feature_layers, config.num_layers
         ('shifted', (2, 8, 13), 2)
     """
+    check_type("target", target, PreTrainedModel)
+    check_integer("num_layers", num_layers, 1)
+    check_type("mask_token_id", mask_token_id, int | None)
     theirs = target.config.get_text_config()
     if theirs.num_hidden_layers < 3:
         raise ValueError(
@@ -110,6 +114,7 @@ def new_head(
         >>> drafter = MaskTokenDrafter(new_head(target), target, num_draft_tokens=6)
     """
     sizes = {"num_layers": num_layers, "mlp_width": mlp_width, "mask_token_id": mask_token_id}
+    check_type("target_ids", target_ids, Tensor | None)
     count = None if target_ids is None else len(target_ids)
     config = mask_token_config(target, **sizes, draft_vocab_size=count)
     head = untrained(lambda: MaskTokenHead(config, target_ids), seed=seed)
@@ -157,15 +162,15 @@ class MaskRollouts(nn.Module):
         depth_weight: float = 0.9,
     ):
         super().__init__()
+        check_type("drafter", drafter, MaskTokenDrafter)
+        check_integer("num_depths", num_depths, 1)
+        check_number("anchor_share", anchor_share, None, 1, above=0)
+        check_number("depth_weight", depth_weight, 0)
         alignment = drafter.config.alignment
         if alignment != "shifted":
             raise ValueError(
                 f"rollouts of masks train heads of alignment 'shifted' (P-EAGLE), got {alignment!r}"
             )
-        if num_depths < 1:
-            raise ValueError(f"num_depths must be at least 1, got {num_depths}")
-        if not 0 < anchor_share <= 1:
-            raise ValueError(f"anchor_share must be in (0, 1], got {anchor_share}")
         self.drafter = drafter
         self.num_depths = num_depths
         self.anchor_share = anchor_share

@@ -15,6 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer, check_number, check_type
 from specdec.drafters.mtp import MTPDrafter
 from specdec.heads.config import LayerConfig
 from specdec.heads.hf_layer import causal_window
@@ -48,6 +49,9 @@ def mtp_config(
         >>> mtp_config(zoo.load_target()).num_layers
         3
     """
+    check_type("target", target, PreTrainedModel)
+    check_integer("num_depths", num_depths, 1)
+    check_type("semantics", semantics, Semantics)
     return MTPConfig(
         layer=layer_like(target, mlp_width=mlp_width),
         vocab_size=target.config.get_text_config().vocab_size,
@@ -105,6 +109,8 @@ class MultiTokenPrediction(nn.Module):
 
     def __init__(self, drafter: MTPDrafter, target: PreTrainedModel, depth_weight: float = 1.0):
         super().__init__()
+        check_type("drafter", drafter, MTPDrafter)
+        check_number("depth_weight", depth_weight, 0)
         if drafter.num_depths < drafter.config.num_layers:
             raise ValueError(
                 f"the drafter uses {drafter.num_depths} of its head's {drafter.config.num_layers} "

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_type
 from specdec.target.features import FeatureLayer, PlainFeatures
 
 
@@ -64,9 +65,16 @@ class Teacher:
     """
 
     def __init__(self, target: PreTrainedModel, feature_layers: tuple[FeatureLayer, ...] = ()):
+        check_type("target", target, PreTrainedModel)
+        num_layers = target.config.get_text_config().num_hidden_layers
+        for layer in feature_layers:
+            if layer != "final" and not 0 <= layer <= num_layers:
+                raise ValueError(
+                    f"the head reads boundary {layer}, and this target has {num_layers} layers; "
+                    "pass the target that the drafter was made for"
+                )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
-        num_layers = target.config.get_text_config().num_hidden_layers
         self._plain = PlainFeatures(target, num_layers, feature_layers)
 
     def labels(

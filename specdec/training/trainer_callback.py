@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from specdec.arguments import check_integer, check_type
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.prompts import Prompt, as_prompts
 from specdec.generator import SpeculativeGenerator
@@ -53,8 +54,8 @@ class AcceptanceCallback(TrainerCallback):
         temperatures: Sequence[float] = (0.0, 1.0),
         **options: Any,
     ):
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
-            raise ValueError(f"every must be an integer >= 1, got {every!r}")
+        check_integer("every", every, 1)
+        check_type("generator", generator, SpeculativeGenerator)
         self._trainer, self._generator = trainer, generator
         self._prompts = as_prompts(prompts)
         self._every, self._temperatures, self._options = every, tuple(temperatures), options

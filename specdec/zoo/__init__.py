@@ -15,6 +15,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from specdec.arguments import check_type, shown
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -25,6 +26,9 @@ __all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
 WEIGHTS_DIR = Path(__file__).parent / "weights"
 DRAFTERS = {"model": "draft", "eagle3": "eagle3", "mask-token": "mask_token", "mtp": "mtp"}
 """Folder of each drafter's weights, by its name."""
+
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -44,7 +48,7 @@ def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         >>> zoo.load_target().config.num_hidden_layers
         16
     """
-    return _load_model("target", dtype)
+    return _load_model("target", _checked(dtype))
 
 
 def load_tokenizer() -> PreTrainedTokenizerFast:
@@ -96,6 +100,10 @@ def load_drafter(
     # Imported here, so that models and prompts load without the rest of the library.
     from specdec.drafters import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter
 
+    if target is not None:
+        for attribute in ("dtype", "device"):  # of models, and of targets over them
+            if getattr(target, attribute, None) is None:
+                raise TypeError(f"target must be an HF model, got {shown(target)}")
     if name == "model":
         draft = _load_model(DRAFTERS[name], torch.float32 if target is None else target.dtype)
         return ModelDrafter(draft if target is None else draft.to(target.device), **kwargs)
@@ -106,6 +114,15 @@ def load_drafter(
     drafter_class = heads[name]
     drafter = drafter_class.from_pretrained(folder, target, **kwargs)
     return drafter.to(target.device, target.dtype)
+
+
+def _checked(dtype: torch.dtype) -> torch.dtype:
+    """A data type in which the models run."""
+    check_type("dtype", dtype, torch.dtype)
+    if dtype not in _DTYPES:
+        known = ", ".join(map(str, _DTYPES))
+        raise ValueError(f"dtype must be one of {known}, got {dtype}")
+    return dtype
 
 
 def _folder(name: str, *, holding: str) -> Path:

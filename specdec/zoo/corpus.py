@@ -13,6 +13,8 @@ import re
 import sysconfig
 from pathlib import Path
 
+from specdec.arguments import check_integer
+
 # No training sees these modules, the tokenizer's included.
 HELD_OUT = (
     "textwrap.py", "statistics.py", "fractions.py", "calendar.py", "configparser.py", "csv.py",
@@ -144,10 +146,12 @@ def heldout_prompts(n: int, *, num_lines: int = 10) -> list[str]:
         >>> len(zoo.heldout_prompts(3))
         3
     """
-    if n < 1 or num_lines < 1:
-        raise ValueError(f"n and num_lines must be at least 1, got n={n} and num_lines={num_lines}")
+    check_integer("n", n, 1)
+    check_integer("num_lines", num_lines, 1)
     modules = [_block_prompts(read_source(path), num_lines) for path in heldout_files()]
     modules = [prompts for prompts in modules if prompts]
+    if not modules:
+        raise ValueError(f"no module of the library has a block after {num_lines} lines")
     chosen = []
     for index in range(n):
         prompts = modules[index % len(modules)]

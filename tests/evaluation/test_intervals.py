@@ -99,5 +99,5 @@ def test_a_statistic_without_data_is_nan_and_does_not_spoil_the_others():
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="at least one cluster"):
         bootstrap(np.zeros((0, 2)), mean)
-    with pytest.raises(ValueError, match="level must be between 0 and 1, got 95"):
+    with pytest.raises(ValueError, match="level must be a number < 1, got 95"):
         bootstrap(np.ones((9, 2)), mean, level=95)

@@ -206,9 +206,9 @@ def test_masks_have_the_embedding_of_padding_or_of_the_end_or_of_the_last_id():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_depths": 0}, "num_depths must be at least 1, got 0"),
-        ({"anchor_share": 0.0}, r"anchor_share must be in \(0, 1\], got 0.0"),
-        ({"anchor_share": 1.5}, r"anchor_share must be in \(0, 1\], got 1.5"),
+        ({"num_depths": 0}, "num_depths must be an integer >= 1, got 0"),
+        ({"anchor_share": 0.0}, "anchor_share must be a number > 0, got 0.0"),
+        ({"anchor_share": 1.5}, "anchor_share must be a number.*, got 1.5"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, message):

@@ -81,5 +81,5 @@ def test_measuring_changes_neither_the_run_nor_the_mode_of_the_model(tmp_path):
 
 @pytest.mark.parametrize("every", [0, True, 2.5])
 def test_an_interval_that_cannot_be_right_is_refused(every):
-    with pytest.raises(ValueError, match="every must be an integer >= 1"):
+    with pytest.raises((ValueError, TypeError), match="every must be an integer >= 1"):
         AcceptanceCallback(None, None, PROMPTS, every=every)

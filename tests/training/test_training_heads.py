@@ -6,9 +6,20 @@ import torch
 from architectures import VOCAB, build
 from eagle_heads import head_for
 
-from specdec.drafters import EagleDrafter
-from specdec.training import FeatureAndToken, TrainingTimeTest, eagle_config, new_head
+from specdec import zoo
+from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
+from specdec.training import (
+    FeatureAndToken,
+    MaskRollouts,
+    MultiTokenPrediction,
+    NextToken,
+    TrainingTimeTest,
+    eagle_config,
+    new_head,
+)
 from specdec.training.heads import frequent_ids
+from specdec.training.mask_token import new_head as new_mask
+from specdec.training.mtp import new_head as new_mtp
 
 FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "gpt2", "opt", "falcon_gqa", "gptj", "mpt"]
 IDS = torch.randint(1, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
@@ -111,3 +122,84 @@ def test_a_head_of_fewer_ids_starts_as_the_targets_rows_of_them():
     assert head.target_ids.equal(ids)
     with pytest.raises(ValueError, match="uses the target's vocabulary head"):
         new_head(model, "eagle1", target_ids=ids)
+
+
+MODEL = zoo.load_target()
+EAGLE3 = EagleDrafter(new_head(MODEL, "eagle3"), MODEL)
+EAGLE1 = EagleDrafter(new_head(MODEL, "eagle1"), MODEL)
+MASK, MTP = MaskTokenDrafter(new_mask(MODEL), MODEL), MTPDrafter(new_mtp(MODEL), MODEL)
+IDS = torch.zeros(2, 17, dtype=torch.long)
+OBJECTIVES = [
+    NextToken(MODEL),
+    TrainingTimeTest(EAGLE3, MODEL),
+    FeatureAndToken(EAGLE1, MODEL),
+    MaskRollouts(MASK, MODEL),
+    MultiTokenPrediction(MTP, MODEL),
+]
+REFUSED = {
+    "seed": (lambda: new_head(MODEL, "eagle3", seed=-1), "seed must be an integer in 0"),
+    "seed of masks": (lambda: new_mask(MODEL, seed=2**70), "seed must be an integer in 0"),
+    "seed's word": (lambda: new_mtp(MODEL, seed="x"), "seed must be an integer in 0"),
+    "width": (lambda: new_head(MODEL, "eagle3", mlp_width=0), "mlp_width must be an integer >= 1"),
+    "width's word": (lambda: new_mask(MODEL, mlp_width="x"), "mlp_width must be an integer"),
+    "no target": (lambda: new_head(None, "eagle3"), "target must be a PreTrainedModel, got None"),
+    "a number": (lambda: new_mask(5), "target must be a PreTrainedModel, got 5"),
+    "a word": (lambda: new_mtp("x"), "target must be a PreTrainedModel, got 'x'"),
+    "kind": (lambda: new_head(MODEL, "eagle2"), "kind must be 'eagle1' or 'eagle3', got 'eagle2'"),
+    "ids": (
+        lambda: new_head(MODEL, "eagle3", target_ids=[1, 2]),
+        "target_ids must be a Tensor or N",
+    ),
+    "mask's ids": (lambda: new_mask(MODEL, target_ids="x"), "target_ids must be a Tensor or None"),
+    "layers": (
+        lambda: new_mask(MODEL, num_layers=1.5),
+        "num_layers must be an integer >= 1, got 1.5",
+    ),
+    "mask": (
+        lambda: new_mask(MODEL, mask_token_id="x"),
+        "mask_token_id must be an integer or None",
+    ),
+    "depths": (lambda: new_mtp(MODEL, "x"), "num_depths must be an integer >= 1, got 'x'"),
+    "steps": (lambda: TrainingTimeTest(EAGLE3, MODEL, 2.5), "num_steps must be an integer >= 1"),
+    "drafter": (
+        lambda: TrainingTimeTest(MTP, MODEL),
+        "drafter must be an EagleDrafter, got a MTPDr",
+    ),
+    "mask's drafter": (lambda: MaskRollouts(EAGLE3, MODEL), "drafter must be a MaskTokenDrafter"),
+    "depths' drafter": (
+        lambda: MultiTokenPrediction(EAGLE3, MODEL),
+        "drafter must be a MTPDrafter",
+    ),
+    "weight": (
+        lambda: TrainingTimeTest(EAGLE3, MODEL, step_weight=-1),
+        "step_weight must be a num",
+    ),
+    "nan": (lambda: TrainingTimeTest(EAGLE3, MODEL, step_weight=float("nan")), "must be a number"),
+    "mtp's weight": (lambda: MultiTokenPrediction(MTP, MODEL, -1), "depth_weight must be a number"),
+    "noise": (lambda: FeatureAndToken(EAGLE1, MODEL, noise=-1), "noise must be a number >= 0"),
+    "token weight": (lambda: FeatureAndToken(EAGLE1, MODEL, -1), "token_weight must be a number"),
+    "other target": (
+        lambda: TrainingTimeTest(EAGLE3, build("llama")),
+        "the head reads boundary 8, and this target has . layers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_heads_and_objectives_that_cannot_be_made_are_refused_by_name(case):
+    call, message = REFUSED[case]
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda objective: type(objective).__name__)
+def test_ids_that_are_no_rows_of_text_are_refused(objective):
+    for ids, message in (
+        (None, "ids must be a tensor, got None"),
+        (IDS.float(), "ids must be int64, got float32"),
+        (IDS[0], r"ids must have shape \[any, any\], got \[17\]"),
+        (IDS[:0], "ids must have at least one row"),
+        (IDS[:, :1], "rows of 0 tokens are too short"),
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            objective(ids)

@@ -161,7 +161,7 @@ def test_rows_too_short_to_unroll_are_refused():
     assert objective(random_ids(0, 1, 6)) > 0
     with pytest.raises(ValueError, match=r"rows of 4 tokens are too short for 5 unrolled steps"):
         objective(random_ids(0, 1, 5))
-    with pytest.raises(ValueError, match="num_steps must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="num_steps must be an integer >= 1, got 0"):
         TrainingTimeTest(objective.drafter, MODEL, 0)
 
 

@@ -54,3 +54,21 @@ def test_a_sampled_text_depends_on_its_seed_alone():
 def test_all_weights_together_are_at_most_16_megabytes():
     files = [path for path in zoo.WEIGHTS_DIR.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files) <= 16 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zoo.load_target(dtype=5), "dtype must be a dtype, got 5"),
+        (lambda: zoo.load_target(dtype="float32"), "dtype must be a dtype, got 'float32'"),
+        (lambda: zoo.load_target(dtype=torch.int8), "dtype must be one of .*, got torch.int8"),
+        (lambda: zoo.load_drafter("model", "x"), "target must be an HF model, got 'x'"),
+        (lambda: zoo.heldout_prompts("x"), "n must be an integer >= 1, got 'x'"),
+        (lambda: zoo.heldout_prompts(0), "n must be an integer >= 1, got 0"),
+        (lambda: zoo.heldout_prompts(1, num_lines=1.5), "num_lines must be an integer >= 1"),
+        (lambda: zoo.heldout_prompts(1, num_lines=10**6), "no module of the library has a block"),
+    ],
+)
+def test_what_the_zoo_cannot_give_is_refused(call, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        call()
