@@ -1,4 +1,4 @@
-r"""`replay`: what a text says about draft lengths and samplers that it was not written with.
+r"""`replay`: estimates for draft lengths and samplers other than those a text was generated with.
 
 Both rules are lossless, so the text has the same distribution under each, and what remains is how
 many draft tokens a rule accepts *given the text*. Let p_i and q_i be the probabilities of the
