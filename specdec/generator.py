@@ -130,7 +130,7 @@ class SpeculativeGenerator:
 
         Raises:
             ValueError: another generator started the generation, or the drafter proposed another
-                number of tokens than it was asked for.
+                number of tokens than `num_draft_tokens`.
         """
         if generation.owner is not self:
             raise ValueError(

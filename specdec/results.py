@@ -290,7 +290,7 @@ class GenerationResult:
         seeds: per row the seed that was used, also when none was given; `None` for greedy
             generations.
         stats: counts and rates.
-        trace: per row its steps, when asked for; else `None`. It is a `specdec.trace.Trace`, which
+        trace: steps by row, with `trace=True`; else `None`. It is a `specdec.trace.Trace`, which
             also holds the probabilities, draws, entropies and times of every step.
         steps: per row its steps, in every result.
         origins: per row where each new token came from: `"accepted"`, `"recovered"` or `"bonus"`.

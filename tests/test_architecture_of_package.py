@@ -2,6 +2,7 @@
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -125,3 +126,11 @@ def test_every_library_that_is_imported_is_declared():
     known = {re.split(r"[ >=;\[]", name)[0].replace("-", "_") for name in names}
     for file in FILES:
         assert libraries_of(file) <= known, file
+
+
+def test_a_folder_of_the_same_name_beside_a_script_does_not_hide_the_package(tmp_path):
+    """Such as a clone of this repository, in whose parent folder somebody works."""
+    (tmp_path / "specdec").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("from specdec import SpeculativeGenerator")
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True)

@@ -55,7 +55,7 @@ class ConfigFields:
 
     @property
     def unread(self) -> set[str]:
-        """Keys that no call has asked for; those of sections as `section.key`."""
+        """Keys that no call has looked up; those of sections as `section.key`."""
         nested = {
             f"{name}.{key}" for name, section in self._sections.items() for key in section.unread
         }

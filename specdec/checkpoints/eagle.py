@@ -213,7 +213,7 @@ class EagleReading:
         source: who wrote it.
         names: tensors in the file, by the head's names; only optional parts of a head are
             recognised by them.
-        options: what the caller asks for.
+        options: of the caller, in the place of what the file holds.
 
     Attributes:
         unused: see `Translation`.

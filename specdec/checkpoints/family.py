@@ -76,7 +76,7 @@ class Family:
             Raises `ValueError` for what is not supported, for contradictions, and for a head of
             another target.
         head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
-            device: its state dict says which tensors there must be.
+            device: its state dict names the tensors that must be there.
         describe: (config) -> lines (name, text) for `specdec inspect`.
         misreadings: (config, target) -> what the parity check should try beside the vocabulary map.
         options: names of the options that `translate` takes.

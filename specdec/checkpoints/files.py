@@ -41,7 +41,7 @@ _PICKLE_RISK = (
 )
 
 Wanted = Callable[[str], bool]
-"""Which of a checkpoint's tensors are asked for, by name."""
+"""Which of a checkpoint's tensors are read, by name."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _usual(num_layers: int) -> tuple[int, ...]:
 
 
 def check_convention(convention: object) -> Convention | None:
-    """The convention that a caller asks for; `ValueError` if there is no such."""
+    """A caller's convention; `ValueError` if there is no such."""
     if convention not in (None, *_WORDS):
         raise ValueError(
             f"layer_convention must be 'boundary' or 'layer_output', got {convention!r}"
@@ -134,7 +134,7 @@ def check_convention(convention: object) -> Convention | None:
 def check_boundaries(
     layers: Sequence[FeatureLayer], num_layers: int | None
 ) -> tuple[FeatureLayer, ...]:
-    """The boundaries (or `"final"`) that a caller asks for; `ValueError` if there are none, one is
+    """A caller's boundaries (or `"final"`); `ValueError` if there are none, one is
     named twice, or the target does not have one.
     """
     layers = tuple(layers)

@@ -198,7 +198,7 @@ class MaskTokenReading:
         fields: config.json; a speculators file with its layer configuration filled in.
         source: who wrote it.
         tensors: in the file, by the head's names.
-        options: what the caller asks for.
+        options: of the caller, in the place of what the file holds.
 
     Attributes:
         tensors: as given, with shapes that differ between producers made equal.
@@ -301,7 +301,7 @@ class MaskTokenReading:
         return config
 
     def _design(self, alignment: str, context: str) -> dict:
-        """Alignment and context, and whether rows are causal, with what the caller asks for."""
+        """Alignment and context, and whether rows are causal, with the caller's options."""
         given = self.options.get("alignment", alignment)
         is_causal = self.options.get("is_causal", context != "keys")
         for name in ("alignment", "is_causal"):
@@ -319,7 +319,7 @@ class MaskTokenReading:
         return self.fields.flag(key) or self.flash.flag(key)
 
     def _mask_token(self, vocab_size: int) -> int | None:
-        """The id of masks: asked for, named once, or a tensor of the head's instead."""
+        """The id of masks: the option, the one in the file, or a tensor of the head's instead."""
         fields, flash, options = self.fields, self.flash, self.options
         named = {key: fields.get(key) for key in _MASK_KEYS}
         named["dflash_config.mask_token_id"] = flash.get("mask_token_id")

@@ -321,7 +321,7 @@ def _unsupported(
 
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
-    """The number of depths must be what the configuration says, if it says one."""
+    """The number of depths must be that of the configuration, where it holds one."""
     for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"):
         if text.get(key) is None:
             continue

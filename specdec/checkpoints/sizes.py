@@ -115,7 +115,7 @@ def read_draft_vocab_size(fields: ConfigFields, *, is_speculators: bool) -> int:
 
 
 def describe_layer(layer: LayerConfig, num_layers: int) -> dict[str, str]:
-    """What `specdec inspect` says of a head's layers: `"sizes"`, `"attention"` and `"rope"`."""
+    """What `specdec inspect` prints of a head's layers: `"sizes"`, `"attention"` and `"rope"`."""
     biases = "queries, keys, values" if layer.attention_bias else "none"
     biases += ", output" if layer.attention_output_bias else ""
     return {

@@ -77,7 +77,7 @@ class Survey:
         expected: names and shapes of the head's own weights.
         faults: what is wrong with its tensors, in words; empty if nothing is.
         unread: tensors that are left alone, with the reason.
-        unread_keys: keys of config.json that no part of the reading asked for, but for those that
+        unread_keys: keys of config.json that the reading has not looked up, but for those that
             every HF configuration has.
         notes: what was decided and why, one line each.
         exact: names of tensors that keep the data type of the file.

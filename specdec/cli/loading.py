@@ -47,7 +47,7 @@ def find_pretrained(name: str) -> bool:
         Whether only local files may be read: a folder, or the cache while the hub is out of reach.
 
     Raises:
-        ValueError: nothing is there; says where was looked.
+        ValueError: nothing is there; the message names the places that were searched.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -185,7 +185,7 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
 
 
 def _split(name: str) -> tuple[str | None, str]:
-    """The kind of head that a drafter's name asks for, if it does, and its path or id."""
+    """The kind of head before a drafter's name, `None` without one, and its path or id."""
     kind, separator, path = name.partition(":")
     return (kind, path) if separator and kind in HEADS else (None, name)
 

@@ -34,7 +34,7 @@ def add_sampler_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sampler_of(arguments: argparse.Namespace):
-    """The sampler that `add_sampler_arguments` asked for."""
+    """The sampler of the arguments that `add_sampler_arguments` adds."""
     from specdec.samplers import EnsembleSampler, sampler_named
 
     weight = arguments.target_weight

@@ -3,9 +3,9 @@
 
 `python -m specdec.training` is the same, and runs unchanged under `accelerate launch` (on CPUs:
 `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 …`; with `--cpu` it starts
-one process, whatever is asked for). Evaluation drafts with the head and prints its true acceptance
-length; the texts that it continues are taken from the end of the data and not trained on. A run
-that was interrupted goes on when it is started again.
+one process, whatever the arguments are). Evaluation drafts with the head and prints its true
+acceptance length; the texts that it continues are taken from the end of the data and not trained
+on. A run that was interrupted goes on when it is started again.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def drafter_named(name: str) -> Drafter:
     """The drafter of a name that the command line knows and that needs no files.
 
     Raises:
-        ValueError: there is none; says how drafters of files are made.
+        ValueError: there is none; the message names the line that loads a drafter from files.
 
     Example:
         >>> drafter_named("lookup").num_draft_tokens

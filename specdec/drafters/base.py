@@ -17,7 +17,7 @@ class DrafterState(Protocol):
 
     def keep(self, rows: list[int]) -> "DrafterState":
         """A state of the given rows in this one's storage, of which only `reset` will be used from
-        then on; see `specdec.types.keep_rows`. The loop asks for it when rows have ended.
+        then on; see `specdec.types.keep_rows`. The loop calls it when rows have ended.
         """
 
     def reset(self) -> None:

@@ -20,7 +20,7 @@ from specdec.results import RowStep, SpeculationStats
 
 
 def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[str, object]:
-    """What vLLM's log line says of the same steps.
+    """vLLM's log line for the same steps.
 
     A step without a draft is no "draft" there, so its mean acceptance length is over the others.
 
@@ -49,7 +49,7 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
 
 
 def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
-    """What SGLang's `meta_info` says of each request, summed over requests.
+    """SGLang's `meta_info` of each request, summed over requests.
 
     Args:
         steps: per row its steps.

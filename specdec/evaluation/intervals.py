@@ -23,7 +23,7 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 LEVEL = 0.95
 NUM_RESAMPLES = 2000
 MIN_CLUSTERS = 6
-"""Fewer clusters get no interval: it would cover the truth less often than it says."""
+"""Fewer clusters get no interval: it would cover the truth less often than its level."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""`replay`: what a text says about draft lengths and samplers that it was not written with.
+r"""`replay`: estimates for draft lengths and samplers other than those a text was generated with.
 
 Both rules are lossless, so the text has the same distribution under each, and what remains is how
 many draft tokens a rule accepts *given the text*. Let p_i and q_i be the probabilities of the
@@ -106,9 +106,7 @@ class Replay:
     @property
     def accepted_shares(self) -> np.ndarray:
         """`[K + 1]`: share of steps that accept exactly 0..K tokens."""
-        sums = self.totals.sum(axis=0)
-        at_least = np.concatenate([[1.0], sums[3 : 3 + self.num_draft_tokens] / sums[0], [0.0]])
-        return at_least[:-1] - at_least[1:]
+        return self._shares(self.totals.sum(axis=0))
 
     def speedup(self, costs: CostCurve) -> Estimate:
         """Predicted speed over plain decoding: acceptance length x plain step / step at this K.
@@ -121,37 +119,51 @@ class Replay:
         Raises:
             ValueError: the curve does not reach this K.
         """
-        return self._speed(costs, lambda sums, ms: ms[..., self.num_draft_tokens])
+        return self._speed(costs, self._rate)
 
     def oracle_speedup(self, costs: CostCurve) -> Estimate:
-        """As `speedup`, if every step drafted exactly as many tokens as it accepts: no rule that
-        chooses the draft length can be faster.
+        """As `speedup`, for the best choice of every step's draft length, 0..K, by one who knows
+        how many tokens the step would accept: no rule that chooses draft lengths can be faster.
         """
-        return self._speed(costs, self._oracle_ms)
+        return self._speed(costs, self._oracle_rate)
 
-    def _oracle_ms(self, sums: np.ndarray, ms: np.ndarray) -> np.ndarray:
-        k = self.num_draft_tokens
-        at_least = sums[..., 3 : 3 + k] / sums[..., :1]
-        whole = np.concatenate(
-            [np.ones_like(sums[..., :1]), at_least, np.zeros_like(sums[..., :1])], axis=-1
-        )
-        return ((whole[..., :-1] - whole[..., 1:]) * ms[..., : k + 1]).sum(axis=-1)
+    def _shares(self, sums: np.ndarray) -> np.ndarray:
+        at_least = sums[..., 3 : 3 + self.num_draft_tokens] / sums[..., :1]
+        one, zero = np.ones_like(sums[..., :1]), np.zeros_like(sums[..., :1])
+        at_least = np.concatenate([one, at_least, zero], axis=-1)
+        return at_least[..., :-1] - at_least[..., 1:]
 
-    def _speed(self, costs: CostCurve, step_ms) -> Estimate:
+    def _rate(self, sums: np.ndarray, ms: np.ndarray) -> np.ndarray:
+        """Tokens per millisecond."""
+        return (1 + sums[..., 2] / sums[..., 0]) / ms[..., self.num_draft_tokens]
+
+    def _oracle_rate(self, sums: np.ndarray, ms: np.ndarray) -> np.ndarray:
+        """Dinkelbach's iteration: at a given rate the best length of a step is that of the largest
+        tokens - rate * ms, and the rate of these choices is never lower.
+        """
+        shares, lengths = self._shares(sums), np.arange(self.num_draft_tokens + 1)
+        tokens = 1 + np.minimum(lengths[:, None], lengths)  # [accepted, drafted]
+        rate, last = self._rate(sums, ms), None
+        while last is None or (rate > last).any():
+            last = rate
+            chosen = (tokens - rate[..., None, None] * ms[..., None, :]).argmax(axis=-1)
+            emitted = 1 + np.minimum(lengths, chosen)
+            taken = np.take_along_axis(np.broadcast_to(ms, chosen.shape), chosen, axis=-1)
+            rate = (shares * emitted).sum(axis=-1) / (shares * taken).sum(axis=-1)
+            rate = np.maximum(rate, last)  # equal up to rounding at the end
+        return rate
+
+    def _speed(self, costs: CostCurve, rate) -> Estimate:
         check_type("costs", costs, CostCurve)
         generator = np.random.default_rng(0)
         rows = len(self.totals)
-
-        def speed(sums: np.ndarray, plain: np.ndarray, ms: np.ndarray) -> np.ndarray:
-            return (1 + sums[..., 2] / sums[..., 0]) * plain / step_ms(sums, ms)
-
-        sums = self.totals.sum(axis=0)
-        value = float(speed(sums, *costs.medians(self.num_draft_tokens)))
+        plain, ms = costs.medians(self.num_draft_tokens)
+        value = float(rate(self.totals.sum(axis=0), ms) * plain)
         if rows < MIN_CLUSTERS:
             return Estimate(value, level=self.level)
         counts = generator.multinomial(rows, [1 / rows] * rows, NUM_RESAMPLES)
         plain, ms = costs.resampled(self.num_draft_tokens, NUM_RESAMPLES, generator)
-        resampled = speed(counts @ self.totals, plain, ms)
+        resampled = rate(counts @ self.totals, ms) * plain
         (estimate,) = between([value], resampled[:, None], rows, self.level)
         return estimate
 

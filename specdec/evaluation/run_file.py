@@ -19,7 +19,7 @@ class RunFile:
 
     Args:
         path: of the file; made by the first batch.
-        about: of the run; what it says under `run` must be that of the file.
+        about: of the run; its entry `run` must equal that of the file.
     """
 
     def __init__(self, path: Path, about: dict[str, Any]):

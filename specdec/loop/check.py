@@ -47,7 +47,7 @@ class EagerTwin:
         """Takes the step that the generation has just taken, and compares.
 
         Raises:
-            ReplayMismatchError: says in which step, row and quantity the two differ.
+            ReplayMismatchError: the two differ; the message names step, row and quantity.
             StorageMovedError: the step moved one of its tensors.
         """
         generation, mine, theirs = self._generation, self._state, self._generation.whole

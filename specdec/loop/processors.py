@@ -12,7 +12,7 @@ from specdec.types import Draft
 
 
 def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:
-    """The target's logits of a step after the processors that its options ask for.
+    """The target's logits of a step after the processors of its options.
 
     Processors run on the host and need token values, so this waits for the device.
 

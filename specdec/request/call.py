@@ -1,4 +1,4 @@
-"""`Request`: what one call asks for, read and checked before anything is computed."""
+"""`Request`: inputs and options of one call, checked before anything is computed."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _read_prompts(
 
 def _split_warp(values: dict) -> tuple[dict, dict]:
     """Values that only specdec knows (one per row, and temperature 0), and those that HF can apply
-    in its own order among whatever else a configuration asks for.
+    in its own order, among the other processors of a configuration.
     """
     per_row, uniform = {}, {}
     for name, value in values.items():

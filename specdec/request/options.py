@@ -1,9 +1,9 @@
 """Reads Hugging Face generation options the way HF reads them: HF itself resolves them.
 
 `model.generate` accepts a decoding function (`custom_generate`) and hands it everything that it has
-resolved from arguments, `generation_config` and the model's defaults. Such a function that only
-takes notes receives exactly what plain `generate` would do, including every logits processor and
-stopping criterion that a configuration asks for.
+resolved from arguments, `generation_config` and the model's defaults. A function that only
+keeps its arguments receives exactly what plain `generate` would use, including every logits
+processor and stopping criterion of a configuration.
 """
 
 import copy
@@ -162,7 +162,7 @@ class Options:
 
 
 def num_sequences(model: PreTrainedModel, options: dict) -> int:
-    """How many sequences of each prompt a call asks for, by itself or through a configuration."""
+    """Number of sequences per prompt, of the call or of its configuration."""
     configs = options.get("generation_config"), model.generation_config
     values = [getattr(config, "num_return_sequences", None) for config in configs]
     return next((n for n in (options.get("num_return_sequences"), *values) if n is not None), 1)

@@ -2,10 +2,9 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_blocks
+from specdec.kernels import verify_blocks, verify_tokens
 from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
-from specdec.samplers.rejection import RejectionSampler
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 
@@ -51,13 +50,9 @@ class BlockSampler(Sampler):
 
     lossless = True
 
-    def __init__(self):
-        super().__init__()
-        self._for_points = RejectionSampler()
-
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""
-        if draft.probs is None:
-            return self._for_points.accept(draft, target_logits, warp, noise)
+        # For point masses the two rules are one, and the token-wise one is cheaper.
+        verify = verify_tokens if draft.probs is None else verify_blocks
         params = warp.params(target_logits)
-        return verify_blocks(draft, target_logits, params, chain_uniforms(draft, noise))
+        return verify(draft, target_logits, params, chain_uniforms(draft, noise))

@@ -22,7 +22,7 @@ from specdec.target.masks import causal_within, slot_mask
 ATTENTION = "specdec_slots"
 """The name under which models run."""
 PROBE = "specdec_probe"
-"""The name under which a model is asked for its masks."""
+"""The name under which masks are probed."""
 
 
 def slot_attention(

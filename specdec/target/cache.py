@@ -4,7 +4,7 @@ A token at position p of its row lives in slot p. Rows therefore start at slot 0
 padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
 is overwritten; within a row nothing is ever moved or zeroed. The cache does not know the rows'
-lengths: whoever opens a window says at which slots its tokens sit.
+lengths: the slots of a window's tokens are arguments of the window.
 
 Legend: B rows, N tokens of a window, S slots.
 """

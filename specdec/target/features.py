@@ -1,4 +1,4 @@
-"""Hidden states of an HF model that drafters ask for.
+"""Hidden states of an HF model, for the drafters that read them.
 
 Layers are named by boundary: boundary b is the residual stream after b decoder layers (0: the
 embeddings, L: before the final norm); `"final"` is the state after the final norm.

@@ -89,7 +89,7 @@ class SlotModel:
                     raise
 
     def _can_fuse(self) -> bool:
-        """Whether there is something to fuse; says so."""
+        """Whether there is something to fuse; a note is kept."""
         fused = fuse_pointwise(private_view(self.model))
         nothing = "pointwise work is not fused: no norm, gated MLP or rotary embedding recognised"
         self._notes["fusion"] = f"pointwise work is fused in {', '.join(fused)}"

@@ -20,7 +20,7 @@ def need(module: str, what: str) -> Any:
     """An optional library.
 
     Raises:
-        ImportError: it is not installed; says what needs it.
+        ImportError: it is not installed; the message names what needs it.
     """
     try:
         return import_module(module)

@@ -135,7 +135,7 @@ class MaskRollouts(nn.Module):
     Args:
         drafter: whose head is to be trained; of alignment `"shifted"`.
         target: the teacher, and the drafter's target; frozen.
-        num_depths: M, as many as draft tokens will be asked for.
+        num_depths: M, the largest K that the head is to draft.
         anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
             generator, without replacement.
         depth_weight: the weight of a depth, as a multiple of that of the one before.

@@ -120,7 +120,7 @@ def read_source(path: Path) -> str:
 
 
 def fingerprint(files: list[Path]) -> str:
-    """Return the SHA-256 over the bytes of `files`, to tell one machine's corpus from another's."""
+    """The SHA-256 over the bytes of `files`: equal digests mean equal corpora on two machines."""
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.read_bytes() + b"\0")

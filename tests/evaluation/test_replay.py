@@ -244,6 +244,22 @@ def test_shares_and_speedups_follow_from_the_counts():
         found.speedup(CostCurve([1.0], {0: [1.0], 2: [1.0]}))
 
 
+def test_no_choice_of_draft_lengths_is_faster_than_the_oracle():
+    """Against all choices for each number of accepted tokens, on curves of any shape."""
+    generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
+    trace = generator.generate(ids, mask, max_new_tokens=24, trace=True, **options).trace
+    found = replay(every_anchor(generator, trace), num_draft_tokens=3, sampler=BlockSampler())
+    shares = found.accepted_shares
+    for seed in range(8):
+        costs, speeds = np.random.default_rng(seed).uniform(5, 25, 4), []
+        curve = CostCurve([10.0] * 3, {k: [cost] * 3 for k, cost in enumerate(costs)})
+        for drafted in itertools.product(range(4), repeat=4):  # by the number that fits
+            emitted = 1 + np.minimum(np.arange(4), drafted)
+            speeds.append((shares @ emitted) / (shares @ costs[list(drafted)]) * 10)
+        assert found.oracle_speedup(curve).value == pytest.approx(max(speeds))
+        assert found.speedup(curve).value == pytest.approx(speeds[-1])
+
+
 def test_costs_are_measured_at_every_length_in_every_round():
     generator, ids, mask, _ = runs(2, temperature=0.0, seed=0)
     curve = measure_costs(generator, ids, mask, num_steps=2, rounds=3)

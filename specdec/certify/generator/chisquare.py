@@ -1,8 +1,8 @@
 """Pearson's chi-square test, and what it can see.
 
 For counts of n independent draws the statistic has, under a law at distances d from the expected
-one p, noncentrality n sum d^2 / p >= 4 n TV^2. So the noncentrality that a power asks for tells the
-total variation that the test detects with that power, whatever the shape of the difference.
+one p, noncentrality n sum d^2 / p >= 4 n TV^2. So the noncentrality that a power needs is a bound
+on the total variation that the test detects with that power, whatever the difference looks like.
 """
 
 import math

@@ -1,5 +1,5 @@
 """The law of one round of a sampler, tested by drawing: for rules whose decisions are no thresholds
-of their uniforms, so that `enumeration` says nothing about them.
+of their uniforms, so that `enumeration` does not apply.
 
 Drafts are drawn from the worlds' draft laws, uniforms from a seeded generator. What a round emits
 is completed to K + 1 tokens with draws from the target's own law, as in `enumeration`, and the

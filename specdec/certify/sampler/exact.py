@@ -1,4 +1,4 @@
-"""`certify_sampler`: tries a sampler on all worlds, and says what it found."""
+"""`certify_sampler`: tries a sampler on all worlds."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -37,7 +37,7 @@ class Failure:
             emitted, if only at a single value of a uniform. `"decision"`: a race whose winner is
             not the one that its own law predicts. `"draws"`: many texts that were drawn have
             another law.
-        size: how far off, to tell the worst.
+        size: how far off; the largest is reported.
         text: what, and where.
     """
 

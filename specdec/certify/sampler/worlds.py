@@ -120,7 +120,7 @@ def random_worlds(
         width: K.
         count: W.
         generator: decides.
-        kind: `"soft"` tells the sampler what law each token was drawn from; `"point-mass"` drafts
+        kind: `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts
             are deterministic, `"short point-mass"` ones may have fewer than K tokens, as those
             of n-gram drafters; `"mixed"` has one-hot and soft laws, and may be short.
         warps: arguments of `Warp`, used by turns; `None` is the neutral one.
