@@ -74,6 +74,7 @@ def main() -> None:
             max_new_tokens=arguments.max_new_tokens,
             max_prompt_tokens=arguments.max_prompt_tokens,
             temperature=cell.temperature,
+            samples=arguments.samples if cell.temperature > 0 else 1,
             seed=arguments.seed,
             batch_size=arguments.batch_size,
             shard=(state.process_index, state.num_processes),
@@ -155,6 +156,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, default=128)
     add("--max-prompt-tokens", type=int)
     add("--batch-size", type=int, default=8)
+    add("--samples", type=int, default=1, help="texts per prompt above temperature 0")
     add("--seed", type=int, default=0)
     add("--output", type=Path, required=True, help="JSONL file, one row per cell")
     return parser.parse_args()
