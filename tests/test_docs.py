@@ -1,0 +1,49 @@
+"""The API pages have every public name, and the guides' links and figures have their commands."""
+
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import specdec
+
+DOCS = Path(specdec.__file__).parents[1] / "docs"
+PAGES = [*sorted((DOCS / "api").glob("*.md")), DOCS / "definitions.md"]
+SHOWN = [
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+]
+ROOMS = [
+    "specdec",
+    *(f"specdec.{room.name}" for room in pkgutil.iter_modules(specdec.__path__) if room.ispkg),
+]
+
+
+def is_shown(room: str, name: str) -> bool:
+    """Whether a page has the room, the module that defines a name, or the name alone."""
+    value = getattr(importlib.import_module(room), name)
+    if isinstance(value, type(specdec)):  # a public name that is a module
+        return value.__name__ in SHOWN
+    home = getattr(value, "__module__", None) or room
+    return not {room, home, f"{home}.{name}"}.isdisjoint(SHOWN)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_a_page(room):
+    names = getattr(importlib.import_module(room), "__all__", [])
+    constants = {"PAD_TOKEN"}  # shown with their module; an integer does not name its own
+    assert [name for name in names if not is_shown(room, name) and name not in constants] == []
+    assert "specdec.types" in SHOWN
+
+
+def test_no_name_is_shown_twice():
+    assert sorted(SHOWN) == sorted(set(SHOWN))
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert pages == set(re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE))
