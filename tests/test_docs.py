@@ -47,3 +47,24 @@ def test_every_page_is_in_the_navigation():
     navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
     assert pages == set(re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE))
+
+
+def test_every_paper_that_the_code_names_has_a_row():
+    number = re.compile(r"\b\d{4}\.\d{5}\b")
+    sources = [*DOCS.parent.glob("specdec/**/*.py"), *DOCS.parent.glob("specdec/**/*.md")]
+    named = {n for source in sources for n in number.findall(source.read_text(encoding="utf-8"))}
+    table = (DOCS.parent / "papers.md").read_text(encoding="utf-8")
+    assert len(named) > 15
+    assert named - set(number.findall(table)) == set()
+
+
+def test_what_papers_md_names_in_code_exists():
+    """The first column: classes, functions and folders of the package."""
+    table = (DOCS.parent / "papers.md").read_text(encoding="utf-8")
+    code = "\n".join(p.read_text(encoding="utf-8") for p in DOCS.parent.glob("specdec/**/*.py"))
+    for line in table.splitlines():
+        first = line.split("|")[1] if line.startswith("| ") else ""
+        for name in re.findall(r"`([A-Za-z_/]+)`", first):
+            is_folder = (DOCS.parent / "specdec" / name).is_dir()
+            is_defined = re.search(rf"^(class|def) {name}\b", code, flags=re.MULTILINE)
+            assert is_folder or is_defined or name == "train", name
