@@ -90,3 +90,13 @@ def test_the_snippets_of_a_guide_run_in_order(name, tmp_path, monkeypatch):
         exec(compile(short, f"{name}, block {number}", "exec"), names)
     assert len(blocks) >= 1
     assert names["generator"].target.vocab_size == 2048
+
+
+def test_every_cell_about_others_has_its_source_and_ours_exist():
+    cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
+    used = set(re.findall(r"\[([a-z]\d+)\]", cells))
+    rows = dict(re.findall(r"^\| ([a-z]\d+) \| (.*) \|$", sources, flags=re.MULTILINE))
+    assert used == set(rows)
+    for name in (name for name in rows if name.startswith("s")):
+        for path in re.findall(r"`([^`]+)`", rows[name]):
+            assert (DOCS.parent / path).exists()
