@@ -72,7 +72,8 @@ def test_what_papers_md_names_in_code_exists():
 
 
 @pytest.mark.parametrize(
-    "name", ["index.md", pytest.param("evaluation.md", marks=pytest.mark.slow)]
+    "name",
+    ["index.md", *(pytest.param(n, marks=pytest.mark.slow) for n in ("evaluation.md", "which.md"))],
 )
 def test_the_snippets_of_a_guide_run_in_order(name, tmp_path, monkeypatch):
     from specdec.evaluation import own_prompts
