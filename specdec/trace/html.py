@@ -92,7 +92,9 @@ def _marks(step: RowStep, numbers: StepNumbers, tokenizer: Any) -> list[_Mark]:
 def _key(trace: Trace) -> str:
     widest = max((len(step.draft_tokens) for row in trace for step in row), default=0)
     shown = [
-        token_span(str(i + 1), "accepted", background=colour)
+        token_span(
+            f"{i + 1}{'+' * (i + 1 == len(_GREENS) < widest)}", "accepted", background=colour
+        )
         for i, colour in enumerate(_GREENS[:widest])
     ]
     shown += [token_span(kind, kind) for kind in ("recovered", "bonus")]

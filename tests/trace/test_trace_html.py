@@ -88,6 +88,19 @@ def test_kinds_differ_without_colours_and_a_rejected_token_is_shown_as_text():
     assert any(f"in place of draft token {rejected} " in unescape(title) for _, title in spans)
 
 
+@pytest.mark.parametrize(("width", "last"), [(3, "3"), (6, "6"), (9, "6+")])
+def test_the_last_colour_of_the_key_stands_for_later_positions(width, last):
+    trace = trace_of("x = 1")
+    step = RowStep([7] * width, 0, trace.steps[0][0].new_tokens[:1])
+    number = StepNumbers(
+        0, 0, [0.5] * width, [0.5] * width, None, [1.0] * width, [2.0] * (width + 1), 0.0, 1.0
+    )
+    html = Trace([[step]], [[number]], trace.times[:1], trace.prompts).html(TOKENIZER)
+    key = html.split("<pre", 1)[0]
+    assert f">{last}</span>" in key
+    assert key.count('title="accepted"') == min(width, 6)
+
+
 def test_every_end_of_line_is_marked_and_can_be_pointed_at():
     html = trace_of("x\n\n\ny").html(TOKENIZER)
     assert html.count(END_OF_LINE) == 3
