@@ -1,33 +1,35 @@
-"""The rows of `examples/ablate.py` as a Markdown table, the fastest cell of each drafter in bold.
+"""The rows of `examples/ablate.py` as a Markdown table with a column for each K.
 
 python docs/grid.py grid.jsonl
+python docs/grid.py grid.jsonl --value tokens_per_second
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 from specdec.evaluation import Estimate, Table
 
 
-def main(path: str) -> None:
+def main(path: Path, value: str) -> None:
     """Prints the table."""
-    rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-    best: dict[tuple, float] = {}
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    ks = sorted({row["cell"]["num_draft_tokens"] for row in rows})
+    lines: dict[tuple, dict[int, Estimate]] = {}
     for row in rows:
-        key = row["cell"]["drafter"], row["cell"]["temperature"]
-        best[key] = max(best.get(key, 0.0), row["tokens_per_second"]["value"])
-    cells = []
-    for row in rows:
-        cell, speed = row["cell"], row["tokens_per_second"]["value"]
-        is_best = speed == best[cell["drafter"], cell["temperature"]]
-        names = [str(cell[name]) for name in ("num_draft_tokens", "temperature", "sampler")]
-        found = {name: _estimate(row[name]) for name in ("acceptance_length", "tokens_per_second")}
-        shown = format(found["tokens_per_second"], ".0f")
-        speed_cell = f"**{shown}**" if is_best else shown
-        cells.append([cell["drafter"], *names, str(found["acceptance_length"]), speed_cell])
-    header = ["drafter", "K", "temperature", "sampler", "acceptance length", "tokens/s"]
-    print(Table(header, cells).markdown())
+        cell = row["cell"]
+        line = cell["drafter"], cell["temperature"], cell["sampler"]
+        lines.setdefault(line, {})[cell["num_draft_tokens"]] = _estimate(row[value])
+    drafters = list(dict.fromkeys(drafter for drafter, _, _ in lines))
+    spec = ".0f" if value == "tokens_per_second" else ".2f"
+    cells = [
+        [drafter, f"{temperature:g}", sampler]
+        + [format(found[k], spec) if k in found else "" for k in ks]
+        for (drafter, temperature, sampler), found in sorted(
+            lines.items(), key=lambda item: (drafters.index(item[0][0]), *item[0][1:])
+        )
+    ]
+    print(Table(["drafter", "temperature", "sampler", *(f"K = {k}" for k in ks)], cells).markdown())
 
 
 def _estimate(saved: dict) -> Estimate:
@@ -37,4 +39,8 @@ def _estimate(saved: dict) -> Estimate:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("path", type=Path, help="JSONL file of examples/ablate.py")
+    parser.add_argument("--value", default="acceptance_length", help="an estimate of its rows")
+    arguments = parser.parse_args()
+    main(arguments.path, arguments.value)

@@ -81,7 +81,8 @@ def main() -> None:
         drafter = _drafter(cell, target, state.device)
         generator = SpeculativeGenerator(shared, drafter, SAMPLERS[cell.sampler]())
         shared = generator.target
-        options = {**plan, "temperature": cell.temperature}
+        samples = arguments.samples if cell.temperature > 0 else 1
+        options = {**plan, "temperature": cell.temperature, "samples": samples}
         if str(asdict(cell)) in done:
             run = settings_of_run(generator, prompts, tokenizer=tokenizer, **options)
             _check_same(cell, done[str(asdict(cell))], run, arguments.output)
@@ -182,6 +183,7 @@ def _arguments() -> argparse.Namespace:
     add("--max-new-tokens", type=int, default=128)
     add("--max-prompt-tokens", type=int)
     add("--batch-size", type=int, default=8)
+    add("--samples", type=int, default=1, help="texts per prompt above temperature 0")
     add("--seed", type=int, default=0)
     add("--output", type=Path, required=True, help="JSONL file, one row per cell")
     return parser.parse_args()

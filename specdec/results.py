@@ -341,15 +341,11 @@ class GenerationResult:
         return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
 
     def _repr_html_(self) -> str:
-        colours = {"accepted": "#1a7f37", "recovered": "#cf222e", "bonus": "#0969da"}
-        parts = ["tokens: "]
-        parts += [f'<b style="color:{colours[kind]}">{kind}</b> ' for kind in colours]
+        key = " ".join(token_span(kind, kind) for kind in _BACKGROUNDS)
+        parts = [f"<div>tokens: {key}</div>"]
         for row in range(min(len(self.lengths), _SHOWN_ROWS)):
-            pieces = "".join(
-                f'<span style="color:{colours[kind]}" title="{kind}">{escape(visible(text))}</span>'
-                for text, kind in self.pieces(row)
-            )
-            parts.append(f"<p>{self._title(row)}</p><pre>{pieces}</pre>")
+            spans = "".join(token_span(visible(text), kind) for text, kind in self.pieces(row))
+            parts.append(f'<p>{self._title(row)}</p><pre style="{PRE_STYLE}">{spans}</pre>')
         return "".join([*parts, self.stats._repr_html_()])
 
     def _title(self, row: int) -> str:
@@ -359,6 +355,41 @@ class GenerationResult:
 
 _SHOWN_ROWS = 8
 _MARKERS = {"accepted": "{}", "recovered": "[{}]", "bonus": "<{}>"}
+_BACKGROUNDS = {"accepted": "#bfe8bf", "recovered": "#f6c1c1", "bonus": "#bcd4f6"}
+_UNDERLINES = {
+    "accepted": "",
+    "recovered": "border-bottom:2px solid #b42318;",
+    "bonus": "border-bottom:2px dotted #1f5fbf;",
+}
+PRE_STYLE = "white-space:pre-wrap;line-height:1.7;margin:.5em 0"
+"""Of the element around token spans; long lines are wrapped."""
+END_OF_LINE = '<span style="opacity:.45;user-select:none">\u21b5</span><br>'
+"""A visible mark, which is not copied with the text."""
+
+
+def token_span(text: str, kind: str, *, background: str | None = None, title: str = "") -> str:
+    """HTML of one token, readable on light and dark pages; kinds also differ by an underline, for
+    readers who do not see the colours.
+
+    Args:
+        text: of the token; ends of lines get a mark.
+        kind: `"accepted"`, `"recovered"` or `"bonus"`.
+        background: colour in place of the kind's own.
+        title: shown under the pointer; the kind by default.
+
+    Example:
+        >>> token_span("a < b", "accepted").endswith('title="accepted">a &lt; b</span>')
+        True
+    """
+    shown = escape(text).replace("\n", END_OF_LINE)
+    # A token of nothing but spaces would have no area to point at.
+    shown = shown if text.strip(" ") else shown.replace(" ", "&nbsp;") or "&nbsp;"
+    # Room below, where some fonts draw the underscore; room beside, so that tokens stand apart.
+    style = f"color:#111;border-radius:2px;padding:1px 0 3px;margin-right:1px;{_UNDERLINES[kind]}"
+    colour = _BACKGROUNDS[kind] if background is None else background
+    return (
+        f'<span style="{style}background:{colour}" title="{escape(title or kind)}">{shown}</span>'
+    )
 
 
 def _check_steps(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> None:

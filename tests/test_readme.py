@@ -62,6 +62,20 @@ def test_the_drafter_of_the_readme_drafts_and_is_lossless(session):
         specdec.SpeculativeGenerator(target, session["BigramDrafter"](session["counts"][:5]))
 
 
+def test_the_loop_of_the_readme_writes_what_generate_writes():
+    (block,) = (block for block in blocks("python") if "count_step" in block)
+    target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    generator = specdec.SpeculativeGenerator(target, zoo.load_drafter("eagle3", target))
+    inputs = tokenizer(["def f(x):", "import os, sys"], return_tensors="pt", padding=True)
+    names = {"generator": generator, "inputs": inputs}
+    exec(compile(block, "README.md, the loop", "exec"), names)
+    result = generator.generate(**inputs, max_new_tokens=64, do_sample=True, seed=0)
+    for row, length in enumerate(names["generation"].lengths.tolist()):
+        prompt = inputs.input_ids[row][inputs.attention_mask[row].bool()]
+        new = result.new_tokens[row, : result.lengths[row]]
+        assert names["written"][row, :length].tolist() == [*prompt.tolist(), *new.tolist()]
+
+
 @pytest.mark.parametrize(("lenience", "passes"), [(1.0, True), (1.5, False)])
 def test_the_sampler_of_the_readme_is_lossless_at_1(session, lenience, passes):
     report = specdec.certify(session["LenientSampler"](lenience), sizes=((3, 2, 12),))

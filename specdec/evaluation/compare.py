@@ -190,22 +190,23 @@ class Comparison:
         """
         others = [name for name in self.seconds if name != self.baseline]
         ratios = {name: self.ratio(name) for name in others}
-        notes = [
-            f"{name}: no difference from {self.baseline} is shown, the interval includes 1"
-            for name, ratio in ratios.items()
-            if ratio.covers(1.0)
-        ]
-        notes += [
-            f"{a} and {b}: their intervals overlap; their own ratio is {self.ratio(a, b)}"
+        same = [name for name, ratio in ratios.items() if ratio.covers(1.0)]
+        pairs = {
+            (a, b): self.ratio(a, b)
             for i, a in enumerate(others)
             for b in others[i + 1 :]
             if ratios[a].overlaps(ratios[b])
-        ]
-        return notes + [
-            f"{name}: greedy text differs from that of {self.baseline}"
-            for name in others
-            if self.equal[name] is False
-        ]
+        }
+        equal = [f"{a} and {b}" for (a, b), ratio in pairs.items() if ratio.covers(1.0)]
+        told = [f"{a} / {b}: {r}" for (a, b), r in pairs.items() if not r.covers(1.0)]
+        differ = [name for name in others if self.equal[name] is False]
+        notes = {
+            f"No difference from {self.baseline} is shown (the interval includes 1)": same,
+            "No difference is shown between (the interval of their own ratio includes 1)": equal,
+            "Intervals overlap, but the ratio within rounds differs from 1": told,
+            f"Greedy text differs from that of {self.baseline}": differ,
+        }
+        return [f"{note}: {', '.join(names)}." for note, names in notes.items() if names]
 
     def table(self) -> Table:
         """One line per contender."""
@@ -221,6 +222,11 @@ class Comparison:
 
     def __str__(self) -> str:
         return str(self.table())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
 
     def _estimate(self, statistic) -> Estimate:
         """Of a statistic of speeds by round: its median over the rounds."""

@@ -237,18 +237,8 @@ class Evaluation:
         )
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         tables = (self.table(), self.positions()) if self.num_draft_tokens else (self.table(),)
-
-        def line(cells: list[str], tag: str) -> str:
-            return "<tr>" + "".join(f"<{tag}>{escape(c)}</{tag}>" for c in cells) + "</tr>"
-
-        return "".join(
-            f"<table>{line(t.header, 'th')}{''.join(line(r, 'td') for r in t.rows)}</table>"
-            + "".join(f"<div>{escape(note)}</div>" for note in t.notes)
-            for t in tables
-        )
+        return "".join(table.html() for table in tables)
 
     @classmethod
     def merged(cls, parts: Iterable[Evaluation]) -> Evaluation:

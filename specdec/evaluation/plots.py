@@ -6,7 +6,8 @@ matplotlib: `pip install 'specdec-torch[plots]'`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from specdec.arguments import check_integer, check_number, check_type
@@ -18,6 +19,7 @@ from specdec.trace import Trace
 from specdec.trace.files import need
 
 _PARTS = {"draft": "#4dae4d", "verify": "#3b6fb6", "sample": "#d98c3f", "host": "#b0b0b0"}
+_MOST_NUMBERS = 40
 
 
 def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = None) -> Any:
@@ -36,10 +38,10 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
     """
     _check_lines("evaluations", evaluations, Evaluation)
     ax = _axes(ax)
-    for name, evaluation in evaluations.items():
+    for shift, (name, evaluation) in _beside(evaluations, gap=1.0):
         positions = range(1, evaluation.num_draft_tokens + 1)
         found = [evaluation.estimates[f"conditional_rate_{i}"] for i in positions]
-        _line(ax, list(positions), found, name)
+        _line(ax, [i + shift for i in positions], found, name)
     ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
     ax.xaxis.get_major_locator().set_params(integer=True)
     return _finish(ax)
@@ -60,10 +62,12 @@ def acceptance_by_temperature(
         for temperature in by_temperature:
             check_number(f"a temperature of lines[{name!r}]", temperature, 0)
     ax = _axes(ax)
-    for name, by_temperature in lines.items():
+    every = sorted({t for by_temperature in lines.values() for t in by_temperature})
+    gap = min((b - a for a, b in pairwise(every)), default=1.0)
+    for shift, (name, by_temperature) in _beside(lines, gap):
         temperatures = sorted(by_temperature)
         found = [by_temperature[t].estimates["acceptance_length"] for t in temperatures]
-        _line(ax, temperatures, found, name)
+        _line(ax, [t + shift for t in temperatures], found, name)
     ax.set(xlabel="temperature", ylabel="acceptance length")
     return _finish(ax)
 
@@ -81,12 +85,12 @@ def time_per_token(
     for name, line in lines.items():
         check_type(f"lines[{name!r}]", line, tuple[Sequence[Replay], CostCurve])
     ax = _axes(ax)
-    for name, (replays, costs) in lines.items():
+    for shift, (name, (replays, costs)) in _beside(lines, gap=1.0):
         ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
         plain, _ = costs.medians(0)
         speeds = [found.speedup(costs) for found in ordered]
         times = [Estimate(plain / s.value, plain / s.high, plain / s.low) for s in speeds]
-        line = _line(ax, [found.num_draft_tokens for found in ordered], times, name)
+        line = _line(ax, [found.num_draft_tokens + shift for found in ordered], times, name)
         ax.axhline(plain, color=line.get_color(), linestyle=":", linewidth=1)
     ax.set(xlabel="K, draft tokens per step", ylabel="ms per token (dotted: plain)")
     ax.set_ylim(bottom=0)
@@ -124,8 +128,8 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
 
 
 def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
-    """The steps of a generation one after the other, by their parts, with the tokens that a row
-    got from each.
+    """The steps of a generation one after the other, by their parts, with the number of tokens that
+    a row got from each (left out above 40 steps, where the numbers would overlap).
 
     Args:
         trace: of the generation.
@@ -146,12 +150,13 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
             label = part if index == 0 else None
             ax.barh(0, width, left=start, height=0.6, color=colour, label=label)
             start += width
-        middle = start - taken.total_ms / 2
-        ax.text(middle, 0.34, f"+{gained.get(index, 0)}", ha="center", va="bottom", fontsize=8)
+        if len(trace.times) <= _MOST_NUMBERS:
+            middle, count = start - taken.total_ms / 2, gained.get(index, 0)
+            ax.text(middle, 0.34, f"+{count}", ha="center", va="bottom", fontsize=8)
     ax.set(xlabel="ms since the first step", yticks=[], ylim=(-0.4, 0.75), xlim=(0, start))
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
-    ax.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.35), frameon=False)
+    ax.legend(ncols=4, loc="lower right", bbox_to_anchor=(1.0, 0.95), frameon=False)
     ax.figure.tight_layout()
     return ax
 
@@ -164,17 +169,28 @@ def _check_lines(name: str, given: object, kind: Any) -> None:
         check_type(f"{name}[{key!r}]", value, kind)
 
 
-def _axes(ax: Any, size: tuple[float, float] = (5.5, 3.6)) -> Any:
+def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:
     if ax is not None:
         return check_type("ax", ax, need("matplotlib.axes", "plots").Axes)
     return need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 
 
+def _beside(lines: Mapping[str, Any], gap: float) -> Iterator[tuple[float, tuple[str, Any]]]:
+    """The lines of a plot, each with a shift along x, so that their intervals stand side by side.
+
+    Args:
+        lines: by name.
+        gap: between neighbouring values of x.
+    """
+    middle = (len(lines) - 1) / 2
+    return (((i - middle) * 0.06 * gap, line) for i, line in enumerate(lines.items()))
+
+
 def _line(ax: Any, xs: list, found: list[Estimate], name: str) -> Any:
-    """A line through values, and a band over their intervals."""
-    (line,) = ax.plot(xs, [e.value for e in found], marker="o", label=name)
-    ax.fill_between(
-        xs, [e.low for e in found], [e.high for e in found], color=line.get_color(), alpha=0.15
+    """A line through values, and their intervals as bars."""
+    (line,) = ax.plot(xs, [e.value for e in found], marker="o", markersize=4.5, label=name)
+    ax.vlines(
+        xs, [e.low for e in found], [e.high for e in found], color=line.get_color(), alpha=0.6
     )
     return line
 
@@ -183,6 +199,7 @@ def _finish(ax: Any) -> Any:
     ax.grid(alpha=0.25)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)
-    ax.legend(frameon=False)
+    # Beside the axes, where no line can run through it.
+    ax.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     ax.figure.tight_layout()
     return ax

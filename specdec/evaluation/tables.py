@@ -1,8 +1,10 @@
-"""A table of text cells, as Markdown or LaTeX."""
+"""A table of text cells, as Markdown, LaTeX or HTML."""
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
+from html import escape
 
 from specdec.arguments import check_type
 
@@ -67,6 +69,18 @@ class Table:
         notes = [f"% {note}" for note in self.notes]
         return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}", *notes])
 
+    def html(self) -> str:
+        """For a notebook."""
+
+        def line(cells: list[str], tag: str) -> str:
+            first, *others = (f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
+            first = first.replace(f"<{tag}>", f'<{tag} style="text-align:left">', 1)
+            return f"<tr>{first}{''.join(others)}</tr>"
+
+        rows = "".join(line(row, "td") for row in self.rows)
+        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+        return f"<table>{line(self.header, 'th')}{rows}</table>{notes}"
+
     def __str__(self) -> str:
         """In columns, for a terminal."""
         lines = [self.header, *self.rows]
@@ -78,7 +92,8 @@ class Table:
             ).rstrip()
             for line in lines
         ]
-        return "\n".join([*shown, *self.notes])
+        notes = (textwrap.fill(note, 100, break_on_hyphens=False) for note in self.notes)
+        return "\n".join([*shown, *notes])
 
 
 def _escape(cell: str) -> str:

@@ -54,15 +54,35 @@ def test_ratios_of_made_up_times_are_in_their_intervals_and_narrow():
     assert comparison.ratio("fast", "same").covers(180 / 100.5)
     assert comparison.ratio("plain", "fast").covers(1 / 1.8)
     notes = " ".join(comparison.notes())
-    assert "same: no difference from plain is shown" in notes
-    assert "fast: no difference" not in notes
+    assert "No difference from plain is shown (the interval includes 1): same." in notes
     assert "plain" in str(comparison)
 
 
 def test_intervals_that_overlap_are_noted_with_the_ratio_of_the_two():
     comparison = made_up({"plain": 100.0, "a": 150.0, "b": 151.0, "c": 300.0})
-    (note,) = (n for n in comparison.notes() if "overlap" in n)
-    assert note.startswith("a and b: their intervals overlap; their own ratio is")
+    (note,) = comparison.notes()
+    assert comparison.ratio("a", "b").covers(1.0)
+    assert note.startswith("No difference is shown between")
+    assert note.endswith(": a and b.")
+
+
+def test_contenders_that_the_rounds_tell_apart_are_noted_with_their_ratio():
+    """Batches differ by more than the contenders do, so only the ratio within rounds shows it."""
+    comparison = made_up({"plain": 100.0, "a": 150.0, "b": 156.0}, noise=0.001)
+    drift = np.linspace(0.7, 1.3, 20)[:, None]
+    for name in ("a", "b"):
+        comparison.seconds[name][:] *= drift
+    (note,) = comparison.notes()
+    assert note.startswith("Intervals overlap, but the ratio within rounds differs from 1: a / b")
+    assert str(comparison.ratio("a", "b")) in note
+
+
+def test_a_notebook_shows_the_table_and_its_notes():
+    html = made_up({"plain": 100.0, "<b>": 100.2})._repr_html_()
+    assert html.count("<tr>") == 3
+    assert "&lt;b&gt;" in html
+    assert "<b>" not in html
+    assert "No difference from plain is shown" in html
 
 
 def test_one_slow_round_does_not_count():
@@ -88,7 +108,7 @@ def test_every_contender_gets_every_task_in_every_round_and_who_begins_changes()
     assert comparison.equal == {"a": None, "bb": None, "ccc": None}  # sampled
     greedy = compare(ways, IDS, MASK, rounds=1, max_new_tokens=2)
     assert greedy.equal == {"a": True, "bb": False, "ccc": False}
-    assert any("bb: greedy text differs from that of a" in note for note in greedy.notes())
+    assert any("Greedy text differs from that of a: bb, ccc." in note for note in greedy.notes())
 
 
 def test_generators_and_hugging_face_write_the_same_greedy_text():

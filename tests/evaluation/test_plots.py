@@ -7,6 +7,7 @@ from drafting import perturbed, ragged_prompts
 
 from specdec import BlockSampler, ModelDrafter, SpeculativeGenerator
 from specdec.evaluation import CostCurve, evaluate, every_anchor, plots, replay
+from specdec.trace import Trace
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("agg")
@@ -55,6 +56,29 @@ def test_time_per_token_and_the_roof():
     lines = lines_of(drawn)
     assert lines["everything accepted"].tolist() == [2, 3, 5]
     assert lines["cost of a step: break-even"].tolist() == pytest.approx([1.1, 1.2, 1.4])
+
+
+def test_the_intervals_of_several_lines_stand_side_by_side():
+    evaluation = evaluate(GENERATOR, PROMPTS * 2, **OPTIONS)
+    ax = plots.acceptance_by_position({name: evaluation for name in "abc"})
+    firsts = [line.get_xdata()[0] for line in ax.get_lines()]
+    assert firsts[0] < firsts[1] == 1 < firsts[2]
+    for line, bars in zip(ax.get_lines(), ax.collections, strict=True):
+        for i, ((x, low), (_, high)) in enumerate(bars.get_segments()):
+            estimate = evaluation.estimates[f"conditional_rate_{i + 1}"]
+            assert (low, high) == pytest.approx((estimate.low, estimate.high), nan_ok=True)
+            assert x == line.get_xdata()[i]
+    hot = {t: evaluation for t in (0.5, 0.6, 1.0)}
+    ax = plots.acceptance_by_temperature({"a": hot, "b": hot})
+    xs = np.stack([line.get_xdata() for line in ax.get_lines()])
+    assert (np.diff(xs, axis=0) < 0.1).all()  # less than from one temperature to the next
+
+
+def test_a_long_timeline_has_no_numbers():
+    short = GENERATOR.generate(IDS, MASK, max_new_tokens=9, trace=True).trace
+    times = short.times * 41
+    long = Trace(short.steps, short.numbers, times, short.prompts)
+    assert not plots.timeline(long).texts
 
 
 def test_a_timeline_has_every_part_of_every_step():

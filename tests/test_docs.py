@@ -1,0 +1,103 @@
+"""The API pages have every public name, and the guides' links and figures have their commands."""
+
+import importlib
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import specdec
+
+DOCS = Path(specdec.__file__).parents[1] / "docs"
+PAGES = [*sorted((DOCS / "api").glob("*.md")), DOCS / "definitions.md"]
+SHOWN = [
+    name
+    for page in PAGES
+    for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+]
+ROOMS = [
+    "specdec",
+    *(f"specdec.{room.name}" for room in pkgutil.iter_modules(specdec.__path__) if room.ispkg),
+]
+
+
+def is_shown(room: str, name: str) -> bool:
+    """Whether a page has the room, the module that defines a name, or the name alone."""
+    value = getattr(importlib.import_module(room), name)
+    if isinstance(value, type(specdec)):  # a public name that is a module
+        return value.__name__ in SHOWN
+    home = getattr(value, "__module__", None) or room
+    return not {room, home, f"{home}.{name}"}.isdisjoint(SHOWN)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_name_has_a_page(room):
+    names = getattr(importlib.import_module(room), "__all__", [])
+    constants = {"PAD_TOKEN"}  # shown with their module; an integer does not name its own
+    assert [name for name in names if not is_shown(room, name) and name not in constants] == []
+    assert "specdec.types" in SHOWN
+
+
+def test_no_name_is_shown_twice():
+    assert sorted(SHOWN) == sorted(set(SHOWN))
+
+
+def test_every_page_is_in_the_navigation():
+    navigation = (DOCS.parent / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")}
+    assert pages == set(re.findall(r": (\S+\.md)$", navigation, flags=re.MULTILINE))
+
+
+def test_every_paper_that_the_code_names_has_a_row():
+    number = re.compile(r"\b\d{4}\.\d{5}\b")
+    sources = [*DOCS.parent.glob("specdec/**/*.py"), *DOCS.parent.glob("specdec/**/*.md")]
+    named = {n for source in sources for n in number.findall(source.read_text(encoding="utf-8"))}
+    table = (DOCS.parent / "papers.md").read_text(encoding="utf-8")
+    assert len(named) > 15
+    assert named - set(number.findall(table)) == set()
+
+
+def test_what_papers_md_names_in_code_exists():
+    """The first column: classes, functions and folders of the package."""
+    table = (DOCS.parent / "papers.md").read_text(encoding="utf-8")
+    code = "\n".join(p.read_text(encoding="utf-8") for p in DOCS.parent.glob("specdec/**/*.py"))
+    for line in table.splitlines():
+        first = line.split("|")[1] if line.startswith("| ") else ""
+        for name in re.findall(r"`([A-Za-z_/]+)`", first):
+            is_folder = (DOCS.parent / "specdec" / name).is_dir()
+            is_defined = re.search(rf"^(class|def) {name}\b", code, flags=re.MULTILINE)
+            assert is_folder or is_defined or name == "train", name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["index.md", *(pytest.param(n, marks=pytest.mark.slow) for n in ("evaluation.md", "which.md"))],
+)
+def test_the_snippets_of_a_guide_run_in_order(name, tmp_path, monkeypatch):
+    from specdec.evaluation import own_prompts
+
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps({"text": prompt.turns[0]}) for prompt in own_prompts()[::8]]
+    Path("spec_bench.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    text = (DOCS / name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    names = {}
+    for number, block in enumerate(blocks):
+        if "Trainer(" in block:  # the user's own
+            continue
+        short = block.replace("max_new_tokens=256", "max_new_tokens=8")
+        exec(compile(short, f"{name}, block {number}", "exec"), names)
+    assert len(blocks) >= 1
+    assert names["generator"].target.vocab_size == 2048
+
+
+def test_every_cell_about_others_has_its_source_and_ours_exist():
+    cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
+    used = set(re.findall(r"\[([a-z]\d+)\]", cells))
+    rows = dict(re.findall(r"^\| ([a-z]\d+) \| (.*) \|$", sources, flags=re.MULTILINE))
+    assert used == set(rows)
+    for name in (name for name in rows if name.startswith("s")):
+        for path in re.findall(r"`([^`]+)`", rows[name]):
+            assert (DOCS.parent / path).exists()
