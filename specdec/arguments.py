@@ -77,9 +77,15 @@ def check_integer(
 
 
 def check_number(
-    name: str, value: Any, low: float | None = None, high: float | None = None, *, advice: str = ""
+    name: str,
+    value: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    above: float | None = None,
+    advice: str = "",
 ) -> float:
-    """Returns a finite number of `low..high`.
+    """Returns a finite number in `low..high`, or larger than `above`.
 
     Raises:
         TypeError: no number.
@@ -91,6 +97,9 @@ def check_number(
             ...
         ValueError: epsilon must be a number in 0..1, got 1.5
     """
+    if above is not None and _fits(value, float) and not value > above:
+        got = f"{shown(value)}{advice and '; '}{advice}"
+        raise ValueError(f"{name} must be a number > {above}, got {got}")
     return _in_range(name, value, float, low, high, advice)
 
 
@@ -262,7 +271,7 @@ def _in_range(name: str, value: Any, kind: type, low, high, advice: str):
     if is_finite and (low is None or value >= low) and (high is None or value <= high):
         return value
     words = _WORDS[kind]
-    if low is not None:
+    if is_kind and low is not None:
         words += f" >= {low}" if high is None else f" in {low}..{high}"
     raise (ValueError if is_kind else TypeError)(
         f"{name} must be {words}, got {shown(value)}{advice and '; '}{advice}"

@@ -6,38 +6,11 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.loop.contracts import fault_text
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import PendingOutcome, StepScores
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.trace import Trace
-from specdec.types import Fault
-
-_FAULTS = {
-    Fault.TARGET_LOGITS: (
-        "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
-        "its dtype (float16 overflows) and logits processors that forbid every token"
-    ),
-    Fault.DRAFT_PROBS: (
-        "draft probabilities are negative or do not sum to 1; Draft.probs must hold probabilities "
-        "over the target's vocabulary, not logits"
-    ),
-    Fault.DRAFT_TOKEN: (
-        "a draft token has probability 0 in Draft.probs; it must hold the distribution that the "
-        "token was actually drawn from, or be None for a deterministic proposal"
-    ),
-    Fault.DRAFT_ID: (
-        "a draft token lies outside the target's vocabulary; mark tokens that are to be ignored "
-        "with Draft.num_valid"
-    ),
-    Fault.NUM_VALID: "Draft.num_valid is outside 0..K",
-    Fault.NUM_ACCEPTED: (
-        "the sampler accepted fewer than 0 tokens or more than were drafted; check "
-        "Verdict.num_accepted"
-    ),
-    Fault.EMITTED_ID: (
-        "the sampler emitted a token outside the target's vocabulary; check Verdict.tokens"
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +76,11 @@ class OutputCollector:
         rows = sorted(zip(numbers, outcome.read(), strict=True))  # by row of the batch
         for number, row in rows:
             if row.faults and self.finish_reasons[number] is None:
-                what = next(text for fault, text in _FAULTS.items() if fault & row.faults)
+                parts = self._generation.runner.parts
                 raise ValueError(
                     f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
-                    f"{self._num_read}) {what}"
+                    f"{self._num_read}) {fault_text(row.faults, parts.drafter, parts.sampler)} "
+                    f"(drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
                 )
         records: list[RowStep | None] = [None] * len(self._prompts)
         for number, row in rows:

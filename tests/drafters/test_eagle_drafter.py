@@ -111,7 +111,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(nam
     assert sampled(generator, (2, 1)) == {row: alone[row] for row in (2, 1)}
     ids, mask = to_right_padding(IDS, MASK)
     assert sampled(generator, ids=ids, mask=mask) == alone
-    options = {"prefill_chunk_size": 3, "keep_storage": True}
+    options = {"prefill_chunk_size": 3, "keep_storage": 1}
     chunked = SpeculativeGenerator(LLAMA, DRAFTERS[name], sampler, **options)
     assert sampled(chunked) == alone
     assert sampled(chunked) == alone  # over the storage of the call before

@@ -105,7 +105,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(nam
     assert sampled(generator, (3, 1, 0, 2)) == alone
     ids, mask = to_right_padding(IDS, MASK)
     assert sampled(generator, ids=ids, mask=mask) == alone
-    options = {"prefill_chunk_size": 2, "keep_storage": True}
+    options = {"prefill_chunk_size": 2, "keep_storage": 1}
     chunked = SpeculativeGenerator(LLAMA, drafter, sampler, **options)
     assert sampled(chunked) == alone
     assert sampled(chunked) == alone  # over the storage of the call before

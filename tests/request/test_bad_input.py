@@ -195,9 +195,17 @@ def test_the_hook_refuses_what_it_cannot_honour():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ModelDrafter(MODEL, -1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
-        (lambda: ModelDrafter(MODEL, 1.5), ValueError, "must be an integer, got 1.5"),
-        (lambda: PromptLookupDrafter(-1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
+        (
+            lambda: ModelDrafter(MODEL, -1),
+            ValueError,
+            "must be an integer >= 0, got -1; 0 decodes plainly",
+        ),
+        (lambda: ModelDrafter(MODEL, 1.5), TypeError, "must be an integer, got 1.5"),
+        (
+            lambda: PromptLookupDrafter(-1),
+            ValueError,
+            "must be an integer >= 0, got -1; 0 decodes plainly",
+        ),
         (lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2), ValueError, "min_ngram=2, max"),
         (
             lambda: SpeculativeGenerator(MODEL, MODEL),
@@ -280,9 +288,9 @@ def test_constructors_of_parts_check_types(make, message):
 
 def test_a_parameter_out_of_range_is_refused():
     for make in (lambda: TypicalSampler(delta=math.inf), lambda: TypicalSampler(delta=math.nan)):
-        with pytest.raises(ValueError, match="expected epsilon in"):
+        with pytest.raises(ValueError, match="delta must be a number >= 0"):
             make()
-    with pytest.raises(ValueError, match=r"must be in 0\.\.1, got nan"):
+    with pytest.raises(ValueError, match=r"must be a number in 0\.\.1, got nan"):
         EnsembleSampler(math.nan)
 
 

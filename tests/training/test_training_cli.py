@@ -179,7 +179,10 @@ MISTAKES = {
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
     "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be at least 1"),
     "negative prompts": (["--evaluation-prompts", "-1"], "must be >= 0, got -1"),
-    "negative K": (["--num-draft-tokens", "-1"], "num_draft_tokens must be >= 0, got -1"),
+    "negative K": (
+        ["--num-draft-tokens", "-1"],
+        "num_draft_tokens must be an integer >= 0, got -1",
+    ),
     "no batches": (["--accumulation", "0"], "accumulation must be positive, got 0"),
     "output is a file": (["--output", __file__], "File exists"),
     "absurd rate": (["--lr", "1e30"], "the loss of step"),
