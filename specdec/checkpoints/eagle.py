@@ -15,6 +15,7 @@ from typing import TypedDict
 
 from transformers import PreTrainedModel
 
+from specdec.arguments import hints_of
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.family import Family, Misreading, Source, Translation, refuse_unsupported
@@ -492,6 +493,6 @@ EAGLE = Family(
     head=EagleHead,
     describe=describe,
     misreadings=misreadings,
-    options=frozenset(EagleOptions.__annotations__),
+    options=hints_of(EagleOptions),
 )
 """EAGLE-1, EAGLE-2 and EAGLE-3."""

@@ -12,6 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
+from specdec.arguments import check_folder
 from specdec.checkpoints.printable import printable
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import LayerConfig
@@ -28,7 +29,7 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     Raises:
         ValueError: the folder holds another model, a target perhaps; nothing has been written.
     """
-    folder = Path(folder)
+    folder = check_folder("folder", folder)
     _refuse_another_model(folder, tensors.keys())
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from specdec.arguments import check_number
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.heads.config import LayerConfig
 from specdec.heads.rotary import rotary_table
@@ -67,8 +68,7 @@ def read_rope(fields: ConfigFields) -> dict:
 
 def with_theta(rope: dict, theta: object) -> dict:
     """The rope with the base that a caller asks for; `ValueError` if it is no positive number."""
-    if not isinstance(theta, int | float) or not theta > 0:
-        raise ValueError(f"rope_theta must be a positive number, got {theta!r}")
+    check_number("rope_theta", theta, above=0)
     return {**rope, "rope_theta": float(theta)}
 
 

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from specdec.arguments import check_fields
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
 from specdec.heads.features import FusingLayer, join_features
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
@@ -46,6 +47,7 @@ class EagleConfig:
         logit_scale: multiplies the logits.
 
     Raises:
+        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
@@ -73,6 +75,7 @@ class EagleConfig:
     logit_scale: float = 1.0
 
     def __post_init__(self):
+        check_fields(self)
         refuse(self._contradictions())
 
     @property

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.arguments import check_fields
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
 from specdec.heads.features import FusingLayer, join_features
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
@@ -98,6 +99,7 @@ class MaskTokenConfig:
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
     Raises:
+        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
@@ -130,6 +132,7 @@ class MaskTokenConfig:
     max_positions: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         refuse(self._contradictions())
 
     @property

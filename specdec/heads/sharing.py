@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from specdec.arguments import shown
 from specdec.heads.config import HeadConfig
 from specdec.target.wrappers import unwrap
 
@@ -158,10 +159,13 @@ def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | 
                 "target's id of each"
             )
         return None
-    if target_ids.shape != (count,) or target_ids.dtype != torch.long:
+    if (
+        not isinstance(target_ids, Tensor)
+        or target_ids.shape != (count,)
+        or target_ids.dtype != torch.long
+    ):
         raise ValueError(
-            f"target_ids must be {count} int64 ids (draft_vocab_size), got shape "
-            f"{list(target_ids.shape)} of {target_ids.dtype}"
+            f"target_ids must be {count} int64 ids (draft_vocab_size), got {shown(target_ids)}"
         )
     low, high, distinct = target_ids.min(), target_ids.max(), target_ids.unique().numel()
     if low < 0 or high >= vocab_size or distinct != count:

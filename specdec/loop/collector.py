@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.arguments import shown
 from specdec.loop.contracts import fault_text
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import PendingOutcome, StepScores
@@ -155,7 +158,7 @@ class OutputCollector:
         start = len(ids) - len(tokens)
         ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
         for count in range(1, len(tokens) + 1):
-            if bool(torch.as_tensor(criteria(ids[:, : start + count], None)).all()):
+            if any([_is_met(c, c(ids[:, : start + count], None)) for c in criteria]):
                 self.finish_reasons[row] = "stop"
                 self._generation.end_rows([row])
                 return tokens[:count]
@@ -177,3 +180,15 @@ class OutputCollector:
             tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
             self._streamer.put(torch.tensor(tokens))
         self._num_streamed = ready
+
+
+def _is_met(criterion: StoppingCriteria, answer: object) -> bool:
+    """What a stopping criterion says of one row."""
+    is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
+    if is_flag or isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise TypeError(
+        f"the stopping criterion {name} returned {shown(answer)} for ids [1, T]; expected a bool "
+        "tensor of shape [1], or True or False"
+    )

@@ -72,6 +72,11 @@ def with_stop_strings(
         raise TypeError(f"stop_strings must be a string or a list of strings, got {strings!r}")
     if not all(strings) or not strings:
         raise ValueError(f"stop_strings must hold strings that are not empty, got {strings!r}")
+    for string in strings:
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"stop_strings must be valid Unicode, got {string!r}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_device, check_integer, check_number, shown
 from specdec.kernels import (
     Truncation,
     WarpParams,
@@ -63,6 +64,8 @@ class Warp:
         min_p: Values = None,
         device: torch.device | str = "cpu",
     ):
+        check_integer("batch_size", batch_size, 0)
+        device = check_device("device", device)
         temperatures = _per_row(
             "temperature", temperature, batch_size, 1.0, "a number >= 0", _is_temperature
         )
@@ -202,6 +205,7 @@ class Warp:
         Args:
             temperature: > 0.
         """
+        check_number("temperature", temperature, above=0)
         other = copy.copy(self)
         other._temperature = None
         if temperature != 1:
@@ -216,7 +220,7 @@ def _is_temperature(value) -> bool:
 
 
 def _is_count(value) -> bool:
-    return value >= 0 and int(value) == value
+    return 0 <= value < 2**63 and int(value) == value
 
 
 def _is_fraction(value) -> bool:
@@ -230,7 +234,7 @@ def _per_row(
         given = given.tolist()
     values = (
         list(given)
-        if isinstance(given, Sequence) and not isinstance(given, str)
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes)
         else [given] * rows
     )
     if len(values) != rows:
@@ -241,5 +245,5 @@ def _per_row(
     values = [default if value is None else value for value in values]
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
-            raise ValueError(f"{name} must be {expected}, got {value!r} in row {row}")
+            raise ValueError(f"{name} must be {expected}, got {shown(value)} in row {row}")
     return values

@@ -141,7 +141,7 @@ def test_a_head_of_other_features_than_the_default_needs_their_layers(tmp_path):
         ({"feature_layers": (1, 2, 2)}, "none twice"),
         ({"feature_layers": (1, 2)}, "leads to 2 features"),
         ({"feature_layers": ("last", 1, 2)}, "must be boundaries 0..8 or 'final'"),
-        ({"rope_theta": 0}, "rope_theta must be a positive number, got 0"),
+        ({"rope_theta": 0}, "rope_theta must be a number > 0, got 0"),
     ],
 )
 def test_options_that_cannot_be_right_are_refused(options, message, tmp_path):
