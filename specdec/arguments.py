@@ -7,7 +7,7 @@ A value of another type raises `TypeError`, a value out of range or a name that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -314,10 +314,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def _words(hint: Any) -> str:
     """What a hint asks for."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return _listed([repr(arg) for arg in args])
-    if origin in (Union, UnionType):
-        return _listed([_words(arg) for arg in args])
+    if origin is Literal or origin in (Union, UnionType):
+        return _listed([*_choices(hint)])
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         return f"a tuple whose items are each {_words(args[0])}"
     if origin is not None and origin is not Callable and args:
@@ -326,6 +324,17 @@ def _words(hint: Any) -> str:
         return _WORDS.get(hint) or _WORDS[origin]
     name = getattr(hint, "__name__", str(hint))
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _choices(hint: Any) -> Iterator[str]:
+    """What each of the alternatives of a hint asks for."""
+    if get_origin(hint) is Literal:
+        yield from map(repr, get_args(hint))
+    elif get_origin(hint) in (Union, UnionType):
+        for arg in get_args(hint):
+            yield from _choices(arg)
+    else:
+        yield _words(hint)
 
 
 def _listed(words: list[str]) -> str:

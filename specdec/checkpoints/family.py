@@ -83,7 +83,7 @@ class Family:
     head: Callable[[Any, Tensor | None], nn.Module]
     describe: Callable[[Any], list[tuple[str, str]]]
     misreadings: Callable[[Any, PreTrainedModel], Iterable[Misreading]]
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:

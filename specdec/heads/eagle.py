@@ -99,10 +99,6 @@ class EagleConfig:
         has_early_norm = self.norm_before_fc or self.fc_norm
         is_input = self.fusion == "input"
         yield (
-            self.fusion not in ("input", "attention"),
-            f"fusion must be 'input' or 'attention', got {self.fusion!r}",
-        )
-        yield (
             is_input and (has_early_norm or self.norm_before_residual or not self.has_fc),
             "fusion='input' joins embedding and feature in fc: has_fc must be True, and "
             "norm_before_fc, fc_norm and norm_before_residual have no meaning",

@@ -80,10 +80,6 @@ class MTPConfig:
             [
                 (self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"),
                 (
-                    self.semantics not in ("chain", "target"),
-                    f"semantics must be 'chain' or 'target', got {self.semantics!r}",
-                ),
-                (
                     self.feedback_norm and not self.output_norm,
                     "feedback_norm feeds the output of the norm back, and output_norm is False",
                 ),

@@ -152,6 +152,33 @@ def check_verdict(sampler: Sampler, verdict: Any, draft: Draft) -> Verdict:
     return verdict
 
 
+def check_decisions(sampler: Sampler, verdict: Verdict, draft: Draft, vocab_size: int) -> None:
+    """Raises `ValueError` for the first row of a verdict that breaks its contract; waits for the
+    device. In a step `broken_contracts` does the same for each row that has arrived on the host.
+    """
+    width, accepted = draft.tokens.shape[1], verdict.num_accepted[:, None]
+    valid = (
+        torch.full_like(accepted, width) if draft.num_valid is None else draft.num_valid[:, None]
+    )
+    seen = valid if verdict.num_drafted is None else verdict.num_drafted[:, None]
+    index, tokens = torch.arange(width + 1, device=accepted.device), verdict.tokens
+    is_off = (index <= accepted) & ((tokens < 0) | (tokens >= vocab_size))  # [B, K + 1]
+    is_off[:, :width] |= (index[:width] < accepted) & (tokens[:, :width] != draft.tokens)
+    is_off |= (accepted < 0) | (accepted > seen) | (seen > valid)
+    rows = is_off.any(dim=1).nonzero()[:, 0].tolist()
+    if not rows:
+        return
+    row = rows[0]
+    emitted, drafted = tokens[row].tolist(), draft.tokens[row].tolist()
+    counts = int(accepted[row]), int(valid[row]), vocab_size, int(seen[row])
+    faults = broken_contracts(emitted, drafted, *counts)
+    text = next(text for fault, text in _OF_SAMPLER.items() if fault & faults)
+    raise ValueError(
+        f"in row {row} {name_of(sampler)}: {text} (drafted {drafted}, {counts[0]} accepted, "
+        f"emitted {emitted})"
+    )
+
+
 def harmless_draft(draft: Draft, vocab_size: int) -> Draft:
     """A draft whose ids are all of the vocabulary, and whose counts are in 0..K."""
     width, num_valid = draft.tokens.shape[1], draft.num_valid

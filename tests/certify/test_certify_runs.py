@@ -168,10 +168,10 @@ def test_a_greedy_difference_beyond_rounding_is_not_excused():
     [
         ([], {}, "at least one prompt"),
         ([[1], []], {}, "at least one token in each"),
-        ([[1]], {"num_samples": 0}, "num_samples must be at least 1"),
-        ([[1]], {"top_k": 0}, "top_k must be at least 1"),
-        ([[1]], {"false_alarm": 0.0}, "false_alarm in 0..1"),
-        ([[1]], {"temperature": 0.0}, "temperature > 0"),
+        ([[1]], {"num_samples": 0}, "num_samples must be an integer >= 1"),
+        ([[1]], {"top_k": 0}, "top_k must be an integer >= 1"),
+        ([[1]], {"false_alarm": 0.0}, "false_alarm must be between 0 and 1"),
+        ([[1]], {"temperature": 0.0}, "temperature must be a number > 0"),
     ],
 )
 def test_settings_that_cannot_be_right_are_refused(prompts, options, message):

@@ -91,7 +91,7 @@ OPTIONS = {
     "unknown, close": ({"max_new_token": 4}, TypeError, "did you mean 'max_new_tokens'"),
     "unknown, far": ({"frobnicate": 4}, TypeError, "'frobnicate': known are .*custom_generate"),
     "too many": ({"max_new_tokens": 124}, ValueError, "129.* 128 positions; .* <= 123"),
-    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens.* greater than 0, but is 0"),
+    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be an integer >= 1, got 0"),
     "negative temperature": (
         SAMPLED | {"temperature": -0.5},
         ValueError,

@@ -1,15 +1,20 @@
 """`certify_generator`: audits and tests of a real pair of target and drafter."""
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from specdec.arguments import check_integer, check_number, check_type
 from specdec.certify.generator.law import LawTest, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import draw_by_race
+
+MOST_TEXTS = 2**16
+"""Texts whose probabilities are computed and compared, for each prompt."""
 
 
 @dataclass(frozen=True)
@@ -103,13 +108,20 @@ def certify_generator(
         "batch_size": batch_size,
     }
     for name, value in numbers.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
-    if not 0 < false_alarm < 1 or not temperature > 0:
+        check_integer(name, value, 1)
+    check_number("temperature", temperature, above=0)
+    if not 0 < check_number("false_alarm", false_alarm, 0) < 1:
+        raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
+    check_type("progress", progress, Callable)
+    # Exponents are compared: a power of many digits would take for ever.
+    if num_tokens * math.log(top_k) > math.log(MOST_TEXTS) + 1e-9:
         raise ValueError(
-            "expected false_alarm in 0..1 and temperature > 0, got "
-            f"false_alarm={false_alarm}, temperature={temperature}"
+            f"there are top_k ** num_tokens = {top_k} ** {num_tokens} texts, and the most that are "
+            f"told apart is {MOST_TEXTS}; pass fewer tokens or a smaller top_k"
         )
+    advice = "a list of token ids for each prompt, without padding"
+    if not isinstance(prompts, Tensor):
+        check_type("prompts", prompts, Sequence[Sequence[int]], advice=advice)
     prompts = prompts.tolist() if isinstance(prompts, Tensor) else [list(p) for p in prompts]
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
