@@ -316,6 +316,8 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
+        target = self.target  # the drafter may have been moved or cast since it was joined
+        self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         parts = Parts(self.target, self.drafter, self.sampler)
         runner = self._runners.take(parts, request, is_traced=trace)
         runner.state.load(request)

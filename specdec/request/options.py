@@ -283,7 +283,8 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
     wanted = {"num_beams": 1, "penalty_alpha": 0, "dola_layers": 0}
     for name, usual in wanted.items():
         value = getattr(config, name, None)
-        if value is not None and value != usual and value > usual:
+        is_more = isinstance(value, str) or (value is not None and value > usual)
+        if is_more:
             raise ValueError(
                 f"{name}={value} is not supported: specdec decodes greedily or samples, with "
                 "num_return_sequences=n for several samples of a prompt; use HF generate for beam "

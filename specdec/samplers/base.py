@@ -98,6 +98,7 @@ def check_sampler(sampler: Sampler) -> None:
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+    check_type("draft", draft, Draft)
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(

@@ -64,7 +64,7 @@ class StepNoise:
         Args:
             stream: what they are for.
         """
-        return self._uniforms[stream]
+        return self._uniforms[Stream(stream)]
 
     @cached_property
     def _uniforms(self) -> tuple[Tensor, ...]:

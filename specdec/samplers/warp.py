@@ -9,7 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_device, check_integer, check_number, shown
+from specdec.arguments import (
+    check_device,
+    check_integer,
+    check_number,
+    check_tensor,
+    check_type,
+    shown,
+)
 from specdec.kernels import (
     Truncation,
     WarpParams,
@@ -102,7 +109,18 @@ class Warp:
         Returns:
             Probabilities of the same shape, float32 (float64 for float64 logits).
         """
+        self._check_logits(logits)
         return warp_probs(logits, self.params(logits))
+
+    def _check_logits(self, logits: Tensor) -> None:
+        """Refuses what are no logits of the warp's rows."""
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():
+            raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
+        if logits.dim() not in (2, 3) or len(logits) != self.batch_size or not logits.shape[-1]:
+            raise ValueError(
+                f"logits must be [{self.batch_size}, V] or [{self.batch_size}, N, V], got "
+                f"{list(logits.shape)}"
+            )
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits over the temperature, -inf where truncation leaves nothing: what HF calls scores.
@@ -139,6 +157,7 @@ class Warp:
         Raises:
             ValueError: of another signature.
         """
+        check_type("other", other, Warp)
         if (other.signature, other.batch_size) != (self.signature, self.batch_size):
             raise ValueError(
                 f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
@@ -189,8 +208,10 @@ class Warp:
             Tokens `[B]` or `[B, N]`, and probabilities of the shape of `logits`; `None` where every
             row is greedy, since a one-hot distribution is a point mass on the token.
         """
+        self._check_logits(logits)
         if self.is_greedy:
             return logits.argmax(dim=-1), None
+        check_tensor("uniforms", uniforms, logits.shape[:-1])
         return sample(logits, self.params(logits), uniforms, out)
 
     def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:

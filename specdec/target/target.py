@@ -161,6 +161,8 @@ class Target:
         Returns:
             Features `[B, C, F]`, or `None`.
         """
+        _check_rows(cache, tokens)
+        check_integer("offset", offset, 0)
         end = offset + tokens.shape[1]
         positions = torch.arange(offset, end, device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
@@ -188,8 +190,15 @@ class Target:
         Returns:
             Logits `[B, K + 1, V]` and features.
         """
+        _check_rows(cache, draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         return TargetOutput(
             *self._slot_model.forward(tokens, cache, slots, num_attended=num_attended)
         )
+
+
+def _check_rows(cache: SlotCache, tokens: Tensor) -> None:
+    check_type("cache", cache, SlotCache, advice="target.init_cache makes one")
+    if len(tokens) != cache.num_rows:
+        raise ValueError(f"the cache has {cache.num_rows} rows, got tokens of {len(tokens)}")

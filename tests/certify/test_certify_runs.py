@@ -171,6 +171,8 @@ def test_a_greedy_difference_beyond_rounding_is_not_excused():
         ([[1]], {"num_samples": 0}, "num_samples must be an integer >= 1"),
         ([[1]], {"top_k": 0}, "top_k must be an integer >= 1"),
         ([[1]], {"false_alarm": 0.0}, "false_alarm must be between 0 and 1"),
+        ([[1]], {"num_tokens": 12}, "there are top_k .* = 4 .* 12 texts, and the most"),
+        ([[1]], {"top_k": 2048}, "texts, and the most that are told apart is 65536"),
         ([[1]], {"temperature": 0.0}, "temperature must be a number > 0"),
     ],
 )
