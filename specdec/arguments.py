@@ -332,7 +332,7 @@ def _choices(hint: Any) -> Iterator[str]:
         yield from map(repr, get_args(hint))
     elif get_origin(hint) in (Union, UnionType):
         for arg in get_args(hint):
-            yield from _choices(arg)
+            yield from ("True", "False") if arg is bool else _choices(arg)
     else:
         yield _words(hint)
 

@@ -93,8 +93,11 @@ def test_an_activation_that_hf_does_not_have_is_refused():
 
 
 READINGS = [
-    ({"norm_before_residual": "false"}, "norm_before_residual must be True .*, got 'false'"),
-    ({"feedback_norm": 1}, "feedback_norm must be True or False.*, got 1"),
+    (
+        {"norm_before_residual": "false"},
+        "norm_before_residual must be True, False or None, got 'false'",
+    ),
+    ({"feedback_norm": 1}, "feedback_norm must be True, False or None, got 1"),
     ({"feature_layers": 5}, "feature_layers must be .*got 5"),
     ({"rope_theta": "big"}, "rope_theta must be a number or None, got 'big'"),
     ({"rope_theta": float("inf")}, "rope_theta must be a number, got inf"),
