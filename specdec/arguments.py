@@ -7,7 +7,7 @@ A value of another type raises `TypeError`, a value out of range or a name that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -86,7 +86,7 @@ def check_number(
     below: float | None = None,
     advice: str = "",
 ) -> float:
-    """Returns a finite number of `low..high`.
+    """Returns a finite number in `low..high`, or between `above` and `below`.
 
     Args:
         name: of the argument.
@@ -106,10 +106,11 @@ def check_number(
         ValueError: epsilon must be a number in 0..1, got 1.5
     """
     if _fits(value, float) and math.isfinite(value):
+        got = f"got {shown(value)}{advice and '; '}{advice}"
         if above is not None and not value > above:
-            raise ValueError(f"{name} must be a number > {above}, got {shown(value)}")
+            raise ValueError(f"{name} must be a number > {above}, {got}")
         if below is not None and not value < below:
-            raise ValueError(f"{name} must be a number < {below}, got {shown(value)}")
+            raise ValueError(f"{name} must be a number < {below}, {got}")
     return _in_range(name, value, float, low, high, advice)
 
 
@@ -379,10 +380,8 @@ def _fits(value: Any, hint: Any) -> bool:
 def _words(hint: Any) -> str:
     """What a hint asks for."""
     origin, args = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return _listed([repr(arg) for arg in args])
-    if origin in (Union, UnionType):
-        return _listed([_words(arg) for arg in args])
+    if origin is Literal or origin in (Union, UnionType):
+        return _listed([*_choices(hint)])
     if origin is tuple and len(args) == 2 and args[1] is Ellipsis:
         return f"a tuple whose items are each {_words(args[0])}"
     if origin is not None and origin is not Callable and args:
@@ -391,6 +390,17 @@ def _words(hint: Any) -> str:
         return _WORDS.get(hint) or _WORDS[origin]
     name = getattr(hint, "__name__", str(hint))
     return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _choices(hint: Any) -> Iterator[str]:
+    """What each of the alternatives of a hint asks for."""
+    if get_origin(hint) is Literal:
+        yield from map(repr, get_args(hint))
+    elif get_origin(hint) in (Union, UnionType):
+        for arg in get_args(hint):
+            yield from ("True", "False") if arg is bool else _choices(arg)
+    else:
+        yield _words(hint)
 
 
 def _listed(words: list[str]) -> str:

@@ -23,7 +23,9 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.arguments import check_integer, check_type, shown
 from specdec.drafters import Drafter, NoDrafter, drafter_named
+from specdec.drafters.base import check_drafter
 from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
@@ -37,6 +39,7 @@ from specdec.request.hook import HookCall, check_hook, with_stop_strings
 from specdec.request.options import Options
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, sampler_named
+from specdec.samplers.base import check_sampler
 from specdec.target import Target
 
 
@@ -95,9 +98,12 @@ class SpeculativeGenerator:
         steps_ahead: int | None = None,
     ):
         self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
-        _check_count("prefill_chunk_size", prefill_chunk_size, 1)
+        check_integer("prefill_chunk_size", prefill_chunk_size, 1)
         if steps_ahead is not None:
-            _check_count("steps_ahead", steps_ahead, 0)
+            check_integer("steps_ahead", steps_ahead, 0)
+        if keep_storage is not None:
+            check_integer("keep_storage", keep_storage, 0)
+        check_type("graphs", graphs, bool | Literal["auto"])
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
         if steps_ahead is None:
@@ -105,10 +111,6 @@ class SpeculativeGenerator:
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
-        if graphs not in (True, False, "auto"):
-            raise ValueError(f"graphs must be True, False or 'auto', got {graphs!r}")
-        if keep_storage is not None:
-            _check_count("keep_storage", int(keep_storage), 0)
         self.prefill_chunk_size = prefill_chunk_size
         self.steps_ahead = steps_ahead
         self._runners = Runners(self.target, graphs=graphs, limit=keep_storage)
@@ -129,9 +131,10 @@ class SpeculativeGenerator:
             `outcome.fetch().read()` waits for it, and says what drafter and sampler did wrong.
 
         Raises:
-            ValueError: another generator started the generation, or the drafter proposed another
-                number of tokens than `num_draft_tokens`.
+            TypeError, ValueError: another generator started the generation, or drafter or sampler
+                returned no draft or verdict of the step's sizes.
         """
+        check_type("generation", generation, Generation, advice="generator.start(ids) makes one")
         if generation.owner is not self:
             raise ValueError(
                 "this generation was started by another generator; step it with that one"
@@ -236,6 +239,8 @@ class SpeculativeGenerator:
             ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         with _ending(streamer):
+            check_type("trace", trace, bool)
+            check_type("check", check, bool)
             request = Request.read(self.target, input_ids, attention_mask, options)
             if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
@@ -311,6 +316,8 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
+        target = self.target  # the drafter may have been moved or cast since it was joined
+        self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         parts = Parts(self.target, self.drafter, self.sampler)
         runner = self._runners.take(parts, request, is_traced=trace)
         runner.state.load(request)
@@ -356,6 +363,7 @@ def _as_drafter(drafter: Drafter | str | None) -> Drafter:
             f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
             "draft model as ModelDrafter(model)"
         )
+    check_drafter(named)
     return named
 
 
@@ -365,13 +373,17 @@ def _as_sampler(sampler: Sampler | str) -> Sampler:
         made = f"{sampler.__name__}()"
         raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got the class; pass {made}")
     if not isinstance(named, Sampler):
-        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {sampler!r}")
+        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {shown(sampler)}")
+    check_sampler(named)
     return named
 
 
 @contextmanager
 def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
     """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
+    if isinstance(streamer, type):
+        made = f"{streamer.__name__}(tokenizer)"
+        raise TypeError(f"streamer must be one of HF's streamers, got the class; pass {made}")
     if not (streamer is None or all(callable(getattr(streamer, n, None)) for n in ("put", "end"))):
         raise TypeError(
             "streamer must be one of HF's streamers, with put(tokens) and end(), got "
@@ -384,8 +396,3 @@ def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
             with suppress(Exception):  # the first error is the one to be seen
                 streamer.end()
         raise
-
-
-def _check_count(name: str, value: int, least: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ValueError(f"{name} must be an integer >= {least}, got {value!r}")

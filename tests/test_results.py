@@ -2,7 +2,7 @@
 
 The statistics are recounted from the trace; the trace is checked against the text; the text is
 HF's. Streaming shows the same steps, and key/value storage is allocated once per generation (once
-per generator with `keep_storage=True`).
+per generator with `keep_storage=1`).
 """
 
 import json
@@ -161,7 +161,7 @@ def test_a_stream_shows_the_steps_of_generate(drafter):
         assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
 
 
-@pytest.mark.parametrize("keep_storage", [False, True])
+@pytest.mark.parametrize("keep_storage", [0, 1])
 def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, keep_storage):
     expected = MODEL.generate(
         IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
@@ -180,7 +180,7 @@ def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, keep_sto
 
 
 def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=True)
+    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=1)
     prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}
     expected = {key: generator.generate(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
     streams = {key: generator.stream(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}

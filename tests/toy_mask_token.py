@@ -128,7 +128,7 @@ TOY = Family(
     head=ToyHead,
     describe=lambda config: [("head", f"toy, {describe_layer(config.layer, 1)['sizes']}")],
     misreadings=misreadings,
-    options=frozenset({"feature_layers"}),
+    options={"feature_layers": tuple},
 )
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from specdec.arguments import check_type, shown
 from specdec.kernels import draw
 from specdec.samplers import Sampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
@@ -62,15 +63,17 @@ class ForeignSampler(Sampler):
 
     def __init__(self, rule: Rule, name: str | None = None):
         super().__init__()
-        self.rule = rule
+        advice = "(draft_tokens, draft_probs, target_probs, noise) -> tokens"
+        self.rule = check_type("rule", rule, Callable, advice=advice)
+        check_type("name", name, str | None)
         self.name = name or getattr(rule, "__name__", type(rule).__name__)
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Row by row.
 
         Raises:
-            ValueError: the rule returned something other than the beginning of the draft and one
-                more token.
+            TypeError, ValueError: the rule returned something other than the beginning of the draft
+                and one more token.
         """
         target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
         laws = draft.probs
@@ -90,13 +93,25 @@ class ForeignSampler(Sampler):
         return Verdict(tokens, torch.tensor(counts, device=drafted.device), draft.num_valid)
 
     def _run(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RowNoise) -> Tensor:
-        out = torch.as_tensor(self.rule(drafted, laws, target, noise), device=drafted.device)
+        said = self.rule(drafted, laws, target, noise)
+        try:
+            out = torch.as_tensor(said, device=drafted.device)
+        except Exception as error:  # of any kind: torch has no word for what is no array
+            raise TypeError(f"{self.name} returned {shown(said)}; expected token ids") from error
+        is_integer = not (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool)
+        if out.numel() and not is_integer:
+            raise TypeError(f"{self.name} returned {shown(said)}; expected integer token ids")
         count = out.numel() - 1
         is_prefix = out.dim() == 1 and 0 <= count <= len(drafted)
         if not is_prefix or not torch.equal(out[:count], drafted[:count]):
             raise ValueError(
                 f"{self.name} returned {out.tolist()} for the draft {drafted.tolist()}; expected "
                 "some of its first tokens, in order, and one more"
+            )
+        if not 0 <= int(out[-1]) < target.shape[-1]:
+            raise ValueError(
+                f"{self.name} returned the token {int(out[-1])} for a vocabulary of "
+                f"{target.shape[-1]}"
             )
         return out
 

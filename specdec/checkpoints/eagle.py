@@ -14,6 +14,7 @@ from typing import TypedDict
 
 from transformers import PreTrainedModel
 
+from specdec.arguments import hints_of
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.family import (
@@ -479,6 +480,6 @@ EAGLE = Family(
     head=EagleHead,
     describe=describe,
     misreadings=misreadings,
-    options=frozenset(EagleOptions.__annotations__),
+    options=hints_of(EagleOptions),
 )
 """EAGLE-1, EAGLE-2 and EAGLE-3."""

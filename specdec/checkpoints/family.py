@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ class Family:
             device: its state dict names the tensors that must be there.
         describe: (config) -> lines (name, text) for `specdec inspect`.
         misreadings: (config, target) -> what the parity check should try beside the vocabulary map.
-        options: names of the options that `translate` takes.
+        options: the options that `translate` takes, each with its type hint.
     """
 
     name: str
@@ -89,7 +89,7 @@ class Family:
     head: Callable[[Any, Tensor | None], nn.Module]
     describe: Callable[[Any], list[tuple[str, str]]]
     misreadings: Callable[[Any, PreTrainedModel], Iterable[Misreading]]
-    options: frozenset[str] = frozenset()
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
+from specdec.arguments import hints_of
 from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.eagle import (
@@ -542,6 +543,6 @@ MASK_TOKEN = Family(
     head=MaskTokenHead,
     describe=describe,
     misreadings=misreadings,
-    options=frozenset(MaskTokenOptions.__annotations__),
+    options=hints_of(MaskTokenOptions),
 )
 """P-EAGLE, PARD and DFlash."""

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from transformers import PreTrainedModel
 
+from specdec.arguments import hints_of
 from specdec.checkpoints import hf_layers, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.family import (
@@ -443,6 +444,6 @@ MTP = Family(
     head=MTPHead,
     describe=describe,
     misreadings=misreadings,
-    options=frozenset(MTPOptions.__annotations__),
+    options=hints_of(MTPOptions),
 )
 """Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next and Qwen3.5, MiMo, Step and Ernie."""

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from specdec.arguments import check_number
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.family import Misreading
 from specdec.heads.config import HeadConfig, LayerConfig
@@ -70,8 +71,7 @@ def read_rope(fields: ConfigFields) -> dict:
 
 def with_theta(layer: LayerConfig, theta: object) -> LayerConfig:
     """The layer with another base; `ValueError` if that is no positive number."""
-    if not isinstance(theta, int | float) or not theta > 0:
-        raise ValueError(f"rope_theta must be a positive number, got {theta!r}")
+    check_number("rope_theta", theta, above=0)
     return replace(layer, rope={**layer.rope, "rope_theta": float(theta)})
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_options, check_type
 from specdec.checkpoints.family import Family, Source, Translation
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor, names_of
 from specdec.checkpoints.hub import find_folder
@@ -154,19 +155,21 @@ def survey_checkpoint(
             as not given.
 
     Raises:
-        TypeError: an option that the family does not have.
+        TypeError: an option that the family does not have, or a value of another type.
         ValueError: a checkpoint of none of the families, one that is unsafe or damaged, of an
             unsupported kind, in contradiction with itself, or made for another target. Tensors that
             do not fit are listed in the result's `faults`.
     """
-    if not isinstance(allow_pickle, bool):  # 'no' would be true
-        raise TypeError(f"allow_pickle must be True or False, got {allow_pickle!r}")
+    check_type("allow_pickle", allow_pickle, bool)  # 'no' would be true
+    check_type("ignore_tensors", ignore_tensors, Collection[str])
+    check_type("revision", revision, str | None)
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
     folder = CheckpointFolder(path, allow_pickle=allow_pickle)
     family, source = _recognise(folder, families)
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - family.options:
         raise TypeError(f"unknown option {names_of(unknown)}; expected {names_of(family.options)}")
+    check_options(given, family.options)
     read = family.translate(folder, source, target, given)
     if (path / "adapter_config.json").exists():
         note = "an adapter lies beside the head: it may want the target with it merged in"

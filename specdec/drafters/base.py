@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from specdec.arguments import check_integer, check_type
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
@@ -81,27 +82,47 @@ class Drafter(nn.Module, ABC):
         """
 
 
-def check_state(drafter: Drafter, state: Any) -> DrafterState:
-    """Returns the state, or raises `TypeError` if it is none."""
+def check_drafter(drafter: Drafter) -> None:
+    """Raises `TypeError` or `ValueError`, with the name of the class, where the attributes of a
+    drafter cannot be right.
+    """
+    name = type(drafter).__name__
+    if "_modules" not in vars(drafter):
+        raise TypeError(f"{name}.__init__ must call super().__init__()")
+    check_num_draft_tokens(getattr(drafter, "num_draft_tokens", None), of=f"{name}.")
+    layers = drafter.feature_layers
+    check_type(f"{name}.feature_layers", layers, tuple[int | str, ...], advice="() for none")
+
+
+def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:
+    """Returns the state, or raises `TypeError` if it is none.
+
+    Args:
+        drafter: whose state it is.
+        state: that came.
+        by: the method that returned it.
+    """
     missing = [name for name in ("keep", "reset") if not callable(getattr(state, name, None))]
+    who = f"{type(drafter).__name__}.{by} returned"
+    if isinstance(state, type):
+        raise TypeError(f"{who} the class {state.__name__}; return {state.__name__}()")
     if missing:
         raise TypeError(
-            f"{type(drafter).__name__}.init_state returned a {type(state).__name__} without "
-            f"{' and '.join(missing)}; see DrafterState (NoState, if there is nothing to remember)"
+            f"{who} a {type(state).__name__} without {' and '.join(missing)}; see DrafterState "
+            "(NoState, if there is nothing to remember)"
         )
     return state
 
 
-def check_num_draft_tokens(num_draft_tokens: int) -> int:
-    """Returns K, or raises `ValueError` if it is not an integer >= 0."""
-    if isinstance(num_draft_tokens, bool) or not isinstance(num_draft_tokens, int):
-        raise ValueError(f"num_draft_tokens must be an integer, got {num_draft_tokens!r}")
-    if num_draft_tokens < 0:
-        raise ValueError(
-            f"num_draft_tokens must be >= 0, got {num_draft_tokens}; 0 decodes plainly, 4 is a "
-            "usual value"
-        )
-    return num_draft_tokens
+def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
+    """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0.
+
+    Args:
+        num_draft_tokens: K.
+        of: what the name begins with in messages, a class and a dot.
+    """
+    advice = "0 decodes plainly, 4 is a usual value"
+    return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
 
 
 class NoState:

@@ -13,6 +13,7 @@ from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.eagle_export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.heads.context import ContextRows
+from specdec.heads.eagle import EagleHead
 from specdec.heads.window import WindowPlan
 from specdec.samplers.drawing import Drawing
 from specdec.types import Context, Draft
@@ -51,6 +52,7 @@ class EagleDrafter(HeadDrafter):
     """
 
     family = EAGLE
+    head_type = EagleHead
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout = "safeailab", *, verifier: str | None = None

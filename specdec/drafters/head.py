@@ -70,6 +70,8 @@ class HeadDrafter(Drafter):
 
     family: ClassVar[Family]
     """The checkpoints that `from_pretrained` reads."""
+    head_type: ClassVar[type[nn.Module]] = nn.Module
+    """The heads that it drafts with."""
 
     def __init__(
         self,
@@ -83,6 +85,10 @@ class HeadDrafter(Drafter):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.proposal = Proposal(proposal, draft_temperature)
+        if isinstance(head, HeadDrafter):
+            raise TypeError(
+                f"expected a head first, got the drafter {type(head).__name__}; pass its .head"
+            )
         if not isinstance(head, nn.Module) or not hasattr(
             getattr(head, "config", None), "feature_layers"
         ):
@@ -90,9 +96,25 @@ class HeadDrafter(Drafter):
                 f"expected a head first and its target second, got {type(head).__name__}; "
                 f"{type(self).__name__}.from_pretrained(path_or_id, target) loads a head"
             )
+        self._check_head(head)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))
+
+    def _check_head(self, head: nn.Module) -> None:
+        """Refuses a head of another design, and one without weights."""
+        name, own = type(self).__name__, type(head).__name__
+        if not isinstance(head, self.head_type):
+            others = [c for c in HeadDrafter.__subclasses__() if c.head_type is type(head)]
+            advice = f"; pass it to {others[0].__name__}(head, target)" if others else ""
+            raise TypeError(
+                f"{name} drafts with an instance of {self.head_type.__name__}, got {own}{advice}"
+            )
+        if any(parameter.is_meta for parameter in head.parameters()):
+            raise ValueError(
+                f"the {own} is on the meta device and has no weights; load or build it on a real "
+                "one first"
+            )
 
     @classmethod
     def from_pretrained(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.samplers.drawing import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft, keep_rows
@@ -39,6 +40,7 @@ class PromptLookupDrafter(Drafter):
         min_ngram: shortest match worth proposing from.
 
     Raises:
+        TypeError: a number that is no integer.
         ValueError: K < 0, or not 1 <= min_ngram <= max_ngram.
 
     Example:
@@ -56,9 +58,8 @@ class PromptLookupDrafter(Drafter):
     def __init__(self, num_draft_tokens: int = 8, *, max_ngram: int = 3, min_ngram: int = 1):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        for name, value in (("min_ngram", min_ngram), ("max_ngram", max_ngram)):
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ValueError(f"{name} must be an integer, got {value!r}")
+        check_integer("min_ngram", min_ngram)
+        check_integer("max_ngram", max_ngram)
         if not 1 <= min_ngram <= max_ngram:
             raise ValueError(
                 f"expected 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, "

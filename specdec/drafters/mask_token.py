@@ -57,6 +57,7 @@ class MaskTokenDrafter(HeadDrafter):
     """
 
     family = MASK_TOKEN
+    head_type = MaskTokenHead
 
     def __init__(
         self,

@@ -79,7 +79,9 @@ class ModelDrafter(Drafter):
         self.model = self._slot_model.model
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, naming both sides."""
+        """Refuses another vocabulary or another device, naming both sides, and a model that was
+        edited, cast or put into training mode since it was wrapped.
+        """
         own = self._slot_model.vocab_size
         most = min(MAX_VOCAB_PADDING, max(own, vocab_size) // 8)
         if abs(own - vocab_size) > most:
@@ -92,6 +94,7 @@ class ModelDrafter(Drafter):
                 f"the draft model is on {self._slot_model.device} and the target on {device}; "
                 f"move it with drafter.to({str(device)!r})"
             )
+        self._slot_model.check_unchanged()
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

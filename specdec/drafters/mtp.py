@@ -16,6 +16,7 @@ from specdec.checkpoints.mtp_export import save_head
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Drafting
 from specdec.heads.config import LayerConfig
+from specdec.heads.mtp import MTPHead
 from specdec.heads.rotary import rotary_table
 from specdec.heads.window import Pass, WindowPlan
 from specdec.kernels import PastRows, ShiftedWindow, shift_window
@@ -82,6 +83,7 @@ class MTPDrafter(HeadDrafter):
     """
 
     family = MTP
+    head_type = MTPHead
 
     @property
     def num_depths(self) -> int:

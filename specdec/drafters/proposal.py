@@ -6,13 +6,14 @@ written where the draft keeps them.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_number, check_tensor, check_type, shown
 from specdec.samplers.drawing import Drawing
 from specdec.samplers.warp import Warp
 from specdec.types import Draft
@@ -31,6 +32,7 @@ class Proposal:
             own. The truncations (top-k, top-p, min-p) are the target's in any case.
 
     Raises:
+        TypeError: a temperature that is no number.
         ValueError: another kind, or a temperature that is not positive.
 
     Example:
@@ -42,16 +44,11 @@ class Proposal:
     temperature: float | None = None
 
     def __post_init__(self):
-        if self.kind not in ("sample", "argmax"):
-            raise ValueError(f"proposal must be 'sample' or 'argmax', got {self.kind!r}")
-        t = self.temperature
-        if t is None:
+        check_type("proposal", self.kind, Kind)
+        if self.temperature is None:
             return
-        if isinstance(t, bool) or not isinstance(t, int | float) or not 0 < t < math.inf:
-            raise ValueError(
-                f"draft_temperature must be a number > 0 or None for the target's, got {t!r}; "
-                "proposal='argmax' is the limit at 0"
-            )
+        advice = "None is the target's, and proposal='argmax' the limit at 0"
+        check_number("draft_temperature", self.temperature, above=0, advice=advice)
         if self.kind == "argmax":
             raise ValueError("draft_temperature has no meaning with proposal='argmax'; drop one")
 
@@ -104,7 +101,8 @@ class Drafting:
             wants_probs = drawing.wants_probs and not self._warp.is_greedy
             out = self._rows(index, logits) if wants_probs else None
             options = {"wants_probs": wants_probs, "out": out}
-            tokens, probs = drawing.rule(logits, self._warp, drawing.noise, index, **options)
+            drawn = drawing.rule(logits, self._warp, drawing.noise, index, **options)
+            tokens, probs = _checked_draw(drawn, logits.shape[:2])
             if probs is None:
                 self._probs = None
         else:
@@ -127,3 +125,15 @@ class Drafting:
             shape = len(logits), self._drawing.num_draft_tokens, logits.shape[-1]
             self._probs = logits.new_empty(shape, dtype=dtype)
         return self._probs[:, index : index + logits.shape[1]]
+
+
+def _checked_draw(drawn: object, shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    """What a sampler's rule drew, if it is tokens and probabilities."""
+    is_pair = isinstance(drawn, tuple) and len(drawn) == 2
+    if not is_pair or not isinstance(drawn[0], Tensor):
+        raise TypeError(
+            "the sampler's draw_draft must return (tokens [B, n], probabilities [B, n, V] or None),"
+            f" got {shown(drawn)}; see specdec.samplers.draw_by_inversion"
+        )
+    check_tensor("tokens of the sampler's draw_draft", drawn[0], shape, (torch.long,))
+    return drawn

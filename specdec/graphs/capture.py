@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_device, check_integer, check_type
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import leaves, map_tensors
 
@@ -46,7 +47,7 @@ class GraphPool:
     """
 
     def __init__(self, device: torch.device | str):
-        self.device = torch.device(device)
+        self.device = check_device("device", device)
         self._is_cuda = self.device.type == "cuda"
         self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self.stream = torch.cuda.Stream(self.device) if self._is_cuda else None
@@ -119,7 +120,11 @@ class Captured:
         warmup: int = 3,
         device: torch.device | str | None = None,
     ):
-        self._function = function
+        self._function = check_type("function", function, Callable)
+        advice = "one argument x is (x,)"
+        check_type("example_inputs", example_inputs, tuple, advice=advice)
+        check_type("pool", pool, GraphPool | None)
+        check_integer("warmup", warmup, 0)
         self.device = _device_of(example_inputs, device)
         self.pool = GraphPool(self.device) if pool is None else pool
         with torch.inference_mode():
@@ -253,8 +258,11 @@ class CapturedBuckets:
         pool: GraphPool | None = None,
         warmup: int = 3,
     ):
+        check_type("sizes", sizes, Sequence[int])
         if not sizes or min(sizes) < 1:
             raise ValueError(f"sizes must be positive integers, at least one, got {list(sizes)}")
+        check_type("example_inputs", example_inputs, tuple, advice="one argument x is (x,)")
+        _count_rows("example_inputs", example_inputs)
         self.sizes = sorted(set(sizes))
         self._function, self._warmup = function, warmup
         self._row = map_tensors(lambda tensor: tensor[:1].clone(), tuple(example_inputs))
@@ -273,10 +281,7 @@ class CapturedBuckets:
         Raises:
             ValueError: a batch larger than every bucket, rows that disagree, and as `Captured`.
         """
-        counts = {path: len(x) for path, x in leaves(inputs) if isinstance(x, Tensor)}
-        if len(set(counts.values())) != 1:
-            raise ValueError(f"every input must have one entry per row, got {counts} rows")
-        count = next(iter(counts.values()))
+        count = _count_rows("inputs", inputs)
         if count > self.sizes[-1]:
             raise ValueError(
                 f"a batch of {count} rows is larger than the largest bucket, {self.sizes[-1]}; "
@@ -284,6 +289,8 @@ class CapturedBuckets:
             )
         size = self.sizes[bisect_left(self.sizes, count)]
         outputs = self._for_size(size)(*self._filled(inputs, size))
+        if any(isinstance(leaf, Tensor) for _, leaf in leaves(outputs)):
+            _count_rows("outputs", outputs, size)
         return map_tensors(lambda tensor: tensor[:count], outputs)
 
     def _for_size(self, size: int) -> Captured:
@@ -309,6 +316,18 @@ class CapturedBuckets:
             return torch.cat([tensor, row.expand(missing, *row.shape[1:])])
 
         return map_tensors(fill, inputs)
+
+
+def _count_rows(what: str, tree: Any, expected: int | None = None) -> int:
+    """Rows of all tensors in a tree; `ValueError` where there are none, or where they disagree."""
+    tensors = {path: leaf for path, leaf in leaves(tree) if isinstance(leaf, Tensor)}
+    counts = {path: len(leaf) if leaf.dim() else None for path, leaf in tensors.items()}
+    found = set(counts.values())
+    is_right = len(found) == 1 and None not in found and min(found) > 0
+    if not is_right or expected not in (None, *found):
+        rows = "one entry per row" if expected is None else f"one entry for each of {expected} rows"
+        raise ValueError(f"every tensor of the {what} must have {rows}, got {counts}")
+    return found.pop()
 
 
 def explain_failure(error: BaseException) -> str:
@@ -346,7 +365,7 @@ def _place_of(error: BaseException) -> str:
 
 def _device_of(inputs: tuple, device: torch.device | str | None) -> torch.device:
     if device is not None:
-        return torch.device(device)
+        return check_device("device", device)
     devices = {leaf.device for _, leaf in leaves(inputs) if isinstance(leaf, Tensor)}
     cuda = sorted((d for d in devices if d.type == "cuda"), key=str)
     if not devices:

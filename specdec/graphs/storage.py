@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from specdec.arguments import check_type
 from specdec.graphs.tree import owned_tensors
 
 
@@ -95,6 +96,8 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
         False
     """
     found = []
+    for module in modules:
+        check_type("module", module, nn.Module)
     for module in modules:
         found += [parameter.data_ptr() for parameter in module.parameters()]
         found += [buffer.data_ptr() for buffer in module.buffers()]

@@ -17,6 +17,9 @@ _SYNCING_OPS = {
     "aten.unique_dim",
     "aten.unique_consecutive",
     "aten.equal",
+    "aten.allclose",
+    "aten.histc",  # asks for the range
+    "aten.multinomial",  # asks whether the weights are sound
     "aten.is_nonzero",
     "aten.bincount",
     "aten.repeat_interleave.Tensor",
@@ -25,6 +28,8 @@ _SYNCING_OPS = {
 _INDEXING_OPS = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 _COPYING_OPS = {"aten._to_copy", "aten.copy_", "aten.lift_fresh"}
 _HOST_METHODS = {"tolist", "numpy", "cpu", "__array__", "item"}
+_PRINTING = {"__repr__", "__str__", "__format__"}
+_SAVING = {"__reduce_ex__", "storage", "untyped_storage"}
 
 
 class HostSyncError(RuntimeError):
@@ -38,6 +43,10 @@ class _RefuseHostMethods(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in _HOST_METHODS and args and isinstance(args[0], Tensor):
             raise HostSyncError(f"Tensor.{name}() copies a tensor to the host")
+        if name in _PRINTING and args and isinstance(args[0], Tensor):
+            raise HostSyncError("printing a tensor copies it to the host")
+        if name in _SAVING and args and isinstance(args[0], Tensor):
+            raise HostSyncError(f"Tensor.{name}() is how a tensor is saved, which copies it")
         return func(*args, **(kwargs or {}))
 
 
@@ -84,9 +93,14 @@ def _crosses_the_bus(packet: str, args: tuple, kwargs: dict) -> bool:
 class no_host_sync:  # noqa: N801 - a context manager, used like a function (as torch.no_grad)
     """Raises `HostSyncError` at the first operation that would synchronise a device with its host.
 
-    Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `nonzero`, boolean
-    masks as indices, `unique` and other operations whose result shape depends on data, and copies
-    between host and device other than from pinned memory.
+    Refused are `item()` and everything built on it, `tolist`, `numpy`, `cpu`, `allclose`,
+    `nonzero`, boolean masks as indices, `unique` and other operations whose result shape depends on
+    data, printing, saving and pickling tensors, and copies between host and device other than from
+    pinned memory.
+
+    What passes through neither the dispatcher nor `__torch_function__` cannot be seen:
+    `torch.cuda.synchronize()`, events and streams that are waited for, memory read through
+    `data_ptr()` or DLPack. On a CPU `x.to("cpu")` does nothing, so it passes there.
 
     Attributes:
         shapes: the (operation, result shape) pairs seen, in order: two runs of a step that agree

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from specdec.arguments import check_fields, check_integer, check_number
 from specdec.target.features import FeatureLayer
 
 
@@ -29,7 +30,8 @@ class LayerConfig:
         max_position_embeddings: the length that rope scalings refer to; it limits nothing.
 
     Raises:
-        ValueError: sizes that contradict each other.
+        TypeError: a field of another type.
+        ValueError: sizes that are not positive, or contradict each other.
 
     Example:
         >>> LayerConfig(8, 16, 2, 1, 4).rope["rope_theta"]
@@ -50,7 +52,11 @@ class LayerConfig:
     max_position_embeddings: int = 2048
 
     def __post_init__(self):
+        check_fields(self)
         heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim
+        for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim"):
+            check_integer(f"LayerConfig.{name}", getattr(self, name), 1)
+        check_number("LayerConfig.rms_norm_eps", self.rms_norm_eps, 0)
         is_uneven = kv_heads < 1 or heads % kv_heads
         counts = f"num_heads must be a multiple of num_kv_heads, got {heads} heads and {kv_heads}"
         is_partial = size % 2 or self.rope.get("partial_rotary_factor", 1) != 1

@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from specdec.arguments import check_fields
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
 from specdec.heads.features import FeatureHead, FusingLayer
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
@@ -45,6 +46,7 @@ class EagleConfig:
         logit_scale: multiplies the logits.
 
     Raises:
+        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
@@ -73,6 +75,7 @@ class EagleConfig:
     ties_embeddings: ClassVar[bool] = False
 
     def __post_init__(self):
+        check_fields(self)
         refuse(self._contradictions())
 
     @property
@@ -102,10 +105,6 @@ class EagleConfig:
         width, hidden = self.feature_width, self.hidden_size
         has_early_norm = self.norm_before_fc or self.fc_norm
         is_input = self.fusion == "input"
-        yield (
-            self.fusion not in ("input", "attention"),
-            f"fusion must be 'input' or 'attention', got {self.fusion!r}",
-        )
         yield (
             is_input and (has_early_norm or self.norm_before_residual or not self.has_fc),
             "fusion='input' joins embedding and feature in fc: has_fc must be True, and "

@@ -97,6 +97,8 @@ class GatedMLP(nn.Module):
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
+        if config.hidden_act not in ACT2FN:
+            raise ValueError(f"hidden_act must be one of HF's, got {config.hidden_act!r}")
         self.act = ACT2FN[config.hidden_act]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from specdec.arguments import check_fields
 from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
 from specdec.heads.features import FeatureHead, FusingLayer
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
@@ -96,6 +97,7 @@ class MaskTokenConfig:
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
     Raises:
+        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
@@ -128,6 +130,7 @@ class MaskTokenConfig:
     max_positions: int | None = None
 
     def __post_init__(self):
+        check_fields(self)
         refuse(self._contradictions())
 
     @property
@@ -167,10 +170,6 @@ class MaskTokenConfig:
     def _contradictions(self):
         """Pairs (condition, message) for `refuse`."""
         fitting = {"shifted": "input", "unshifted": "none"}.get(self.alignment, "keys")
-        yield (
-            self.alignment not in ROWS,
-            f"alignment must be one of {', '.join(ROWS)}, got {self.alignment!r}",
-        )
         yield (
             self.context != fitting,
             f"alignment={self.alignment!r} goes with context={fitting!r}, got {self.context!r}",

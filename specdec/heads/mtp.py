@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.arguments import check_fields
 from specdec.heads.config import LayerConfig, refuse
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import DecoderLayer, RMSNorm
@@ -47,6 +48,7 @@ class MTPConfig:
         lm_head_per_depth: one for each depth, instead of one for all.
 
     Raises:
+        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
@@ -73,13 +75,10 @@ class MTPConfig:
     lm_head_per_depth: bool = False
 
     def __post_init__(self):
+        check_fields(self)
         refuse(
             [
                 (self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"),
-                (
-                    self.semantics not in ("chain", "target"),
-                    f"semantics must be 'chain' or 'target', got {self.semantics!r}",
-                ),
                 (
                     self.feedback_norm and not self.output_norm,
                     "feedback_norm feeds the output of the norm back, and output_norm is False",

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_type
+from specdec.arguments import check_type, shown
 from specdec.heads.config import HeadConfig
 from specdec.target.wrappers import unwrap
 
@@ -162,8 +162,7 @@ def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | 
     check_type("target_ids", target_ids, Tensor)
     if target_ids.shape != (count,) or target_ids.dtype != torch.long:
         raise ValueError(
-            f"target_ids must be {count} int64 ids (draft_vocab_size), got shape "
-            f"{list(target_ids.shape)} of {target_ids.dtype}"
+            f"target_ids must be {count} int64 ids (draft_vocab_size), got {shown(target_ids)}"
         )
     low, high, distinct = target_ids.min(), target_ids.max(), target_ids.unique().numel()
     if low < 0 or high >= vocab_size or distinct != count:

@@ -2,42 +2,18 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.arguments import shown
+from specdec.loop.contracts import fault_text
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import PendingOutcome, StepScores
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.trace import Trace
-from specdec.types import Fault
-
-_FAULTS = {
-    Fault.TARGET_LOGITS: (
-        "the target's logits hold NaN or infinity, or nothing but -inf; check the model's weights, "
-        "its dtype (float16 overflows) and logits processors that forbid every token"
-    ),
-    Fault.DRAFT_PROBS: (
-        "draft probabilities are negative or do not sum to 1; Draft.probs must hold probabilities "
-        "over the target's vocabulary, not logits"
-    ),
-    Fault.DRAFT_TOKEN: (
-        "a draft token has probability 0 in Draft.probs; it must hold the distribution that the "
-        "token was actually drawn from, or be None for a deterministic proposal"
-    ),
-    Fault.DRAFT_ID: (
-        "a draft token lies outside the target's vocabulary; mark tokens that are to be ignored "
-        "with Draft.num_valid"
-    ),
-    Fault.NUM_VALID: "Draft.num_valid is outside 0..K",
-    Fault.NUM_ACCEPTED: (
-        "the sampler accepted fewer than 0 tokens or more than were drafted; check "
-        "Verdict.num_accepted"
-    ),
-    Fault.EMITTED_ID: (
-        "the sampler emitted a token outside the target's vocabulary; check Verdict.tokens"
-    ),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,10 +79,11 @@ class OutputCollector:
         rows = sorted(zip(numbers, outcome.read(), strict=True))  # by row of the batch
         for number, row in rows:
             if row.faults and self.finish_reasons[number] is None:
-                what = next(text for fault, text in _FAULTS.items() if fault & row.faults)
+                parts = self._generation.runner.parts
                 raise ValueError(
                     f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
-                    f"{self._num_read}) {what}"
+                    f"{self._num_read}) {fault_text(row.faults, parts.drafter, parts.sampler)} "
+                    f"(drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
                 )
         records: list[RowStep | None] = [None] * len(self._prompts)
         for number, row in rows:
@@ -181,7 +158,7 @@ class OutputCollector:
         start = len(ids) - len(tokens)
         ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
         for count in range(1, len(tokens) + 1):
-            if bool(torch.as_tensor(criteria(ids[:, : start + count], None)).all()):
+            if any([_is_met(c, c(ids[:, : start + count], None)) for c in criteria]):
                 self.finish_reasons[row] = "stop"
                 self._generation.end_rows([row])
                 return tokens[:count]
@@ -203,3 +180,15 @@ class OutputCollector:
             tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
             self._streamer.put(torch.tensor(tokens))
         self._num_streamed = ready
+
+
+def _is_met(criterion: StoppingCriteria, answer: object) -> bool:
+    """What a stopping criterion says of one row."""
+    is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
+    if is_flag or isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise TypeError(
+        f"the stopping criterion {name} returned {shown(answer)} for ids [1, T]; expected a bool "
+        "tensor of shape [1], or True or False"
+    )

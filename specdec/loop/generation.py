@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.drafters.base import check_state
+from specdec.kernels.verify import find_draft_faults
+from specdec.loop.contracts import fault_text, harmless_draft
 from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
@@ -40,6 +43,7 @@ class Generation:
         self.mark: Mark | None = None
         self._longest = max(request.prompts.lengths)
         self._unprocessed: Tensor | None = None
+        self._is_first = True
 
     @property
     def tokens(self) -> Tensor:
@@ -120,7 +124,24 @@ class Generation:
         )
         self.count_step()
         filled = self.state.signature.batch_size > len(self.rows)
-        return outcome.of_rows(len(self.rows)) if filled else outcome
+        outcome = outcome.of_rows(len(self.rows)) if filled else outcome
+        if self._is_first:
+            self._check_probs(outcome)
+        self._is_first = False
+        return outcome
+
+    def _check_probs(self, outcome: Outcome) -> None:
+        """Raises `ValueError` for draft probabilities that cannot be right, where the sampler does
+        not look at them; waits for the device, once in a call.
+        """
+        if outcome.verdict.faults is not None or outcome.draft.probs is None:
+            return
+        parts = self.runner.parts
+        drafted = harmless_draft(outcome.draft, outcome.vocab_size)
+        for row, faults in enumerate(find_draft_faults(drafted).tolist()):
+            if faults:
+                text = fault_text(faults, parts.drafter, parts.sampler)
+                raise ValueError(f"in row {row} of the first step {text}")
 
     def count_step(self) -> None:
         """Lets the bound of the longest row grow by what one step may commit."""
@@ -162,3 +183,4 @@ class Generation:
         if 0 < len(rows) < len(self.rows):
             self.rows = [self.rows[row] for row in rows]
             self.state = self.state.keep(rows)
+            check_state(self.runner.parts.drafter, self.state.drafter_state, by="init_state().keep")

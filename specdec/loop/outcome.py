@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.loop.contracts import broken_contracts
 from specdec.types import Draft, Verdict
 
-_NUM_COUNTS = 5  # columns of an outcome's record before its tokens
+_NUM_COUNTS = 6  # columns of an outcome's record before its tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,10 +24,10 @@ class Outcome:
         verdict: what the sampler decided.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
             replayed, all these tensors are overwritten by the next step.
-        record: `[B, 2 K + 6]` int64, everything that the host needs of it: tokens kept, whether the
-            row ended with an end-of-sequence token, tokens accepted, tokens drafted, faults that
-            the sampler found, then K + 1 emitted and K drafted tokens, as sampler and drafter
-            returned them. The next step writes into the same tensor.
+        record: `[B, 2 K + 7]` int64, everything that the host needs of it: tokens kept, whether the
+            row ended with an end-of-sequence token, tokens accepted, tokens drafted, of them those
+            that the sampler considered, faults that it found, then K + 1 emitted and K drafted
+            tokens, as sampler and drafter returned them. The next step writes into the same tensor.
         vocab_size: V.
     """
 
@@ -102,7 +102,7 @@ def record_width(num_draft_tokens: int) -> int:
 
     Example:
         >>> record_width(4)
-        14
+        15
     """
     return _NUM_COUNTS + 2 * num_draft_tokens + 1
 
@@ -112,9 +112,10 @@ def record_columns(num_draft_tokens: int) -> dict[str, slice]:
 
     Example:
         >>> record_columns(4)["emitted tokens"]
-        slice(5, 10, None)
+        slice(6, 11, None)
     """
-    names = "kept tokens", "ends", "accepted tokens", "numbers of draft tokens", "faults"
+    names = "kept tokens", "ends", "accepted tokens", "numbers of draft tokens"
+    names = *names, "numbers of considered tokens", "faults"
     columns = {name: slice(i, i + 1) for i, name in enumerate(names)}
     split = _NUM_COUNTS + num_draft_tokens + 1
     return columns | {
@@ -144,10 +145,10 @@ class PendingOutcome:
         width = (self.record.shape[1] - _NUM_COUNTS + 1) // 2  # K + 1
         rows = []
         for row in self.record.tolist():
-            num_new, is_eos, num_accepted, num_drafted, faults = row[:_NUM_COUNTS]
+            num_new, is_eos, num_accepted, num_drafted, num_seen, faults = row[:_NUM_COUNTS]
             emitted = row[_NUM_COUNTS : _NUM_COUNTS + width]
             drafted = row[_NUM_COUNTS + width :]
-            counts = num_accepted, num_drafted, self.vocab_size
+            counts = num_accepted, num_drafted, self.vocab_size, num_seen
             rows.append(
                 RowOutcome(
                     new_tokens=emitted[:num_new],
@@ -155,16 +156,22 @@ class PendingOutcome:
                     num_accepted=num_accepted,
                     is_eos=bool(is_eos),
                     faults=faults | broken_contracts(emitted, drafted, *counts),
+                    emitted=emitted,
+                    drafted=drafted,
                 )
             )
         return rows
 
 
 class RowOutcome(NamedTuple):
-    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values."""
+    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values, `emitted`
+    and `drafted` are K + 1 and K tokens as sampler and drafter returned them.
+    """
 
     new_tokens: list[int]
     draft_tokens: list[int]
     num_accepted: int
     is_eos: bool
     faults: int
+    emitted: list[int]
+    drafted: list[int]

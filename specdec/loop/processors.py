@@ -2,10 +2,13 @@
 in plain decoding.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
+from transformers import LogitsProcessor
 
+from specdec.arguments import shown
 from specdec.loop.token_buffer import TokenBuffer
 from specdec.request.call import Request
 from specdec.types import Draft
@@ -30,7 +33,7 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
 
 
 def process_window(
-    processors: LogitsProcessorList,
+    processors: Iterable[LogitsProcessor],
     logits: Tensor,
     prefixes: list[list[int]],
     draft_tokens: Tensor,
@@ -54,6 +57,9 @@ def process_window(
 
     Returns:
         `[B, K + 1, V]` processed logits.
+
+    Raises:
+        TypeError, ValueError: a processor returned something other than such scores; says which.
     """
     rows, width, _ = logits.shape
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clone()
@@ -72,5 +78,31 @@ def process_window(
         )
         scores = logits.new_zeros(rows, logits.shape[-1])
         scores[row_index] = logits[row_index, window_index]
-        logits[row_index, window_index] = processors(ids[:, :length], scores)[row_index]
+        for processor in processors:
+            # A copy of the ids: what a processor writes into its input is nobody else's.
+            out = processor(ids[:, :length].clone(), scores)
+            scores = _checked(processor, out, scores, taking_part)
+        logits[row_index, window_index] = scores[row_index]
     return logits
+
+
+def _checked(processor: LogitsProcessor, out: object, scores: Tensor, rows: list[int]) -> Tensor:
+    """The scores that a processor returned; their values are looked at where that waits for
+    nothing.
+    """
+    who = f"the logits processor {_name_of(processor)}"
+    expected = f"scores {list(scores.shape)} of {scores.dtype} on {scores.device}, as it was given"
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
+    if out.shape != scores.shape or out.device != scores.device:
+        raise ValueError(f"{who} returned {shown(out)} on {out.device}; expected {expected}")
+    if out.dtype != scores.dtype:
+        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
+    if not out.is_cuda and out[rows].isnan().any():
+        raise ValueError(f"{who} returned NaN; use -inf for tokens that must not come")
+    return out
+
+
+def _name_of(processor: LogitsProcessor) -> str:
+    """Its class, or its own name where it is a plain function."""
+    return getattr(processor, "__name__", type(processor).__name__)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Literal
 
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.graphs import weight_addresses
 from specdec.loop.runner import StepRunner
 from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
@@ -120,7 +121,8 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
 def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
     lengths, room, options = request.prompts.lengths, request.max_new_tokens, request.options
     # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
-    num_draft_tokens = max(0, min(parts.drafter.num_draft_tokens, room - 1))
+    most = check_num_draft_tokens(parts.drafter.num_draft_tokens)  # it may be set between calls
+    num_draft_tokens = max(0, min(most, room - 1))
     num_slots = max(lengths) + room + num_draft_tokens + 1
     return Signature(
         batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),

@@ -93,7 +93,7 @@ class StepState:
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
-        record: `[B, 2 K + 6]`, what the last step did; see `Outcome`.
+        record: `[B, 2 K + 7]`, what the last step did; see `Outcome`.
         all_valid: `[B]` K, the count of a draft that gives none.
         no_faults: `[B]` 0.
     """

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.drafters.base import Drafter
-from specdec.loop.contracts import harmless_draft, harmless_verdict
+from specdec.loop.contracts import check_draft, check_verdict, harmless_draft, harmless_verdict
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import StepState
 from specdec.samplers import Drawing, Sampler
@@ -61,7 +61,7 @@ def device_step(
         What happened, still on the device.
 
     Raises:
-        ValueError: the drafter proposed another number of tokens than it was asked for.
+        TypeError, ValueError: drafter or sampler returned no draft or verdict of the step's sizes.
     """
     if num_draft_tokens is None:
         num_draft_tokens = state.signature.num_draft_tokens
@@ -76,7 +76,7 @@ def device_step(
     logits = output.logits if edit_logits is None else edit_logits(sound, output.logits)
     if mark is not None:
         mark("verify")
-    verdict = parts.sampler(sound, logits, state.warp, noise)
+    verdict = check_verdict(parts.sampler, parts.sampler(sound, logits, state.warp, noise), sound)
     commit(state, draft, verdict, output.features)
     if mark is not None:
         mark("sample")
@@ -90,11 +90,15 @@ def propose(
     sampler, wants_probs = parts.sampler, state.signature.wants_probs
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
     draft = parts.drafter.propose(state.context(num_attended), state.drafter_state, drawing)
-    if draft.tokens.shape[1] != num_draft_tokens:
-        raise ValueError(
-            f"{type(parts.drafter).__name__} proposed {draft.tokens.shape[1]} tokens per row and "
-            f"was asked for {num_draft_tokens} (drawing.num_draft_tokens); use num_valid for fewer"
-        )
+    lengths = state.buffer.lengths
+    check_draft(
+        parts.drafter,
+        draft,
+        batch_size=len(lengths),
+        num_draft_tokens=num_draft_tokens,
+        vocab_size=state.vocab_size,
+        device=lengths.device,
+    )
     if draft.probs is not None and not wants_probs:  # a drafter may return them unasked
         draft = Draft(draft.tokens, None, draft.num_valid)
     return draft
@@ -123,8 +127,9 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     num_valid = state.all_valid if draft.num_valid is None else draft.num_valid
     if missing and draft.num_valid is None:
         num_valid = num_valid.clamp(max=width)
+    num_seen = num_valid if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
-    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_valid, faults
+    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_valid, num_seen, faults
     columns = [count[:, None] for count in counts]
     tables = [verdict.tokens, draft.tokens]
     if missing:

@@ -16,6 +16,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from specdec.arguments import check_integer, check_type, shown
 from specdec.request.options import Options, is_warper, num_sequences, resolve_options
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts
@@ -107,6 +108,7 @@ class Request:
             ValueError: a prompt or an option that cannot be right.
         """
         _check_names_and_types(options)
+        _check_ids(options, target.vocab_size)
         input_ids, attention_mask = _unpack(input_ids, attention_mask)
         # Ids and mask first: HF's own messages about them are obscure.
         prompts = _read_prompts(target, input_ids, attention_mask, None)
@@ -171,17 +173,57 @@ def _check_names_and_types(options: dict) -> None:
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")
-    for name in ("max_new_tokens", "min_new_tokens", "num_return_sequences"):
-        value = options.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise TypeError(f"{name} must be an integer, got {value!r}")
+    for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("num_return_sequences", 1)):
+        if options.get(name) is not None:
+            check_integer(name, options[name], least)
+    least, most = options.get("min_new_tokens"), options.get("max_new_tokens")
+    if least is not None and most is not None and least > most:
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
     tokenizer = options.get("tokenizer")
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise TypeError(f"tokenizer must be the target's, got {type(tokenizer).__name__}")
-    for name in ("draft_probs", "do_sample", "output_scores", "output_logits"):
-        value = options.get(name, False)
-        if not (isinstance(value, bool) or (name != "draft_probs" and value is None)):
-            raise TypeError(f"{name} must be True or False, got {value!r}")
+    check_type("draft_probs", options.get("draft_probs", True), bool)
+    for name in ("do_sample", "output_scores", "output_logits"):
+        if options.get(name) is not None:
+            check_type(name, options[name], bool)
+    config = options.get("generation_config")
+    if isinstance(config, dict):
+        raise TypeError(
+            "generation_config must be a GenerationConfig, got a dictionary; pass "
+            "GenerationConfig(**config), or its entries as keywords"
+        )
+    if config is not None:
+        check_type("generation_config", config, GenerationConfig)
+    _check_callables("logits_processor", options.get("logits_processor"), "LogitsProcessorList")
+    _check_callables("stopping_criteria", options.get("stopping_criteria"), "StoppingCriteriaList")
+
+
+def _check_callables(name: str, given: object, wrapper: str) -> None:
+    """Raises `TypeError` unless an option is `None` or a list of instances that can be called."""
+    if given is None:
+        return
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"{name} must be a list, got {shown(given)}; pass {wrapper}([...])")
+    for item in given:
+        if not callable(item) or isinstance(item, type):
+            raise TypeError(f"{name} must hold functions of (ids, scores), got {shown(item)}")
+
+
+def _check_ids(options: dict, vocab_size: int) -> None:
+    """Raises `TypeError` or `ValueError` for ids that a call names and the target does not have.
+    Those of a model's own configuration are left as they are: some name -1 for none.
+    """
+    for name in ("eos_token_id", "pad_token_id"):
+        advice = "it must be an id of the target's vocabulary"
+        advice += "; [] lets no token end a text" if name == "eos_token_id" else ""
+        ids = options.get(name)
+        if ids is None:
+            continue
+        if isinstance(ids, Tensor):
+            ids = options[name] = ids.tolist()
+        is_list = isinstance(ids, list | tuple) and name == "eos_token_id"
+        for value in ids if is_list else [ids]:
+            check_integer(name, value, 0, vocab_size - 1, advice=advice)
 
 
 def _unpack(

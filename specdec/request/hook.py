@@ -16,6 +16,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.arguments import check_type
 from specdec.target import Target
 
 
@@ -72,6 +73,11 @@ def with_stop_strings(
         raise TypeError(f"stop_strings must be a string or a list of strings, got {strings!r}")
     if not all(strings) or not strings:
         raise ValueError(f"stop_strings must hold strings that are not empty, got {strings!r}")
+    for string in strings:
+        try:
+            string.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"stop_strings must be valid Unicode, got {string!r}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
@@ -126,6 +132,7 @@ def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None)
     """Raises `ValueError` for positions that are not 0, 1, ... over the real tokens of each row."""
     if position_ids is None:
         return
+    check_type("position_ids", position_ids, Tensor)
     mask = torch.ones_like(position_ids) if attention_mask is None else attention_mask
     is_real = mask.to(position_ids.device) != 0
     counted = is_real.long().cumsum(dim=-1) - 1

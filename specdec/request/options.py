@@ -184,6 +184,7 @@ def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Opt
     given = {name: value for name, value in options.items() if value is not None}
     tokenizer = given.pop("tokenizer", None)
     given, shell = _take_stop_strings(model, given, tokenizer)
+    given, shell = _take_no_ends(shell, given)
     kept = {name: given.pop(name) for name in ("output_scores", "output_logits") if name in given}
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
@@ -208,7 +209,7 @@ def _take_stop_strings(
     """
     config, own, options = options.get("generation_config"), model.generation_config, dict(options)
     sources = options.pop("stop_strings", None), config and config.stop_strings, own.stop_strings
-    strings = next((found for found in sources if found), None)
+    strings = next((found for found in sources if found is not None), None)
     if strings is None:
         return options, model
     options["stopping_criteria"] = with_stop_strings(
@@ -220,6 +221,23 @@ def _take_stop_strings(
     if config is not None:
         options["generation_config"] = config = copy.deepcopy(config)
         config.stop_strings = None
+    return options, shell
+
+
+def _take_no_ends(model: PreTrainedModel, options: dict) -> tuple[dict, PreTrainedModel]:
+    """Options and model with no end-of-sequence id, where `eos_token_id` is an empty list: HF takes
+    `None` for the id of its configuration.
+    """
+    ids = options.get("eos_token_id")
+    if not (isinstance(ids, list | tuple) and len(ids) == 0):
+        return options, model
+    options, shell = dict(options), copy.copy(model)
+    del options["eos_token_id"]
+    shell.generation_config = copy.deepcopy(model.generation_config)
+    shell.generation_config.eos_token_id = None
+    if (config := options.get("generation_config")) is not None:
+        options["generation_config"] = config = copy.deepcopy(config)
+        config.eos_token_id = None
     return options, shell
 
 
@@ -265,7 +283,8 @@ def _refuse_unsupported(config: GenerationConfig) -> None:
     wanted = {"num_beams": 1, "penalty_alpha": 0, "dola_layers": 0}
     for name, usual in wanted.items():
         value = getattr(config, name, None)
-        if value is not None and value != usual and value > usual:
+        is_more = isinstance(value, str) or (value is not None and value > usual)
+        if is_more:
             raise ValueError(
                 f"{name}={value} is not supported: specdec decodes greedily or samples, with "
                 "num_return_sequences=n for several samples of a prompt; use HF generate for beam "

@@ -47,7 +47,7 @@ def _is_stateless(processor: LogitsProcessor, padded: Tensor, vocab_size: int) -
     ids, states = padded, []
     for _ in range(3):
         try:
-            trial(ids, torch.zeros(len(ids), vocab_size, device=ids.device))
+            trial(ids.clone(), torch.zeros(len(ids), vocab_size, device=ids.device))
         except Exception:  # the real call will raise it where the user can see it
             return True
         states.append(_state(trial))

@@ -52,6 +52,11 @@ class Prompts:
                 f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}, got "
                 f"{shape}"
             )
+        if mask.layout != torch.strided or mask.is_meta:
+            raise TypeError(
+                "attention_mask must be a plain tensor with data, got layout "
+                f"{mask.layout} on {mask.device}"
+            )
         mask = mask.to(input_ids.device)
         if bool(((mask != 0) & (mask != 1)).any()):
             odd = mask[(mask != 0) & (mask != 1)][0].item()
@@ -111,6 +116,11 @@ def _check_ids(input_ids: Tensor) -> None:
         raise TypeError(
             f"input_ids must be an integer tensor [B, T], got {type(input_ids).__name__}; "
             "tokenizer(text, return_tensors='pt').input_ids is one"
+        )
+    if input_ids.layout != torch.strided or input_ids.is_meta:
+        raise TypeError(
+            "input_ids must be a plain tensor with data, got layout "
+            f"{input_ids.layout} on {input_ids.device}; call to_dense() on a sparse one"
         )
     if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
         raise TypeError(f"input_ids must hold integer token ids, got dtype {input_ids.dtype}")

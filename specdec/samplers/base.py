@@ -4,10 +4,12 @@ Legend: B rows, K draft tokens, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from specdec.arguments import check_type, shown
 from specdec.kernels import VerifyUniforms, verify_points
 from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
@@ -87,13 +89,24 @@ def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tenso
     return verify_points(draft, target_tokens, largest_logits)
 
 
-def check_number(name: str, value: object) -> None:
-    """Raises `TypeError` for an argument of a sampler that is no number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{name} must be a number, got {value!r}")
+def check_sampler(sampler: Sampler) -> None:
+    """Raises `TypeError`, with the name of the class, where the attributes of a sampler cannot be
+    right.
+    """
+    name = type(sampler).__name__
+    if "_modules" not in vars(sampler):
+        raise TypeError(f"{name}.__init__ must call super().__init__()")
+    for flag in ("uses_draft_probs", "uses_accept_draws"):
+        check_type(f"{name}.{flag}", getattr(sampler, flag), bool)
+    advice = "see specdec.samplers.draw_by_inversion"
+    check_type(f"{name}.draw_draft", sampler.draw_draft, Callable, advice=advice)
+    source = sampler.noise_type
+    if not (isinstance(source, type) and issubclass(source, Noise)):
+        raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
+    check_type("draft", draft, Draft)
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(

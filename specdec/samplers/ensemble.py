@@ -3,8 +3,9 @@
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_number
 from specdec.kernels import find_faults, token_rule
-from specdec.samplers.base import Sampler, chain_uniforms, check_number
+from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -38,10 +39,7 @@ class EnsembleSampler(Sampler):
 
     def __init__(self, target_weight: float):
         super().__init__()
-        check_number("target_weight", target_weight)
-        if not 0 <= target_weight <= 1:
-            raise ValueError(f"target_weight must be in 0..1, got {target_weight!r}")
-        self.target_weight = target_weight
+        self.target_weight = check_number("target_weight", target_weight, 0, 1)
 
     def extra_repr(self) -> str:
         """Its weight."""

@@ -19,6 +19,7 @@ the position of the token, and are used by nothing else.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_integer, check_tensor, check_type
 from specdec.kernels import first_arrival, race, uniforms
 from specdec.types import keep_rows
 
@@ -62,7 +64,7 @@ class StepNoise:
         Args:
             stream: what they are for.
         """
-        return self._uniforms[stream]
+        return self._uniforms[Stream(stream)]
 
     @cached_property
     def _uniforms(self) -> tuple[Tensor, ...]:
@@ -119,6 +121,7 @@ class Noise:
         device: where numbers are made; the bits are the same everywhere.
 
     Raises:
+        TypeError: no sequence of integers.
         ValueError: a seed is out of range.
 
     Example:
@@ -130,7 +133,9 @@ class Noise:
     """
 
     def __init__(self, seeds: list[int], *, device: torch.device | str = "cpu"):
+        check_type("seeds", seeds, Sequence, advice="one integer per row")
         for row, seed in enumerate(seeds):
+            check_type(f"seed of row {row}", seed, int)
             if not 0 <= seed <= MAX_SEED:
                 raise ValueError(
                     f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1"
@@ -155,4 +160,6 @@ class Noise:
             start: `[B]` int64.
             width: numbers per stream, K + 1 for a chain.
         """
+        check_tensor("start", start, (len(self._key),), (torch.long,))
+        check_integer("width", width, 1)
         return StepNoise(self._key, start, width)

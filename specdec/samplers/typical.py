@@ -1,12 +1,11 @@
 """`TypicalSampler`: accepts what the target finds plausible. Lossy."""
 
-import math
-
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_number
 from specdec.kernels import append_token, draw, find_faults
-from specdec.samplers.base import Sampler, chain_uniforms, check_number
+from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -44,14 +43,8 @@ class TypicalSampler(Sampler):
 
     def __init__(self, epsilon: float = 0.3, delta: float = 0.09):
         super().__init__()
-        check_number("epsilon", epsilon)
-        check_number("delta", delta)
-        if not (0 <= epsilon <= 1 and 0 <= delta < math.inf):
-            raise ValueError(
-                f"expected epsilon in 0..1 and delta >= 0, got epsilon={epsilon}, delta={delta}"
-            )
-        self.epsilon = epsilon
-        self.delta = delta
+        self.epsilon = check_number("epsilon", epsilon, 0, 1)
+        self.delta = check_number("delta", delta, 0)
 
     def extra_repr(self) -> str:
         """Its thresholds."""

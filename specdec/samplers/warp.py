@@ -9,6 +9,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from specdec.arguments import (
+    check_device,
+    check_integer,
+    check_number,
+    check_tensor,
+    check_type,
+    shown,
+)
 from specdec.kernels import (
     Truncation,
     WarpParams,
@@ -63,6 +71,8 @@ class Warp:
         min_p: Values = None,
         device: torch.device | str = "cpu",
     ):
+        check_integer("batch_size", batch_size, 0)
+        device = check_device("device", device)
         temperatures = _per_row(
             "temperature", temperature, batch_size, 1.0, "a number >= 0", _is_temperature
         )
@@ -99,7 +109,18 @@ class Warp:
         Returns:
             Probabilities of the same shape, float32 (float64 for float64 logits).
         """
+        self._check_logits(logits)
         return warp_probs(logits, self.params(logits))
+
+    def _check_logits(self, logits: Tensor) -> None:
+        """Refuses what are no logits of the warp's rows."""
+        if not isinstance(logits, Tensor) or not logits.is_floating_point():
+            raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
+        if logits.dim() not in (2, 3) or len(logits) != self.batch_size or not logits.shape[-1]:
+            raise ValueError(
+                f"logits must be [{self.batch_size}, V] or [{self.batch_size}, N, V], got "
+                f"{list(logits.shape)}"
+            )
 
     def scores(self, logits: Tensor) -> Tensor:
         """Logits over the temperature, -inf where truncation leaves nothing: what HF calls scores.
@@ -136,6 +157,7 @@ class Warp:
         Raises:
             ValueError: of another signature.
         """
+        check_type("other", other, Warp)
         if (other.signature, other.batch_size) != (self.signature, self.batch_size):
             raise ValueError(
                 f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
@@ -186,8 +208,10 @@ class Warp:
             Tokens `[B]` or `[B, N]`, and probabilities of the shape of `logits`; `None` where every
             row is greedy, since a one-hot distribution is a point mass on the token.
         """
+        self._check_logits(logits)
         if self.is_greedy:
             return logits.argmax(dim=-1), None
+        check_tensor("uniforms", uniforms, logits.shape[:-1])
         return sample(logits, self.params(logits), uniforms, out)
 
     def choose(self, logits: Tensor, uniforms: Tensor | None) -> Tensor:
@@ -202,6 +226,7 @@ class Warp:
         Args:
             temperature: > 0.
         """
+        check_number("temperature", temperature, above=0)
         other = copy.copy(self)
         other._temperature = None
         if temperature != 1:
@@ -216,7 +241,7 @@ def _is_temperature(value) -> bool:
 
 
 def _is_count(value) -> bool:
-    return value >= 0 and int(value) == value
+    return 0 <= value < 2**63 and int(value) == value
 
 
 def _is_fraction(value) -> bool:
@@ -230,7 +255,7 @@ def _per_row(
         given = given.tolist()
     values = (
         list(given)
-        if isinstance(given, Sequence) and not isinstance(given, str)
+        if isinstance(given, Sequence) and not isinstance(given, str | bytes)
         else [given] * rows
     )
     if len(values) != rows:
@@ -241,5 +266,5 @@ def _per_row(
     values = [default if value is None else value for value in values]
     for row, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float) or not is_valid(value):
-            raise ValueError(f"{name} must be {expected}, got {value!r} in row {row}")
+            raise ValueError(f"{name} must be {expected}, got {shown(value)} in row {row}")
     return values

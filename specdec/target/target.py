@@ -1,11 +1,13 @@
 """`Target`: the HF model whose distribution the output must have."""
 
 import copy
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_integer, check_type
 from specdec.target.cache import SlotCache
 from specdec.target.features import FeatureLayer
 from specdec.target.hf_model import SlotModel
@@ -52,8 +54,9 @@ class Target:
         feature_layers: tuple[FeatureLayer, ...] = (),
         fuse_pointwise: bool = False,
     ):
+        check_type("fuse_pointwise", fuse_pointwise, bool)
         self._slot_model = SlotModel(model, fuse_pointwise=fuse_pointwise)
-        if feature_layers:
+        if feature_layers != ():
             self._slot_model = self._slot_model.with_features(self._checked(feature_layers))
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
@@ -66,7 +69,9 @@ class Target:
         other._slot_model = self._slot_model.with_features(self._checked(feature_layers))
         return other
 
-    def _checked(self, feature_layers: tuple[FeatureLayer, ...]) -> tuple[FeatureLayer, ...]:
+    def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
+        advice = "boundaries, or 'final'"
+        check_type("feature_layers", feature_layers, Sequence[int | str], advice=advice)
         for layer in feature_layers:
             is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
             if layer != "final" and not is_boundary:
@@ -134,6 +139,8 @@ class Target:
 
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
         """Storage for `batch_size` rows of at most `num_slots` tokens."""
+        check_integer("batch_size", batch_size, 1)
+        check_integer("num_slots", num_slots, 1)
         return self._slot_model.init_cache(batch_size, num_slots)
 
     def check_room(self, batch_size: int, num_slots: int) -> None:
@@ -158,6 +165,8 @@ class Target:
         Returns:
             Features `[B, C, F]`, or `None`.
         """
+        _check_rows(cache, tokens)
+        check_integer("offset", offset, 0)
         end = offset + tokens.shape[1]
         positions = torch.arange(offset, end, device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
@@ -185,8 +194,15 @@ class Target:
         Returns:
             Logits `[B, K + 1, V]` and features.
         """
+        _check_rows(cache, draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         return TargetOutput(
             *self._slot_model.forward(tokens, cache, slots, num_attended=num_attended)
         )
+
+
+def _check_rows(cache: SlotCache, tokens: Tensor) -> None:
+    check_type("cache", cache, SlotCache, advice="target.init_cache makes one")
+    if len(tokens) != cache.num_rows:
+        raise ValueError(f"the cache has {cache.num_rows} rows, got tokens of {len(tokens)}")

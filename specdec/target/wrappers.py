@@ -34,6 +34,11 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
                     "inside the layers (LoRA)"
                 )
         return unwrap(model.get_base_model())
+    if isinstance(model, str):
+        raise TypeError(
+            f"expected a Hugging Face PreTrainedModel, got str; load it first: "
+            f"AutoModelForCausalLM.from_pretrained({model!r})"
+        )
     name = type(model).__name__
     inner = getattr(model, "module", None)
     if isinstance(inner, PreTrainedModel):

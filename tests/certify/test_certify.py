@@ -222,7 +222,9 @@ def test_the_module_is_the_function():
 
 @pytest.mark.parametrize("options", [{"num_draws": -1}, {"false_alarm": 0.0}])
 def test_numbers_of_draws_that_cannot_be_right_are_refused(options):
-    with pytest.raises(ValueError, match="expected num_draws >= 1 and false_alarm"):
+    with pytest.raises(
+        ValueError, match=r"num_draws must be an integer >= 1|false_alarm must be between 0 and 1"
+    ):
         certify(RejectionSampler(), **options)
 
 
@@ -283,3 +285,48 @@ def test_something_that_cannot_be_certified_is_refused(arguments, options, messa
 def test_half_precision_is_refused_since_nothing_could_be_told_exactly():
     with pytest.raises(ValueError, match=r"torch\.float64 or torch\.float32"):
         certify(RejectionSampler(), dtype=torch.bfloat16)
+
+
+class Overdoing(RejectionSampler):
+    """Changes a sound verdict."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def accept(self, draft, target_logits, warp, noise):
+        """The changed verdict."""
+        return self.change(super().accept(draft, target_logits, warp, noise))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: None, "Overdoing must return a .*Verdict, got None"),
+        (lambda v: Verdict(v.tokens[:, 1:], v.num_accepted), "verdict.tokens of shape"),
+        (lambda v: Verdict(v.tokens + 9, v.num_accepted), "emitted a token outside"),
+        (lambda v: Verdict(v.tokens, v.num_accepted * 0 + 99), "accepted fewer than 0 tokens or m"),
+        (lambda v: Verdict(1 - v.tokens.clamp(0, 1), v.num_accepted * 0 + 2), "are not the draft"),
+    ],
+)
+def test_a_sampler_that_breaks_its_contract_gets_no_certificate(change, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        certify(Overdoing(change), sizes=((3, 2, 4),))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_draws": 0}, "num_draws must be an integer >= 1, got 0"),
+        ({"sizes": ()}, r"sizes must be \(vocabulary, draft tokens, worlds\) of each batch"),
+        ({"sizes": ((3, 2),)}, r"sizes must be \(vocabulary, draft tokens, worlds\)"),
+        ({"sizes": 5}, "sizes must be .*got 5"),
+        ({"sizes": ((2.5, 1, 1),)}, "sizes must be"),
+        ({"progress": 5}, "progress must be a function, got 5"),
+        ({"device": "nope"}, "device must be a torch device"),
+        ({"false_alarm": "x"}, "false_alarm must be a number, got 'x'"),
+    ],
+)
+def test_settings_of_a_certificate_are_checked(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        certify(RejectionSampler(), **options)

@@ -64,6 +64,24 @@ def test_a_foreign_rule_must_return_the_beginning_of_the_draft_and_one_more(outp
         certify(rule, sizes=((3, 2, 1),))
 
 
+@pytest.mark.parametrize("output", [None, "x", {0}, [None], [True], [0.5]], ids=str)
+def test_a_foreign_rule_returns_ids(output):
+    rule = ForeignSampler(lambda *arguments: output, "odd")
+    with pytest.raises(TypeError, match=r"odd returned .*; expected .*token ids"):
+        certify(rule, sizes=((3, 2, 1),))
+
+
+@pytest.mark.parametrize("token", [-1, 3, 99])
+def test_a_foreign_rule_returns_ids_of_the_vocabulary(token):
+    with pytest.raises(ValueError, match=f"odd returned the token {token} for a vocabulary of 3"):
+        certify(ForeignSampler(lambda *arguments: [token], "odd"), sizes=((3, 2, 1),))
+
+
+def test_a_rule_is_a_function():
+    with pytest.raises(TypeError, match=r"rule must be a function, got 'x'; \(draft_tokens"):
+        ForeignSampler("x")
+
+
 def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistake():
     sizes = ((3, 1, 3), (2, 2, 1))
     report = certify(ForeignSampler(huggingface_rule), sizes=sizes)

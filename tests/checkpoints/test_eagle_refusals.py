@@ -136,12 +136,12 @@ def test_a_head_of_other_features_than_the_default_needs_their_layers(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer_convention": "layers"}, "'boundary' or 'layer_output', got 'layers'"),
+        ({"layer_convention": "layers"}, "'boundary', 'layer_output' or None, got 'layers'"),
         ({"feature_layers": (1, 2, 9)}, "must be boundaries 0..8 or 'final'"),
         ({"feature_layers": (1, 2, 2)}, "none twice"),
         ({"feature_layers": (1, 2)}, "leads to 2 features"),
         ({"feature_layers": ("last", 1, 2)}, "must be boundaries 0..8 or 'final'"),
-        ({"rope_theta": 0}, "rope_theta must be a positive number, got 0"),
+        ({"rope_theta": 0}, "rope_theta must be a number > 0, got 0"),
     ],
 )
 def test_options_that_cannot_be_right_are_refused(options, message, tmp_path):

@@ -463,7 +463,7 @@ def test_other_contradictions_are_refused(tmp_path):
         MTPDrafter.from_pretrained(tmp_path, other)
     with pytest.raises(TypeError, match="unknown option hidden_last"):
         MTPDrafter.from_pretrained(tmp_path, model, hidden_last=True)
-    with pytest.raises(ValueError, match="semantics must be 'chain' or 'target', got 'both'"):
+    with pytest.raises(ValueError, match="semantics must be 'chain', 'target' or None, got 'both'"):
         MTPDrafter.from_pretrained(tmp_path, model, semantics="both")
     with pytest.raises(ValueError, match="one feature, 'final' or a boundary"):
         MTPDrafter.from_pretrained(tmp_path, model, feature_layers=(1, 2))

@@ -12,7 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.graphs import Captured, CapturedBuckets, CaptureError, GraphPool, no_host_sync
+from specdec.graphs import (
+    Captured,
+    CapturedBuckets,
+    CaptureError,
+    GraphPool,
+    no_host_sync,
+    weight_addresses,
+)
 from specdec.graphs.tree import leaves, map_tensors, owned_tensors
 
 
@@ -229,3 +236,41 @@ def test_owned_tensors_are_found_through_objects_and_cycles_and_once():
     assert found[".own"] is ROWS
     assert ".parts[0][0].second['a'][0]" in found
     assert not any("scratch" in name for name in found)
+
+
+def doubled(x):
+    """Twice its input."""
+    return x * 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Captured(5, (torch.zeros(2),)), "function must be a function, got 5"),
+        (lambda: Captured(doubled, torch.zeros(2)), r"example_inputs must be .*; one arg.* \(x,\)"),
+        (lambda: Captured(doubled, [torch.zeros(2)]), "example_inputs must be a tuple, got a list"),
+        (lambda: Captured(doubled, (torch.zeros(2),), warmup=1.5), "warmup must be an integer"),
+        (lambda: Captured(doubled, (torch.zeros(2),), warmup=-1), "warmup must be an integer >= 0"),
+        (
+            lambda: Captured(doubled, (torch.zeros(2),), pool="x"),
+            "pool must be a GraphPool",
+        ),
+        (lambda: Captured(doubled, (torch.zeros(2),), device="nope"), "device must be a torch dev"),
+        (lambda: GraphPool(None), "device must be a torch device"),
+        (lambda: CapturedBuckets(doubled, (torch.zeros(1),), [1.5]), "sizes must be a sequence"),
+        (lambda: CapturedBuckets(doubled, (torch.zeros(1),), 5), "sizes must be a sequence"),
+        (lambda: CapturedBuckets(doubled, (torch.tensor(1.0),), [2]), "have one entry per row"),
+        (lambda: CapturedBuckets(doubled, (torch.zeros(0, 2),), [2]), "have one entry per row"),
+        (lambda: weight_addresses("x"), "module must be a Module, got 'x'"),
+    ],
+)
+def test_what_a_capture_is_given_is_checked(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+@pytest.mark.parametrize("function", [torch.sum, lambda x: x.sum(0, keepdim=True)])
+def test_outputs_of_buckets_have_one_entry_per_row(function):
+    buckets = CapturedBuckets(function, (torch.zeros(1, 2),), [2, 4])
+    with pytest.raises(ValueError, match="of the outputs must have one entry for each of 4 rows"):
+        buckets(torch.ones(3, 2))

@@ -193,7 +193,7 @@ def test_a_drafter_is_refused_by_a_generator_with_another_target():
         SpeculativeGenerator(build("llama"), drafter)
     with pytest.raises(ValueError, match=r"on cpu and the target on cuda.*drafter\.to\('cuda'\)"):
         drafter.validate(vocab_size=VOCAB, device=torch.device("cuda"))
-    with pytest.raises(ValueError, match="num_draft_tokens must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="num_draft_tokens must be an integer >= 0, got -1"):
         random_drafter("eagle3", -1)
 
 

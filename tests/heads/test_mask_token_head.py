@@ -11,7 +11,7 @@ from mask_reference import fused
 from specdec.drafters import MaskTokenHead
 
 CONTRADICTIONS = {
-    "alignment must be one of shifted, unshifted": (P_EAGLE, {"alignment": "late"}),
+    "alignment must be 'shifted', 'unshifted'": (P_EAGLE, {"alignment": "late"}),
     "alignment='shifted' goes with context='input', got 'keys'": (P_EAGLE, {"context": "keys"}),
     "goes with context='keys', got 'input'": (DFLASH, {"context": "input"}),
     "goes with context='none', got 'keys'": (DFLASH, {"alignment": "unshifted"}),

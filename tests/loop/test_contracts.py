@@ -125,6 +125,22 @@ VERDICTS = {
 }
 
 
+VERDICTS |= {
+    "other tokens than the draft's": (
+        lambda v: Verdict((v.tokens + 1) % VOCAB, v.num_accepted * 0 + 2),
+        "Saying: the sampler accepted tokens that are not the draft's.*2 accepted, emitted",
+    ),
+    "more considered than drafted": (
+        lambda v: Verdict(v.tokens, v.num_accepted, v.num_accepted * 0 + 77),
+        "Saying: Verdict.num_drafted is less than were accepted or more than were drafted",
+    ),
+    "fewer considered than accepted": (
+        lambda v: Verdict(v.tokens, v.num_accepted, v.num_accepted * 0 - 1),
+        "Saying: Verdict.num_drafted",
+    ),
+}
+
+
 @pytest.mark.parametrize("name", VERDICTS)
 def test_a_verdict_that_cannot_be_right_stops_the_generation(name):
     change, message = VERDICTS[name]
@@ -132,6 +148,181 @@ def test_a_verdict_that_cannot_be_right_stops_the_generation(name):
     generator = SpeculativeGenerator(MODEL, drafter, Saying(change))
     with pytest.raises(ValueError, match=f"row 0 after 0 new tokens.*{message}"):
         generator.generate(IDS, MASK, max_new_tokens=9)
+
+
+NO_DRAFTS = {
+    "nothing": (lambda rows, k: None, TypeError, "Fixed.propose must return a .*Draft, got None"),
+    "a pair": (lambda rows, k: (torch.zeros(rows, k), None), TypeError, "must return .*a tuple"),
+    "floats": (lambda rows, k: Draft(torch.zeros(rows, k)), TypeError, "tokens must be int64, got"),
+    "a row": (lambda rows, k: Draft(torch.zeros(k).long()), ValueError, r"shape \[any, any\], got"),
+    "other rows": (lambda rows, k: ids(3)(rows + 1, k), ValueError, "4 rows for a batch of 3"),
+    "other width": (lambda rows, k: ids(3)(rows, k + 1), ValueError, "proposed 4 .* asked for 3"),
+    "other device": (
+        lambda rows, k: Draft(torch.zeros(rows, k, dtype=torch.long, device="meta")),
+        ValueError,
+        "a draft on meta, expected cpu",
+    ),
+    "half probabilities": (
+        lambda rows, k: Draft(ids(3)(rows, k).tokens, torch.zeros(rows, k, VOCAB).half()),
+        TypeError,
+        "draft.probs must be float32 or float64, got float16",
+    ),
+    "another vocabulary": (
+        lambda rows, k: Draft(ids(3)(rows, k).tokens, torch.zeros(rows, k, 9)),
+        ValueError,
+        f"draft.probs over a vocabulary of 9, but target logits have {VOCAB}",
+    ),
+    "float counts": (
+        lambda rows, k: Draft(ids(3)(rows, k).tokens, None, torch.zeros(rows)),
+        TypeError,
+        "draft.num_valid must be int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_DRAFTS)
+def test_what_is_no_draft_is_refused_before_the_target_reads_it(name):
+    make, error, message = NO_DRAFTS[name]
+    with pytest.raises(error, match=message):
+        SpeculativeGenerator(MODEL, Fixed(make)).generate(IDS, MASK, max_new_tokens=9)
+
+
+NO_VERDICTS = {
+    "nothing": (lambda v: None, TypeError, "Saying must return a .*Verdict, got None"),
+    "a tuple": (lambda v: (v.tokens, v.num_accepted), TypeError, "must return .*, got a tuple"),
+    "int32": (lambda v: Verdict(v.tokens.int(), v.num_accepted), TypeError, "tokens must be int64"),
+    "float counts": (lambda v: Verdict(v.tokens, v.num_accepted / 1), TypeError, "num_accepted mu"),
+    "K tokens": (
+        lambda v: Verdict(v.tokens[:, 1:], v.num_accepted),
+        ValueError,
+        r"Saying returned verdict.tokens of shape \[3, 3\], expected \[3, 4\]",
+    ),
+    "other rows": (
+        lambda v: Verdict(v.tokens[:1], v.num_accepted[:1]),
+        ValueError,
+        r"of shape \[1, 4\], expected \[3, 4\]",
+    ),
+    "other device": (
+        lambda v: Verdict(v.tokens.to("meta"), v.num_accepted.to("meta")),
+        ValueError,
+        "Saying returned a verdict on meta, expected cpu",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NO_VERDICTS)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}], ids=["greedy", "sampled"])
+def test_what_is_no_verdict_is_refused_before_it_is_committed(name, options):
+    change, error, message = NO_VERDICTS[name]
+    generator = SpeculativeGenerator(MODEL, Fixed(ids(3)), Saying(change))
+    generation = generator.start(IDS, MASK, max_new_tokens=9, **options)
+    before = generation.lengths.clone()
+    with pytest.raises(error, match=message):
+        generator.step(generation)
+    assert torch.equal(generation.lengths, before)
+
+
+@pytest.mark.parametrize(
+    ("probs", "message"),
+    [(1.0, "do not sum to 1"), (0.0, "do not sum to 1"), (None, "has probability 0")],
+)
+def test_probabilities_that_a_users_sampler_does_not_look_at_are_looked_at_once(probs, message):
+    def make(rows, k):
+        table = torch.full((rows, k, VOCAB), probs or 0.0)
+        if probs is None:
+            table[..., 7] = 1.0
+        return Draft(torch.full((rows, k), 3), table)
+
+    def without_faults(verdict):
+        return Verdict(verdict.tokens, verdict.num_accepted)
+
+    generator = SpeculativeGenerator(MODEL, Fixed(make), Saying(without_faults))
+    with pytest.raises(ValueError, match=f"row 0 of the first step Fixed: .*{message}"):
+        generator.generate(IDS, MASK, max_new_tokens=9, do_sample=True, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("num_draft_tokens", "3", "Fixed.num_draft_tokens must be an integer, got '3'"),
+        ("num_draft_tokens", None, "Fixed.num_draft_tokens must be an integer, got None"),
+        ("num_draft_tokens", True, "Fixed.num_draft_tokens must be an integer, got True"),
+        ("num_draft_tokens", -1, "Fixed.num_draft_tokens must be an integer >= 0, got -1"),
+        ("feature_layers", 5, "Fixed.feature_layers must be a tuple .*got 5"),
+        ("feature_layers", [2], "Fixed.feature_layers must be a tuple"),
+        ("uses_draft_probs", "no", "Saying.uses_draft_probs must be True or False, got 'no'"),
+        ("draw_draft", None, "Saying.draw_draft must be a function, got None"),
+        ("noise_type", 5, "Saying.noise_type must be a subclass of Noise, got 5"),
+    ],
+)
+def test_attributes_of_users_parts_are_checked_when_they_are_joined(name, value, message):
+    drafter, sampler = Fixed(ids(3)), Saying(lambda verdict: verdict)
+    setattr(drafter if "Fixed" in message else sampler, name, value)
+    with pytest.raises((TypeError, ValueError), match=message):
+        SpeculativeGenerator(MODEL, drafter, sampler)
+
+
+def test_a_part_that_forgets_its_base_class_is_refused():
+    class Forgetful(NoDrafter):
+        def __init__(self):
+            self.num_draft_tokens = 3
+
+    with pytest.raises(TypeError, match=r"Forgetful.__init__ must call super\(\).__init__"):
+        SpeculativeGenerator(MODEL, Forgetful())
+
+
+def test_a_number_of_draft_tokens_set_between_calls_is_checked():
+    generator = SpeculativeGenerator(MODEL, Fixed(ids(3)))
+    generator.drafter.num_draft_tokens = "x"
+    with pytest.raises(TypeError, match="num_draft_tokens must be an integer, got 'x'"):
+        generator.generate(IDS, MASK, max_new_tokens=9)
+
+
+@pytest.mark.parametrize("drawn", [5, None, (None, None), (torch.zeros(3, 1), None)])
+def test_what_a_users_rule_draws_is_checked(drawn):
+    sampler = Saying(lambda verdict: verdict)
+    sampler.draw_draft = lambda *inputs, **options: drawn
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(MODEL, K), sampler)
+    with pytest.raises(TypeError, match="sampler's draw_draft must"):
+        generator.generate(IDS, MASK, max_new_tokens=9, do_sample=True, seed=0)
+
+
+class Leaving(NoDrafter):
+    """Its state gets lost when rows leave, or is none."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def init_state(self, batch_size, max_length, *, vocab_size, device):
+        """What it was given."""
+        return self.state
+
+
+class Lost:
+    """A state that forgets to return itself."""
+
+    def keep(self, rows):
+        """Nothing."""
+
+    def reset(self):
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        (None, "Leaving.init_state returned a NoneType without keep and reset"),
+        (Lost, r"Leaving.init_state returned the class Lost; return Lost\(\)"),
+        (Lost(), r"Leaving.init_state\(\).keep returned a NoneType without"),
+    ],
+)
+def test_a_state_that_is_none_is_refused(state, message):
+    first = MODEL.generate(IDS[:1], attention_mask=MASK[:1], max_new_tokens=1, do_sample=False)
+    with pytest.raises(TypeError, match=message):
+        SpeculativeGenerator(MODEL, Leaving(state)).generate(
+            IDS, MASK, max_new_tokens=9, eos_token_id=int(first[0, -1])
+        )
 
 
 integers = st.one_of(st.integers(-3, VOCAB + 3), st.sampled_from([2**40, -(2**40)]))
@@ -211,7 +402,7 @@ def test_an_ngram_longer_than_any_text_costs_nothing():
 
 @pytest.mark.parametrize("options", [{"max_ngram": 2.5}, {"min_ngram": "1"}, {"max_ngram": True}])
 def test_an_ngram_size_that_is_no_integer_is_refused(options):
-    with pytest.raises(ValueError, match=r"_ngram must be an integer"):
+    with pytest.raises(TypeError, match=r"_ngram must be an integer"):
         PromptLookupDrafter(3, **options)
 
 

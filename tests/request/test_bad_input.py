@@ -23,10 +23,12 @@ from specdec import (
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
+    Target,
     TypicalSampler,
     zoo,
 )
 from specdec.drafters.model import check_same_tokenizer
+from specdec.samplers import Noise, Warp
 
 MODEL = build("llama")
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
@@ -91,7 +93,7 @@ OPTIONS = {
     "unknown, close": ({"max_new_token": 4}, TypeError, "did you mean 'max_new_tokens'"),
     "unknown, far": ({"frobnicate": 4}, TypeError, "'frobnicate': known are .*custom_generate"),
     "too many": ({"max_new_tokens": 124}, ValueError, "129.* 128 positions; .* <= 123"),
-    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens.* greater than 0, but is 0"),
+    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be an integer >= 1, got 0"),
     "negative temperature": (
         SAMPLED | {"temperature": -0.5},
         ValueError,
@@ -160,6 +162,88 @@ OPTIONS = {
 }
 
 
+TOKENIZER = zoo.load_tokenizer()
+OPTIONS |= {
+    "end beyond": ({"eos_token_id": VOCAB}, ValueError, r"eos_token_id .* 0\.\.60, got 61; .*\[\]"),
+    "end below": ({"eos_token_id": [1, -5]}, ValueError, r"eos_token_id .* 0\.\.60, got -5"),
+    "end bool": ({"eos_token_id": True}, TypeError, "eos_token_id must be an integer, got True"),
+    "end float": ({"eos_token_id": 1.5}, TypeError, "eos_token_id must be an integer, got 1.5"),
+    "end text": ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer, got '</s"),
+    "end nested": ({"eos_token_id": [[1]]}, TypeError, "eos_token_id must be an integer"),
+    "pad beyond": ({"pad_token_id": 10**12}, ValueError, r"pad_token_id .* in 0\.\.60, got"),
+    "pad below": ({"pad_token_id": -1}, ValueError, r"pad_token_id .* in 0\.\.60, got -1"),
+    "pad list": ({"pad_token_id": [0]}, TypeError, r"pad_token_id must be an integer, got \[0\]"),
+    "trace": ({"trace": "yes"}, TypeError, "trace must be True or False, got 'yes'"),
+    "check": ({"check": None}, TypeError, "check must be True or False, got None"),
+    "minimum below": ({"min_new_tokens": -1}, ValueError, "min_new_tokens .* >= 0, got -1"),
+    "minimum above": ({"min_new_tokens": 5}, ValueError, "min_new_tokens=5 is more than max_new_t"),
+    "no sequences": ({"num_return_sequences": 0}, ValueError, "num_return_sequences .* >= 1"),
+    "too many sequences": (
+        SAMPLED | {"num_return_sequences": 10**8},
+        ValueError,
+        "make 200000000 rows; split them",
+    ),
+    "huge top_k": (SAMPLED | {"top_k": 2**63}, ValueError, "top_k must be an integer >= 0"),
+    "bytes": (SAMPLED | {"temperature": b"11"}, ValueError, "temperature must be a number .*b'11'"),
+    "configuration dict": (
+        {"generation_config": {"top_k": 3}},
+        TypeError,
+        r"got a dictionary; pass GenerationConfig\(\*\*config\)",
+    ),
+    "configuration class": (
+        {"generation_config": GenerationConfig},
+        TypeError,
+        "must be a GenerationConfig, got the class GenerationConfig",
+    ),
+    "no list of processors": (
+        {"logits_processor": lambda ids, scores: scores},
+        TypeError,
+        r"logits_processor must be a list, got a function; pass LogitsProcessorList",
+    ),
+    "no processors": ({"logits_processor": [5]}, TypeError, "must hold functions of .*, got 5"),
+    "classes": (
+        {"stopping_criteria": [transformers.MaxTimeCriteria]},
+        TypeError,
+        "must hold functions .*got the class MaxTimeCriteria",
+    ),
+    "no text": ({"stop_strings": ""}, ValueError, "strings that are not empty, got"),
+    "no texts": ({"stop_strings": []}, ValueError, "strings that are not empty, got"),
+    "half a character": (
+        {"stop_strings": "\ud800", "tokenizer": TOKENIZER},
+        ValueError,
+        "must be valid Unicode",
+    ),
+    "streamer class": (
+        {"streamer": transformers.TextStreamer},
+        TypeError,
+        r"got the class; pass TextStreamer\(tokenizer\)",
+    ),
+}
+
+
+def test_an_empty_list_of_ends_lets_no_token_end_a_text():
+    first = int(MODEL.generate(IDS[:1], max_new_tokens=1, do_sample=False)[0, -1])
+    model = build("llama")
+    model.generation_config.eos_token_id = first
+    generator = SpeculativeGenerator(model, None)
+    assert generator.generate(IDS[:1], max_new_tokens=6).finish_reasons == ["eos"]
+    result = generator.generate(IDS[:1], max_new_tokens=6, eos_token_id=[])
+    assert result.lengths == [6]
+    assert result.finish_reasons == ["length"]
+    assert model.generation_config.eos_token_id == first
+    config = GenerationConfig(max_new_tokens=6, eos_token_id=first)
+    result = generator.generate(IDS[:1], generation_config=config, eos_token_id=[])
+    assert result.lengths == [6]
+    assert config.eos_token_id == first
+
+
+def test_tensors_without_data_are_refused():
+    with pytest.raises(TypeError, match="input_ids must be a plain tensor with data, got layout"):
+        GENERATOR.generate(IDS.to_sparse(), max_new_tokens=4)
+    with pytest.raises(TypeError, match="attention_mask must be a plain tensor with data"):
+        GENERATOR.generate(IDS, MASK.to("meta"), max_new_tokens=4)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_a_bad_option_is_refused(name):
     options, error, message = OPTIONS[name]
@@ -195,9 +279,17 @@ def test_the_hook_refuses_what_it_cannot_honour():
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: ModelDrafter(MODEL, -1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
-        (lambda: ModelDrafter(MODEL, 1.5), ValueError, "must be an integer, got 1.5"),
-        (lambda: PromptLookupDrafter(-1), ValueError, "must be >= 0, got -1; 0 decodes plainly"),
+        (
+            lambda: ModelDrafter(MODEL, -1),
+            ValueError,
+            "must be an integer >= 0, got -1; 0 decodes plainly",
+        ),
+        (lambda: ModelDrafter(MODEL, 1.5), TypeError, "must be an integer, got 1.5"),
+        (
+            lambda: PromptLookupDrafter(-1),
+            ValueError,
+            "must be an integer >= 0, got -1; 0 decodes plainly",
+        ),
         (lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2), ValueError, "min_ngram=2, max"),
         (
             lambda: SpeculativeGenerator(MODEL, MODEL),
@@ -235,6 +327,52 @@ def test_the_hook_refuses_what_it_cannot_honour():
 )
 def test_parts_that_do_not_fit_are_refused(make, error, message):
     with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"graphs": 1}, "graphs must be True, False or 'auto', got 1"),
+        ({"keep_storage": 1.5}, "keep_storage must be an integer, got 1.5"),
+        ({"keep_storage": "a"}, "keep_storage must be an integer, got 'a'"),
+        ({"steps_ahead": True}, "steps_ahead must be an integer, got True"),
+    ],
+)
+def test_settings_of_a_generator_are_checked(options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        SpeculativeGenerator(MODEL, None, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Target(MODEL, feature_layers=5), "feature_layers must be .*got 5; boundaries"),
+        (lambda: Target(MODEL, feature_layers=None), "feature_layers must be .*got None"),
+        (lambda: Target(MODEL, fuse_pointwise="x"), "fuse_pointwise must be True or False"),
+        (lambda: Target(MODEL).init_cache(0, 5), "batch_size must be an integer >= 1, got 0"),
+        (lambda: Target(MODEL).init_cache(1, "a"), "num_slots must be an integer, got 'a'"),
+        (lambda: Target("gpt2"), r"AutoModelForCausalLM.from_pretrained\('gpt2'\)"),
+        (lambda: GENERATOR.step("x"), "generation must be a Generation, got 'x'; generator.start"),
+        (lambda: Warp(2, device="tpu9"), "device must be a torch device"),
+        (lambda: Warp("a"), "batch_size must be an integer, got 'a'"),
+        (lambda: Warp(2).at_temperature(-1), "temperature must be a number > 0, got -1"),
+        (lambda: Noise(None), "seeds must be a Sequence, got None; one integer per row"),
+        (lambda: Noise(["a"]), "seed of row 0 must be an integer, got 'a'"),
+        (lambda: Noise([1]).at(3, 3), "start must be a tensor, got 3"),
+        (lambda: Warp(2)([[1.0]]), r"logits must be a tensor of floats, got \[\[1.0\]\]"),
+        (lambda: Warp(2)(torch.zeros(2, 5).long()), "logits must be a tensor of floats, got a in"),
+        (lambda: Warp(2)(torch.zeros(3, 5)), r"logits must be \[2, V\] or .*, got \[3, 5\]"),
+        (lambda: Warp(2)(torch.zeros(5)), r"logits must be \[2, V\] or .*, got \[5\]"),
+        (lambda: Warp(2).draw(torch.zeros(2, 5), None), "uniforms must be a tensor, got None"),
+        (lambda: Warp(2).load(None), "other must be a Warp, got None"),
+        (lambda: Noise([1]).at(torch.tensor([1]), 2).uniform(99), "99 is not a valid Stream"),
+        (lambda: RejectionSampler()(None, None, Warp(1), None), "draft must be a Draft, got None"),
+        (lambda: Noise([1]).at(torch.tensor([1]), 0), "width must be an integer >= 1, got 0"),
+    ],
+)
+def test_what_parts_are_given_is_checked(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
@@ -280,9 +418,9 @@ def test_constructors_of_parts_check_types(make, message):
 
 def test_a_parameter_out_of_range_is_refused():
     for make in (lambda: TypicalSampler(delta=math.inf), lambda: TypicalSampler(delta=math.nan)):
-        with pytest.raises(ValueError, match="expected epsilon in"):
+        with pytest.raises(ValueError, match="delta must be a number >= 0"):
             make()
-    with pytest.raises(ValueError, match=r"must be in 0\.\.1, got nan"):
+    with pytest.raises(ValueError, match=r"must be a number in 0\.\.1, got nan"):
         EnsembleSampler(math.nan)
 
 
@@ -406,3 +544,15 @@ def test_a_target_in_another_data_type_or_under_autocast_is_refused():
     model.float()
     again = generator.generate(IDS, MASK, max_new_tokens=4).sequences
     assert again.shape == expected.shape
+
+
+@pytest.mark.parametrize(
+    "change", [lambda m: m.double(), lambda m: m.train()], ids=["cast", "train"]
+)
+def test_a_draft_model_that_was_changed_after_it_was_wrapped_is_refused(change):
+    draft = perturbed(MODEL)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft))
+    generator.generate(IDS, MASK, max_new_tokens=3)
+    change(draft)
+    with pytest.raises(ValueError, match=r"when specdec wrapped it|is in training mode"):
+        generator.generate(IDS, MASK, max_new_tokens=3)

@@ -136,13 +136,15 @@ def test_draft_probs_is_a_boolean(value):
 
 @pytest.mark.parametrize("make", [lambda: EnsembleSampler(1.2), lambda: EnsembleSampler(-0.1)])
 def test_a_weight_out_of_range_is_refused(make):
-    with pytest.raises(ValueError, match=r"target_weight must be in 0\.\.1"):
+    with pytest.raises(ValueError, match=r"target_weight must be a number in 0\.\.1"):
         make()
 
 
 @pytest.mark.parametrize("options", [{"epsilon": 1.5}, {"epsilon": -0.1}, {"delta": -1.0}])
 def test_thresholds_out_of_range_are_refused(options):
-    with pytest.raises(ValueError, match=r"expected epsilon in 0\.\.1 and delta >= 0"):
+    with pytest.raises(
+        ValueError, match=r"epsilon must be a number in 0\.\.1|delta must be a number >= 0"
+    ):
         TypicalSampler(**options)
 
 
@@ -151,13 +153,13 @@ def test_thresholds_out_of_range_are_refused(options):
     [
         ({"proposal": "greedy"}, "proposal must be 'sample' or 'argmax', got 'greedy'"),
         ({"draft_temperature": 0.0}, "draft_temperature must be a number > 0"),
-        ({"draft_temperature": float("inf")}, "draft_temperature must be a number > 0"),
-        ({"draft_temperature": True}, "draft_temperature must be a number > 0"),
+        ({"draft_temperature": float("inf")}, "draft_temperature must be a number"),
+        ({"draft_temperature": True}, "draft_temperature must be a number"),
         ({"proposal": "argmax", "draft_temperature": 0.5}, "has no meaning with proposal='argmax'"),
     ],
 )
 def test_proposals_that_make_no_sense_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ModelDrafter(build("llama"), **options)
 
 

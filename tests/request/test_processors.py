@@ -6,6 +6,7 @@ rejected tokens included. So one that counts its calls, or carries a cache from 
 cannot give what it gives in plain decoding.
 """
 
+import numpy as np
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -17,6 +18,7 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
+    StoppingCriteria,
     SynthIDTextWatermarkingConfig,
     SynthIDTextWatermarkLogitsProcessor,
     UnbatchedClassifierFreeGuidanceLogitsProcessor,
@@ -146,3 +148,71 @@ def test_a_processor_that_depends_on_its_arguments_gives_hfs_text(name):
         logits_processor=LogitsProcessorList([STATELESS[name]()]),
     )
     assert torch.equal(found.sequences, expected)
+
+
+class Returns(LogitsProcessor):
+    """Something other than scores."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __call__(self, input_ids, scores):
+        """What it was told to."""
+        return self.change(scores)
+
+
+CHANGES = {
+    "nothing": lambda scores: None,
+    "a pair": lambda scores: (scores, scores),
+    "a number": lambda scores: 5.0,
+    "one column": lambda scores: scores[:, :1],
+    "one row": lambda scores: scores[:1],
+    "twice the rows": lambda scores: scores.repeat(2, 1),
+    "half": lambda scores: scores.half(),
+    "double": lambda scores: scores.double(),
+    "integers": lambda scores: scores.long(),
+    "elsewhere": lambda scores: scores.to("meta"),
+    "NaN": lambda scores: scores * torch.nan,
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 1}], ids=["greedy", "sampled"])
+def test_a_processor_that_returns_no_scores_is_refused_by_name(name, options):
+    processors = LogitsProcessorList([Returns(CHANGES[name])])
+    message = "the logits processor Returns returned .*"
+    message += "use -inf for" if name == "NaN" else rf"expected scores \[2, {VOCAB}\] of torch.fl"
+    with pytest.raises((TypeError, ValueError), match=message):
+        GENERATOR.generate(IDS, MASK, max_new_tokens=3, logits_processor=processors, **options)
+
+
+def test_a_processor_that_writes_into_its_ids_changes_no_text():
+    def zero(input_ids, scores):
+        input_ids.zero_()
+        return scores
+
+    plain = GENERATOR.generate(IDS, MASK, max_new_tokens=NUM_NEW).sequences
+    processors = LogitsProcessorList([zero])
+    found = GENERATOR.generate(IDS, MASK, max_new_tokens=NUM_NEW, logits_processor=processors)
+    assert torch.equal(found.sequences, plain)
+
+
+ANSWERS = [None, 5, "x", [True], torch.zeros(0), torch.tensor([0.5]), torch.ones(3).bool()]
+
+
+@pytest.mark.parametrize("answer", ANSWERS, ids=str)
+def test_a_criterion_that_gives_no_answer_is_refused_by_name(answer):
+    class Undecided(StoppingCriteria):
+        def __call__(self, input_ids, scores, **kwargs):
+            return answer
+
+    with pytest.raises(TypeError, match=r"criterion Undecided returned .*; expected a"):
+        GENERATOR.generate(IDS, MASK, max_new_tokens=3, stopping_criteria=[Undecided()])
+
+
+@pytest.mark.parametrize("answer", [True, np.bool_(True), torch.tensor([True]), torch.tensor(True)])
+def test_a_criterion_may_answer_as_hf_and_numpy_do(answer):
+    criteria = [lambda input_ids, scores: answer]
+    result = GENERATOR.generate(IDS, MASK, max_new_tokens=3, stopping_criteria=criteria)
+    assert result.finish_reasons == ["stop", "stop"]
+    assert result.lengths == [1, 1]

@@ -177,6 +177,7 @@ MISTAKES = {
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
     "no ids": (["--draft-vocab-size", "0"], "--draft-vocab-size must be an integer >= 1, got 0"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
+    "no unrolled steps": (["--unrolled-steps", "0"], "num_steps must be an integer >= 1"),
     "too many ids": (
         ["--draft-vocab-size", "9999"],
         "must have 1 to 2048 ids, those of the target",

@@ -1,18 +1,20 @@
 """`certify_sampler`: tries a sampler on all worlds."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_device, check_integer, check_number, check_type, shown
 from specdec.certify.foreign import ForeignSampler
 from specdec.certify.sampler.draws import detectable, draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
+from specdec.samplers.base import check_sampler
 
 Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 24), (4, 2, 18), (2, 3, 12), (3, 3, 18))
@@ -165,16 +167,24 @@ def certify_sampler(
     """
     if dtype not in TOLERANCE:
         raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
+    check_type("sampler", sampler, Sampler)
+    check_sampler(sampler)
+    check_type("progress", progress, Callable)
+    device = check_device("device", device)
     is_foreign = isinstance(sampler, ForeignSampler)
-    num_draws = num_draws or (NUM_FOREIGN_DRAWS if is_foreign else NUM_DRAWS)
-    if num_draws < 1 or not 0 < false_alarm < 1:
-        raise ValueError(
-            f"expected num_draws >= 1 and false_alarm in 0..1, got num_draws={num_draws}, "
-            f"false_alarm={false_alarm}"
-        )
+    if num_draws is None:
+        num_draws = NUM_FOREIGN_DRAWS if is_foreign else NUM_DRAWS
+    check_integer("num_draws", num_draws, 1)
+    if not 0 < check_number("false_alarm", false_alarm, 0) < 1:
+        raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
     name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
-    sizes = sizes or (FOREIGN_SIZES if is_foreign else SIZES)
+    if sizes is None:
+        sizes = FOREIGN_SIZES if is_foreign else SIZES
+    advice = "(vocabulary, draft tokens, worlds) of each batch, such as ((3, 2, 6),)"
+    check_type("sizes", sizes, Sequence[Sequence[int]], advice=advice)
+    if not sizes or any(len(size) != 3 for size in sizes):
+        raise ValueError(f"sizes must be {advice}, got {shown(sizes)}")
     for vocab, num_draft_tokens, num_worlds in sizes:
         _check_size(vocab, num_draft_tokens, num_worlds)
     batches = list(standard_worlds(sizes, dtype=dtype))

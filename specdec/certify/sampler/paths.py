@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.sampler.worlds import Worlds
+from specdec.loop.contracts import check_decisions, check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
@@ -95,6 +96,8 @@ class Paths:
             uniforms[:, Stream.ACCEPT, :-1] = accept
             uniforms[:, Stream.RESAMPLE, 0] = resample
             verdict = decide(draft, logits, warp, ScriptedNoise(uniforms.to(self.device)))
+            verdict = check_verdict(decide, verdict, draft)
+            check_decisions(decide, verdict, draft, logits.shape[-1])
             return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
 
         return run
