@@ -150,8 +150,9 @@ class _OneToken(Sampler):
 
 def _emit(token: Tensor, draft: Draft) -> Verdict:
     rest = torch.full_like(draft.tokens, PAD_TOKEN)
-    num_accepted = torch.zeros_like(token[:, 0])
-    return Verdict(torch.cat([token, rest], dim=1), num_accepted, draft.num_valid)
+    none = torch.zeros_like(token[:, 0])
+    # No faults: the tokens of these drafts are the text's, and no draws from draft.probs.
+    return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, faults=none)
 
 
 def _first_token() -> Sampler:

@@ -116,7 +116,9 @@ class Warp:
         """Refuses what are no logits of the warp's rows."""
         if not isinstance(logits, Tensor) or not logits.is_floating_point():
             raise TypeError(f"logits must be a tensor of floats, got {shown(logits)}")
-        if logits.dim() not in (2, 3) or len(logits) != self.batch_size or not logits.shape[-1]:
+        # The definition reads one row's values for all rows; a kernel has no such rule.
+        fits = self.batch_size == len(logits) or (self.batch_size == 1 and not logits.is_cuda)
+        if not fits or logits.dim() not in (2, 3) or not logits.shape[-1]:
             raise ValueError(
                 f"logits must be [{self.batch_size}, V] or [{self.batch_size}, N, V], got "
                 f"{list(logits.shape)}"

@@ -77,7 +77,7 @@ BAD = {
     "meta": (["--device", "meta"], "--device meta holds no numbers"),
     "dtype": (["--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
     "sampler": (["--sampler", "best"], "argument --sampler: invalid choice: 'best'"),
-    "weight": (["--sampler", "ensemble", "--target-weight", "2"], r"must be in 0\.\.1, got 2"),
+    "weight": (["--sampler", "ensemble", "--target-weight", "2"], r"a number in 0\.\.1, got 2"),
     "drafter": (["--drafter", "./no/such"], "cannot load './no/such': .*there is no such folder"),
     "head": (["--drafter", "eagle:./no/such"], "cannot load './no/such'"),
     "drafter is a file": (["--drafter", __file__], "it is a file; name the model's folder"),
