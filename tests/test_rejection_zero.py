@@ -53,7 +53,8 @@ def accepts_ties(draft, logits, warp, noise):
     num_accepted = is_accepted.long().cumprod(-1).sum(-1)
     steps = torch.arange(draft.tokens.shape[1] + 1)
     padded = torch.nn.functional.pad(draft.tokens, (0, 1))
-    tokens = padded.masked_fill(steps >= num_accepted[:, None], PAD_TOKEN)
+    tokens = torch.where(steps == num_accepted[:, None], logits.argmax(-1), padded)
+    tokens = tokens.masked_fill(steps > num_accepted[:, None], PAD_TOKEN)
     return Verdict(tokens, num_accepted, None)
 
 

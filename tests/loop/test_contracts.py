@@ -244,9 +244,9 @@ def test_probabilities_that_a_users_sampler_does_not_look_at_are_looked_at_once(
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("num_draft_tokens", "3", "Fixed.num_draft_tokens must be an integer, got '3'"),
-        ("num_draft_tokens", None, "Fixed.num_draft_tokens must be an integer, got None"),
-        ("num_draft_tokens", True, "Fixed.num_draft_tokens must be an integer, got True"),
+        ("num_draft_tokens", "3", "Fixed.num_draft_tokens must be an integer.*, got '3'"),
+        ("num_draft_tokens", None, "Fixed.num_draft_tokens must be an integer.*, got None"),
+        ("num_draft_tokens", True, "Fixed.num_draft_tokens must be an integer.*, got True"),
         ("num_draft_tokens", -1, "Fixed.num_draft_tokens must be an integer >= 0, got -1"),
         ("feature_layers", 5, "Fixed.feature_layers must be a tuple .*got 5"),
         ("feature_layers", [2], "Fixed.feature_layers must be a tuple"),
@@ -274,7 +274,7 @@ def test_a_part_that_forgets_its_base_class_is_refused():
 def test_a_number_of_draft_tokens_set_between_calls_is_checked():
     generator = SpeculativeGenerator(MODEL, Fixed(ids(3)))
     generator.drafter.num_draft_tokens = "x"
-    with pytest.raises(TypeError, match="num_draft_tokens must be an integer, got 'x'"):
+    with pytest.raises(TypeError, match=r"num_draft_tokens must be an integer.*, got 'x'"):
         generator.generate(IDS, MASK, max_new_tokens=9)
 
 

@@ -187,8 +187,9 @@ OUTCOMES = [
         name="processors number the rows that take part, not those of the batch",
         source="vllm#14645 (row 48)",
         file="loop/processors.py",
-        old="processors(ids[:, :length], scores)[row_index]",
-        new="processors(ids[row_index, :length], scores[row_index])",
+        old="out = processor(ids[:, :length].clone(), scores)",
+        new="out = scores.index_copy("
+        "0, row_index, processor(ids[row_index, :length], scores[row_index]))",
         caught_by="generator/test_generate_contract.py::"
         "test_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
     ),

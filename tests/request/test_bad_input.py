@@ -132,7 +132,7 @@ OPTIONS = {
         ValueError,
         "do not support `num_return_sequences` different than 1",
     ),
-    "several, text": (SAMPLED | {"num_return_sequences": "2"}, TypeError, "an integer, got '2'"),
+    "several, text": (SAMPLED | {"num_return_sequences": "2"}, TypeError, "an integer.*, got '2'"),
     "seeds, several": (
         SAMPLED | {"num_return_sequences": 2, "seed": [1, 2, 3]},
         ValueError,
@@ -156,7 +156,11 @@ OPTIONS = {
     "no stop string": ({"stop_strings": ["x", ""]}, ValueError, "not empty, got .'x', ''"),
     "stop numbers": ({"stop_strings": [7]}, TypeError, r"list of strings, got \[7\]"),
     "scores": ({"output_scores": 3}, TypeError, "output_scores must be True or False, got 3"),
-    "minimum": ({"min_new_tokens": 2.5}, TypeError, r"min_new_tokens must be an integer, got 2\.5"),
+    "minimum": (
+        {"min_new_tokens": 2.5},
+        TypeError,
+        r"min_new_tokens must be an integer.*, got 2\.5",
+    ),
     "minimum, close": ({"min_new_token": 4}, TypeError, "did you mean 'min_new_tokens'"),
     "token types": ({"token_type_ids": IDS}, TypeError, "no such input; leave it out"),
 }
@@ -166,13 +170,17 @@ TOKENIZER = zoo.load_tokenizer()
 OPTIONS |= {
     "end beyond": ({"eos_token_id": VOCAB}, ValueError, r"eos_token_id .* 0\.\.60, got 61; .*\[\]"),
     "end below": ({"eos_token_id": [1, -5]}, ValueError, r"eos_token_id .* 0\.\.60, got -5"),
-    "end bool": ({"eos_token_id": True}, TypeError, "eos_token_id must be an integer, got True"),
-    "end float": ({"eos_token_id": 1.5}, TypeError, "eos_token_id must be an integer, got 1.5"),
-    "end text": ({"eos_token_id": "</s>"}, TypeError, "eos_token_id must be an integer, got '</s"),
+    "end bool": ({"eos_token_id": True}, TypeError, "eos_token_id must be an integer.*, got True"),
+    "end float": ({"eos_token_id": 1.5}, TypeError, "eos_token_id must be an integer.*, got 1.5"),
+    "end text": (
+        {"eos_token_id": "</s>"},
+        TypeError,
+        "eos_token_id must be an integer.*, got '</s",
+    ),
     "end nested": ({"eos_token_id": [[1]]}, TypeError, "eos_token_id must be an integer"),
     "pad beyond": ({"pad_token_id": 10**12}, ValueError, r"pad_token_id .* in 0\.\.60, got"),
     "pad below": ({"pad_token_id": -1}, ValueError, r"pad_token_id .* in 0\.\.60, got -1"),
-    "pad list": ({"pad_token_id": [0]}, TypeError, r"pad_token_id must be an integer, got \[0\]"),
+    "pad list": ({"pad_token_id": [0]}, TypeError, r"pad_token_id must be an integer.*, got \[0\]"),
     "trace": ({"trace": "yes"}, TypeError, "trace must be True or False, got 'yes'"),
     "check": ({"check": None}, TypeError, "check must be True or False, got None"),
     "minimum below": ({"min_new_tokens": -1}, ValueError, "min_new_tokens .* >= 0, got -1"),
@@ -181,7 +189,7 @@ OPTIONS |= {
     "too many sequences": (
         SAMPLED | {"num_return_sequences": 10**8},
         ValueError,
-        "make 200000000 rows; split them",
+        "keys and values of 200000000 rows .* generate at most",
     ),
     "huge top_k": (SAMPLED | {"top_k": 2**63}, ValueError, "top_k must be an integer >= 0"),
     "bytes": (SAMPLED | {"temperature": b"11"}, ValueError, "temperature must be a number .*b'11'"),
@@ -284,7 +292,7 @@ def test_the_hook_refuses_what_it_cannot_honour():
             ValueError,
             "must be an integer >= 0, got -1; 0 decodes plainly",
         ),
-        (lambda: ModelDrafter(MODEL, 1.5), TypeError, "must be an integer, got 1.5"),
+        (lambda: ModelDrafter(MODEL, 1.5), TypeError, "must be an integer.*, got 1.5"),
         (
             lambda: PromptLookupDrafter(-1),
             ValueError,
@@ -334,9 +342,9 @@ def test_parts_that_do_not_fit_are_refused(make, error, message):
     ("options", "message"),
     [
         ({"graphs": 1}, "graphs must be True, False or 'auto', got 1"),
-        ({"keep_storage": 1.5}, "keep_storage must be an integer, got 1.5"),
-        ({"keep_storage": "a"}, "keep_storage must be an integer, got 'a'"),
-        ({"steps_ahead": True}, "steps_ahead must be an integer, got True"),
+        ({"keep_storage": 1.5}, "keep_storage must be an integer.*, got 1.5"),
+        ({"keep_storage": "a"}, "keep_storage must be an integer.*, got 'a'"),
+        ({"steps_ahead": True}, "steps_ahead must be an integer.*, got True"),
     ],
 )
 def test_settings_of_a_generator_are_checked(options, message):
@@ -351,14 +359,14 @@ def test_settings_of_a_generator_are_checked(options, message):
         (lambda: Target(MODEL, feature_layers=None), "feature_layers must be .*got None"),
         (lambda: Target(MODEL, fuse_pointwise="x"), "fuse_pointwise must be True or False"),
         (lambda: Target(MODEL).init_cache(0, 5), "batch_size must be an integer >= 1, got 0"),
-        (lambda: Target(MODEL).init_cache(1, "a"), "num_slots must be an integer, got 'a'"),
+        (lambda: Target(MODEL).init_cache(1, "a"), "num_slots must be an integer.*, got 'a'"),
         (lambda: Target("gpt2"), r"AutoModelForCausalLM.from_pretrained\('gpt2'\)"),
         (lambda: GENERATOR.step("x"), "generation must be a Generation, got 'x'; generator.start"),
         (lambda: Warp(2, device="tpu9"), "device must be a torch device"),
-        (lambda: Warp("a"), "batch_size must be an integer, got 'a'"),
+        (lambda: Warp("a"), "batch_size must be an integer.*, got 'a'"),
         (lambda: Warp(2).at_temperature(-1), "temperature must be a number > 0, got -1"),
         (lambda: Noise(None), "seeds must be a Sequence, got None; one integer per row"),
-        (lambda: Noise(["a"]), "seed of row 0 must be an integer, got 'a'"),
+        (lambda: Noise(["a"]), "seed of row 0 must be an integer.*, got 'a'"),
         (lambda: Noise([1]).at(3, 3), "start must be a tensor, got 3"),
         (lambda: Warp(2)([[1.0]]), r"logits must be a tensor of floats, got \[\[1.0\]\]"),
         (lambda: Warp(2)(torch.zeros(2, 5).long()), "logits must be a tensor of floats, got a in"),
@@ -402,10 +410,10 @@ def test_what_can_be_checked_without_the_target_is_checked_before_it_is_tried(ca
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: EnsembleSampler("0.9"), "target_weight must be a number, got '0.9'"),
-        (lambda: EnsembleSampler(True), "target_weight must be a number, got True"),
-        (lambda: TypicalSampler(epsilon=None), "epsilon must be a number, got None"),
-        (lambda: TypicalSampler(delta=[0.1]), r"delta must be a number, got \[0.1\]"),
+        (lambda: EnsembleSampler("0.9"), "target_weight must be a number.*, got '0.9'"),
+        (lambda: EnsembleSampler(True), "target_weight must be a number.*, got True"),
+        (lambda: TypicalSampler(epsilon=None), "epsilon must be a number.*, got None"),
+        (lambda: TypicalSampler(delta=[0.1]), r"delta must be a number.*, got \[0.1\]"),
         (lambda: EagleDrafter(MODEL, MODEL), r"expected a head first .*from_pretrained\(path_or"),
         (lambda: EagleDrafter("head", MODEL), "expected a head first .*got str"),
         (lambda: EagleDrafter.from_pretrained("head", "target"), "PreTrainedModel, got str"),
@@ -516,7 +524,7 @@ def test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can(name):
 
 
 def test_a_fraction_of_a_token_is_refused():
-    with pytest.raises(TypeError, match=r"max_new_tokens must be an integer, got 2\.5"):
+    with pytest.raises(TypeError, match=r"max_new_tokens must be an integer.*, got 2\.5"):
         GENERATOR.generate(IDS, max_new_tokens=2.5)
 
 

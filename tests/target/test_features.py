@@ -82,9 +82,15 @@ def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk
         torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [4, -1, "last", 1.0, None])
+@pytest.mark.parametrize("layer", [4, -1, "last"])
 def test_a_feature_layer_that_does_not_exist_is_refused(layer):
     with pytest.raises(ValueError, match=rf"{layer!r} does not exist: .*'final' or .* 0\.\.3"):
+        Target(build("llama"), feature_layers=(0, layer))
+
+
+@pytest.mark.parametrize("layer", [1.0, None])
+def test_a_feature_layer_that_is_no_number_and_no_name_is_refused(layer):
+    with pytest.raises(TypeError, match=r"feature_layers must be a sequence .*; boundaries, or 'f"):
         Target(build("llama"), feature_layers=(0, layer))
 
 
