@@ -110,6 +110,15 @@ def test_the_kernels_are_the_definition_where_keys_hold_all_heads_values(num_spl
 
 
 @interpreted
+@pytest.mark.parametrize("num_splits", [1, 2, 3])
+def test_a_sink_takes_its_weight_once_however_many_splits_a_row_has(num_splits):
+    sizes = Sizes(2, 2, 2, 2, 16, 16, 48)
+    case = random_case(sizes, 1, dtype=torch.float32, lengths=[48, 3], has_sinks=True)
+    tiles = Tiles(16, 16, 4, 3, num_splits)
+    assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
+
+
+@interpreted
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
 def test_lengths_at_the_edges_of_tiles_are_read_to_their_end(length):
     """Each row's last value is far from all others, so a slot too few or too many shows."""

@@ -49,9 +49,9 @@ class StopRow(StoppingCriteria):
         return is_row & (input_ids.shape[1] - width >= self.num_new)
 
 
-def run(drafter, *, steps_ahead=0, **options):
+def run(drafter, *, steps_ahead=0, max_new_tokens=20, **options):
     generator = SpeculativeGenerator(MODEL, drafter, steps_ahead=steps_ahead)
-    return generator.generate(IDS, MASK, max_new_tokens=20, **options)
+    return generator.generate(IDS, MASK, max_new_tokens=max_new_tokens, **options)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -62,6 +62,15 @@ def test_a_host_that_reads_one_step_late_reads_the_same_text(drafter, options):
     assert torch.equal(now.sequences, late.sequences)
     assert (now.lengths, now.finish_reasons) == (late.lengths, late.finish_reasons)
     assert now.stats.to_dict() == late.stats.to_dict()
+
+
+@pytest.mark.parametrize("steps_ahead", [1, 2, 3])
+def test_steps_attend_over_all_that_was_committed_though_the_host_has_not_read_it(steps_ahead):
+    """Every draft token is accepted, so rows grow as fast as they can, past many slot multiples."""
+    options = {"max_new_tokens": 90, "eos_token_id": None}
+    expected = run(None, **options)
+    late = run(DRAFTERS["target"](), steps_ahead=steps_ahead, **options)
+    assert torch.equal(late.sequences, expected.sequences)
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])

@@ -45,7 +45,8 @@ ATTENTION = [
         file="kernels/attention/triton.py",
         old="row_sum += tl.where(split == 0, 1.0, 0.0)",
         new="row_sum += 1.0",
-        caught_by="kernels/test_kernels_attention.py::test_the_kernels_are_the_definition",
+        caught_by="kernels/test_kernels_attention.py::"
+        "test_a_sink_takes_its_weight_once_however_many_splits_a_row_has[2]",
     ),
     Mutant(
         name="a query head reads the keys of another group",

@@ -134,9 +134,9 @@ def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model,
 
 @torch.no_grad()
 def test_hooks_are_gone_after_every_forward_also_after_one_that_failed(model):
+    before = fingerprint(model)
     generator = SpeculativeGenerator(model, Watcher((0, 1, "final")))
     expected = generator.generate(IDS, MASK, max_new_tokens=3).sequences
-    before = fingerprint(model)
 
     def fail(*args):
         raise RuntimeError("on purpose")
