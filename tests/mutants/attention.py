@@ -43,8 +43,9 @@ ATTENTION = [
         name="every split of a row has the sink",
         source="flash-decoding with attention sinks",
         file="kernels/attention/triton.py",
-        old="row_sum += tl.where(split == 0, 1.0, 0.0)",
-        new="row_sum += 1.0",
+        old="row_max = tl.where(split == 0, sink, row_max)\n"
+        "            row_sum += tl.where(split == 0, 1.0, 0.0)",
+        new="row_max = sink\n            row_sum += 1.0",
         caught_by="kernels/test_kernels_attention.py::"
         "test_a_sink_takes_its_weight_once_however_many_splits_a_row_has[2]",
     ),
