@@ -20,6 +20,7 @@ from specdec import (
     RejectionSampler,
     SpeculativeGenerator,
     certify,
+    zoo,
 )
 from specdec.certify.generator.rows import ADVICE, audit_rows
 from specdec.kernels import draw
@@ -277,3 +278,18 @@ def test_sound_rows_repeat_in_every_way_also_where_steps_are_replayed(make, samp
     assert not found.differences
     assert found.num_steps > 100
     assert "drafts and texts repeat again, alone, in other chunks" in str(found)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("sampler", ["auto", "coupling"])
+@pytest.mark.parametrize("name", ["model", "eagle3", "mask-token", "mtp"])
+def test_rows_repeat_on_a_gpu(name, sampler, dtype):
+    """Replayed steps of the whole batch against eager ones of every row alone."""
+    target, tokenizer = zoo.load_target().to("cuda", dtype), zoo.load_tokenizer()
+    drafter = zoo.load_drafter(name, target).to("cuda", dtype)
+    prompts = [tokenizer(text).input_ids for text in ("def main(argv):", "import os, sys")]
+    generator = SpeculativeGenerator(target, drafter, sampler)
+    found = audit_rows(generator, prompts, 64, temperature=1.0, top_k=20)
+    assert found.passed, str(found)
+    assert found.num_rows == 4
