@@ -121,7 +121,8 @@ class SpeculativeGenerator:
         """One step for every row. Nothing in it waits for the device (logits processors do).
 
         Between steps `generation.synchronize()` may be called, so that the next ones attend over no
-        more slots than they need.
+        more slots than they need. Rows that have ended commit nothing, so a step after the end of
+        all rows costs its time and changes neither tokens nor lengths.
 
         Args:
             generation: from `start`; updated in place.
@@ -147,11 +148,12 @@ class SpeculativeGenerator:
 
     def __repr__(self) -> str:
         model, target = self.target.model, self.target
+        sampler = " ".join(str(self.sampler).split())  # a module with parts prints lines
         return (
             f"SpeculativeGenerator(target {type(model).__name__}, "
             f"{model.num_parameters() / 1e6:.1f} M parameters, {target.dtype} on {target.device}; "
             f"drafter {type(self.drafter).__name__}, K = {self.drafter.num_draft_tokens}; "
-            f"sampler {self.sampler})"
+            f"sampler {sampler})"
         )
 
     def __getstate__(self) -> dict:

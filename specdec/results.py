@@ -336,8 +336,10 @@ class GenerationResult:
         lines = [f"GenerationResult of {count} row{'s' * (count != 1)}; {self.stats!r}"]
         lines.append("tokens: accepted  [recovered]  <bonus>")
         for row in range(min(count, _SHOWN_ROWS)):
-            pieces = (_MARKERS[origin].format(visible(text)) for text, origin in self.pieces(row))
-            lines.append(f"{self._title(row)}: {''.join(pieces)}")
+            gap = " " if self.tokenizer is None else ""  # ids: the space is no part of a token
+            texts = ((visible(text).removesuffix(gap), kind) for text, kind in self.pieces(row))
+            marked = gap.join(_MARKERS[kind].format(text) for text, kind in texts)
+            lines.append(f"{self._title(row)}: {marked}")
         return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
 
     def _repr_html_(self) -> str:

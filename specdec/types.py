@@ -54,14 +54,24 @@ class Context:
     *produced* `tokens[:, j + 1]`. This is the only place where the alignment "state t beside token
     t + 1" is written.
 
+    A prompt of T >= 2 tokens, at positions 0..T - 1, arrives as follows. The first chunk has its
+    token 0 as the anchor (`start` is 0), so token 0 is never a new token. The chunks of `prefill`
+    bring tokens 1..T - 2. The last token, T - 1, is left for the first `propose`, whose anchor is
+    token T - 2. A prompt of one token is the anchor of its first `propose`, with `num_new` 0; in
+    `prefill`, which reads it only beside longer prompts, its `num_new` is -1. There is no `prefill`
+    where no prompt has two tokens.
+
     Args:
         tokens: `[B, N + 1]` int64, the anchor (the last token known before) and then the new
             tokens.
         features: `[B, N, F]`, or `None` when the drafter asks for no features.
         start: `[B]` int64, position of the anchor.
-        num_new: `[B]` int64, how many of the N new tokens are valid in each row. During prefill it
-            is -1 in a row that ended before the chunk: there not even the anchor belongs to the
-            row.
+        num_new: `[B]` int64, how many of the N new tokens are valid in each row; what follows them
+            is garbage or `PAD_TOKEN`. It is 0 where only the anchor is known: in the `propose`
+            after a prompt of one token, and in a chunk whose anchor is token T - 2 of its prompt
+            (the first one of a prompt of two tokens). During prefill it is -1 in a row that ended
+            before the chunk: there not even the anchor belongs to the row. The last known token is
+            at index `num_new.clamp(min=0)`.
         num_attended: how many slots the step attends over, known to the host: all that any row
             has committed, and K + 1 more.
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.samplers import Noise, Stream, philox
+from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
+from specdec.samplers import Drawing, Noise, ScriptedNoise, Stream, Warp, draw_by_inversion, philox
 
 ALPHA = 1e-9
 WORD = 2**32
@@ -33,6 +33,51 @@ def draws(seeds, start, width):
 
 def hexadecimal(counter, key):
     return [f"{word:08x}" for word in philox(torch.tensor(counter), torch.tensor(key)).tolist()]
+
+
+USED = {Stream.PROPOSE: [0, 1, 2], Stream.ACCEPT: [0, 1, 2], Stream.RESAMPLE: [0]}
+"""Numbers that a step of K = 3 uses, as the docstring of `Stream` says."""
+
+
+def decided(uniforms, sampler):
+    """What drafter and sampler make of scripted numbers `[B, streams, 4]`."""
+    rows, table = len(uniforms), torch.Generator().manual_seed(0)
+    logits = torch.randn(2, rows, 4, 7, generator=table)
+    noise, warp = ScriptedNoise(uniforms), Warp(rows)
+    drafting = Proposal().begin(Drawing(3, warp, noise, draw_by_inversion))
+    drafting.draw(logits[0, :, :3])
+    draft = drafting.end()
+    verdict = sampler(draft, logits[1], warp, noise)
+    return [*draft.tokens.flatten().tolist(), *verdict.tokens.flatten().tolist()]
+
+
+@pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler()])
+def test_each_number_of_a_step_is_used_for_what_its_stream_says(sampler):
+    uniforms = draws(range(2000), 5, 4)
+    expected = decided(uniforms, sampler)
+    for stream in Stream:
+        for index in range(4):
+            changed = uniforms.clone()
+            changed[:, stream, index] = 1 - changed[:, stream, index]
+            assert (decided(changed, sampler) != expected) is (index in USED[stream])
+
+
+def test_a_step_of_k_draft_tokens_has_k_plus_1_numbers_of_each_stream():
+    seen = set()
+
+    class Looks(ModelDrafter):
+        def propose(self, context, state, drawing):
+            widths = {drawing.noise.uniform(stream).shape[1] for stream in Stream}
+            seen.add((drawing.num_draft_tokens, *widths))
+            return super().propose(context, state, drawing)
+
+    model = build("llama")
+    generator = SpeculativeGenerator(model, Looks(perturbed(model), 3))
+    generation = generator.start(torch.tensor([[1, 2]]), max_new_tokens=9, do_sample=True, seed=0)
+    generator.step(generation)
+    generation.num_draft_tokens = 1
+    generator.step(generation)
+    assert seen == {(3, 4), (1, 2)}
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,27 @@ def test_the_drafter_of_the_readme_drafts_and_is_lossless(session):
         specdec.SpeculativeGenerator(target, session["BigramDrafter"](session["counts"][:5]))
 
 
+def test_the_drafter_with_a_state_drafts_and_repeats(session):
+    tokenizer, target = session["tokenizer"], session["target"]
+    generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
+    inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
+    greedy = {"max_new_tokens": 24, "do_sample": False}
+    result = generator.generate(**inputs, **greedy)
+    expected = specdec.SpeculativeGenerator(target, None).generate(**inputs, **greedy)
+    assert result.sequences.equal(expected.sequences)
+    assert 0.05 < result.stats.acceptance_rate < 1
+    for row, steps in enumerate(result.steps):  # drafts what followed the anchor last
+        text = inputs.input_ids[row][inputs.attention_mask[row].bool()].tolist()
+        for step in steps:
+            places = [i for i, token in enumerate(text[:-1]) if token == text[-1]]
+            if step.draft_tokens:
+                assert step.draft_tokens[0] == (text[places[-1] + 1] if places else 0)
+            text += step.new_tokens
+    prompts = [tokenizer(text).input_ids for text in ("import os", "def f(x):")]
+    report = specdec.certify(generator, prompts, num_samples=64, audit_tokens=16, num_tokens=2)
+    assert report.passed
+
+
 def test_the_loop_of_the_readme_writes_what_generate_writes():
     (block,) = (block for block in blocks("python") if "count_step" in block)
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()

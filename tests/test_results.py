@@ -321,7 +321,7 @@ def test_a_result_shows_its_tokens_by_origin(has_tokenizer):
     text = shown.split("row 0 (20 tokens, length): ")[1]
     for mark in "[]<>":
         text = text.replace(mark, "")
-    expected = TOKENIZER.decode(ids) if has_tokenizer else " ".join(map(str, ids)) + " "
+    expected = TOKENIZER.decode(ids) if has_tokenizer else " ".join(map(str, ids))
     for mark in "[]<>":
         expected = expected.replace(mark, "")
     assert text == expected
@@ -333,6 +333,13 @@ def test_a_result_shows_its_tokens_by_origin(has_tokenizer):
         assert result.pieces(0) == [
             (f"{t} ", k) for t, k in zip(ids, result.origins[0], strict=True)
         ]
+
+
+def test_markers_of_ids_enclose_no_space():
+    result = generate(DRAFTERS["perturbed"], max_new_tokens=20)
+    text = repr(result).split("length): ")[1].splitlines()[0]
+    assert "[" in text or "<" in text
+    assert not any(mark in text for mark in (" ]", " >", "  "))
 
 
 def test_what_a_result_shows_is_escaped():
@@ -360,6 +367,10 @@ def test_parts_print_what_they_are():
         "SpeculativeGenerator(target LlamaForCausalLM, 0.0 M parameters, torch.float32 on cpu; "
         "drafter ModelDrafter, K = 4; sampler EnsembleSampler(target_weight=0.8))"
     )
+    nested = RejectionSampler()
+    nested.inner = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
+    assert "\n" in repr(nested)
+    assert "\n" not in repr(SpeculativeGenerator(MODEL, None, nested))
     assert repr(TypicalSampler()) == "TypicalSampler(epsilon=0.3, delta=0.09)"
     report = certify(RejectionSampler(), sizes=((2, 1, 6),))
     assert repr(report) == str(report)

@@ -18,8 +18,9 @@ def add_parser(commands) -> None:
         "certify",
         help="enumerate a sampler's exact law, audit and test a pair of models",
         description="Enumerates the sampler's exact law on small worlds. Then runs the pair: "
-        "greedy text against plain decoding, no random number used twice, and a chi-square test of "
-        "sampled text against the target's exact law. Exits 1 if anything fails.",
+        "greedy text against plain decoding, no random number used twice, the same drafts again, "
+        "alone and in other company, and a chi-square test of sampled text against the target's "
+        "exact law. Exits 1 if anything fails.",
     )
     parser.add_argument("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
     parser.add_argument(

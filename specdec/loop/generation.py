@@ -18,7 +18,11 @@ from specdec.types import Draft, rows_to_keep
 
 
 class Generation:
-    """One call under way, as `SpeculativeGenerator.start` returns it.
+    """One call under way, as `SpeculativeGenerator.start` returns it, to be stepped by hand.
+
+    Rows end on the device, at an end-of-sequence token or the length limit. Stopping criteria and
+    stop strings are functions of the host, which `generate` and `stream` call; whoever steps by
+    hand may end rows with `end_rows`.
 
     Args:
         owner: the generator that started it; no other may step it.
@@ -30,6 +34,21 @@ class Generation:
         rows: which row of the batch each row of `state` is; all of them, until some are dropped.
         ended_by_host: rows that were ended from outside a step.
         mark: takes the times of the parts of each step, where the call is traced.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+        >>> generator = SpeculativeGenerator(target, "lookup")
+        >>> inputs = tokenizer("def main():", return_tensors="pt")
+        >>> generation = generator.start(**inputs, max_new_tokens=16)
+        >>> while not generation.has_ended.all():
+        ...     outcome = generator.step(generation)
+        >>> rows = zip(generation.tokens, generation.lengths, strict=True)
+        >>> texts = [tokenizer.decode(row[:length]) for row, length in rows]
+        >>> texts[0].startswith("def main():")
+        True
+        >>> generation
+        Generation(1 of 1 row ended; lengths [19], prompts included; K = 8)
     """
 
     def __init__(self, owner: object, request: Request, runner: StepRunner):
@@ -45,9 +64,20 @@ class Generation:
         self._unprocessed: Tensor | None = None
         self._is_first = True
 
+    def __repr__(self) -> str:
+        """Waits for the device."""
+        ended, rows = int(self.has_ended.sum()), len(self.request.prompts.lengths)
+        ended += rows - len(self.rows)
+        return (
+            f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
+            f"{self.lengths.tolist()}, prompts included; K = {self.num_draft_tokens})"
+        )
+
     @property
     def tokens(self) -> Tensor:
-        """`[B, S]` committed tokens; what follows a row's anchor is garbage."""
+        """`[B, S]` committed tokens, each row's prompt (without its padding) first; what follows
+        the row's `lengths` is garbage.
+        """
         return self.state.buffer.tokens[: len(self.rows)]
 
     @property

@@ -40,6 +40,29 @@ class GenerateOptions(TypedDict, total=False):
 
     `draft_probs=False` keeps the probabilities of draft tokens from the sampler: they become point
     masses, which is lossless too and accepts less. It is there to measure the difference.
+
+    Args:
+        max_new_tokens: the most that each row may get, >= 1. As in HF, 20 where neither call nor
+            configuration sets a length.
+        min_new_tokens: no end-of-sequence token is sampled before so many.
+        do_sample: whether to sample; `False` is greedy.
+        temperature: logits are divided by it; 0 is greedy.
+        top_k: only so many of the most likely tokens are sampled from; 0 for all.
+        top_p: only the most likely tokens whose probabilities sum to this; 1 for all.
+        min_p: only tokens at least this times as likely as the most likely one; 0 for all.
+        seed: of each row, in 0..2**64 - 1. `torch.manual_seed` has no effect on samples.
+        eos_token_id: ids that end a row; `[]` for none.
+        pad_token_id: fills rows that have ended; without a mask it also marks padding.
+        logits_processor: functions of `(ids [B, t], scores [B, V])`, called at every position of a
+            draft.
+        stopping_criteria: functions of `(ids [1, T], None)`, called after every token of every row.
+        stop_strings: texts that end a row.
+        tokenizer: of the target.
+        num_return_sequences: n rows for each prompt.
+        output_scores: keep the logits that were sampled from.
+        output_logits: keep the logits as the model returns them.
+        generation_config: HF's, for everything that is left out.
+        draft_probs: whether the sampler gets the probabilities of draft tokens.
     """
 
     max_new_tokens: int

@@ -39,11 +39,17 @@ _RACE_STREAM = 3
 
 
 class Stream(IntEnum):
-    """What a number is for; part of the counter, so that streams are disjoint."""
+    """What a number is for; part of the counter, so that streams are disjoint.
+
+    A step of K draft tokens has W = K + 1 numbers of each stream (`[B, W]` float64 in [0, 1)).
+    """
 
     PROPOSE = 0
+    """For the drafter: number i draws draft token i, 0 <= i < K; number K is not used."""
     ACCEPT = 1
+    """For the sampler: number i decides on draft token i; number K is not used."""
     RESAMPLE = 2
+    """For the sampler: number 0 draws the recovered or bonus token; the others are not used."""
 
 
 class StepNoise:
@@ -52,7 +58,7 @@ class StepNoise:
     Args:
         key: `[B, 2]` words of the rows' seeds.
         start: `[B]` position of the anchor.
-        width: W, numbers per stream.
+        width: W, numbers per stream: K + 1 in a step of K draft tokens.
     """
 
     def __init__(self, key: Tensor, start: Tensor, width: int):

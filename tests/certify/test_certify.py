@@ -303,6 +303,11 @@ class Overdoing(RejectionSampler):
     ("change", "message"),
     [
         (lambda v: None, "Overdoing must return a .*Verdict, got None"),
+        (lambda v: v.tokens, r"Overdoing must return a .*Verdict, got a int64 tensor of shape"),
+        (
+            lambda v: Verdict(v.tokens, v.num_accepted + 1, v.num_drafted),
+            "Overdoing: the sampler accepted fewer than 0 tokens or more than were drafted",
+        ),
         (lambda v: Verdict(v.tokens[:, 1:], v.num_accepted), "verdict.tokens of shape"),
         (lambda v: Verdict(v.tokens + 9, v.num_accepted), "emitted a token outside"),
         (lambda v: Verdict(v.tokens, v.num_accepted * 0 + 99), "accepted fewer than 0 tokens or m"),

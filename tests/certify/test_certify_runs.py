@@ -173,8 +173,12 @@ def test_a_greedy_difference_beyond_rounding_is_not_excused():
         ([[1]], {"num_samples": 0}, "num_samples must be an integer >= 1, got 0"),
         ([[1]], {"top_k": 0}, "top_k must be an integer >= 1, got 0"),
         ([[1]], {"false_alarm": 0.0}, "false_alarm must be a number > 0, got 0.0"),
-        (5, {}, "prompts must be a sequence .*, got 5; pass lists of token ids"),
-        (["x"], {}, "prompts must be a sequence"),
+        (5, {}, "prompts must be a sequence .*, got 5; pass token ids, "),
+        (
+            ["x"],
+            {},
+            r"prompts must be .*, got \['x'\]; pass token ids, \[tokenizer\(text\).input_ids",
+        ),
         ([[1]], {"num_samples": "x"}, "num_samples must be an integer >= 1, got 'x'"),
         ([[1]], {"progress": 5}, "progress must be a function, got 5"),
         (

@@ -4,11 +4,14 @@ A drafter that asks for the embeddings (boundary 0) can tell which token each fe
 and with GPT-2's learned positions at which position, by looking it up in the model's own tables.
 """
 
+import copy
+
 import pytest
+import torch
 from architectures import VOCAB, build
 from drafting import NumberedState, perturbed, ragged_prompts
 
-from specdec import Drafter, ModelDrafter, SpeculativeGenerator
+from specdec import Drafter, ModelDrafter, NoDrafter, SpeculativeGenerator
 
 
 class FeatureReader(Drafter):
@@ -86,3 +89,50 @@ def test_the_reader_would_notice_a_shifted_context(monkeypatch):
     monkeypatch.setattr(generator.target, "verify", shifted)
     with pytest.raises(AssertionError):
         generator.generate(ids, mask, max_new_tokens=20)
+
+
+class Contexts(NoDrafter):
+    """Writes down every context."""
+
+    def __init__(self):
+        super().__init__()
+        self.read, self.proposals = [], []
+
+    def prefill(self, context, state):
+        """A chunk."""
+        self.read.append(context)
+
+    def propose(self, context, state, drawing):
+        """A step."""
+        self.proposals.append(copy.deepcopy(context))
+        return super().propose(context, state, drawing)
+
+
+def test_prompts_arrive_as_the_docstring_of_context_says():
+    ids, mask = ragged_prompts(VOCAB, 8, 1, 2, 5)
+    drafter = Contexts()
+    generator = SpeculativeGenerator(build("gpt2"), drafter, prefill_chunk_size=3)
+    generator.generate(ids, mask, max_new_tokens=1)
+    lengths = mask.sum(1).tolist()
+    known = [[] for _ in lengths]  # positions that were new tokens in `prefill`
+    for context in drafter.read:
+        for row, num_new in enumerate(context.num_new.tolist()):
+            start = int(context.start[row])
+            known[row] += range(start + 1, start + 1 + num_new)
+    assert known == [list(range(1, length - 1)) for length in lengths]
+    assert drafter.read[0].start.tolist() == [0] * 4
+    assert drafter.read[0].num_new.tolist() == [3, -1, 0, 3]
+    assert drafter.read[1].num_new.tolist() == [3, -1, -1, 0]  # its anchor is token 3 of 5
+    first = drafter.proposals[0]
+    assert first.num_new.tolist() == [1, 0, 1, 1]
+    assert first.start.tolist() == [max(0, length - 2) for length in lengths]
+    last = first.tokens.gather(1, first.num_new[:, None])[:, 0]
+    assert last.tolist() == ids[:, -1].tolist()
+
+
+def test_prompts_of_one_token_are_not_prefilled():
+    drafter = Contexts()
+    generator = SpeculativeGenerator(build("gpt2"), drafter)
+    generator.generate(torch.tensor([[5], [7]]), max_new_tokens=1)
+    assert drafter.read == []
+    assert drafter.proposals[0].num_new.tolist() == [0, 0]

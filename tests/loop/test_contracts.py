@@ -172,6 +172,11 @@ NO_DRAFTS = {
         ValueError,
         f"draft.probs over a vocabulary of 9, but target logits have {VOCAB}",
     ),
+    "int32 tokens": (
+        lambda rows, k: Draft(torch.zeros(rows, k, dtype=torch.int32)),
+        TypeError,
+        "draft.tokens must be int64, got int32",
+    ),
     "float counts": (
         lambda rows, k: Draft(ids(3)(rows, k).tokens, None, torch.zeros(rows)),
         TypeError,

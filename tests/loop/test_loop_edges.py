@@ -242,3 +242,36 @@ def test_a_row_cut_inside_an_accepted_block_may_be_the_longest_on_the_device():
     assert result.lengths == [20, 1, 20]
     assert result.stats.accepted[1] == 5  # as many as follow its match in the prompt
     assert not result.new_tokens.any()
+
+
+def test_a_generation_stepped_by_hand_has_the_text_and_says_what_it_is():
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
+    options = {"max_new_tokens": 20, "do_sample": True, "seed": [1, 2, 3], "eos_token_id": []}
+    result = generator.generate(IDS, MASK, **options)
+    generation = generator.start(IDS, MASK, **options)
+    assert repr(generation) == (
+        "Generation(0 of 3 rows ended; lengths [3, 9, 1], prompts included; K = 4)"
+    )
+    while not generation.has_ended.all():
+        generator.step(generation)
+    assert repr(generation).startswith("Generation(3 of 3 rows ended; lengths [23, 29, 21], ")
+    for row, (tokens, length) in enumerate(zip(generation.tokens, generation.lengths, strict=True)):
+        prompt = IDS[row][MASK[row].bool()].tolist()
+        assert tokens[:length].tolist() == prompt + result.new_tokens[row].tolist()
+    before = [row[:length].tolist() for row, length in zip(*_written(generation), strict=True)]
+    for _ in range(7):  # after the end nothing is committed
+        assert generator.step(generation).num_new.tolist() == [0, 0, 0]
+    after = [row[:length].tolist() for row, length in zip(*_written(generation), strict=True)]
+    assert after == before
+
+
+def _written(generation):
+    return generation.tokens, generation.lengths
+
+
+def test_a_generation_counts_dropped_rows_as_ended():
+    generator = SpeculativeGenerator(MODEL, None)
+    generation = generator.start(IDS, MASK, max_new_tokens=5)
+    generation.end_rows([0])
+    generation.drop_ended()
+    assert repr(generation).startswith("Generation(1 of 3 rows ended; lengths [1, 9], ")

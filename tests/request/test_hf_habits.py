@@ -4,6 +4,7 @@ fails at once: streamers, stop strings, several sequences of a prompt, scores, m
 The oracle is HF's own `generate` on the same model.
 """
 
+import re
 import threading
 
 import pytest
@@ -22,6 +23,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from specdec import ModelDrafter, SpeculativeGenerator, zoo
+from specdec.request import GenerateOptions
 
 MODEL, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL, scale=0.3), 3))
@@ -311,3 +313,23 @@ def test_more_sequences_than_memory_are_refused_at_once(count):
         ValueError, match=f"keys and values of {count} rows of {ONE.input_ids.shape[1]} tokens take"
     ):
         GENERATOR.generate(ONE.input_ids, **options)
+
+
+def test_the_seed_of_torch_does_not_change_samples_and_the_argument_does():
+    ids = torch.tensor([[7, 8, 9]])
+    options = {"max_new_tokens": 12, "do_sample": True}
+    texts, own = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        texts.append(GENERATOR.generate(ids, seed=5, **options).sequences.tolist())
+        own.append(GENERATOR.generate(ids, **options).seeds)
+        torch.manual_seed(1)
+        texts.append(GENERATOR.generate(ids, seed=5, **options).sequences.tolist())
+    assert texts == [texts[0]] * 4
+    assert own[0] != own[1]
+
+
+def test_every_option_has_its_line_in_the_docstring():
+    arguments = GenerateOptions.__doc__.split("    Args:\n")[1]
+    named = re.findall(r"^        (\w+): ", arguments, flags=re.MULTILINE)
+    assert named == list(GenerateOptions.__annotations__)

@@ -8,6 +8,7 @@ from torch import Tensor
 from specdec.arguments import check_integer, check_number, check_type
 from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
+from specdec.certify.generator.rows import RowsAudit, audit_rows
 from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import draw_by_race
@@ -22,6 +23,7 @@ class RunReport:
         greedy: greedy text against plain decoding.
         noise: whether a draw was used twice; for coupled noise, which belongs to positions and is
             meant to be used again there, sampled text against plain decoding.
+        rows: whether drafts and texts repeat: again, alone, in other chunks, after rows have ended.
         tests: of the law of sampled texts.
         false_alarm: chance, over all tests, that a sound generator fails.
         settings: how texts were sampled.
@@ -30,6 +32,7 @@ class RunReport:
     name: str
     greedy: TextAudit
     noise: NoiseAudit | TextAudit
+    rows: RowsAudit
     tests: list[LawTest]
     false_alarm: float
     settings: str
@@ -37,7 +40,7 @@ class RunReport:
     @property
     def passed(self) -> bool:
         """No audit and no test found anything."""
-        return all(part.passed for part in (self.greedy, self.noise, *self.tests))
+        return all(part.passed for part in (self.greedy, self.noise, self.rows, *self.tests))
 
     @property
     def detectable(self) -> float:
@@ -54,6 +57,7 @@ class RunReport:
             f"{_verdict(self)}  {self.name}",
             f"{_verdict(self.greedy)}    {self.greedy}",
             f"{_verdict(self.noise)}    {self.noise}",
+            f"{_verdict(self.rows)}    {self.rows}",
             f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.settings}; "
             f"false alarm {self.false_alarm:.0e} over all tests",
             "          prompt  tokens   texts  samples   p-value  detectable TV (99 % power)",
@@ -79,7 +83,7 @@ def certify_generator(
     batch_size: int = 128,
     progress: Callable[[list], Iterable] = iter,
 ) -> RunReport:
-    """Audits greedy text and noise, and tests the law of sampled text.
+    """Audits greedy text, noise and rows, and tests the law of sampled text.
 
     Args:
         generator: of any drafter and sampler.
@@ -110,7 +114,10 @@ def certify_generator(
     check_type("progress", progress, Callable)
     check_enumerable(num_tokens, top_k, generator.target.vocab_size)
     prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    check_type("prompts", prompts, Sequence[Sequence[int]], advice="pass lists of token ids")
+    if isinstance(prompts, list | tuple):
+        prompts = [p.tolist() if isinstance(p, Tensor) else p for p in prompts]
+    advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
+    check_type("prompts", prompts, Sequence[Sequence[int]], advice=advice)
     prompts = [list(prompt) for prompt in prompts]
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
@@ -130,6 +137,7 @@ def certify_generator(
         name=f"{drafter}, {sampler}, K = {num_draft_tokens}, {len(prompts)} prompts",
         greedy=audit_greedy_text(generator, prompts, audit_tokens),
         noise=audit(generator, prompts, audit_tokens, **sampling),
+        rows=audit_rows(generator, prompts, audit_tokens, **sampling),
         tests=run_law_tests(
             generator,
             prompts,

@@ -1,0 +1,386 @@
+"""Whether rows repeat: the same prompts with the same seeds give the same drafts and texts again,
+alone and in company, with prompts read in other chunks, and after other rows have ended.
+
+A lossless sampler hides what a drafter does wrong here: the text keeps its distribution and its
+greedy form, and only the speed or the reproducibility suffers. So drafted tokens are compared, too.
+
+The same call again has the same shapes, so nothing may differ. Other calls compute the same numbers
+in other shapes, and so with other rounding. The first difference of a row is rounding where the
+step's probabilities agree within `sqrt(eps)` and, for a draft token, where the step's own noise
+draws the token of each call from them. The draft of a head without probabilities cannot be judged
+like this: one such row is excused, two are not; in half precision none is judged.
+
+Legend: R rows, K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.certify.generator.text import ENDLESS, Prompts, padded
+from specdec.generator import SpeculativeGenerator
+from specdec.loop.collector import OutputCollector
+from specdec.loop.generation import Generation
+from specdec.loop.outcome import Outcome
+from specdec.results import RowStep
+from specdec.samplers import Stream, Warp
+
+FEWEST_ROWS, MOST_ROWS = 4, 8
+"""Prompts beyond are left out; fewer are filled up with beginnings of the first one."""
+_ENDED_AFTER = 2  # steps, half of the rows end
+
+ADVICE = {
+    "again": (
+        "random numbers that are not the step's (draw through Proposal, or with "
+        "drawing.noise.uniform(Stream.PROPOSE)), and at reset"
+    ),
+    "alone": "values of one row that reach others, and tokens beyond num_new that are read",
+    "in other chunks": "prefill: context.start, and rows whose num_new is 0 or -1",
+    "after rows have ended": "keep: row i of what it returns is row rows[i] (types.keep_rows)",
+    "over used storage": "reset: nothing of the texts before may be left",
+}
+"""What is compared with one call for all rows, and what to look at where it differs."""
+
+
+@dataclass(frozen=True)
+class RowDifference:
+    """The first difference of a row between two calls.
+
+    Args:
+        way: of generating, a key of `ADVICE`.
+        row: of the audit.
+        step: that differs first.
+        expected: that step in the call that the other one is compared with; `None`: no such step.
+        found: in the other call, likewise.
+        is_rounding: rounding explains it; `None` where nobody can tell.
+    """
+
+    way: str
+    row: int
+    step: int
+    expected: RowStep | None
+    found: RowStep | None
+    is_rounding: bool | None = False
+
+    @property
+    def is_of_draft(self) -> bool:
+        """The drafts differ, not only what was emitted after them."""
+        return _drafted(self.expected) != _drafted(self.found)
+
+    def __str__(self) -> str:
+        what = "drafted" if self.is_of_draft else "emitted"
+        read = _drafted if self.is_of_draft else _emitted
+        verdict = f"look at {ADVICE[self.way] if self.is_of_draft else 'sampler and target'}"
+        return (
+            f"{self.way}: row {self.row}, step {self.step} {what} {read(self.found)}, not "
+            f"{read(self.expected)}; " + ("rounding" if self.is_rounding else verdict)
+        )
+
+
+@dataclass(frozen=True)
+class RowsAudit:
+    """The drafts and texts of the same rows, generated in several ways.
+
+    Args:
+        num_rows: R.
+        num_steps: that were compared, over all ways.
+        differences: the first of each row and way. Where not even the same call repeats, no other
+            way is tried.
+    """
+
+    num_rows: int
+    num_steps: int
+    differences: list[RowDifference]
+
+    @property
+    def passed(self) -> bool:
+        """Every difference is rounding."""
+        return all(difference.is_rounding for difference in self.differences)
+
+    @property
+    def ways(self) -> list[str]:
+        """In which the rows differ, by more than rounding."""
+        bad = [difference.way for difference in self.differences if not difference.is_rounding]
+        return list(dict.fromkeys(bad))
+
+    def __str__(self) -> str:
+        repeat = "drafts and texts repeat " if self.passed else ""
+        head = f"rows: {self.num_rows} rows, {self.num_steps} steps: {repeat}{', '.join(ADVICE)}"
+        if not self.passed:
+            head = f"rows: {self.num_rows} rows differ {', '.join(self.ways)}"
+        first = {d.way: d for d in reversed(self.differences)}  # one line for each way
+        return "\n          ".join([head, *map(str, reversed(first.values()))])
+
+
+def audit_rows(
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, **sampling
+) -> RowsAudit:
+    """Generates the same rows in the ways of `ADVICE` and compares every draft and token.
+
+    Args:
+        generator: of any drafter and sampler.
+        prompts: token ids; the numbers of the rows are their seeds.
+        num: new tokens per row.
+        sampling: temperature and truncation.
+    """
+    rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
+    rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
+    options = {"max_new_tokens": num, "do_sample": True, **sampling, **ENDLESS}
+    calls = _Calls(generator, rows, options, _Judge(generator, sampling))
+    if calls.repeat():
+        calls.compare_company_and_ends()
+        calls.compare_chunks()
+        calls.compare_storage()
+    return calls.judge.audit(len(rows))
+
+
+class _Calls:
+    """The calls of an audit.
+
+    Args:
+        generator: that is audited.
+        rows: token ids.
+        options: of every call, but for the seeds.
+        judge: collects what differs.
+    """
+
+    def __init__(
+        self, generator: SpeculativeGenerator, rows: Prompts, options: dict, judge: _Judge
+    ):
+        self._generator, self._rows, self._options = generator, rows, options
+        self.judge = judge
+        self._everyone = list(range(len(rows)))
+        self._eager = self._sibling()
+        self._together = self._call(self._everyone, generator)
+        self._first = self._together.steps()
+        # Before a row has ended `keep` is not used, so what differs there is none of its faults.
+        self._num_full = min(map(len, self._first.values()))
+
+    def repeat(self) -> bool:
+        """Whether the same call repeats; else tells draws from what its storage held."""
+        first, again = self._first, self._together.steps()
+        way = "again"
+        if _vary(first, again):
+            fresh = [self._call(self._everyone, self._eager).steps() for _ in range(2)]
+            way = "again" if _vary(*fresh) else "over used storage"
+        self.judge.compare(way, self._together, first, self._together, again, is_exact=True)
+        return not self.judge.differences
+
+    def compare_company_and_ends(self) -> None:
+        """Every row alone, and all together while half of them end."""
+        alone = {row: self._call([row], self._eager) for row in self._everyone}
+        steps = {row: call.steps()[row] for row, call in alone.items()}
+        expected, found = self._full(self._first), self._full(steps)
+        for row, call in alone.items():
+            pair = {row: expected[row]}, {row: found[row]}
+            self.judge.compare("alone", self._together, pair[0], call, pair[1])
+        if self.judge.differences:  # rows that differ alone would differ again
+            return
+        leaving = self._call(self._everyone, self._eager, ends_half=True)
+        for row, own in leaving.steps().items():
+            length = len(own) if row < len(self._rows) // 2 else None
+            one = {row: steps[row][:length]}
+            self.judge.compare("after rows have ended", alone[row], one, leaving, {row: own})
+
+    def compare_chunks(self) -> None:
+        """Prompts read in other chunks: in about three, or in one."""
+        longest = max(map(len, self._rows))
+        size = max(1, -(-(longest - 1) // 3))
+        size = size if size != self._generator.prefill_chunk_size else longest
+        chunked = self._call(self._everyone, self._sibling(prefill_chunk_size=size))
+        steps = self._full(self._first), self._full(chunked.steps())
+        self.judge.compare("in other chunks", self._together, steps[0], chunked, steps[1])
+
+    def compare_storage(self) -> None:
+        """The same call before and after another one in its storage."""
+        stored = self._sibling(keep_storage=1)
+        call = self._call(self._everyone, stored)
+        before = call.steps()
+        self._call(self._everyone[::-1], stored).steps()
+        self.judge.compare("over used storage", call, before, call, call.steps(), is_exact=True)
+
+    def _call(self, numbers: list[int], generator: SpeculativeGenerator, **how) -> _Call:
+        return _Call(generator, self._rows, numbers, self._options, **how)
+
+    def _sibling(self, **settings) -> SpeculativeGenerator:
+        """A generator of the same parts, whose steps are eager: there rows leave the batch."""
+        own = self._generator
+        settings = {"prefill_chunk_size": own.prefill_chunk_size, "keep_storage": 0} | settings
+        parts = own.target, own.drafter, own.sampler
+        return SpeculativeGenerator(*parts, graphs=False, **settings)
+
+    def _full(self, steps: dict[int, list[RowStep]]) -> dict[int, list[RowStep]]:
+        """The steps before any row of the whole batch has ended."""
+        return {row: own[: self._num_full] for row, own in steps.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """One call: which of the rows, in which order, by which generator. With `ends_half` the first
+    half of the batch is ended from outside after some steps.
+    """
+
+    generator: SpeculativeGenerator
+    rows: Prompts
+    numbers: list[int]
+    options: dict
+    ends_half: bool = False
+
+    def steps(self) -> dict[int, list[RowStep]]:
+        """By row."""
+        if self.ends_half:
+            *_, (_, collector, _) = self.walk()
+            return dict(zip(self.numbers, collector.steps, strict=True))
+        result = self.generator.generate(*self._inputs(), seed=self.numbers, **self.options)
+        return dict(zip(self.numbers, result.steps, strict=True))
+
+    def walk(self) -> Iterator[tuple[Generation, OutputCollector, Outcome]]:
+        """Step by step; the last one is yielded once more, when its outcome has been read."""
+        generation = self.generator.start(*self._inputs(), seed=self.numbers, **self.options)
+        collector, index = OutputCollector(generation), 0
+        while not collector.is_done:
+            outcome = self.generator.step(generation)
+            yield generation, collector, outcome
+            collector.read(outcome.fetch())
+            index += 1
+            if self.ends_half and index == _ENDED_AFTER:
+                for row in range(len(self.numbers) // 2):
+                    generation.end_rows([row])
+                    collector.finish_reasons[row] = "stop"
+            generation.drop_ended()
+        yield generation, collector, outcome
+
+    def _inputs(self) -> tuple[Tensor, Tensor]:
+        return padded([self.rows[row] for row in self.numbers], self.generator.target.device)
+
+
+class _View(NamedTuple):
+    """Probabilities and draws of a row's step: `[K, V]` of the draft, or `None`; `[K + 1, V]` of
+    the target; `[K + 1]` uniforms of the draft.
+    """
+
+    draft: Tensor | None
+    target: Tensor
+    uniforms: Tensor
+
+
+class _Judge:
+    """Collects the differences between calls, and tells rounding from faults."""
+
+    def __init__(self, generator: SpeculativeGenerator, sampling: dict):
+        drafter = generator.drafter
+        tensors = [*drafter.parameters(), *drafter.buffers()]
+        dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        # What only counts and compares ids has no rounding.
+        self._drafts_round = bool(dtypes or drafter.feature_layers)
+        eps = max(torch.finfo(dtype).eps for dtype in (generator.target.dtype, *dtypes))
+        self._is_half, self._tolerance = eps > torch.finfo(torch.float32).eps, eps**0.5
+        self._warp = Warp(1, device=generator.target.device, **sampling)
+        self._num_steps = 0
+        self.differences: list[RowDifference] = []
+
+    @property
+    def found_in(self) -> set[str]:
+        """Ways in which a row differs."""
+        return {difference.way for difference in self.differences}
+
+    def compare(
+        self,
+        way: str,
+        one: _Call,
+        expected: dict[int, list[RowStep]],
+        other: _Call,
+        found: dict[int, list[RowStep]],
+        *,
+        is_exact: bool = False,
+    ) -> None:
+        """Takes down the first difference of every row of `found`; none is rounding if
+        `is_exact`.
+        """
+        for row, steps in found.items():
+            self._num_steps += len(steps)
+            step = _first_difference(expected[row], steps)
+            if step is None:
+                continue
+            pair = [own[step] if step < len(own) else None for own in (expected[row], steps)]
+            difference = RowDifference(way, row, step, *pair)
+            if not is_exact and None not in pair:
+                views = [self._look(call, row, step) for call in (one, other)]
+                is_rounding = self._is_rounding(difference, *views)
+                difference = replace(difference, is_rounding=is_rounding)
+            self.differences.append(difference)
+
+    def audit(self, num_rows: int) -> RowsAudit:
+        """What was found. A draft without probabilities that differs in one row only is excused."""
+        unjudged = Counter(d.way for d in self.differences if d.is_rounding is None)
+        differences = [
+            replace(d, is_rounding=unjudged[d.way] == 1 or self._is_half)
+            if d.is_rounding is None
+            else d
+            for d in self.differences
+        ]
+        return RowsAudit(num_rows, self._num_steps, differences)
+
+    @torch.inference_mode()
+    def _look(self, call: _Call, row: int, step: int) -> _View:
+        """Generates once more up to a step, and takes its probabilities."""
+        generation, _, outcome = next(islice(call.walk(), step, None))
+        here = generation.rows.index(call.numbers.index(row))
+        draft, state = outcome.draft, generation.state
+        noise = state.noise.at(state.buffer.start, outcome.logits.shape[1])
+        return _View(
+            None if draft.probs is None else draft.probs[here].double().clone(),
+            self._warp(outcome.logits[here : here + 1])[0].double(),
+            noise.uniform(Stream.PROPOSE)[here],
+        )
+
+    def _is_rounding(self, difference: RowDifference, one: _View, other: _View) -> bool | None:
+        """Whether rounding explains a difference; `None` where nobody can tell."""
+        expected, found = difference.expected, difference.found
+        if not difference.is_of_draft:
+            return self._agree(one.target, other.target)
+        drafts = expected.draft_tokens, found.draft_tokens
+        if len(drafts[0]) != len(drafts[1]):
+            return False
+        if one.draft is None or other.draft is None:
+            return None if self._drafts_round else False
+        index = next(i for i, (a, b) in enumerate(zip(*drafts, strict=True)) if a != b)
+        if not self._agree(one.draft[index], other.draft[index]):
+            return False
+        return all(
+            self._draws(view.draft[index], view.uniforms[index], draft[index])
+            for view, draft in zip((one, other), drafts, strict=True)
+        )
+
+    def _agree(self, probs: Tensor, others: Tensor) -> bool:
+        """The total variation of each pair of distributions is within rounding."""
+        return bool(((probs - others).abs().sum(dim=-1) / 2 <= self._tolerance).all())
+
+    def _draws(self, probs: Tensor, uniform: Tensor, token: int) -> bool:
+        """A uniform draws a token from `[V]` probabilities, within rounding."""
+        end = probs[: token + 1].sum()
+        return bool(end - probs[token] - self._tolerance <= uniform <= end + self._tolerance)
+
+
+def _vary(one: dict[int, list[RowStep]], other: dict[int, list[RowStep]]) -> bool:
+    return any(_first_difference(one[row], other[row]) is not None for row in one)
+
+
+def _first_difference(expected: list[RowStep], found: list[RowStep]) -> int | None:
+    pairs = enumerate(zip_longest(expected, found))
+    return next((i for i, (a, b) in pairs if None in (a, b) or vars(a) != vars(b)), None)
+
+
+def _drafted(step: RowStep | None) -> list[int] | None:
+    return None if step is None else step.draft_tokens
+
+
+def _emitted(step: RowStep | None) -> list[int] | None:
+    return None if step is None else step.new_tokens
