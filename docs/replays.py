@@ -73,7 +73,7 @@ def _lengths(name: str, temperature: float, whole: Trace) -> list[list[str]]:
             name,
             f"{temperature:g}",
             rule if temperature else "either",
-            *(str(_replayed(whole, k, sampler).acceptance_length) for k in SHOWN_K),
+            *(f"{_replayed(whole, k, sampler).acceptance_length:.2f}" for k in SHOWN_K),
         ]
         for rule, sampler in rules.items()
     ]
@@ -83,8 +83,8 @@ def _speeds(name: str, temperature: float, whole: Trace, costs: CostCurve) -> li
     """The best K of the block rule, its speed-up, and the bound of every adaptive K."""
     found = [_replayed(whole, k, BlockSampler()) for k in range(1, max(SHOWN_K) + 1)]
     best = max(found, key=lambda one: one.speedup(costs).value)
-    oracle = str(found[-1].oracle_speedup(costs))
-    speedup = str(best.speedup(costs))
+    oracle = f"{found[-1].oracle_speedup(costs):.2f}"
+    speedup = f"{best.speedup(costs):.2f}"
     return [name, f"{temperature:g}", str(best.num_draft_tokens), speedup, oracle]
 
 

@@ -1,7 +1,13 @@
 """A grid of drafter x K x temperature x sampler, one row per cell.
 
-    python examples/ablate.py --drafters model eagle3 --num-draft-tokens 2 4 --output grid.jsonl
+    python examples/ablate.py --drafters zoo:model zoo:eagle3 lookup --output grid.jsonl
+    python examples/ablate.py --drafters mine:SuffixDrafter zoo:model --output grid.jsonl
     accelerate launch --num_processes 2 examples/ablate.py ... --output grid.jsonl
+
+`mine:SuffixDrafter` is a drafter of your own: a function or class in `mine.py` of the working
+folder that makes one of (target, num_draft_tokens). Cells in which several samplers are one rule
+are run once, with the first of them: all are at temperature 0, and block and rejection are for
+prompt lookup, whose proposals have no probabilities.
 
 A row is appended when its cell is finished, and a run that was interrupted goes on with the cells
 that are missing; a file that was measured with other settings is refused. Under `accelerate
@@ -17,16 +23,26 @@ import argparse
 import itertools
 import json
 import os
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 
-import torch
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list, gather_object
 
-from specdec import BlockSampler, CouplingSampler, RejectionSampler, SpeculativeGenerator, zoo
-from specdec.cli.loading import load_model, load_pretrained, make_drafter
+from specdec import (
+    BlockSampler,
+    CouplingSampler,
+    Drafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    zoo,
+)
+from specdec.cli.loading import HEADS, check_drafter, load_target, make_drafter, one_line
+from specdec.cli.parser import EXIT_INTERRUPTED
 from specdec.evaluation import (
     EvaluatedBatch,
     Evaluation,
@@ -35,6 +51,7 @@ from specdec.evaluation import (
     read_prompts,
     settings_of_run,
 )
+from specdec.evaluation.run_file import read_rows
 from specdec.settings import differences
 
 SAMPLERS = {"block": BlockSampler, "rejection": RejectionSampler, "coupling": CouplingSampler}
@@ -50,26 +67,40 @@ class Cell:
     sampler: str
 
 
-def main() -> None:
-    """Runs the cells that are missing."""
+def main() -> int:
+    """Runs the cells that are missing.
+
+    Returns:
+        The exit status: 0, 1 for what cannot be run, in one line, or 130 after an interrupt.
+    """
     arguments = _arguments()
-    state = Accelerator(mixed_precision="no")
-    cells = [
-        Cell(*values)
-        for values in itertools.product(
-            arguments.drafters,
-            arguments.num_draft_tokens,
-            arguments.temperatures,
-            arguments.samplers,
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:
+        print(
+            f"\ninterrupted: {arguments.output} holds the cells that are finished; the same "
+            "command goes on with the others",
+            file=sys.stderr,
         )
-    ]
+        return EXIT_INTERRUPTED
+    except (ValueError, TypeError, OSError) as error:
+        print(f"error: {one_line(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    factories = _factories(arguments)
+    state = Accelerator(mixed_precision="no")
+    cells = _cells(arguments)
     done = _agreed(_finished(arguments.output))
     num_done = sum(str(asdict(cell)) in done for cell in cells)
     if state.is_main_process:
         print(f"{len(cells)} cells, {num_done} finished", file=sys.stderr)
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     prompts = prompts[: arguments.limit]
-    target, tokenizer = _load(arguments, state.device)
+    place = {"dtype": "auto", "device": str(state.device)}
+    target, tokenizer = load_target(arguments.target, **place)
     shared = target  # its self-test is needed once
     plan = {
         "max_new_tokens": arguments.max_new_tokens,
@@ -78,7 +109,12 @@ def main() -> None:
         "batch_size": arguments.batch_size,
     }
     for cell in cells:
-        drafter = _drafter(cell, target, state.device)
+        make = factories.get(cell.drafter)
+        if make is None:
+            options = {**place, "tokenizer": tokenizer}
+            drafter = make_drafter(cell.drafter, target, cell.num_draft_tokens, **options)
+        else:
+            drafter = _made(make, cell, target)
         generator = SpeculativeGenerator(shared, drafter, SAMPLERS[cell.sampler]())
         shared = generator.target
         samples = arguments.samples if cell.temperature > 0 else 1
@@ -96,6 +132,60 @@ def main() -> None:
                 arguments.output, _row(cell, Evaluation(batches, own.num_draft_tokens, own.about))
             )
         state.wait_for_everyone()
+
+
+def _cells(arguments: argparse.Namespace) -> list[Cell]:
+    """The grid, with one cell for samplers that are one rule."""
+    cells: dict[tuple, Cell] = {}
+    for values in itertools.product(
+        arguments.drafters, arguments.num_draft_tokens, arguments.temperatures, arguments.samplers
+    ):
+        cell = Cell(*values)
+        rule = cell.sampler
+        if cell.temperature == 0:
+            rule = "any"
+        elif cell.drafter == "lookup" and rule in ("block", "rejection"):
+            rule = "block or rejection"
+        cells.setdefault((*values[:-1], rule), cell)
+    return list(cells.values())
+
+
+def _factories(arguments: argparse.Namespace) -> dict[str, Callable]:
+    """The drafters of the user's own, by name; any other that cannot be found is refused.
+
+    Raises:
+        ValueError: there is no such module or function.
+    """
+    found = {}
+    for name in dict.fromkeys(arguments.drafters):
+        module, _, attribute = name.partition(":")
+        if module in (*HEADS, "zoo") or not re.fullmatch(r"[^\W\d][\w.]*:[\w.]+", name):
+            check_drafter(name, arguments.target)
+            continue
+        if "" not in sys.path:
+            sys.path.insert(0, "")  # as `python -m` does
+        try:
+            make = import_module(module)
+            for part in attribute.split("."):
+                make = getattr(make, part)
+        except Exception as error:  # a module of the user's may raise anything
+            raise ValueError(f"--drafters {name}: {type(error).__name__}: {error}") from error
+        if not callable(make):
+            raise ValueError(f"--drafters {name} must be a function or class, got {make!r}")
+        found[name] = make
+    return found
+
+
+def _made(make: Callable, cell: Cell, target) -> Drafter:
+    """A drafter of the user's own."""
+    drafter, k = make(target, cell.num_draft_tokens), cell.num_draft_tokens
+    if not isinstance(drafter, Drafter) or drafter.num_draft_tokens != k:
+        of = f" of K = {drafter.num_draft_tokens}" if isinstance(drafter, Drafter) else ""
+        raise TypeError(
+            f"--drafters {cell.drafter} must make a Drafter of K = {k} from (target, {k}), got "
+            f"{type(drafter).__name__}{of}"
+        )
+    return drafter
 
 
 def _row(cell: Cell, evaluation: Evaluation) -> dict:
@@ -121,26 +211,24 @@ def _append(path: Path, row: dict) -> None:
 def _finished(path: Path) -> dict[str, dict]:
     """Cells of a file and their runs; lines that an interruption cut off are none."""
     done = {}
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else (), 1):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
+    for number, row in read_rows(path) if path.exists() else ():
         try:
             done[str(asdict(Cell(**row["cell"])))] = row["about"]["run"]
         except (TypeError, KeyError):
-            sys.exit(f"error: {path}, line {number} is no row of a grid; choose another --output")
+            raise ValueError(
+                f"{path}, line {number} is no row of a grid; choose another --output"
+            ) from None
     return done
 
 
 def _check_same(cell: Cell, theirs: dict, ours: dict, path: Path) -> None:
-    """Ends the program if a finished cell was measured otherwise than this grid would do it."""
+    """Raises `ValueError` if a finished cell was measured otherwise than this grid would do it."""
     theirs = {name: value for name, value in theirs.items() if name != "shard"}
     found = differences(theirs, json.loads(json.dumps(ours)))
     if found:
-        sys.exit(
-            f"error: {path} holds another grid; {cell} differs in {', '.join(found)}; choose "
-            "another --output"
+        raise ValueError(
+            f"{path} holds another grid, choose another --output; {cell} differs in "
+            f"{', '.join(found)}"
         )
 
 
@@ -151,43 +239,46 @@ def _agreed(done: dict[str, dict]) -> dict[str, dict]:
     return holder[0]
 
 
-def _load(arguments: argparse.Namespace, device: torch.device):
-    """Target and tokenizer."""
-    if arguments.target == "zoo":
-        return zoo.load_target().to(device), zoo.load_tokenizer()
-    from transformers import AutoTokenizer
-
-    tokenizer = load_pretrained(AutoTokenizer, arguments.target)
-    return load_model(arguments.target, dtype="auto", device=str(device)), tokenizer
-
-
-def _drafter(cell: Cell, target, device: torch.device):
-    """A drafter of the zoo by its name, else as `specdec generate --drafter` takes it."""
-    k = cell.num_draft_tokens
-    if cell.drafter in zoo.DRAFTERS:
-        return zoo.load_drafter(cell.drafter, target, num_draft_tokens=k)
-    return make_drafter(cell.drafter, target, k, dtype="auto", device=str(device))
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    add = parser.add_argument
-    add("--target", default="zoo", help="folder or Hugging Face id (default: zoo)")
-    of_zoo = [name for name, folder in zoo.DRAFTERS.items() if (zoo.WEIGHTS_DIR / folder).is_dir()]
-    add("--drafters", nargs="+", default=[*of_zoo, "lookup"])
-    add("--num-draft-tokens", nargs="+", type=int, default=[2, 4, 6])
-    add("--temperatures", nargs="+", type=float, default=[0.0, 1.0])
-    add("--samplers", nargs="+", choices=SAMPLERS, default=["block", "rejection"])
-    add("--prompts", type=Path, help="JSONL file (default: specdec's own prompts)")
-    add("--limit", type=int, help="take the first prompts only")
-    add("--max-new-tokens", type=int, default=128)
-    add("--max-prompt-tokens", type=int)
-    add("--batch-size", type=int, default=8)
-    add("--samples", type=int, default=1, help="texts per prompt above temperature 0")
-    add("--seed", type=int, default=0)
-    add("--output", type=Path, required=True, help="JSONL file, one row per cell")
-    return parser.parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+    def add(name: str, about: str, default: object = None, **options: object) -> None:
+        shown = " ".join(map(str, default)) if isinstance(default, list) else default
+        about = about if default is None else f"{about} (default: {shown})"
+        parser.add_argument(name, help=about, default=default, **options)
+
+    of_zoo = [f"zoo:{name}" for name, folder in zoo.DRAFTERS.items() if _has_weights(folder)]
+    several = {"nargs": "+"}
+    add("--target", "folder or Hugging Face id, or 'zoo'", "zoo")
+    add(
+        "--drafters",
+        "as `specdec generate --drafter` takes them, or 'module:function' of your own",
+        [*of_zoo, "lookup"],
+        **several,
+    )
+    add("--num-draft-tokens", "K", [2, 4, 6], type=int, **several)
+    add("--temperatures", "0 is greedy", [0.0, 1.0], type=float, **several)
+    add("--samplers", "rules", ["block", "rejection"], choices=SAMPLERS, **several)
+    add("--prompts", "JSONL file (default: specdec's own prompts)", type=Path)
+    add("--limit", "take so many first prompts (default: all)", type=int)
+    add("--max-new-tokens", "of each turn", 128, type=int)
+    add("--max-prompt-tokens", "cut longer prompts on the left (default: no)", type=int)
+    add("--batch-size", "prompts at a time", 8, type=int)
+    add("--samples", "texts per prompt above temperature 0", 1, type=int)
+    add("--seed", "of the first prompt", 0, type=int)
+    add("--output", "JSONL file, one row per cell", type=Path, required=True)
+    arguments = parser.parse_args()
+    if arguments.target == "zoo":
+        short = {name: f"zoo:{name}" for name in zoo.DRAFTERS}
+        arguments.drafters = [short.get(name, name) for name in arguments.drafters]
+    return arguments
+
+
+def _has_weights(folder: str) -> bool:
+    return (zoo.WEIGHTS_DIR / folder).is_dir()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -40,8 +40,11 @@ def execute(path: Path) -> nbformat.NotebookNode:
 def main() -> None:
     """Runs the notebooks that are named, or all."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="of notebooks, without .ipynb")
-    names = parser.parse_args().names or sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    parser.add_argument("names", nargs="*", help="of notebooks, or their paths; all by default")
+    known = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+    names = [Path(name).name.removesuffix(".ipynb") for name in parser.parse_args().names] or known
+    if unknown := [name for name in names if name not in known]:
+        sys.exit(f"error: there is no notebook {unknown[0]!r}; expected one of {', '.join(known)}")
     for name in names:
         started = time.perf_counter()
         path = FOLDER / f"{name}.ipynb"

@@ -86,5 +86,6 @@ def _print_comparison(
         ratio = median(p / s for p, s in zip(seconds["plain decoding"], taken_s, strict=True))
         length = stats[name].acceptance_length
         print(f"{name:<16}{rate:>10.0f}{ratio:>8.2f} x{length:>19.2f}")
+    print("x: median over the prompts of the ratio to plain decoding of the same prompt")
     print(f"\n{shown}:")
     print(stats[shown])

@@ -33,14 +33,18 @@ def add_parser(commands) -> None:
     add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
     add_sampler_arguments(parser)
     add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
-    add("--limit", type=int, help="take so many prompts only, the same number of each category")
+    add("--limit", type=int, help="take so many prompts, as many of each category (default: all)")
     add("--num-draft-tokens", type=int, help="K (default 4)")
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
-    add("--max-prompt-tokens", type=int, help="shorten longer prompts from the left")
-    add_sampling_arguments(parser)
+    add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
+    add_sampling_arguments(parser, seed="0; prompt i has one i higher")
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
-    add("--output", type=Path, help="JSONL file of the run; it goes on where it stopped")
+    add(
+        "--output",
+        type=Path,
+        help="JSONL file of the run, which goes on where it stopped (default: none)",
+    )
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
@@ -50,11 +54,15 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     from specdec import evaluate
     from specdec.evaluation import own_prompts, read_prompts
+    from specdec.evaluation.intervals import counted
 
     sampling = sampling_of(arguments)
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
-        prompts = _first_of_each(prompts, arguments.limit)
+        chosen = _first_of_each(prompts, arguments.limit)
+        count = f"{len(chosen)} of {counted(len(prompts), 'prompt')}"
+        print(f"measuring {count}, --limit {arguments.limit}", file=sys.stderr)
+        prompts = chosen
     generator, tokenizer = load_generator(arguments)
     evaluation = evaluate(
         generator,

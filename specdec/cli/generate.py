@@ -23,10 +23,10 @@ def add_parser(commands) -> None:
         "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
     )
     add_sampler_arguments(parser)
-    parser.add_argument("--prompt", required=True)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--prompt", required=True, help="text to complete")
+    parser.add_argument("--max-new-tokens", type=int, default=128, help="at most (default 128)")
     parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
-    add_sampling_arguments(parser)
+    add_sampling_arguments(parser, seed="a random one, which is printed")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
 

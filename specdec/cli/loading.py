@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from specdec.checkpoints.hub import check_reachable, is_repository_id
 from specdec.checkpoints.printable import printable
 from specdec.cli.parser import refuse_given, sampler_of
+from specdec.zoo import DRAFTERS as ZOO_DRAFTERS
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
@@ -20,7 +21,7 @@ HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPD
 DRAFTERS_HELP = (
     "folder or id of a draft model; 'eagle:', 'mask-token:' or 'mtp:' and that of a head (in local "
     "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
-    "'zoo' one of its drafters, 'zoo:model' or 'zoo:eagle3'"
+    f"'zoo' one of its drafters, {', '.join(f'zoo:{name}' for name in ZOO_DRAFTERS)}"
 )
 
 

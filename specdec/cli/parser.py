@@ -29,7 +29,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto")
 
 def add_sampler_arguments(parser: argparse.ArgumentParser) -> None:
     """`--sampler`, and the weight of one of them."""
-    parser.add_argument("--sampler", choices=SAMPLERS, default="auto")
+    parser.add_argument(
+        "--sampler",
+        choices=SAMPLERS,
+        default="auto",
+        help="rule of acceptance (default auto: block)",
+    )
     parser.add_argument("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
 
 
@@ -44,14 +49,19 @@ def sampler_of(arguments: argparse.Namespace):
     return sampler_named(arguments.sampler)
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--temperature`, and what belongs to sampling."""
+def add_sampling_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
+    """`--temperature`, and what belongs to sampling.
+
+    Args:
+        parser: of the command.
+        seed: the default, in words.
+    """
     add = parser.add_argument
-    add("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    add("--top-k", type=int)
-    add("--top-p", type=float)
-    add("--min-p", type=float)
-    add("--seed", type=int)
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default 0)")
+    add("--top-k", type=int, help="keep so many tokens (default: all)")
+    add("--top-p", type=float, help="keep the likeliest tokens of this mass (default: all)")
+    add("--min-p", type=float, help="keep tokens of this share of the likeliest's (default: all)")
+    add("--seed", type=int, help=f"of sampling (default: {seed})")
 
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast
+from accelerate.utils import broadcast, broadcast_object_list
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
@@ -30,14 +30,17 @@ from specdec import zoo
 from specdec.arguments import check_integer, make_folder
 from specdec.cli.loading import find_pretrained, load_model, load_pretrained, one_line
 from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, refuse_given
+from specdec.cli.run_record import RunRecord
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.drafters.mtp import MTPDrafter
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.intervals import counted
 from specdec.generator import SpeculativeGenerator
 from specdec.training.data import (
+    PROMPT_TOKENS,
     PackedStream,
     encode_texts,
     hold_out,
@@ -51,7 +54,8 @@ from specdec.training.mask_token import MaskRollouts
 from specdec.training.mask_token import new_head as new_mask_token_head
 from specdec.training.mtp import MultiTokenPrediction
 from specdec.training.mtp import new_head as new_mtp_head
-from specdec.training.plan import TrainingPlan
+from specdec.training.plan import TrainingPlan, TrainingProgress
+from specdec.training.run_checkpoint import CheckpointError
 from specdec.zoo import corpus, packing
 
 DEFAULT_STEPS = 10_000
@@ -148,24 +152,34 @@ def _train(options: argparse.Namespace) -> None:
             "and that would be lost; name a new folder"
         )
     make_folder("--output", options.output)
+    record = RunRecord(options)
+    if _is_complete(options, record):
+        return
     tokenizer, documents = _load_data(options)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)
+    _say_of_evaluation(options, trained_on, held_out)
     stream = PackedStream(trained_on, seed=options.seed)
     model = _load_target(options.target, tokenizer)
     plan = _plan(options, *_row_lengths(options, model))
     drafter, objective = KINDS[options.kind](options, model, _draft_ids(options, model, trained_on))
-    train(
-        objective,
-        stream,
-        plan=plan,
-        work_dir=options.output / "run",
-        evaluate=_evaluation(model, drafter, held_out, plan) if held_out else None,
-    )
     state = PartialState()
+    if state.is_main_process:
+        record.begin()
+    try:
+        progress = train(
+            objective,
+            stream,
+            plan=plan,
+            work_dir=options.output / "run",
+            evaluate=_evaluation(model, drafter, held_out, plan) if held_out else None,
+        )
+    except CheckpointError as error:
+        raise ValueError(_refusal(error, record)) from error
     if state.is_main_process:
         for note in drafter.save_pretrained(options.output) or ():
             print(f"note: {note}")
         print(f"saved in {options.output}")
+        record.finish(progress)
     state.wait_for_everyone()
 
 
@@ -183,6 +197,53 @@ def _check(options: argparse.Namespace) -> None:
         raise FileNotFoundError(f"no training data at {options.data}")
     if options.target != "zoo":
         find_pretrained(options.target)
+
+
+def _is_complete(options: argparse.Namespace, record: RunRecord) -> bool:
+    """Says so if there is nothing left to train, as the first process finds."""
+    end = record.finished() if (options.output / "config.json").exists() else None
+    found = [end if PartialState().is_main_process else None]
+    broadcast_object_list(found)  # others may see another disk
+    if found[0] is None:
+        return False
+    evaluation, end = found[0].pop("evaluation"), found[0]
+    if TrainingProgress(**end).fraction(_plan(options, (1.0, 1))) < 1:
+        return False
+    figures = [f"{n} {v:.3f}" for n, v in (evaluation or {}).items() if n != "step"]
+    shown = f": {', '.join(figures)}" if figures else ""
+    if PartialState().is_main_process:
+        print(f"already complete at step {end['num_steps']}{shown}")
+        print(f"saved in {options.output}")
+    return True
+
+
+def _refusal(error: CheckpointError, record: RunRecord) -> str:
+    """The message about a checkpoint in terms of the command line."""
+    differing = record.differences() if error.is_another_run else []
+    if not differing:
+        return error.text("--output")
+    return error.text("--output", f"; they differ in {', '.join(differing)}")
+
+
+def _say(text: str) -> None:
+    """What the first process is doing, on standard error."""
+    if PartialState().is_main_process:
+        print(text, file=sys.stderr)
+
+
+def _say_of_evaluation(
+    options: argparse.Namespace, trained_on: list[np.ndarray], held_out: list[np.ndarray]
+) -> None:
+    """Says why there is no evaluation, or a smaller one than was asked for."""
+    wanted = options.evaluation_prompts
+    if len(held_out) < wanted:
+        found = f"evaluating on {counted(len(held_out), 'prompt')}" if held_out else "no evaluation"
+        pieces = sum(len(ids) >= PROMPT_TOKENS for ids in [*trained_on, *held_out])
+        _say(
+            f"{found}: --evaluation-prompts {wanted} needs {4 * wanted} pieces of text of "
+            f"{PROMPT_TOKENS} tokens or more, as every fourth is kept from training, and the data "
+            f"has {pieces}"
+        )
 
 
 def _evaluation(
@@ -238,13 +299,13 @@ def _mtp(
 
 
 FLAGS = {
-    "draft_vocab_size": ("eagle3", "eagle1", "mask-token"),
+    "draft_vocab_size": ("eagle3", "mask-token"),
     "unrolled_steps": ("eagle3",),
     "depths": ("mask-token", "mtp"),
     "layers": ("mask-token",),
 }
-"""Options that not every kind of head has, and which have them. Prediction modules use the target's
-vocabulary head, and so propose all of its ids.
+"""Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
+modules use the target's vocabulary head, and so propose all of its ids.
 """
 
 KINDS = {"eagle3": _eagle, "eagle1": _eagle, "mask-token": _mask_token, "mtp": _mtp}
@@ -262,6 +323,7 @@ def _draft_ids(
     if options.draft_vocab_size is None:
         return None
     device = PartialState().device
+    _say("finding the most frequent ids of the data and of the target's own text")
     ids = frequent_ids(target.to(device).eval(), documents, options.draft_vocab_size)
     return broadcast(ids.to(device)).cpu()
 
@@ -306,6 +368,7 @@ def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, li
     else:
         local_only = find_pretrained(options.target)
         tokenizer = load_pretrained(AutoTokenizer, options.target, local_files_only=local_only)
+    _say(f"encoding {options.data}")
     if options.data == "zoo" and options.target == "zoo":
         return tokenizer, packing.encode_files(tokenizer, corpus.library_files())
     if options.data == "zoo":

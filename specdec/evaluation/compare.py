@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,11 @@ from specdec.evaluation.intervals import (
     NUM_RESAMPLES,
     Estimate,
     between,
+    counted,
+    without_interval,
 )
 from specdec.evaluation.prompts import Prompt
-from specdec.evaluation.tables import Table
+from specdec.evaluation.tables import Table, Tabular
 from specdec.evaluation.timing import timed
 from specdec.generator import SpeculativeGenerator
 from specdec.results import RowStep, SpeculationStats
@@ -149,8 +152,8 @@ class HFGenerate:
                 setattr(config, name, value)
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Tabular):
     """Times and texts of several contenders on the same tasks.
 
     Args:
@@ -198,7 +201,9 @@ class Comparison:
             if ratios[a].overlaps(ratios[b])
         }
         equal = [f"{a} and {b}" for (a, b), ratio in pairs.items() if ratio.covers(1.0)]
-        told = [f"{a} / {b}: {r}" for (a, b), r in pairs.items() if not r.covers(1.0)]
+        told = [
+            f"{a} / {b}: {r}" for (a, b), r in pairs.items() if r.has_interval and not r.covers(1.0)
+        ]
         differ = [name for name in others if self.equal[name] is False]
         notes = {
             f"No difference from {self.baseline} is shown (the interval includes 1)": same,
@@ -214,19 +219,35 @@ class Comparison:
         for name, stats in self.stats.items():
             length = "" if stats is None else f"{stats.acceptance_length:.2f}"
             speed = format(self.tokens_per_second(name), ".0f")
-            rows.append([name, speed, str(self.ratio(name)), length])
+            rows.append([name, speed, format(self.ratio(name), ".2f"), length])
         batches, rounds = self.seconds[self.baseline].shape
         header = ["", "tokens/s", f"x {self.baseline}", "acceptance length"]
-        about = f"{batches} batches, {rounds} rounds in turn; {100 * self.level:g} % intervals."
-        return Table(header, rows, (about, *self.notes()))
+        intervals = f"{100 * self.level:g} % intervals"
+        if batches < MIN_CLUSTERS:
+            intervals = f"no intervals for fewer than {MIN_CLUSTERS} batches"
+        size = f"{counted(batches, 'batch')}, {counted(rounds, 'round')} in turn"
+        return Table(header, rows, (f"{size}; {intervals}.", *self.notes()))
+
+    def tables(self) -> list[Table]:
+        """The one table."""
+        return [self.table()]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per contender, batch and round: new tokens and seconds."""
+        return [
+            {
+                "contender": name,
+                "batch": batch,
+                "round": round_,
+                "new_tokens": int(self.tokens[name][batch]),
+                "seconds": float(taken),
+            }
+            for name, seconds in self.seconds.items()
+            for (batch, round_), taken in np.ndenumerate(seconds)
+        ]
 
     def __str__(self) -> str:
-        return str(self.table())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return self.table().html()
+        return self.to_text()
 
     def _estimate(self, statistic) -> Estimate:
         """Of a statistic of speeds by round: its median over the rounds."""
@@ -234,7 +255,7 @@ class Comparison:
         all_batches, all_rounds = np.arange(count)[None], np.arange(rounds)[None]
         value = float(self._median(statistic, all_batches, all_rounds)[0])
         if count < MIN_CLUSTERS:
-            return Estimate(value, level=self.level)
+            return without_interval([value], count, self.level, "batch")[0]
         generator = np.random.default_rng(0)
         batches = generator.integers(0, count, (NUM_RESAMPLES, count))
         chosen = generator.integers(0, rounds, (NUM_RESAMPLES, rounds))

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_type
 from specdec.evaluation.anchors import with_draft_length
+from specdec.evaluation.intervals import counted
+from specdec.evaluation.tables import Table, Tabular
 from specdec.evaluation.timing import synchronize, timed
 from specdec.generator import SpeculativeGenerator
 
 
-@dataclass(frozen=True, eq=False)
-class CostCurve:
+@dataclass(frozen=True, eq=False, repr=False)
+class CostCurve(Tabular):
     """Milliseconds of a step, by draft length; lengths between two measured ones are interpolated.
 
     Args:
@@ -29,6 +32,11 @@ class CostCurve:
         >>> curve = CostCurve([10.0, 10.0], {0: [10.0, 10.0], 4: [14.0, 14.0]})
         >>> curve.medians(4)[1].tolist()
         [10.0, 11.0, 12.0, 13.0, 14.0]
+        >>> print(curve)
+        K  ms per step  x plain step
+        0        10.00          1.00
+        4        14.00          1.40
+        Medians of 2 rounds; a plain step takes 10.00 ms.
     """
 
     plain_ms: list[float]
@@ -65,6 +73,26 @@ class CostCurve:
         """
         plain, table = self._at(np.arange(len(self.plain_ms))[None], num_draft_tokens)
         return float(plain[0]), table[0]
+
+    def tables(self) -> list[Table]:
+        """One line per measured K."""
+        plain = float(np.median(self.plain_ms))
+        medians = {k: float(np.median(self.step_ms[k])) for k in sorted(self.step_ms)}
+        rows = [[str(k), f"{ms:.2f}", f"{ms / plain:.2f}"] for k, ms in medians.items()]
+        rounds = counted(len(self.plain_ms), "round")
+        note = f"Medians of {rounds}; a plain step takes {plain:.2f} ms."
+        return [Table(["K", "ms per step", "x plain step"], rows, (note,))]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per measured K and round, with the plain step of the same round."""
+        return [
+            {"num_draft_tokens": k, "round": round_, "step_ms": ms, "plain_ms": plain}
+            for k in sorted(self.step_ms)
+            for round_, (ms, plain) in enumerate(zip(self.step_ms[k], self.plain_ms, strict=True))
+        ]
+
+    def __str__(self) -> str:
+        return self.to_text()
 
     def resampled(
         self, num_draft_tokens: int, count: int, generator: np.random.Generator

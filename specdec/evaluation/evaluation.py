@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from specdec.arguments import check_integer, check_type
-from specdec.evaluation.intervals import LEVEL, Estimate, bootstrap
-from specdec.evaluation.tables import Table
+from specdec.evaluation.intervals import LEVEL, MIN_CLUSTERS, Estimate, bootstrap, counted
+from specdec.evaluation.tables import Table, Tabular
 from specdec.results import RowStep, SpeculationStats
 from specdec.settings import differences
 
@@ -89,8 +89,8 @@ class EvaluatedBatch:
         return cls(saved["batch"], saved["seconds"], rows)
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Evaluation(Tabular):
     """Texts that were generated, and every number that follows from them.
 
     Intervals of rates resample prompts (with all their turns and samples), intervals of speed
@@ -149,14 +149,16 @@ class Evaluation:
         names = ["acceptance_length", "acceptance_rate", "block_efficiency"]
         names += [f"conditional_rate_{i + 1}" for i in range(k)]
         names += [f"joint_rate_{i + 1}" for i in range(k)]
-        rates = bootstrap(totals, lambda sums: _rates(sums, k), level=self.level)
+        rates = bootstrap(totals, lambda sums: _rates(sums, k), level=self.level, unit="prompt")
         times = np.array(
             [
                 [sum(len(row.new_tokens) for row in batch.rows), sum(batch.seconds)]
                 for batch in self.batches
             ]
         )
-        (speed,) = bootstrap(times, lambda s: s[..., :1] / s[..., 1:], level=self.level)
+        (speed,) = bootstrap(
+            times, lambda s: s[..., :1] / s[..., 1:], level=self.level, unit="batch"
+        )
         return {**dict(zip(names, rates, strict=True)), "tokens_per_second": speed}
 
     @property
@@ -170,6 +172,10 @@ class Evaluation:
             for name, batches in groups.items()
         }
 
+    def tables(self) -> list[Table]:
+        """By category and, where anything was drafted, by position."""
+        return [self.table(), self.positions()] if self.num_draft_tokens else [self.table()]
+
     def table(self) -> Table:
         """Acceptance and speed by category, with intervals."""
         header = ["category", "prompts", "acceptance length", "acceptance rate", "block efficiency"]
@@ -177,16 +183,30 @@ class Evaluation:
         categories = self.categories if len(self.categories) > 1 else {}
         parts = [*categories.items(), ("all", self)]
         cut = sum(row.was_cut for row in self.rows)
-        notes = [f"Brackets: {100 * self.level:g} % bootstrap intervals over prompts."]
+        notes = [self._interval_note([part for _, part in parts])]
         notes += [f"{cut} prompts were shortened from the left."] if cut else []
         return Table(header, [part._cells(name) for name, part in parts], tuple(notes))
+
+    @property
+    def _num_prompts(self) -> int:
+        return len({row.prompt for row in self.rows})
+
+    def _interval_note(self, parts: list[Evaluation]) -> str:
+        """What brackets are, and which figures have none."""
+        if self._num_prompts < MIN_CLUSTERS:
+            prompts = counted(self._num_prompts, "prompt")
+            return f"No interval: {prompts}, fewer than {MIN_CLUSTERS}."
+        note = f"Brackets: {100 * self.level:g} % bootstrap intervals over prompts"
+        if min(part._num_prompts for part in parts) < MIN_CLUSTERS:
+            note += f"; none for fewer than {MIN_CLUSTERS}"
+        return f"{note}."
 
     def _cells(self, name: str) -> list[str]:
         estimates = self.estimates
         names = ("acceptance_length", "acceptance_rate", "block_efficiency")
-        count = len({row.prompt for row in self.rows})
+        figures = [format(estimates[n], ".2f") for n in names]
         speed = format(estimates["tokens_per_second"], ".0f")
-        return [name or "none", str(count), *(str(estimates[n]) for n in names), speed]
+        return [name or "none", str(self._num_prompts), *figures, speed]
 
     def positions(self) -> Table:
         """Acceptance by draft position, with intervals."""
@@ -195,22 +215,16 @@ class Evaluation:
             [
                 str(i + 1),
                 str(stats.reached_at[i]),
-                str(estimates[f"conditional_rate_{i + 1}"]),
-                str(estimates[f"joint_rate_{i + 1}"]),
+                format(estimates[f"conditional_rate_{i + 1}"], ".2f"),
+                format(estimates[f"joint_rate_{i + 1}"], ".2f"),
             ]
             for i in range(self.num_draft_tokens)
         ]
         return Table(["position", "reached", "conditional rate", "joint rate"], rows)
 
-    def to_frame(self):
-        """A pandas frame with one line per row: its prompt, counts and rates.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
-        from specdec.trace.files import need
-
-        pandas, lines = need("pandas", "to_frame()"), []
+    def records(self) -> list[dict[str, Any]]:
+        """One per row: its prompt, counts and rates."""
+        lines = []
         for row in self.rows:
             stats = SpeculationStats([row.steps], self.num_draft_tokens)
             named = {name: value for name, value in vars(row).items() if name != "steps"}
@@ -221,24 +235,10 @@ class Evaluation:
                 name: getattr(stats, name) for name in ("acceptance_length", "acceptance_rate")
             }
             lines.append({**named, "steps": len(row.steps), **counts, **rates})
-        return pandas.DataFrame(lines)
-
-    def to_markdown(self) -> str:
-        """Both tables."""
-        return f"{self.table().markdown()}\n\n{self.positions().markdown()}"
-
-    def to_latex(self) -> str:
-        """Both tables, for the package booktabs."""
-        return f"{self.table().latex()}\n\n{self.positions().latex()}"
+        return lines
 
     def __str__(self) -> str:
-        return (
-            f"{self.table()}\n\n{self.positions()}" if self.num_draft_tokens else str(self.table())
-        )
-
-    def _repr_html_(self) -> str:
-        tables = (self.table(), self.positions()) if self.num_draft_tokens else (self.table(),)
-        return "".join(table.html() for table in tables)
+        return self.to_text()
 
     @classmethod
     def merged(cls, parts: Iterable[Evaluation]) -> Evaluation:

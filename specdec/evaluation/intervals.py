@@ -9,7 +9,7 @@ Legend: n clusters, m totals of a cluster, R resamples, s statistics.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
@@ -35,10 +35,15 @@ class Estimate:
         low: lower end of the interval; NaN where there are fewer than 6 clusters.
         high: upper end.
         level: share of repetitions of the experiment whose interval covers the truth.
+        note: why there is no interval; printed where no format is given.
 
     Example:
         >>> print(Estimate(2.684, 2.61, 2.752))
         2.68 [2.61, 2.75]
+        >>> print(Estimate(2.684, note="no interval: 3 texts"))
+        2.68 (no interval: 3 texts)
+        >>> print(f"{Estimate(2.684, note='no interval: 3 texts'):.1f}")
+        2.7
         >>> Estimate(2.0, 1.9, 2.1).overlaps(Estimate(2.2, 2.0, 2.4))
         True
     """
@@ -47,12 +52,19 @@ class Estimate:
     low: float = math.nan
     high: float = math.nan
     level: float = LEVEL
+    note: str = ""
 
     def __post_init__(self):
         for name in ("value", "low", "high", "level"):
             check_type(name, getattr(self, name), float)
+        check_type("note", self.note, str)
         if self.low > self.high:
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether the interval is known."""
+        return not math.isnan(self.low)
 
     def overlaps(self, other: Estimate) -> bool:
         """Whether the two intervals share a value; an interval that is not known overlaps all."""
@@ -68,9 +80,10 @@ class Estimate:
         return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def __format__(self, spec: str) -> str:
+        note = "" if spec or not self.note else f" ({self.note})"
         spec = spec or ".2f"
-        if math.isnan(self.low):
-            return format(self.value, spec)
+        if not self.has_interval:
+            return f"{self.value:{spec}}{note}"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"
 
     def __str__(self) -> str:
@@ -84,6 +97,7 @@ def bootstrap(
     level: float = LEVEL,
     num_resamples: int = NUM_RESAMPLES,
     seed: int = 0,
+    unit: str = "cluster",
 ) -> list[Estimate]:
     """Statistics of summed totals, with bootstrap intervals over the clusters.
 
@@ -97,6 +111,7 @@ def bootstrap(
         level: of the intervals.
         num_resamples: R.
         seed: of the resampling, so that the same data gives the same interval.
+        unit: what a cluster is, in the note of estimates without an interval.
 
     Raises:
         ValueError: no clusters, or a level outside 0..1.
@@ -113,6 +128,7 @@ def bootstrap(
     check_number("level", level, above=0, below=1)
     check_integer("num_resamples", num_resamples, 1)
     check_integer("seed", seed, 0)
+    check_type("unit", unit, str)
     try:
         totals = np.asarray(totals, dtype=np.float64)
     except ValueError as error:
@@ -126,10 +142,36 @@ def bootstrap(
             f"{list(np.shape(statistic(totals)))} for {list(totals.shape)}"
         )
     if len(totals) < MIN_CLUSTERS:
-        return [Estimate(float(value), level=level) for value in values]
+        return without_interval(values, len(totals), level, unit)
     generator = np.random.default_rng(seed)
     counts = generator.multinomial(len(totals), [1 / len(totals)] * len(totals), num_resamples)
     return between(values, statistic(counts @ totals), len(totals), level)
+
+
+def without_interval(
+    values: Iterable[float], count: int, level: float, unit: str
+) -> list[Estimate]:
+    """Estimates of too few clusters.
+
+    Args:
+        values: `[s]`.
+        count: n.
+        level: that an interval would have had.
+        unit: what a cluster is.
+    """
+    note = f"no interval: {counted(count, unit)}"
+    return [Estimate(float(value), level=level, note=note) for value in values]
+
+
+def counted(count: int, unit: str) -> str:
+    """A number of things.
+
+    Example:
+        >>> counted(1, "text"), counted(2, "batch")
+        ('1 text', '2 batches')
+    """
+    plural = "" if count == 1 else "es" if unit.endswith("ch") else "s"
+    return f"{count} {unit}{plural}"
 
 
 def between(values: np.ndarray, resampled: np.ndarray, n: int, level: float) -> list[Estimate]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -37,14 +38,16 @@ from specdec.evaluation.intervals import (
     Estimate,
     between,
     bootstrap,
+    without_interval,
 )
+from specdec.evaluation.tables import Table, Tabular
 from specdec.results import RowStep
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.trace import StepNumbers, Trace
 
 
-@dataclass(frozen=True, eq=False)
-class Replay:
+@dataclass(frozen=True, eq=False, repr=False)
+class Replay(Tabular):
     """Expected counts of runs with other settings, per row of the trace.
 
     Args:
@@ -72,7 +75,7 @@ class Replay:
         names = ["acceptance_length", "acceptance_rate"]
         names += [f"joint_rate_{i + 1}" for i in range(k)]
         names += [f"conditional_rate_{i + 1}" for i in range(k)]
-        found = bootstrap(self.totals, lambda sums: _rates(sums, k), level=self.level)
+        found = bootstrap(self.totals, lambda sums: _rates(sums, k), level=self.level, unit="text")
         return dict(zip(names, found, strict=True))
 
     @property
@@ -93,7 +96,7 @@ class Replay:
         generator, rows = np.random.default_rng(0), len(self.totals)
         value = self.acceptance_length.value
         if rows < MIN_CLUSTERS:
-            return Estimate(value, level=self.level)
+            return without_interval([value], rows, self.level, "text")[0]
         simulated = np.stack([_simulate(c, num_resamples, generator) for c in self.chances], 1)
         chosen = generator.integers(0, rows, (num_resamples, rows))
         sums = np.take_along_axis(simulated, chosen[..., None], axis=1).sum(axis=1)  # [R, 2]
@@ -160,18 +163,46 @@ class Replay:
         plain, ms = costs.medians(self.num_draft_tokens)
         value = float(rate(self.totals.sum(axis=0), ms) * plain)
         if rows < MIN_CLUSTERS:
-            return Estimate(value, level=self.level)
+            return without_interval([value], rows, self.level, "text")[0]
         counts = generator.multinomial(rows, [1 / rows] * rows, NUM_RESAMPLES)
         plain, ms = costs.resampled(self.num_draft_tokens, NUM_RESAMPLES, generator)
         resampled = rate(counts @ self.totals, ms) * plain
         (estimate,) = between([value], resampled[:, None], rows, self.level)
         return estimate
 
+    def tables(self) -> list[Table]:
+        """Of all steps and, where anything was drafted, by position."""
+        found, k = self.estimates, self.num_draft_tokens
+        names = ("acceptance_length", "acceptance_rate")
+        figures = [format(found[name], ".2f") for name in names]
+        header = ["sampler", "K", "texts", "acceptance length", "acceptance rate"]
+        cells = [self.sampler, str(k), str(len(self.totals)), *figures]
+        intervals = f"{100 * self.level:g} % bootstrap intervals over texts"
+        note = f"Replayed; {found['acceptance_length'].note or intervals}."
+        whole = Table(header, [cells], (note,))
+        rates = ("conditional", "joint")
+        rows = [
+            [str(i), *(format(found[f"{rate}_rate_{i}"], ".2f") for rate in rates)]
+            for i in range(1, k + 1)
+        ]
+        positions = Table(["position", "conditional rate", "joint rate"], rows)
+        return [whole, positions] if k else [whole]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per text: expected counts."""
+        about = {"sampler": self.sampler, "num_draft_tokens": self.num_draft_tokens}
+        names = ("steps", "drafted", "accepted")
+        return [
+            {**about, "text": number, **dict(zip(names, map(float, counts), strict=False))}
+            for number, counts in enumerate(self.totals)
+        ]
+
     def __str__(self) -> str:
-        rate = self.estimates["acceptance_rate"]
+        length, rate = self.acceptance_length, self.estimates["acceptance_rate"]
+        how = f"replayed; {length.note}" if length.note else "replayed"
         return (
             f"K = {self.num_draft_tokens}, {self.sampler}: acceptance length "
-            f"{self.acceptance_length}, rate {rate} (replayed)"
+            f"{length:.2f}, rate {rate:.2f} ({how})"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,21 @@ class RunFile:
             file.write(json.dumps(batch.to_dict()) + "\n")
             file.flush()
             os.fsync(file.fileno())
+
+
+def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
+    """Numbered lines of a JSONL file to which programs that were interrupted have added lines: one
+    that was cut off is left out, also where it was ended and others follow.
+
+    Args:
+        path: of the file.
+    """
+    with path.open("rb") as file:  # split at newlines only
+        for number, line in enumerate(file, start=1):
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError):
+                continue
 
 
 def read_lines(path: Path) -> tuple[dict | None, list[dict], int]:

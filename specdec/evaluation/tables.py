@@ -1,12 +1,15 @@
-"""A table of text cells, as Markdown, LaTeX or HTML."""
+"""A table of text cells, as Markdown, LaTeX or HTML, and what is shown in tables."""
 
 from __future__ import annotations
 
 import textwrap
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from specdec.arguments import check_type
+from specdec.trace.files import need
 
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -94,6 +97,57 @@ class Table:
         ]
         notes = (textwrap.fill(note, 100, break_on_hyphens=False) for note in self.notes)
         return "\n".join([*shown, *notes])
+
+
+class Tabular(ABC):
+    """Figures that are shown in tables and become a frame; the figures of this package have all of
+    these methods by the same names.
+
+    Example:
+        >>> class Lengths(Tabular):
+        ...     def tables(self):
+        ...         return [Table(["drafter", "length"], [["lookup", "2.10"]])]
+        ...
+        ...     def records(self):
+        ...         return [{"drafter": "lookup", "length": 2.1}]
+        >>> print(Lengths().to_text())
+        drafter  length
+        lookup     2.10
+    """
+
+    @abstractmethod
+    def tables(self) -> list[Table]:
+        """What is shown."""
+
+    @abstractmethod
+    def records(self) -> list[dict[str, Any]]:
+        """The measured numbers, a line of the frame each."""
+
+    def to_text(self) -> str:
+        """In columns, for a terminal."""
+        return "\n\n".join(str(table) for table in self.tables())
+
+    def to_markdown(self) -> str:
+        """All tables, as GitHub reads them."""
+        return "\n\n".join(table.markdown() for table in self.tables())
+
+    def to_latex(self) -> str:
+        """All tables, for the package booktabs."""
+        return "\n\n".join(table.latex() for table in self.tables())
+
+    def to_frame(self) -> Any:
+        """A pandas frame with the measured numbers, one line per record.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        return need("pandas", "to_frame()").DataFrame(self.records())
+
+    def _repr_html_(self) -> str:
+        return "".join(table.html() for table in self.tables())
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def _escape(cell: str) -> str:

@@ -177,7 +177,7 @@ def _check_ids(objective: nn.Module, stream: PackedStream) -> None:
             )
 
 
-_BAR = "{l_bar}{bar}|{postfix}"
+_BAR = "{l_bar}{bar}| first step"
 
 
 def _own_rows(
@@ -309,9 +309,9 @@ def _own_generators(seed: int, accelerator: Accelerator) -> Iterator[None]:
 
 def _show(bar: tqdm, progress: TrainingProgress, plan: TrainingPlan, fraction: float) -> None:
     """Moves the progress bar to the fraction done."""
-    bar.set_postfix_str(
-        f" step {progress.num_steps}, loss {progress.loss:.3f}, rows of "
-        f"{plan.length_at(fraction)} tokens, {progress.num_tokens / progress.wall_s:.0f} tokens/s",
-        refresh=False,
+    # Not a postfix, before which tqdm puts a comma.
+    bar.bar_format = (
+        f"{{l_bar}}{{bar}}| step {progress.num_steps}, loss {progress.loss:.3f}, rows of "
+        f"{plan.length_at(fraction)} tokens, {progress.num_tokens / progress.wall_s:.0f} tokens/s"
     )
     bar.update(min(100.0, 100 * progress.fraction(plan)) - bar.n)

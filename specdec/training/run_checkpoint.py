@@ -16,6 +16,33 @@ from specdec.training.plan import TrainingProgress
 SETTINGS = "settings.json"
 
 
+class CheckpointError(ValueError):
+    """A checkpoint that a run cannot go on from.
+
+    Args:
+        folder: of the checkpoint.
+        fault: what is wrong with it.
+        details: of that, after the advice.
+        is_another_run: it is whole, and of a run with other settings.
+    """
+
+    def __init__(self, folder: Path, fault: str, details: str, *, is_another_run: bool = False):
+        self.folder, self.is_another_run = folder, is_another_run
+        self._fault, self._details = fault, details
+        super().__init__(self.text("work_dir"))
+
+    def text(self, place: str, details: str | None = None) -> str:
+        """The message.
+
+        Args:
+            place: name of the argument that chooses the folder.
+            details: other ones than those of the error.
+        """
+        advice = f"delete it or choose another {place}"
+        details = self._details if details is None else details
+        return f"the checkpoint in {self.folder} {self._fault}, {advice}{details}"
+
+
 class RunCheckpoint:
     """Modules, optimisers, generators, stream and progress of one run, in one folder.
 
@@ -48,31 +75,28 @@ class RunCheckpoint:
         """Sets everything to what the folder holds, if there is one.
 
         Raises:
-            ValueError: it is of another run, names the settings that differ; or it is damaged.
+            CheckpointError: it is of another run, names the settings that differ; or it is
+                damaged.
         """
         folder = self.folder if self.folder.exists() else self._last
         if not folder.exists():
             return
-        advice = "delete it or choose another work_dir"
         try:
             theirs = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"the checkpoint in {folder} does not say of which run it is, {advice}: "
-                f"{SETTINGS}: {error}"
-            ) from error
+            fault = "does not say of which run it is"
+            raise CheckpointError(folder, fault, f": {SETTINGS}: {error}") from error
         differing = differences(theirs if isinstance(theirs, dict) else {}, self._settings)
         if differing:
-            raise ValueError(
-                f"the checkpoint in {folder} is of another run, {advice}; they differ in "
-                f"{', '.join(differing)}"
-            )
+            # Shapes of parameters follow from other settings, but for those of a user's objective.
+            chosen = [name for name in differing if not name.startswith("objective.parameters.")]
+            details = f"; they differ in {', '.join(chosen or differing)}"
+            raise CheckpointError(folder, "is of another run", details, is_another_run=True)
         try:
             self._accelerator.load_state(str(folder))
         except Exception as error:  # damaged files end in errors of any kind
-            raise ValueError(
-                f"the checkpoint in {folder} is damaged, {advice}: {type(error).__name__}: {error}"
-            ) from error
+            details = f": {type(error).__name__}: {error}"
+            raise CheckpointError(folder, "is damaged", details) from error
 
     def save(self) -> None:
         """Writes the folder anew; all processes call it."""

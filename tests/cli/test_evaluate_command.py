@@ -62,6 +62,9 @@ def test_a_limit_takes_as_many_of_each_category(tmp_path, capsys):
     }
     assert set(counts.values()) == {2}
     assert len(counts) == 6
+    capsys.readouterr()
+    assert main([*COMMAND, "--prompts", str(prompts), "--limit", "15"]) == 0  # 2 of each of 6
+    assert "measuring 12 of 24 prompts, --limit 15\n" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

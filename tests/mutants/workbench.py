@@ -42,6 +42,14 @@ WORKBENCH = [
         caught_by="evaluation/test_definitions.py::test_both_turns_of_a_prompt_are_one_cluster",
     ),
     Mutant(
+        name="contenders without an interval are told apart",
+        source="NaN covers no value, and so a ratio of five batches differed from 1",
+        file="evaluation/compare.py",
+        old="if r.has_interval and not r.covers(1.0)",
+        new="if not r.covers(1.0)",
+        caught_by="evaluation/test_tables.py::test_contenders_without_intervals_are_not_told_apart",
+    ),
+    Mutant(
         name="a line that was cut off is kept, and the next batch is written behind it",
         source="a run that is killed while it writes",
         file="evaluation/run_file.py",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -242,7 +243,11 @@ def test_a_checkpoint_of_another_head_is_told_in_one_line(target, text, tmp_path
     usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path), *SMALL]
     assert main(["eagle3", *usual, "--evaluation-prompts", "0"]) == 0
     assert main(["eagle1", *usual, "--evaluation-prompts", "0"]) == 2
-    assert "is of another run, delete it" in capsys.readouterr().err.splitlines()[-1]
+    expected = (
+        f"error: the checkpoint in {tmp_path}/run/checkpoint is of another run, delete it or "
+        "choose another --output; they differ in kind (eagle3 there, eagle1 here)"
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == expected
 
 
 @given(st.lists(st.integers(0, 400), max_size=12), st.integers(0, 6))
@@ -335,7 +340,8 @@ def test_allow_pickle_is_a_boolean(value, target):
         ("mask-token", "unrolled-steps", "eagle3"),
         ("mtp", "unrolled-steps", "eagle3"),
         ("mtp", "layers", "mask-token"),
-        ("mtp", "draft-vocab-size", "eagle3 and eagle1 and mask-token"),
+        ("mtp", "draft-vocab-size", "eagle3 and mask-token"),
+        ("eagle1", "draft-vocab-size", "eagle3 and mask-token"),
     ],
 )
 def test_a_flag_of_another_kind_of_head_is_refused(kind, flag, owners, tmp_path, capsys):
@@ -350,10 +356,101 @@ def test_a_run_with_other_flags_does_not_go_on(target, text, tmp_path, capsys):
     usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path / "head")]
     assert main(["eagle1", *usual, *SMALL]) == 0
     for change, difference in (
-        (["--seed", "4"], "data.seed (0 there, 4 here)"),
-        (["--lr", "0.3"], "plan.lr_matrices (0.005 there, 0.3 here)"),
-        (["--mlp-width", "8"], "objective.head.layer.intermediate_size"),
+        (["--seed", "4"], "--seed (0 there, 4 here)"),
+        (["--lr", "0.3"], "--lr (0.005 there, 0.3 here)"),
+        (["--mlp-width", "8"], "--mlp-width (24 there, 8 here)"),
     ):
         capsys.readouterr()
         assert main(["eagle1", *usual, *SMALL, *change]) == 2
-        assert difference in capsys.readouterr().err
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.endswith(f"another --output; they differ in {difference}")
+    text.write_text(TEXT + "x")
+    assert main(["eagle1", *usual, *SMALL]) == 2
+    assert "another --output; they differ in data." in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.unlink(), lambda path: path.write_text("[")])
+def test_a_refusal_without_the_commands_record_names_what_differs(
+    damage, target, text, tmp_path, capsys
+):
+    usual = ["--target", str(target), "--data", str(text), "--output", str(tmp_path), *SMALL]
+    assert main(["eagle1", *usual]) == 0
+    damage(tmp_path / "run" / "command.json")
+    assert main(["eagle1", *usual, "--mlp-width", "8"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.endswith("differ in objective.head.layer.intermediate_size (24 there, 8 here)")
+
+
+def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, monkeypatch):
+    arguments = ["eagle1", "--target", str(target), "--data", str(text), *SMALL]
+    arguments += ["--output", str(tmp_path)]
+    assert main(arguments) == 0
+    measured = capsys.readouterr().out.splitlines()[0].removeprefix("step 2: ")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+
+    def loaded(*args, **kwargs):
+        raise OSError("something was loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("specdec.cli.train._load_data", loaded)
+        for change in ([], ["--steps", "1"], ["--evaluate-every", "1"]):
+            assert main([*arguments, *change]) == 0
+            shown = capsys.readouterr().out.splitlines()
+            assert shown == [f"already complete at step 2: {measured}", f"saved in {tmp_path}"]
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        for change in (["--steps", "3"], ["--seed", "4"], ["--num-draft-tokens", "2"]):
+            assert main([*arguments, *change]) == 2
+        text.write_text(TEXT + "x")
+        assert main(arguments) == 2
+        text.write_text(TEXT)
+        (tmp_path / "config.json").unlink()
+        assert main(arguments) == 2
+        assert capsys.readouterr().err.count("something was loaded") == 5
+    assert main(arguments) == 0  # the head is written again
+    assert (tmp_path / "config.json").exists()
+
+
+@pytest.mark.parametrize("count", [10, 150])
+def test_an_evaluation_that_is_smaller_or_missing_says_why(count, target, tmp_path, capsys):
+    path = tmp_path / "text.py"
+    path.write_text("".join(TEXT.splitlines(keepends=True)[: 4 * count]))
+    arguments = ["eagle1", "--target", str(target), "--data", str(path), *SMALL, "--steps", "1"]
+    assert main([*arguments, "--output", str(tmp_path / "a"), "--evaluation-prompts", "16"]) == 0
+    shown = capsys.readouterr()
+    (ids,) = encode_texts([path.read_text()], zoo.load_tokenizer())
+    held_out = len(hold_out([ids], 16)[1])
+    assert (held_out > 0) is (count > 10)
+    assert held_out < 16
+    found = f"evaluating on {held_out} prompts" if held_out else "no evaluation"
+    assert shown.err.splitlines()[1] == (
+        f"{found}: --evaluation-prompts 16 needs 64 pieces of text of 64 tokens or more, as every "
+        f"fourth is kept from training, and the data has {len(ids) // PROMPT_TOKENS}"
+    )
+    assert ("acceptance length" in shown.out) is (held_out > 0)
+    assert main([*arguments, "--output", str(tmp_path / "b"), "--evaluation-prompts", "0"]) == 0
+    assert "--evaluation-prompts" not in capsys.readouterr().err  # none was asked for
+
+
+def test_every_phase_has_its_name(target, text, tmp_path, capsys):
+    arguments = [
+        "eagle3",
+        "--target",
+        str(target),
+        "--data",
+        str(text),
+        *SMALL,
+        "--steps",
+        "1",
+        "--unrolled-steps",
+        "2",
+    ]
+    arguments += ["--output", str(tmp_path), "--draft-vocab-size", "300"]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().err.replace("\r", "\n").splitlines()
+    shown = [line for line in shown if line.strip() and "Loading weights" not in line]
+    assert shown[0] == f"encoding {text}"
+    assert shown[1] == "finding the most frequent ids of the data and of the target's own text"
+    assert "| first step" in shown[2]
+    assert re.fullmatch(
+        r"100%\|\S+\| step 1, loss [\d.]+, rows of 32 tokens, \d+ tokens/s", shown[-1]
+    )

@@ -1,0 +1,121 @@
+"""What is shown in tables has the same methods everywhere, and says why an interval is missing."""
+
+import numpy as np
+import pytest
+
+from specdec.evaluation import (
+    Comparison,
+    CostCurve,
+    EvaluatedBatch,
+    EvaluatedRow,
+    Evaluation,
+    Replay,
+)
+from specdec.evaluation.tables import Tabular
+from specdec.results import RowStep
+
+STEPS = [RowStep([1, 2], 1, [1, 7]), RowStep([3, 4], 2, [3, 4, 8])]
+
+
+def evaluation(prompts: int, *, k: int = 2, categories: int = 1) -> Evaluation:
+    steps = STEPS if k else [RowStep([], 0, [7])]
+    rows = [
+        EvaluatedRow(str(i), f"c{i % categories}", 0, 0, 5, False, "length", None, steps)
+        for i in range(prompts)
+    ]
+    return Evaluation([EvaluatedBatch(i, [0.5], [row]) for i, row in enumerate(rows)], k)
+
+
+def comparison(batches: int) -> Comparison:
+    """Two whose ratio is the same everywhere, and a baseline of which this is not so."""
+    seconds = {
+        name: np.arange(1.0, 2 * batches + 1).reshape(batches, 2) * factor
+        for name, factor in (("plain", 1.0), ("a", 0.5), ("b", 0.48))
+    }
+    seconds["plain"][::2] *= 1.2
+    return Comparison(
+        seconds,
+        {name: np.full(batches, 8) for name in seconds},
+        dict.fromkeys(seconds),
+        "plain",
+        dict.fromkeys(seconds, True),
+    )
+
+
+def replayed(texts: int) -> Replay:
+    """One step per text with two draft tokens, of which one is accepted."""
+    totals = np.tile([1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0], (texts, 1))
+    return Replay(2, "BlockSampler", totals, [np.array([[1.0, 1.0, 0.0]])] * texts)
+
+
+CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
+SHOWN = {
+    "evaluation": (evaluation(7), 2, 7),
+    "plain evaluation": (evaluation(7, k=0), 1, 7),
+    "comparison": (comparison(6), 1, 3 * 6 * 2),
+    "replay": (replayed(8), 2, 8),
+    "costs": (CURVE, 1, 2 * 2),
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_all_have_the_same_forms(case):
+    shown, num_tables, num_lines = SHOWN[case]
+    assert isinstance(shown, Tabular)
+    tables = shown.tables()
+    assert len(tables) == num_tables
+    assert shown.to_markdown().count("\n|---|") == num_tables
+    assert shown.to_latex().count(r"\toprule") == num_tables
+    assert shown._repr_html_().count("<table>") == num_tables
+    for table in tables:
+        for cell in (cell for row in table.rows for cell in row):
+            for form in (shown.to_text(), shown.to_markdown(), shown.to_latex()):
+                assert cell in form
+    assert repr(shown) == str(shown)
+    pytest.importorskip("pandas")
+    assert len(shown.to_frame()) == num_lines
+
+
+def test_frames_hold_what_was_measured():
+    pytest.importorskip("pandas")
+    costs = CURVE.to_frame()
+    assert costs.groupby("num_draft_tokens").step_ms.median().to_dict() == {0: 3.0, 4: 6.0}
+    assert (costs.plain_ms == [2.0, 4.0] * 2).all()
+    assert CURVE.tables()[0].rows == [["0", "3.00", "1.00"], ["4", "6.00", "2.00"]]
+    taken = comparison(6)
+    lines = taken.to_frame()
+    for name, seconds in taken.seconds.items():
+        own = lines[lines.contender == name]
+        assert own.seconds.to_numpy().reshape(6, 2).tolist() == seconds.tolist()
+        assert own.new_tokens.sum() == 2 * 6 * 8
+    expected = replayed(8).to_frame()
+    assert 1 + expected.accepted.sum() / expected.steps.sum() == 2.0
+    assert set(expected.sampler) == {"BlockSampler"}
+
+
+@pytest.mark.parametrize("texts", [1, 5, 6])
+def test_fewer_than_six_say_so_instead_of_an_interval(texts):
+    few, note = texts < 6, f"no interval: {texts} text{'s' * (texts > 1)}"
+    found = replayed(texts)
+    figures = found.run_interval(), found.acceptance_length, found.speedup(CURVE)
+    for estimate in figures:
+        assert estimate.has_interval is not few
+        assert (f"({note})" in str(estimate)) is few
+        assert ("[" in str(estimate)) is not few
+    assert (note in str(found)) is few
+    assert (note in found.to_markdown()) is few
+    prompts = f"No interval: {texts} prompt{'s' * (texts > 1)}, fewer than 6."
+    assert (prompts in str(evaluation(texts))) is few
+    assert ("Brackets: 95 %" in str(evaluation(texts))) is not few
+    assert ("no intervals for fewer than 6 batches" in str(comparison(texts))) is few
+
+
+def test_categories_without_an_interval_are_noted():
+    assert "none for fewer than 6." in str(evaluation(10, categories=2))
+    assert "none for fewer than 6" not in str(evaluation(12, categories=2))
+
+
+def test_contenders_without_intervals_are_not_told_apart():
+    assert comparison(5).notes() == []
+    (note,) = comparison(6).notes()
+    assert note.startswith("Intervals overlap, but the ratio within rounds differs from 1: a / b")
