@@ -54,17 +54,6 @@ class CostCurve(Tabular):
                 f"a cost curve needs times of the same rounds at every draft length, got {lengths}"
             )
 
-    def __repr__(self) -> str:
-        def words(times: list[float]) -> str:
-            return f"{float(np.median(times)):.3g}"
-
-        lengths = ", ".join(f"K={k} {words(own)}" for k, own in sorted(self.step_ms.items()))
-        rounds = len(self.plain_ms)
-        return (
-            f"CostCurve(ms of a step, medians of {rounds} round{'s' * (rounds != 1)}: plain "
-            f"{words(self.plain_ms)}; {lengths or 'no draft length'})"
-        )
-
     def medians(self, num_draft_tokens: int) -> tuple[float, np.ndarray]:
         """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens.
 

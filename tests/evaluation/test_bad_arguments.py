@@ -251,13 +251,3 @@ def test_paths_are_checked_before_anything_is_done(tmp_path):
             check("folder", path)
     assert make_folder("folder", tmp_path / "a" / "b").is_dir()
     assert check_number("share", 0.5, above=0, below=1) == 0.5
-
-
-def test_a_curve_prints_medians_in_few_digits():
-    curve = CostCurve([4.345119999925373, 4.1, 9.0], {4: [5.33295] * 3, 0: [4.40246] * 3})
-    assert (
-        str(curve) == "CostCurve(ms of a step, medians of 3 rounds: plain 4.35; K=0 4.4, K=4 5.33)"
-    )
-    assert str(CostCurve([1.0], {})) == (
-        "CostCurve(ms of a step, medians of 1 round: plain 1; no draft length)"
-    )
