@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from accelerate import PartialState
-from accelerate.utils import broadcast, broadcast_object_list
+from accelerate.utils import broadcast, broadcast_object_list, parse_flag_from_env
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
@@ -145,6 +145,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
 
 def _train(options: argparse.Namespace) -> None:
+    # Made once, and the launcher's word that it started CPUs is part of it: by default each process
+    # would take itself for the only one.
+    state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
     _check(options)  # before anything is loaded
     if (options.output / "config.json").exists() and not (options.output / "run").exists():
         raise ValueError(
@@ -162,7 +165,6 @@ def _train(options: argparse.Namespace) -> None:
     model = _load_target(options.target, tokenizer)
     plan = _plan(options, *_row_lengths(options, model))
     drafter, objective = KINDS[options.kind](options, model, _draft_ids(options, model, trained_on))
-    state = PartialState()
     if state.is_main_process:
         record.begin()
     try:
