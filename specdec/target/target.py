@@ -189,7 +189,9 @@ class Target:
             start: `[B]` position of the anchor.
             anchor: `[B]` the last committed token, not yet read by the target.
             draft: `[B, K]` tokens of the target's vocabulary.
-            num_attended: host upper bound of the positions in use, the window's included.
+            num_attended: host upper bound of the positions in use, the window's included:
+                `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
+                smaller number slots in use are not attended, and the logits are wrong.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
