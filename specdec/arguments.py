@@ -1,4 +1,4 @@
-"""Checks of arguments: one sentence for what was expected and what came.
+"""Checks of arguments; each error message names the expected and the given value.
 
 A value of another type raises `TypeError`, a value out of range or a name that does not exist
 `ValueError`. No check waits for a device.
@@ -378,7 +378,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    """What a hint asks for."""
+    """A type hint in words, for error messages."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Literal or origin in (Union, UnionType):
         return _listed([*_choices(hint)])
@@ -393,7 +393,7 @@ def _words(hint: Any) -> str:
 
 
 def _choices(hint: Any) -> Iterator[str]:
-    """What each of the alternatives of a hint asks for."""
+    """The alternatives of a type hint in words."""
     if get_origin(hint) is Literal:
         yield from map(repr, get_args(hint))
     elif get_origin(hint) in (Union, UnionType):

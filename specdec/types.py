@@ -180,11 +180,6 @@ class Verdict:
                 check_tensor(f"verdict.{name}", count, (rows,), _IDS, device=where)
 
     @property
-    def num_emitted(self) -> Tensor:
-        """`[B]` accepted tokens plus the one recovered or bonus token."""
-        return self.num_accepted + 1
-
-    @property
     def is_bonus(self) -> Tensor:
         """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered
         one.

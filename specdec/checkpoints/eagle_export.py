@@ -55,7 +55,7 @@ def save_head(
             without its own.
         num_draft_tokens: what a speculators file proposes to draft per step.
         verifier: Hugging Face id or folder of the target, for a speculators file.
-        target_layers: decoder layers N of the target, to tell which features are the usual ones.
+        target_layers: decoder layers N of the target, from which the usual features follow.
 
     Returns:
         What some of the layout's readers do not understand, one line each.

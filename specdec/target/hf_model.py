@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room
+from specdec.target.cache import SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.fusion import fuse_pointwise
@@ -162,11 +162,6 @@ class SlotModel:
     def num_layers(self) -> int:
         """Decoder layers L."""
         return self.config.num_hidden_layers
-
-    @property
-    def key_value_shapes(self) -> dict[int, KeyValueShape]:
-        """What each layer stores of a token, as the self-test saw it."""
-        return self._route.shapes
 
     def check_unchanged(self) -> None:
         """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode

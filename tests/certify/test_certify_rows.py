@@ -162,7 +162,9 @@ class WrongKeep(ModelDrafter):
         return self._with_wrong_keep(super().init_state(*sizes, **target))
 
     def _with_wrong_keep(self, state):
-        keep = lambda rows: self._with_wrong_keep(state.keep(list(range(len(rows)))))  # noqa: E731
+        def keep(rows):
+            return self._with_wrong_keep(state.keep(list(range(len(rows)))))
+
         return SimpleNamespace(own=state, keep=keep, reset=state.reset)
 
     def prefill(self, context, state):

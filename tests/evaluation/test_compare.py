@@ -3,6 +3,8 @@
 Times are made up where a number is checked, so that nothing depends on the machine.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from architectures import VOCAB, build
@@ -149,12 +151,9 @@ def test_sampled_text_of_hugging_face_leaves_the_global_generator_alone():
 def test_batches_of_several_prompts_and_rows_that_end():
     from specdec.evaluation.compare import _until_end
 
-    class Model:
-        class generation_config:  # noqa: N801
-            eos_token_id = (5, 6)
-
-    assert _until_end([1, 2, 6, 0, 0], Model) == [1, 2, 6]
-    assert _until_end([1, 2, 3], Model) == [1, 2, 3]
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=(5, 6)))
+    assert _until_end([1, 2, 6, 0, 0], model) == [1, 2, 6]
+    assert _until_end([1, 2, 3], model) == [1, 2, 3]
     log = []
     comparison = compare(
         {"a": Recorder("a", log), "b": Recorder("b", log)}, IDS, MASK, rounds=1, batch_size=3

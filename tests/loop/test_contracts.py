@@ -378,7 +378,10 @@ def test_nan_from_a_drafter_stops_a_sampled_generation(sampler):
 def forwards(model):
     """How many tokens per row each forward of a model gets."""
     calls = []
-    hook = lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[1])  # noqa: E731
+
+    def hook(module, args, kwargs):
+        calls.append(kwargs["input_ids"].shape[1])
+
     return calls, model.register_forward_pre_hook(hook, with_kwargs=True)
 
 

@@ -59,7 +59,7 @@ class RowDifference:
         step: that differs first.
         expected: that step in the call that the other one is compared with; `None`: no such step.
         found: in the other call, likewise.
-        is_rounding: rounding explains it; `None` where nobody can tell.
+        is_rounding: rounding explains it; `None` where the step has no probabilities to decide by.
     """
 
     way: str
@@ -164,7 +164,9 @@ class _Calls:
         self._num_full = min(map(len, self._first.values()))
 
     def repeat(self) -> bool:
-        """Whether the same call repeats; else tells draws from what its storage held."""
+        """Whether the same call repeats. If not, two calls in fresh storage decide whether draws or
+        what the storage held is the cause.
+        """
         first, again = self._first, self._together.steps()
         way = "again"
         if _vary(first, again):
@@ -272,7 +274,7 @@ class _View(NamedTuple):
 
 
 class _Judge:
-    """Collects the differences between calls, and tells rounding from faults."""
+    """Collects the differences between calls, and classifies each as rounding or a fault."""
 
     def __init__(self, generator: SpeculativeGenerator, sampling: dict):
         drafter = generator.drafter
@@ -285,11 +287,6 @@ class _Judge:
         self._warp = Warp(1, device=generator.target.device, **sampling)
         self._num_steps = 0
         self.differences: list[RowDifference] = []
-
-    @property
-    def found_in(self) -> set[str]:
-        """Ways in which a row differs."""
-        return {difference.way for difference in self.differences}
 
     def compare(
         self,
@@ -342,7 +339,7 @@ class _Judge:
         )
 
     def _is_rounding(self, difference: RowDifference, one: _View, other: _View) -> bool | None:
-        """Whether rounding explains a difference; `None` where nobody can tell."""
+        """Whether rounding explains a difference; `None` without draft probabilities."""
         expected, found = difference.expected, difference.found
         if not difference.is_of_draft:
             return self._agree(one.target, other.target)
