@@ -30,7 +30,6 @@ from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
-from specdec.loop.prefill import prefill
 from specdec.loop.runners import Runners
 from specdec.loop.step import Parts
 from specdec.loop.tracer import StepTracer
@@ -56,13 +55,15 @@ class SpeculativeGenerator:
             `"rejection"`, `"coupling"`, `"typical"`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
-        graphs: whether steps are captured as CUDA graphs, one per signature (rows up to a bucket,
-            slots, draft length, options in use) and replayed from then on, also by later calls.
-            `"auto"` captures on a GPU what can be captured, and `explain` says what cannot and why;
-            `True` raises `CaptureError` instead, and on a CPU replays the same function under the
-            same checks; `False` captures nothing.
-        keep_storage: of how many signatures the tensors (and graphs) are kept for later calls;
-            `release` frees them. `None` is 4 where steps are captured, else 1; 0 keeps nothing.
+        graphs: whether steps are captured as CUDA graphs, one for each set of options in use (rows
+            up to a bucket, draft length, which sampling options), and replayed from then on, also
+            by later calls of any length that fits. A longer call makes the storage grow. `"auto"`
+            captures on a GPU what can be captured, and `explain` says what cannot and why; `True`
+            raises `CaptureError` instead, and on a CPU replays the same function under the same
+            checks; `False` captures nothing.
+        kept_bytes: how many bytes of tensors and graphs are kept for later calls, besides those of
+            calls under way; `release` frees them. `None` is a quarter of the device's memory, 0
+            keeps nothing.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
@@ -94,15 +95,15 @@ class SpeculativeGenerator:
         *,
         graphs: bool | Literal["auto"] = "auto",
         prefill_chunk_size: int = 2048,
-        keep_storage: int | None = None,
+        kept_bytes: int | None = None,
         steps_ahead: int | None = None,
     ):
         self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
         check_integer("prefill_chunk_size", prefill_chunk_size, 1)
         if steps_ahead is not None:
             check_integer("steps_ahead", steps_ahead, 0)
-        if keep_storage is not None:
-            check_integer("keep_storage", keep_storage, 0)
+        if kept_bytes is not None:
+            check_integer("kept_bytes", kept_bytes, 0)
         check_type("graphs", graphs, bool | Literal["auto"])
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
@@ -113,7 +114,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.prefill_chunk_size = prefill_chunk_size
         self.steps_ahead = steps_ahead
-        self._runners = Runners(self.target, graphs=graphs, limit=keep_storage)
+        self._runners = Runners(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
@@ -322,9 +323,9 @@ class SpeculativeGenerator:
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         parts = Parts(self.target, self.drafter, self.sampler)
         runner = self._runners.take(parts, request, is_traced=trace)
-        runner.state.load(request)
-        prefill(runner.parts, runner.state, request.prompts, self.prefill_chunk_size)
-        return Generation(self, request, runner)
+        generation = Generation(self, request, runner, give_back=self._runners.give)
+        runner.read(request, self.prefill_chunk_size)
+        return generation
 
     def _run(
         self,
@@ -351,7 +352,7 @@ class SpeculativeGenerator:
                     generation.drop_ended()
                 generation.note_longest(collector.longest + width * len(unread))
                 yield record
-        self._runners.give(generation.runner)
+        generation.close()
 
 
 def _as_drafter(drafter: Drafter | str | None) -> Drafter:

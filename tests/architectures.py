@@ -111,9 +111,12 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
 }
 
 
-def build(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def build(
+    name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changed
+) -> PreTrainedModel:
     """A random model in eval mode whose logits vary enough that greedy text is not constant."""
     family, config = ARCHITECTURES[name]
+    config = config | changed
     config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
     model_class = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     torch.manual_seed(seed)

@@ -73,7 +73,7 @@ def check_company(model, drafter, sampler, *, chunk: int = 3):
     assert sampled(generator, (2, 1)) == {row: alone[row] for row in (2, 1)}
     ids, mask = to_right_padding(IDS, MASK)
     assert sampled(generator, ids=ids, mask=mask) == alone
-    options = {"prefill_chunk_size": chunk, "keep_storage": 1}
+    options = {"prefill_chunk_size": chunk}
     chunked = SpeculativeGenerator(model, drafter, sampler, **options)
     assert sampled(chunked) == alone
     assert sampled(chunked) == alone  # over the storage of the call before

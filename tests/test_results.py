@@ -2,7 +2,7 @@
 
 The statistics are recounted from the trace; the trace is checked against the text; the text is
 HF's. Streaming shows the same steps, and key/value storage is allocated once per generation (once
-per generator with `keep_storage=1`).
+for calls that follow each other).
 """
 
 import json
@@ -29,7 +29,7 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.loop.state import SLOT_BUCKET
+from specdec.loop.runners import SLOT_MULTIPLE
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
@@ -161,12 +161,12 @@ def test_a_stream_shows_the_steps_of_generate(drafter):
         assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
 
 
-@pytest.mark.parametrize("keep_storage", [0, 1])
-def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, keep_storage):
+@pytest.mark.parametrize("kept_bytes", [0, None])
+def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, kept_bytes):
     expected = MODEL.generate(
         IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
     )
-    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=keep_storage)
+    generator = SpeculativeGenerator(MODEL, drafter, kept_bytes=kept_bytes)
     for num_steps in (0, 1, 3):
         stream = generator.stream(IDS, MASK, max_new_tokens=NUM_NEW)
         for _ in range(num_steps):
@@ -180,7 +180,7 @@ def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, keep_sto
 
 
 def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=1)
+    generator = SpeculativeGenerator(MODEL, drafter)
     prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}
     expected = {key: generator.generate(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
     streams = {key: generator.stream(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
@@ -201,7 +201,7 @@ def test_keys_and_values_take_the_memory_of_the_longest_text(drafter):
     generator = SpeculativeGenerator(MODEL, drafter)
     generation = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
     slots = IDS.shape[1] + NUM_NEW + generator.drafter.num_draft_tokens + 1
-    slots = -(-slots // SLOT_BUCKET) * SLOT_BUCKET + 1
+    slots = -(-slots // SLOT_MULTIPLE) * SLOT_MULTIPLE + 1
     size = 3 * slots * 2 * 3 * (2 * 8) * 4  # rows, slots, K and V, layers, heads, float32
     assert generation.state.cache.size_bytes == size
 

@@ -98,9 +98,9 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
     found = []
     for module in modules:
         check_type("module", module, nn.Module)
-    for module in modules:
-        found += [parameter.data_ptr() for parameter in module.parameters()]
-        found += [buffer.data_ptr() for buffer in module.buffers()]
+        for part in module.modules():  # faster than parameters(), and made in every call
+            tensors = (*part._parameters.values(), *part._buffers.values())
+            found += [tensor.data_ptr() for tensor in tensors if tensor is not None]
     return tuple(found)
 
 

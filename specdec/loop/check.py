@@ -8,7 +8,7 @@ from torch import Tensor
 from specdec.graphs import stable_storage
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import record_columns
-from specdec.loop.prefill import prefill
+from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.state import StepState
 from specdec.loop.step import device_step
 
@@ -35,9 +35,17 @@ class EagerTwin:
         self._generation, request = generation, generation.request
         self._parts, theirs = generation.runner.parts, generation.whole
         target, drafter, sampler = self._parts.target, self._parts.drafter, self._parts.sampler
-        self._state = StepState.allocate(theirs.signature, target, drafter, sampler, request)
+        self._state = StepState.allocate(
+            theirs.signature, theirs.num_slots, target, drafter, sampler, request
+        )
         self._state.load(request)
-        prefill(self._parts, self._state, request.prompts, chunk_size)
+        prefill(
+            self._state,
+            request,
+            lambda *chunk: prefill_chunk(self._parts, self._state, *chunk),
+            chunk_size=chunk_size,
+            captured=generation.runner.captured_chunks,
+        )
         self._storage = stable_storage(theirs)
         self._num_steps = 0
         self._num_ended = 0

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -28,6 +31,7 @@ class Generation:
         owner: the generator that started it; no other may step it.
         request: what was asked for.
         runner: runs its steps over its tensors.
+        give_back: takes the runner for other calls, when the generation is closed or dropped.
 
     Attributes:
         state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
@@ -51,7 +55,13 @@ class Generation:
         Generation(1 of 1 row ended; lengths [19], prompts included; K = 8)
     """
 
-    def __init__(self, owner: object, request: Request, runner: StepRunner):
+    def __init__(
+        self,
+        owner: object,
+        request: Request,
+        runner: StepRunner,
+        give_back: Callable[[StepRunner], None],
+    ):
         self.owner = owner
         self.request = request
         self.runner = runner
@@ -63,6 +73,14 @@ class Generation:
         self._longest = max(request.prompts.lengths)
         self._unprocessed: Tensor | None = None
         self._is_first = True
+        self._giving_back = weakref.finalize(self, give_back, runner)
+        self._giving_back.atexit = False
+
+    def close(self) -> None:
+        """Gives its tensors to later calls, as happens anyway when nobody holds the generation any
+        more. From then on it must not be stepped, and what it shows may be another call's.
+        """
+        self._giving_back()
 
     def __repr__(self) -> str:
         """Waits for the device."""

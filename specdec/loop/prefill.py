@@ -1,16 +1,70 @@
 """Reads the prompts into the target and the drafter, chunk by chunk."""
 
+from collections.abc import Callable, Iterator
+
 import torch
 
 from specdec.loop.state import StepState
 from specdec.loop.step import Parts
-from specdec.request.prompts import Prompts
+from specdec.request.call import Request
 from specdec.types import Context
 
+CAPTURED_CHUNKS = (64, 256)
+"""Tokens of the prompt chunks that are captured. A GPU reads 256 tokens in hardly more time than it
+takes to read the weights; launching the same work eagerly takes ten times as long.
+"""
 
-def prefill(parts: Parts, state: StepState, prompts: Prompts, chunk_size: int) -> None:
+
+def chunks(length: int, chunk_size: int, captured: tuple[int, ...] = ()) -> Iterator[int]:
+    """Sizes of the chunks that a prompt is read in.
+
+    Args:
+        length: tokens to read.
+        chunk_size: the most tokens of a chunk.
+        captured: sizes that there are graphs for, ascending. What is left after chunks of
+            `chunk_size` is read in the largest of them, and the end in one that it fits into.
+
+    Example:
+        >>> list(chunks(5000, 2048)), list(chunks(2600, 2048, (64, 256)))
+        ([2048, 2048, 904], [2048, 256, 256, 64])
+    """
+    captured = tuple(size for size in captured if size <= chunk_size)
+    while length > 0:
+        size = min(chunk_size, length)
+        if captured and length < chunk_size:
+            size = next((size for size in captured if size >= length), captured[-1])
+        yield size
+        length -= size
+
+
+def prefill(
+    state: StepState,
+    request: Request,
+    read: Callable[[int, int], None],
+    *,
+    chunk_size: int,
+    captured: tuple[int, ...] = (),
+) -> None:
     """Brings a freshly loaded state to the point where every row looks as if a step had just
     committed its last prompt token.
+
+    Args:
+        state: updated in place.
+        request: that was loaded.
+        read: reads a chunk, given its size and how many slots to attend over: `prefill_chunk`, or
+            a graph of it.
+        chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
+    """
+    end = 0
+    for size in chunks(max(request.prompts.lengths) - 1, chunk_size, captured):
+        state.chunk_start.fill_(end)
+        end += size
+        read(size, state.num_slots if size in captured else end + 1)
+
+
+def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:
+    """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
+    that have them.
 
     The target reads all but the last prompt token of each row. Features of a chunk go to the
     drafter and are dropped, so memory does not grow with the prompt; the last one stays for the
@@ -19,27 +73,31 @@ def prefill(parts: Parts, state: StepState, prompts: Prompts, chunk_size: int) -
     Args:
         parts: the target reads the prompts, the drafter follows with the features.
         state: updated in place.
-        prompts: the batch.
-        chunk_size: tokens per forward.
+        size: tokens of the chunk.
+        num_attended: upper bound of the slots in use, those of the chunk and the token after it
+            included.
     """
-    tokens, num_read = state.buffer.tokens, state.buffer.lengths.clone()  # [B, S], [B]
-    longest = max(prompts.lengths) - 1
-    for offset in range(0, longest, chunk_size):
-        end = min(offset + chunk_size, longest)
-        features = parts.target.prefill(state.cache, tokens[:, offset:end], num_read, offset=offset)
-        context = Context(
-            tokens=tokens[:, offset : end + 1],
-            features=features,
-            start=torch.full_like(num_read, offset),
-            # The pair (feature of the last token read, last prompt token) is left to the first
-            # proposal.
-            num_new=(num_read - 1 - offset).clamp(-1, end - offset),
-            num_attended=end + 1,
-        )
-        parts.drafter.prefill(context, state.drafter_state)
-        if features is not None:
-            index = num_read - 1 - offset
-            is_here = (index >= 0) & (index < end - offset)
-            rows = torch.arange(len(index), device=index.device)
-            last = features[rows, index.clamp(0, end - offset - 1)]
-            state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])
+    buffer, start = state.buffer, state.chunk_start
+    num_read = buffer.lengths  # [B], the position of the last prompt token
+    positions = start + torch.arange(size + 1, device=start.device)
+    known = positions.clamp(max=buffer.tokens.shape[1] - 1)
+    tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
+    features = parts.target.prefill(
+        state.cache, tokens[:, :-1], num_read, offset=start, num_attended=num_attended
+    )
+    context = Context(
+        tokens=tokens,
+        features=features,
+        start=start.expand(len(num_read)),
+        # The pair (feature of the last token read, last prompt token) is left to the first
+        # proposal.
+        num_new=(num_read - 1 - start).clamp(-1, size),
+        num_attended=num_attended,
+    )
+    parts.drafter.prefill(context, state.drafter_state)
+    if features is not None:
+        index = num_read - 1 - start
+        is_here = (index >= 0) & (index < size)
+        rows = torch.arange(len(index), device=index.device)
+        last = features[rows, index.clamp(0, size - 1)]
+        state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])

@@ -1,57 +1,108 @@
-"""`StepRunner`: runs the steps of one state, and replays them as graphs where that is possible."""
+"""`StepRunner`: runs the calls of one storage, and replays their steps as graphs where that is
+possible.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from specdec.graphs import Captured, CaptureError, GraphPool, HostSyncError, no_host_sync
 from specdec.graphs.capture import explain_failure
 from specdec.loop.outcome import Outcome
-from specdec.loop.state import StepState
+from specdec.loop.prefill import CAPTURED_CHUNKS, prefill, prefill_chunk
+from specdec.loop.state import Signature, StepState
 from specdec.loop.step import EditLogits, Mark, Parts, device_step
+from specdec.request.call import Request
+from specdec.samplers import Warp
 
 NUM_EAGER = 3
-"""Steps of each draft length that run eagerly before it is captured."""
+"""Steps that run eagerly before the first one of a model is captured. After that one is enough."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """What calls must share to run on one storage: all that decides its shapes, its capacity
+    excepted, and all that a captured step takes over, the options of a call excepted.
+
+    Args:
+        parts: the very objects.
+        captures: steps are captured.
+        batch_size: rows, those that fill up a bucket included.
+        num_draft_tokens: K of the drafter.
+        frozen: addresses of weights, settings of drafter and sampler.
+    """
+
+    parts: Parts
+    captures: bool
+    batch_size: int
+    num_draft_tokens: int
+    frozen: tuple
 
 
 class StepRunner:
-    """Runs the steps of a state, one graph per draft length.
+    """Runs calls over one storage, one after the other, with a graph for each set of options and
+    draft length.
 
-    The first steps of a draft length run eagerly, on the stream of the capture: they are steps of
-    the generation as all others, and load every kernel and workspace that the capture needs. The
-    last of them runs under `no_host_sync`. Capturing runs nothing, so a generation goes on where it
-    was, and texts do not depend on when a step was captured.
+    The first steps run eagerly, on the stream of the capture: they are steps of the generation as
+    all others, and load every kernel and workspace that the capture needs. The last of them runs
+    under `no_host_sync`. Capturing runs nothing, so a generation goes on where it was, and texts do
+    not depend on when a step was captured. Prompt chunks of a few sizes are captured likewise.
 
     Args:
-        parts: target, drafter and sampler.
+        key: of the calls.
         state: that the steps update; its tensors must stay where they are.
-        captures: steps are to be captured.
         must_capture: a failure is raised; else the steps stay eager, and `refusal` says why.
-        frozen: whatever a captured step has taken over from its parts besides.
+        num_eager: steps that run eagerly before one is captured.
 
     Attributes:
         refusal: why steps are eager although they were to be captured; `None` if they are not.
+        captured_chunks: sizes of the prompt chunks that are captured; see `prefill.chunks`.
     """
 
     def __init__(
         self,
-        parts: Parts,
+        key: Key,
         state: StepState,
         *,
-        captures: bool,
         must_capture: bool = False,
-        frozen: tuple = (),
+        num_eager: int = NUM_EAGER,
     ):
-        self.parts, self.state, self.captures, self.frozen = parts, state, captures, frozen
+        self.key, self.parts, self.captures = key, key.parts, key.captures
+        self.state, self._state_bytes = state, state.size_bytes
         self.refusal: str | None = None
-        self._must_capture = must_capture
-        self._pool = GraphPool(state.record.device) if captures else None
-        self._captured: dict[int, Captured] = {}
-        self._num_eager: Counter[int] = Counter()
+        self._must_capture, self._num_before = must_capture, num_eager
+        self._pool = GraphPool(state.record.device) if key.captures else None
+        self._warps: dict[Signature, Warp] = {state.signature: state.warp}
+        self._captured: dict[tuple, Captured] = {}
+        self._num_eager: Counter[tuple] = Counter()
+        self._reading_refusal = self.parts.target.why_reading_waits if key.captures else None
+        is_read_by_graphs = key.captures and self._reading_refusal is None
+        self.captured_chunks = CAPTURED_CHUNKS if is_read_by_graphs else ()
         self._is_idle: torch.cuda.Event | None = None
+
+    def load(self, request: Request, signature: Signature) -> None:
+        """Writes a call into the storage. A warp of other options is another set of tensors."""
+        if signature not in self._warps:
+            rows, device = signature.batch_size, self.state.record.device
+            options = request.filled_to(rows).options
+            self._warps[signature] = Warp(rows, device=device, **options.warp)
+        self.state = self.state.with_options(signature, self._warps[signature])
+        self.state.load(request)
+
+    def read(self, request: Request, chunk_size: int) -> None:
+        """Reads the prompts of the call that was loaded.
+
+        Args:
+            request: the call.
+            chunk_size: the most tokens of a chunk.
+        """
+        options = {"chunk_size": chunk_size, "captured": self.captured_chunks}
+        prefill(self.state, request, self._read_chunk, **options)
 
     def run(
         self,
@@ -76,34 +127,98 @@ class StepRunner:
             options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
             options["mark"] = mark
             return device_step(self.parts, state, num_attended=num_attended, **options)
-        if num_draft_tokens not in self._captured:
-            if self._num_eager[num_draft_tokens] < NUM_EAGER:
-                return self._run_eagerly(num_draft_tokens)
-            self._capture(num_draft_tokens)
-            if self.refusal is not None:
-                return self._step(num_draft_tokens)
-        return self._captured[num_draft_tokens]()
+
+        def step() -> Outcome:
+            options = {"num_attended": self.num_slots, "num_draft_tokens": num_draft_tokens}
+            return device_step(self.parts, self.state, **options)
+
+        try:
+            return self._through_graph((self.state.signature, num_draft_tokens), step)
+        except CaptureError as error:
+            if self._must_capture:
+                raise CaptureError(f"{error} (graphs=True; 'auto' goes on eagerly)") from error
+            self.refusal = str(error)
+        # Nothing was committed, and a drafter starts from what is: the step can be run again.
+        return step()
+
+    def _read_chunk(self, size: int, num_attended: int) -> None:
+        def read() -> None:
+            prefill_chunk(self.parts, self.state, size, num_attended)
+
+        if size not in self.captured_chunks:
+            return read()
+        try:
+            self._through_graph(("chunk", size), read)
+        except CaptureError as error:  # a drafter may wait for the device while it reads
+            self.captured_chunks, self._reading_refusal = (), str(error)
+            read()
+
+    def _through_graph(self, key: tuple, function: Callable[[], Any]) -> Any:
+        """Runs a function of the state, by the graph that is kept for it once there is one.
+
+        Raises:
+            CaptureError: it cannot be captured.
+        """
+        if key not in self._captured:
+            if self._num_eager[key] < self._num_before:
+                self._num_eager[key] += 1
+                return self._run_eagerly(function, self._num_eager[key] == self._num_before)
+            device = self.state.record.device
+            options = {"pool": self._pool, "warmup": 0, "device": device}
+            self._captured[key] = Captured(function, **options)
+            self._num_before = 1  # kernels and libraries are loaded
+        return self._captured[key]()
+
+    def _run_eagerly(self, function: Callable[[], Any], is_last: bool) -> Any:
+        # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
+        if not is_last or self.parts.target.is_fused:
+            return self._pool.run(function)
+        try:
+            with no_host_sync():
+                return self._pool.run(function)
+        except HostSyncError as error:
+            raise CaptureError(explain_failure(error)) from error
 
     @property
     def graphs(self) -> dict[int, Captured]:
-        """What is captured, by draft length."""
-        return dict(self._captured)
+        """The steps of the loaded call's options that are captured, by draft length."""
+        own = self.state.signature
+        return {key[1]: graph for key, graph in self._captured.items() if key[0] == own}
+
+    @property
+    def all_graphs(self) -> list[Captured]:
+        """All that is captured: steps of every set of options, and prompt chunks."""
+        return list(self._captured.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the storage and of the graphs."""
+        graphs = sum(graph.num_bytes for graph in self._captured.values())
+        return self._state_bytes + graphs
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of each row: what a call may need."""
+        return self.state.num_slots
 
     def describe(self) -> Iterator[str]:
         """Lines that say how the steps run."""
         s = self.state.signature
-        where = f"batch of {s.batch_size}, K = {s.num_draft_tokens}, {s.num_slots} slots"
+        where = f"batch of {s.batch_size}, K = {s.num_draft_tokens}, {self.num_slots} slots"
         if not self.captures:
             return
         if self.refusal is not None:
             yield f"{where}: eager, because {self.refusal}"
-        for length, captured in sorted(self._captured.items()):
+        if self._reading_refusal is not None:
+            yield f"{where}: prompts are read eagerly, because {self._reading_refusal}"
+        for (kind, size), captured in self._captured.items():
+            what = f"prompt chunks of {size} tokens" if kind == "chunk" else f"{size} draft tokens"
             yield (
-                f"{where}: {length} draft tokens captured in {captured.capture_seconds:.2f} s, "
+                f"{where}: {what} captured in {captured.capture_seconds:.2f} s, "
                 f"{captured.num_bytes / 2**20:.0f} MiB, {captured.num_calls} replays"
             )
         if not self._captured and self.refusal is None:
-            yield f"{where}: to be captured after {NUM_EAGER} steps"
+            yield f"{where}: to be captured after {self._num_before} steps"
 
     def park(self) -> None:
         """Notes how far the device has to come before another call may use the tensors: it may come
@@ -117,38 +232,3 @@ class StepRunner:
         """Lets the current stream wait for that."""
         if self._is_idle is not None:
             self._is_idle.wait()
-
-    def _step(self, num_draft_tokens: int) -> Outcome:
-        attended = self.state.cache.num_slots
-        options = {"num_attended": attended, "num_draft_tokens": num_draft_tokens}
-        return device_step(self.parts, self.state, **options)
-
-    def _run_eagerly(self, num_draft_tokens: int) -> Outcome:
-        self._num_eager[num_draft_tokens] += 1
-        is_last = self._num_eager[num_draft_tokens] == NUM_EAGER
-        # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
-        if not is_last or self.parts.target.is_fused:
-            return self._pool.run(lambda: self._step(num_draft_tokens))
-        try:
-            with no_host_sync():
-                return self._pool.run(lambda: self._step(num_draft_tokens))
-        except HostSyncError as error:
-            self._refuse(explain_failure(error), error)
-        # Nothing was committed, and a drafter starts from what is: the step can be run again.
-        return self._step(num_draft_tokens)
-
-    def _capture(self, num_draft_tokens: int) -> None:
-        try:
-            self._captured[num_draft_tokens] = Captured(
-                lambda: self._step(num_draft_tokens),
-                pool=self._pool,
-                warmup=0,
-                device=self.state.record.device,
-            )
-        except CaptureError as error:
-            self._refuse(str(error), error)
-
-    def _refuse(self, reason: str, error: Exception) -> None:
-        if self._must_capture:
-            raise CaptureError(f"{reason} (graphs=True; 'auto' goes on eagerly)") from error
-        self.refusal = reason

@@ -1,46 +1,59 @@
-"""`Runners`: which tensors and graphs a call gets, which are kept for later calls, and why steps
-are eager.
+"""`Runners`: which storage and graphs a call gets, what is kept for later calls, and why steps are
+eager.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import is_dataclass
 from typing import Literal
 
+import torch
+
 from specdec.drafters.base import check_num_draft_tokens
 from specdec.graphs import weight_addresses
-from specdec.loop.runner import StepRunner
-from specdec.loop.state import Signature, StepState, bucket_of_rows, bucket_of_slots
+from specdec.loop.runner import NUM_EAGER, Key, StepRunner
+from specdec.loop.state import Signature, StepState, bucket_of_rows
 from specdec.loop.step import Parts
 from specdec.request import Request
 from specdec.samplers import Warp
 from specdec.target import Target
+from specdec.target.cache import memory_bytes
+
+FIRST_TOKENS = 2048
+"""Tokens of all rows together that captured storage has room for at least."""
+SLOT_MULTIPLE = 64
+"""Numbers of slots are multiples of this."""
 
 
 class Runners:
-    """The runners of a generator. Those that wait for a call of their signature are kept, the
-    latest last; any thread may use them.
+    """The runners of a generator. Those that wait for a call are kept, the latest last, as long as
+    they fit into a number of bytes; any thread may use them.
 
     Args:
         target: of the generator.
         graphs: whether steps are captured; as for `SpeculativeGenerator`.
-        limit: how many runners are kept; `None` is 4 where steps are captured, else 1.
+        kept_bytes: that waiting runners may hold; `None` is a quarter of the device's memory.
     """
 
-    def __init__(self, target: Target, *, graphs: bool | Literal["auto"], limit: int | None):
+    def __init__(self, target: Target, *, graphs: bool | Literal["auto"], kept_bytes: int | None):
         self._must_capture = graphs is True
         self._device = target.device
         self._reason = None if graphs is True else _why_never(target, graphs)
         self._last_reason: str | None = None
-        self._limit = (1 if self._reason else 4) if limit is None else int(limit)
+        if kept_bytes is None:
+            kept_bytes = (memory_bytes(target.device) or 2**32) // 4
+        self._kept_bytes = kept_bytes
         self._waiting: list[StepRunner] = []
+        # Callbacks of Python's collector append here, at any moment: a lock could be held already.
+        self._returned: deque[StepRunner] = deque()
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict:
         """Tensors and graphs that are kept for the next call are no part of a pickled generator."""
-        return {**vars(self), "_waiting": [], "_lock": None}
+        return {**vars(self), "_waiting": [], "_returned": deque(), "_lock": None}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
@@ -48,6 +61,7 @@ class Runners:
 
     def __iter__(self) -> Iterator[StepRunner]:
         with self._lock:
+            self._collect()
             return iter(list(self._waiting))
 
     def why_eager(self, request: Request, *, is_traced: bool = False) -> str | None:
@@ -69,39 +83,81 @@ class Runners:
         yield f"steps are captured on {self._device}"
         if self._last_reason:
             yield f"the last call was eager: {self._last_reason}"
-        for runner in self:
+        runners = list(self)
+        for runner in runners:
             yield from (f"  {line}" for line in runner.describe())
+        kept = sum(runner.size_bytes for runner in runners) / 2**20
+        yield f"kept for later calls: {kept:.0f} MiB, of at most {self._kept_bytes / 2**20:.0f} MiB"
 
     def take(self, parts: Parts, request: Request, *, is_traced: bool = False) -> StepRunner:
-        """A runner for one call, for its caller alone: the latest that waits and fits, else a new
-        one. Before a new one is made, one that waits is given up to make room.
+        """A runner for one call, for its caller alone, with the call loaded: the latest that waits
+        and has room for it, else a new one.
         """
         self._last_reason = self.why_eager(request, is_traced=is_traced)
         captures = self._last_reason is None
         signature = _signature(parts, request, captures)
-        frozen = _frozen_values(parts) if captures else ()
+        num_draft_tokens = signature.num_draft_tokens
+        frozen = _frozen_values(parts, captures)
+        key = Key(parts, captures, signature.batch_size, num_draft_tokens, frozen)
+        num_slots = max(request.prompts.lengths) + request.max_new_tokens + num_draft_tokens + 1
         with self._lock:
-            for runner in reversed(self._waiting):
-                is_same = (runner.parts, runner.frozen) == (parts, frozen)
-                if is_same and runner.state.signature == signature:
-                    self._waiting.remove(runner)
-                    runner.resume()
-                    return runner
-            del self._waiting[: max(0, len(self._waiting) + 1 - self._limit)]
-        state = StepState.allocate(signature, parts.target, parts.drafter, parts.sampler, request)
-        options = {"captures": captures, "must_capture": self._must_capture, "frozen": frozen}
-        return StepRunner(parts, state, **options)
+            self._collect()
+            has_captured = any(runner.all_graphs for runner in self._waiting)
+            alike = [runner for runner in self._waiting if runner.key == key]
+            runner = next((r for r in reversed(alike) if r.num_slots >= num_slots), None)
+            if runner is not None:
+                self._waiting.remove(runner)
+            elif alike:  # the new one will serve the calls of the largest, too
+                self._waiting.remove(max(alike, key=lambda runner: runner.num_slots))
+        if runner is None:
+            grown = max((2 * r.num_slots for r in alike), default=FIRST_TOKENS // key.batch_size)
+            del alike
+            state = self._allocate(parts, request, signature, num_slots, grown * captures)
+            num_eager = 1 if has_captured else NUM_EAGER
+            runner = StepRunner(key, state, must_capture=self._must_capture, num_eager=num_eager)
+        runner.resume()
+        runner.load(request, signature)
+        return runner
+
+    def _allocate(
+        self, parts: Parts, request: Request, signature: Signature, needed: int, wanted: int
+    ) -> StepState:
+        """Storage of `wanted` slots, or of those that are needed where that is more, or where the
+        target has no positions or the device no memory for so many.
+        """
+        target = parts.target
+        if target.max_positions is not None:
+            wanted = min(wanted, target.max_positions + signature.num_draft_tokens + 1)
+
+        def allocate(count: int) -> StepState:
+            num_slots = -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
+            joined = target, parts.drafter, parts.sampler
+            return StepState.allocate(signature, num_slots, *joined, request)
+
+        try:
+            return allocate(max(wanted, needed))
+        except (torch.OutOfMemoryError, ValueError):  # or `check_room` says so before
+            self.clear()
+        return allocate(needed)
 
     def give(self, runner: StepRunner) -> None:
-        """Keeps a runner, in place of the oldest where there are too many."""
+        """Takes a runner back, for later calls; may be called at any moment, by any thread."""
         runner.park()
-        with self._lock:
-            self._waiting.append(runner)
-            del self._waiting[: max(0, len(self._waiting) - self._limit)]
+        self._returned.append(runner)
+
+    def _collect(self) -> None:
+        """Moves runners that came back to those that wait, and gives up the oldest where all are
+        more than may be kept.
+        """
+        while self._returned:
+            self._waiting.append(self._returned.popleft())
+        while self._waiting and sum(r.size_bytes for r in self._waiting) > self._kept_bytes:
+            del self._waiting[0]
 
     def clear(self) -> None:
         """Frees all of them."""
         with self._lock:
+            self._collect()
             self._waiting.clear()
 
 
@@ -119,28 +175,24 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
 
 
 def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
-    lengths, room, options = request.prompts.lengths, request.max_new_tokens, request.options
-    # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
-    most = check_num_draft_tokens(parts.drafter.num_draft_tokens)  # it may be set between calls
-    num_draft_tokens = max(0, min(most, room - 1))
-    num_slots = max(lengths) + room + num_draft_tokens + 1
+    rows = len(request.prompts.lengths)
     return Signature(
-        batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),
-        num_draft_tokens=num_draft_tokens,
-        num_slots=bucket_of_slots(num_slots, is_coarse=captures),
-        warp=Warp(len(lengths), **options.warp).signature,
-        wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
-        sampler=type(parts.sampler).__name__,
-        dtype=parts.target.dtype,
+        batch_size=bucket_of_rows(rows) if captures else rows,
+        # It may be set between calls.
+        num_draft_tokens=check_num_draft_tokens(parts.drafter.num_draft_tokens),
+        warp=Warp(rows, **request.options.warp).signature,
+        wants_probs=request.options.draft_probs and parts.sampler.uses_draft_probs,
     )
 
 
-def _frozen_values(parts: Parts) -> tuple:
-    """What a captured step has taken over from its parts: addresses of weights, and settings of
-    drafter and sampler. Where one differs, the step is captured again.
+def _frozen_values(parts: Parts, captures: bool) -> tuple:
+    """What storage has taken over from its parts: data types of weights, settings of drafter and
+    sampler; and captured steps besides: addresses of weights. Where one differs, both are made
+    again.
     """
     settings = (*vars(parts.drafter).items(), *vars(parts.sampler).items())
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
-    modules = parts.target.model, parts.drafter, parts.sampler
-    return *weight_addresses(*modules), *map(repr, kept)
+    dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
+    modules = (parts.target.model, parts.drafter, parts.sampler) if captures else ()
+    return *weight_addresses(*modules), *dtypes, *map(repr, kept)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
+from specdec.graphs.tree import owned_tensors
 from specdec.loop.outcome import record_width
 from specdec.loop.token_buffer import TokenBuffer
 from specdec.request.call import Request
@@ -19,30 +20,6 @@ from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import Context, keep_rows
-
-SLOT_BUCKET = 64
-"""Numbers of slots are rounded up to a multiple of this, so that calls of similar length have one
-signature.
-"""
-
-
-def bucket_of_slots(num_slots: int, *, is_coarse: bool) -> int:
-    """Slots that are allocated for so many.
-
-    Args:
-        num_slots: needed.
-        is_coarse: a quarter of the next smaller power of two apart, so that few sizes are captured.
-
-    Example:
-        >>> [bucket_of_slots(n, is_coarse=True) for n in (100, 650, 9000)]
-        [128, 768, 10240]
-        >>> bucket_of_slots(650, is_coarse=False)
-        704
-    """
-    step = SLOT_BUCKET
-    if is_coarse:
-        step = max(step, 2 ** (num_slots.bit_length() - 3))
-    return -(-num_slots // step) * step
 
 
 def bucket_of_rows(batch_size: int) -> int:
@@ -58,34 +35,29 @@ def bucket_of_rows(batch_size: int) -> int:
 
 
 class Signature(NamedTuple):
-    """Everything that decides which operations a step runs, and in which shapes.
+    """What a call brings of all that decides which operations a step runs. Capacity is no part of
+    it: empty slots cost a captured step nothing.
 
     Args:
         batch_size: B, rows that fill up a bucket included.
-        num_draft_tokens: K.
-        num_slots: S.
+        num_draft_tokens: K of the drafter.
         warp: which of a warp's values are in use (`Warp.signature`).
         wants_probs: drafters return probabilities.
-        sampler: name of its class.
-        dtype: of the target.
     """
 
     batch_size: int
     num_draft_tokens: int
-    num_slots: int
     warp: tuple
     wants_probs: bool
-    sampler: str
-    dtype: torch.dtype
 
 
 @dataclass(frozen=True, eq=False)
 class StepState:
     """The device side of a batch. `load` writes a new call into the same tensors, so that their
-    addresses are the same for all calls of one signature.
+    addresses are the same for all calls that fit into them.
 
     Args:
-        signature: what it was allocated for.
+        signature: of the calls that are loaded into it.
         vocab_size: V of the target.
         buffer: committed tokens and lengths.
         warp: how the rows' logits become probabilities.
@@ -96,6 +68,7 @@ class StepState:
         record: `[B, 2 K + 7]`, what the last step did; see `Outcome`.
         all_valid: `[B]` K, the count of a draft that gives none.
         no_faults: `[B]` 0.
+        chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
     signature: Signature
@@ -109,19 +82,23 @@ class StepState:
     record: Tensor
     all_valid: Tensor
     no_faults: Tensor
+    chunk_start: Tensor
 
     @classmethod
     def allocate(
         cls,
         signature: Signature,
+        num_slots: int,
         target: Target,
         drafter: Drafter,
         sampler: Sampler,
         request: Request,
     ) -> StepState:
-        """Tensors for calls like the given one; `load` has to follow."""
+        """Tensors for calls like the given one that need at most `num_slots` slots; `load` has to
+        follow.
+        """
         rows, device = signature.batch_size, target.device
-        num_draft_tokens, num_slots = signature.num_draft_tokens, signature.num_slots
+        num_draft_tokens = signature.num_draft_tokens
         sizes = {"vocab_size": target.vocab_size, "device": device}
         drafter_state = drafter.init_state(rows, num_slots, **sizes)
         features = None
@@ -141,7 +118,23 @@ class StepState:
             record=record,
             all_valid=torch.full((rows,), num_draft_tokens, device=device),
             no_faults=torch.zeros(rows, dtype=torch.long, device=device),
+            chunk_start=torch.zeros((), dtype=torch.long, device=device),
         )
+
+    def with_options(self, signature: Signature, warp: Warp) -> StepState:
+        """The same tensors for calls of another signature, with a warp of theirs."""
+        return replace(self, signature=signature, warp=warp)
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of each row: capacity for the longest text and a window."""
+        return self.cache.num_slots
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all its tensors."""
+        stores = {t.untyped_storage() for t in owned_tensors(self).values()}
+        return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
     def load(self, request: Request) -> None:
         """Writes a call of the state's signature into its tensors. Where it has fewer rows than the

@@ -106,7 +106,7 @@ def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueSha
         token_bytes = heads * (key_width + value_width) * dtype.itemsize
         row_bytes[device] = row_bytes.get(device, 0) + num_slots * token_bytes
     for device, needed in row_bytes.items():
-        there = _memory_bytes(device)
+        there = memory_bytes(device)
         if there is not None and batch_size * needed > there:
             raise ValueError(
                 f"keys and values of {batch_size} rows of {num_slots} tokens take "
@@ -115,7 +115,7 @@ def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueSha
             )
 
 
-def _memory_bytes(device: torch.device) -> int | None:
+def memory_bytes(device: torch.device) -> int | None:
     """All of a device's memory; `None` where it is not known."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory

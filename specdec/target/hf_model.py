@@ -98,6 +98,11 @@ class SlotModel:
         return bool(fused)
 
     @property
+    def why_reading_waits(self) -> str | None:
+        """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
+        return None if self._experts is None else "the experts' own code waits for the device"
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen for this model, and why, where there was a choice."""
         return tuple(self._notes.values())

@@ -117,6 +117,11 @@ class Target:
         return self._slot_model.is_fused
 
     @property
+    def why_reading_waits(self) -> str | None:
+        """Why reading prompts makes the host wait for the device; `None` if it does not."""
+        return self._slot_model.why_reading_waits
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen for this model, and why, where there was a choice."""
         return self._slot_model.notes
@@ -148,7 +153,13 @@ class Target:
         self._slot_model.check_room(batch_size, num_slots)
 
     def prefill(
-        self, cache: SlotCache, tokens: Tensor, lengths: Tensor, *, offset: int
+        self,
+        cache: SlotCache,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        offset: int | Tensor,
+        num_attended: int | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -160,19 +171,21 @@ class Target:
             tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
             lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
                 are skipped.
-            offset: position of the chunk's first token.
+            offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            num_attended: host upper bound of the positions in use, the chunk's included; `None` is
+                `offset + C`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
         """
         _check_rows(cache, tokens)
-        check_integer("offset", offset, 0)
-        end = offset + tokens.shape[1]
-        positions = torch.arange(offset, end, device=tokens.device)
+        if num_attended is None:
+            num_attended = check_integer("offset", offset, 0) + tokens.shape[1]
+        positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
         _, features = self._slot_model.forward(
-            tokens, cache, slots, num_attended=end, logits_to_keep=1, is_chunk=True
+            tokens, cache, slots, num_attended=num_attended, logits_to_keep=1, is_chunk=True
         )
         return features
 

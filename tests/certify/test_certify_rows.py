@@ -275,7 +275,7 @@ def test_half_precision_is_not_judged_without_probabilities():
 @pytest.mark.parametrize("make", [drafter, lambda: PromptLookupDrafter(2), lambda: None])
 @pytest.mark.parametrize("sampler", ["auto", CouplingSampler()])
 def test_sound_rows_repeat_in_every_way_also_where_steps_are_replayed(make, sampler):
-    found = audit(make(), sampler, prompts=[PROMPT, [3]], graphs=True, keep_storage=1)
+    found = audit(make(), sampler, prompts=[PROMPT, [3]], graphs=True)
     assert found.passed
     assert not found.differences
     assert found.num_steps > 100

@@ -5,6 +5,7 @@ The oracle is a generator that captures nothing.
 
 import copy
 import pickle
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import mask_heads
@@ -31,6 +32,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.graphs import (
+    Captured,
     CaptureError,
     StorageMovedError,
     no_host_sync,
@@ -38,6 +40,7 @@ from specdec.graphs import (
 )
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
+from specdec.loop.state import StepState
 from specdec.loop.token_buffer import TokenBuffer
 
 MODEL = build("llama")
@@ -115,7 +118,7 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
         assert len(storage.names) >= 12
         seen.append([tensor.data_ptr() for tensor in storage._tensors.values()])
         assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
-        generator._runners.give(generation.runner)  # as a finished call does
+        generation.close()
         assert list(generator._runners) == [generation.runner]
     assert seen[0] == seen[1]
     found = generator.generate(*prompts, **ROOM, **OTHER, check=True)
@@ -226,23 +229,126 @@ def test_a_draft_length_beyond_the_drafters_is_refused(value):
     assert generation.num_draft_tokens == 3
 
 
-def test_several_signatures_are_kept_and_release_frees_them():
+def captures_of(generator) -> dict[str, int]:
+    """How many captures of each kind the generator keeps: steps, and prompt chunks."""
+    lines = [line for line in generator.explain().splitlines() if " captured in " in line]
+    chunks = sum("prompt chunks" in line for line in lines)
+    return {
+        "storages": len(list(generator._runners)),
+        "steps": len(lines) - chunks,
+        "chunks": chunks,
+    }
+
+
+ROOMY = build("llama", max_position_embeddings=512)
+ROOMY_DRAFTERS = {
+    "model": ModelDrafter(perturbed(ROOMY), 3),
+    "eagle": EagleDrafter(informed(ROOMY, HEAD), ROOMY, 3),
+    "mtp": MTPDrafter(mtp_heads.informed(ROOMY), ROOMY, 3),
+}
+
+
+@pytest.mark.parametrize("name", ROOMY_DRAFTERS)
+def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_options(
+    name, monkeypatch
+):
+    """60 calls: the oracle of each is a generator that captures nothing and keeps nothing."""
+    made = []
+    capture = Captured.__init__
+
+    def counting(self, *args, **kwargs):
+        made.append(self)
+        capture(self, *args, **kwargs)
+
+    monkeypatch.setattr(Captured, "__init__", counting)
+    monkeypatch.setattr("specdec.loop.runners.FIRST_TOKENS", 64)
+    draws = random.Random(name)
+    drafter = ROOMY_DRAFTERS[name]
+    generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
+    fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
+    sizes = set()
+    for index in range(60):
+        prompt, _ = ragged_prompts(VOCAB, draws.randint(1, 150), seed=index)
+        options = {"max_new_tokens": draws.randint(1, 60), "eos_token_id": None}
+        if draws.random() < 0.6:
+            temperature = draws.choice([0.5, 0.8, 1.7])
+            options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": index}
+        found = generator.generate(prompt, **options)
+        assert account(found) == account(fresh.generate(prompt, **options))
+        (runner,) = generator._runners
+        sizes.add(runner.num_slots)
+    assert len(sizes) <= 3  # 64, 128, 256
+    assert len(made) <= 3 * len(sizes)  # greedy steps, sampled steps, chunks of 64 tokens
+    assert captures_of(generator) == {"storages": 1, "steps": 2, "chunks": 1}
+
+
+def test_storage_grows_when_a_longer_call_comes_and_never_beyond_the_targets_positions(
+    monkeypatch,
+):
+    monkeypatch.setattr("specdec.loop.runners.FIRST_TOKENS", 64)
+    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
+    sizes = []
+    for room in (20, 1, 100, 20, 130, 503):
+        generator.generate(IDS[1:2, -1:], max_new_tokens=room, eos_token_id=None)
+        (runner,) = generator._runners
+        sizes.append(runner.num_slots)
+    assert sizes == [64, 64, 128, 128, 256, 576]  # 512 positions, and a window
+
+
+def test_storage_is_no_larger_than_needed_where_there_is_no_memory_for_more(monkeypatch):
+    allocate, asked = StepState.allocate, []
+
+    def scarce(signature, num_slots, *args):
+        asked.append(num_slots)
+        if num_slots > 64:
+            raise torch.OutOfMemoryError("as on a GPU")
+        return allocate(signature, num_slots, *args)
+
+    monkeypatch.setattr(StepState, "allocate", scarce)
+    generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
+    found = generator.generate(IDS[1:2, -1:], max_new_tokens=20, eos_token_id=None)
+    assert found.new_tokens.shape == (1, 20)
+    assert asked == [576, 64]
+    with pytest.raises(torch.OutOfMemoryError):
+        generator.generate(IDS[1:2, -1:], max_new_tokens=90, eos_token_id=None)
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_release_frees_it():
     generator = capturing("model")
-    for _ in range(2):
-        for options in (GREEDY, SAMPLED, {"max_new_tokens": 90}):
-            generator.generate(IDS, MASK, **LONG | options)
-    assert len(list(generator._runners)) == 3
-    assert all(len(runner.graphs) == 1 for runner in generator._runners)
-    assert generator.explain().count("replays") == 3
+    for rows in (1, 2, 1):
+        generator.generate(IDS[:rows], MASK[:rows], **LONG)
+    assert captures_of(generator) == {"storages": 2, "steps": 2, "chunks": 1}
+    one, two = (runner.size_bytes for runner in generator._runners)
+    assert "kept for later calls" in generator.explain()
     generator.release()
     assert not list(generator._runners)
-    few = capturing("model", keep_storage=1)
-    for options in (GREEDY, SAMPLED, GREEDY):
-        few.generate(IDS, MASK, **LONG | options)
-        assert len(list(few._runners)) == 1
-    none = capturing("model", keep_storage=0)
+    few = capturing("model", kept_bytes=max(one, two))
+    for rows in (1, 2, 1):
+        few.generate(IDS[:rows], MASK[:rows], **LONG)
+        (runner,) = few._runners
+        assert runner.state.signature.batch_size == rows
+    none = capturing("model", kept_bytes=0)
     none.generate(IDS, MASK, **LONG)
     assert not list(none._runners)
+
+
+def test_a_generation_that_nobody_holds_any_more_gives_its_storage_back():
+    generator = capturing("model")
+    generation = generator.start(IDS, MASK, **LONG)
+    runner = generation.runner
+    for _ in range(NUM_EAGER + 2):
+        generator.step(generation)
+    assert not list(generator._runners)
+    del generation
+    assert list(generator._runners) == [runner]
+    found = generator.generate(IDS, MASK, **LONG)
+    assert list(generator._runners) == [runner]
+    assert account(found) == account(eager("model").generate(IDS, MASK, **LONG))
+    stream = generator.stream(IDS, MASK, **LONG)
+    next(stream)
+    stream.close()
+    del stream
+    assert list(generator._runners) == [runner]
 
 
 def test_weights_that_moved_and_settings_that_changed_are_captured_anew():
@@ -278,7 +384,7 @@ def test_explain_says_what_is_captured_and_what_is_not_and_why():
     assert "graphs=False" in eager().explain()
     generator = capturing("model")
     generator.generate(IDS, MASK, **LONG)
-    assert "batch of 4, K = 3, 64 slots: 3 draft tokens captured" in generator.explain()
+    assert "batch of 4, K = 3, 192 slots: 3 draft tokens captured" in generator.explain()
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.2)])
     expected = eager("model").generate(IDS, MASK, **LONG, logits_processor=processors)
     found = generator.generate(IDS, MASK, **LONG, logits_processor=processors)

@@ -256,7 +256,7 @@ def test_nothing_is_allocated_when_rows_leave(drafter, sampling):
 
 def test_kept_storage_is_whole_again_in_the_next_call(drafter):
     generator = SpeculativeGenerator(MODEL, drafter)
-    fresh = SpeculativeGenerator(MODEL, drafter, keep_storage=0)
+    fresh = SpeculativeGenerator(MODEL, drafter, kept_bytes=0)
     places = []
     for shift in (0, 1, 3):
         rows = [(row + shift) % len(ROWS) for row in ROWS]
@@ -271,9 +271,9 @@ def test_kept_storage_is_whole_again_in_the_next_call(drafter):
     assert places[0] == places[1] == places[2]
 
 
-@pytest.mark.parametrize("keep_storage", [0, 1])
-def test_a_stream_that_is_abandoned_after_rows_have_left_harms_nobody(drafter, keep_storage):
-    generator = SpeculativeGenerator(MODEL, drafter, keep_storage=keep_storage)
+@pytest.mark.parametrize("kept_bytes", [0, None])
+def test_a_stream_that_is_abandoned_after_rows_have_left_harms_nobody(drafter, kept_bytes):
+    generator = SpeculativeGenerator(MODEL, drafter, kept_bytes=kept_bytes)
     expected = generate(SpeculativeGenerator(MODEL, drafter), ROWS)
     for _ in range(2):
         stream = generator.stream(IDS, MASK, **settings_of(ROWS))

@@ -134,7 +134,7 @@ def test_a_rotary_scaling_by_length_is_served_within_its_first_range_and_refused
 
 
 def test_kept_storage_serves_prompts_of_other_lengths_and_other_modes():
-    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)), keep_storage=1)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
     with torch.inference_mode():
         generator.generate(IDS[:1, -1:], max_new_tokens=9)
     for prompt, num_new in ((IDS[1:2, :2], 8), (IDS[1:2, :1], 9)):
@@ -209,7 +209,7 @@ def test_warpers_of_the_users_own_keep_their_order(order):
 def test_kept_storage_forgets_what_a_broken_draft_model_left_in_it():
     """Masked slots have weight 0, and 0 * NaN is NaN."""
     draft = copy.deepcopy(MODEL)
-    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft), keep_storage=1)
+    generator = SpeculativeGenerator(MODEL, ModelDrafter(draft))
     expected = generator.generate(IDS, MASK, max_new_tokens=9)
     assert expected.stats.acceptance_rate == 1
     weight = draft.model.layers[0].self_attn.v_proj.weight

@@ -342,8 +342,8 @@ def test_parts_that_do_not_fit_are_refused(make, error, message):
     ("options", "message"),
     [
         ({"graphs": 1}, "graphs must be True, False or 'auto', got 1"),
-        ({"keep_storage": 1.5}, "keep_storage must be an integer.*, got 1.5"),
-        ({"keep_storage": "a"}, "keep_storage must be an integer.*, got 'a'"),
+        ({"kept_bytes": 1.5}, "kept_bytes must be an integer.*, got 1.5"),
+        ({"kept_bytes": "a"}, "kept_bytes must be an integer.*, got 'a'"),
         ({"steps_ahead": True}, "steps_ahead must be an integer.*, got True"),
     ],
 )

@@ -202,7 +202,7 @@ class _Calls:
 
     def compare_storage(self) -> None:
         """The same call before and after another one in its storage."""
-        stored = self._sibling(keep_storage=1)
+        stored = self._sibling(kept_bytes=None)
         call = self._call(self._everyone, stored)
         before = call.steps()
         self._call(self._everyone[::-1], stored).steps()
@@ -214,7 +214,7 @@ class _Calls:
     def _sibling(self, **settings) -> SpeculativeGenerator:
         """A generator of the same parts, whose steps are eager: there rows leave the batch."""
         own = self._generator
-        settings = {"prefill_chunk_size": own.prefill_chunk_size, "keep_storage": 0} | settings
+        settings = {"prefill_chunk_size": own.prefill_chunk_size, "kept_bytes": 0} | settings
         parts = own.target, own.drafter, own.sampler
         return SpeculativeGenerator(*parts, graphs=False, **settings)
 
