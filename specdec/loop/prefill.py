@@ -36,7 +36,8 @@ def prefill(parts: Parts, state: StepState, prompts: Prompts, chunk_size: int) -
             num_new=(num_read - 1 - offset).clamp(-1, end - offset),
             num_attended=end + 1,
         )
-        parts.drafter.prefill(context, state.drafter_state)
+        if state.signature.num_draft_tokens > 0:
+            parts.drafter.prefill(context, state.drafter_state)
         if features is not None:
             index = num_read - 1 - offset
             is_here = (index >= 0) & (index < end - offset)

@@ -57,7 +57,6 @@ class StepRunner:
         self,
         state: StepState,
         *,
-        num_attended: int,
         num_draft_tokens: int,
         edit_logits: EditLogits | None = None,
         mark: Mark | None = None,
@@ -66,16 +65,15 @@ class StepRunner:
 
         Args:
             state: the runner's, or, where nothing is captured, one that holds some of its rows.
-            num_attended, num_draft_tokens, edit_logits, mark: as for `device_step`. What is
-                captured attends over all slots, and takes no times.
+            num_draft_tokens, edit_logits, mark: as for `device_step`. What is captured takes no
+                times.
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
         """
         if not self.captures or self.refusal is not None:
-            options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
-            options["mark"] = mark
-            return device_step(self.parts, state, num_attended=num_attended, **options)
+            options = {"edit_logits": edit_logits, "mark": mark}
+            return device_step(self.parts, state, num_draft_tokens=num_draft_tokens, **options)
         if num_draft_tokens not in self._captured:
             if self._num_eager[num_draft_tokens] < NUM_EAGER:
                 return self._run_eagerly(num_draft_tokens)
@@ -119,9 +117,7 @@ class StepRunner:
             self._is_idle.wait()
 
     def _step(self, num_draft_tokens: int) -> Outcome:
-        attended = self.state.cache.num_slots
-        options = {"num_attended": attended, "num_draft_tokens": num_draft_tokens}
-        return device_step(self.parts, self.state, **options)
+        return device_step(self.parts, self.state, num_draft_tokens=num_draft_tokens)
 
     def _run_eagerly(self, num_draft_tokens: int) -> Outcome:
         self._num_eager[num_draft_tokens] += 1

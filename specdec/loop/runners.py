@@ -120,9 +120,8 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
 
 def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
     lengths, room, options = request.prompts.lengths, request.max_new_tokens, request.options
-    # A step emits at least one token beyond the draft, so no more than room - 1 can be used.
-    most = check_num_draft_tokens(parts.drafter.num_draft_tokens)  # it may be set between calls
-    num_draft_tokens = max(0, min(most, room - 1))
+    # It may be set between calls.
+    num_draft_tokens = check_num_draft_tokens(parts.drafter.num_draft_tokens)
     num_slots = max(lengths) + room + num_draft_tokens + 1
     return Signature(
         batch_size=bucket_of_rows(len(lengths)) if captures else len(lengths),
@@ -132,6 +131,7 @@ def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
         sampler=type(parts.sampler).__name__,
         dtype=parts.target.dtype,
+        is_captured=captures,
     )
 
 
