@@ -76,7 +76,7 @@ def cost(target, head: MTPHead, batch_size: int, steps: int) -> dict[str, float]
     times: dict[str, list[float]] = {"step": [], "shift": [], "naive": []}
     for index in range(steps + 4):
         state = generation.state
-        context = state.context(generation.num_attended)
+        context = state.context()
         own = state.drafter_state
         spare = replace(own, past=PastRows(*(table.clone() for table in own.past)))
         seconds = {}

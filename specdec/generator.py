@@ -25,7 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, check_type, shown
 from specdec.drafters import Drafter, NoDrafter, drafter_named
-from specdec.drafters.base import check_drafter
+from specdec.drafters.base import check_drafter, check_num_draft_tokens
 from specdec.loop.check import EagerTwin
 from specdec.loop.collector import OutputCollector, StepRecord
 from specdec.loop.generation import Generation
@@ -321,6 +321,10 @@ class SpeculativeGenerator:
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
         target = self.target  # the drafter may have been moved or cast since it was joined
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
+        most = check_num_draft_tokens(self.drafter.num_draft_tokens)
+        if (asked := request.options.num_draft_tokens) is not None:
+            advice = "the drafter's own is the largest; make it with a larger one"
+            check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         parts = Parts(self.target, self.drafter, self.sampler)
         runner = self._runners.take(parts, request, is_traced=trace)
         generation = Generation(self, request, runner, give_back=self._runners.give)
@@ -350,7 +354,8 @@ class SpeculativeGenerator:
                     tracer.read(record)
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
-                generation.note_longest(collector.longest + width * len(unread))
+                longest = collector.longest + width * len(unread)
+                generation.state.buffer.note_longest(longest)
                 yield record
         generation.close()
 

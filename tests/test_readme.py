@@ -84,7 +84,7 @@ def test_the_drafter_with_a_state_drafts_and_repeats(session):
 
 
 def test_the_loop_of_the_readme_writes_what_generate_writes():
-    (block,) = (block for block in blocks("python") if "count_step" in block)
+    (block,) = (block for block in blocks("python") if "commit(state" in block)
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
     generator = specdec.SpeculativeGenerator(target, zoo.load_drafter("eagle3", target))
     inputs = tokenizer(["def f(x):", "import os, sys"], return_tensors="pt", padding=True)

@@ -28,7 +28,8 @@ class DrafterState(Protocol):
 class Drafter(nn.Module, ABC):
     """A drafter holds weights only; everything that changes lives in a state that the loop owns.
 
-    The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step.
+    The loop calls `prefill` over the prompt, chunk by chunk, and then `propose` once per step; it
+    calls neither where `num_draft_tokens` is 0.
     Every context starts where verified history ends: a drafter first brings its own state up to
     date with the newly committed tokens and then drafts, so what it speculated in an earlier step
     never survives.
@@ -73,8 +74,8 @@ class Drafter(nn.Module, ABC):
         Args:
             context: at most K + 1 newly committed tokens per row.
             state: this drafter's, updated in place.
-            drawing: K of this step, which may be smaller than `num_draft_tokens`, and how tokens
-                are to be drawn. Most drafters hand it to their `Proposal`.
+            drawing: K >= 1 of this step, which may be smaller than `num_draft_tokens`, and how
+                tokens are to be drawn. Most drafters hand it to their `Proposal`.
 
         Returns:
             K tokens per row and the probabilities that they were drawn from, over the target's

@@ -81,8 +81,6 @@ class EagleDrafter(HeadDrafter):
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         """K passes of the head; a row without any new token proposes nothing."""
         num_draft_tokens = drawing.num_draft_tokens
-        if num_draft_tokens == 0:
-            return Draft(context.tokens[:, :0])
         rows, plan, out = self._extend(context, state, num_later=num_draft_tokens - 1)
         out = rows.last(out)  # [B, 1, H]
         drafting = self.proposal.begin(drawing)

@@ -70,12 +70,20 @@ class MaskTokenDrafter(HeadDrafter):
     ):
         kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
         super().__init__(head, target, num_draft_tokens, **kinds)
+        self._check_num_draft_tokens()
+
+    def _check_num_draft_tokens(self) -> None:
         limit = self.config.max_draft_tokens
-        if limit is not None and num_draft_tokens > limit:
+        if limit is not None and self.num_draft_tokens > limit:
             raise ValueError(
                 f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; num_draft_tokens must be at most {limit}, got {num_draft_tokens}"
+                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
             )
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """As `HeadDrafter`; refuses more draft tokens than a block predicts, too."""
+        super().validate(vocab_size=vocab_size, device=device)
+        self._check_num_draft_tokens()
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
@@ -104,10 +112,7 @@ class MaskTokenDrafter(HeadDrafter):
 
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         """One pass of the head; see the class for rows that propose fewer tokens."""
-        num_draft_tokens = drawing.num_draft_tokens
-        if num_draft_tokens == 0:
-            return Draft(context.tokens[:, :0])
-        window, out = self._read(context, state, num_draft_tokens=num_draft_tokens)
+        window, out = self._read(context, state, num_draft_tokens=drawing.num_draft_tokens)
         sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
         out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
         drafting = self.proposal.begin(drawing)

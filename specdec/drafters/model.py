@@ -121,8 +121,6 @@ class ModelDrafter(Drafter):
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
         num_draft_tokens = drawing.num_draft_tokens
-        if num_draft_tokens == 0:
-            return Draft(context.tokens[:, :0])
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its anchor twice at the same position.
         pair = (context.num_new[:, None] + state.offsets).clamp(min=0)

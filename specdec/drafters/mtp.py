@@ -38,6 +38,11 @@ class MTPState(HeadState):
 
     past: PastRows
 
+    @property
+    def num_depths(self) -> int:
+        """Depths that it was made for."""
+        return len(self.cache.keys)
+
     def keep(self, rows: list[int]) -> MTPState:
         """The given rows, in the storage of all."""
         past = PastRows(*(keep_rows(table, rows) for table in self.past))
@@ -87,7 +92,7 @@ class MTPDrafter(HeadDrafter):
 
     @property
     def num_depths(self) -> int:
-        """Depths that are used: no more than K are."""
+        """Depths that the states of new calls have: no more than K are."""
         return min(self.config.num_layers, self.num_draft_tokens)
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -125,30 +130,24 @@ class MTPDrafter(HeadDrafter):
         The newest d entries of depth d need tokens that are not known yet. They are computed from
         token 0, and the next call computes them again.
         """
-        if self.num_depths == 0:
-            return
         # None of the newest entries can be kept, as they can after a draft that was accepted.
-        width = context.tokens.shape[1] - 1 + self.num_depths - 1
+        width = context.tokens.shape[1] - 1 + state.num_depths - 1
         window, step = self._open(context, state, width)[:2]
-        self._run_depths(window, step)
+        self._run_depths(window, step, state.num_depths)
 
     def propose(self, context: Context, state: MTPState, drawing: Drawing) -> Draft:
         """One pass per depth or draft token; a row without any new token proposes nothing."""
-        num_draft_tokens, depths = drawing.num_draft_tokens, self.num_depths
-        if depths == 0:
-            return Draft(context.tokens[:, :0])
+        num_draft_tokens, depths = drawing.num_draft_tokens, state.num_depths
         num_later = max(num_draft_tokens - depths, 0)
         width = max(context.tokens.shape[1] - 1, depths)
         window, step, plan = self._open(context, state, width, num_later)
         drafting = self.proposal.begin(drawing)
-        out = self._run_depths(window, step, drafting, num_draft_tokens)
+        out = self._run_depths(window, step, depths, drafting, num_draft_tokens)
         head, last = self.head, depths - 1
         for m in range(num_later):
             embeds, hidden = self.embed(drafting.tokens[-1]), head.feedback(last, out)
             out = head(last, embeds, hidden, plan.open(1 + m))
             drafting.draw(self.logits(out, last))
-        if num_draft_tokens == 0:
-            return Draft(context.tokens[:, :0])
         return drafting.end(context.num_new.clamp(0, 1) * num_draft_tokens)
 
     def logits(self, out: Tensor, depth: int = 0) -> Tensor:
@@ -172,7 +171,7 @@ class MTPDrafter(HeadDrafter):
         context = replace(context, features=self.head.fuse(self.features_of(context)))
         trash = state.cache.trash
         window = shift_window(context, state.past, width, trash=trash, num_later=num_later)
-        for table, newest in zip(state.past, window.past(self.num_depths - 1), strict=True):
+        for table, newest in zip(state.past, window.past(state.num_depths - 1), strict=True):
             table.copy_(newest)
         return window
 
@@ -189,6 +188,7 @@ class MTPDrafter(HeadDrafter):
         self,
         window: ShiftedWindow,
         step: Pass,
+        num_depths: int,
         drafting: Drafting | None = None,
         num_draft_tokens: int = 0,
     ) -> Tensor:
@@ -197,6 +197,7 @@ class MTPDrafter(HeadDrafter):
         Args:
             window: W rows.
             step: their slots, shared by all depths.
+            num_depths: of the state.
             drafting: what is drafted; may be `None` where no token is.
             num_draft_tokens: K.
 
@@ -205,7 +206,7 @@ class MTPDrafter(HeadDrafter):
         """
         head, tokens, hidden = self.head, window.tokens, window.features
         unknown = torch.zeros_like(tokens[:, :1])
-        for depth in range(self.num_depths):
+        for depth in range(num_depths):
             out = head(depth, self.embed(tokens), hidden, step)
             drafted = unknown
             if depth < num_draft_tokens:

@@ -60,12 +60,7 @@ class EagerTwin:
         """
         generation, mine, theirs = self._generation, self._state, self._generation.whole
         self._end_rows()
-        outcome = device_step(
-            self._parts,
-            mine,
-            num_attended=generation.num_attended,
-            num_draft_tokens=generation.num_draft_tokens,
-        )
+        outcome = device_step(self._parts, mine, num_draft_tokens=generation.num_draft_tokens)
         self._storage.check()
         width = mine.signature.num_draft_tokens
         for name, columns in record_columns(width).items():

@@ -119,9 +119,7 @@ class OutputCollector:
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
             seeds=self._request.seeds,
-            stats=SpeculationStats(
-                self.steps, self._generation.whole.signature.num_draft_tokens, wall_s=wall_s
-            ),
+            stats=SpeculationStats(self.steps, self._generation.num_draft_tokens, wall_s=wall_s),
             trace=trace,
             steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],

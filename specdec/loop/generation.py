@@ -10,7 +10,7 @@ from torch import Tensor
 
 from specdec.drafters.base import check_state
 from specdec.kernels.verify import find_draft_faults
-from specdec.loop.contracts import fault_text, harmless_draft
+from specdec.loop.contracts import fault_text
 from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
@@ -68,9 +68,10 @@ class Generation:
         self.whole = self.state = runner.state
         self.rows = list(range(len(request.prompts.lengths)))
         self.ended_by_host: list[int] = []
-        self._num_draft_tokens = runner.state.signature.num_draft_tokens
+        asked = request.options.num_draft_tokens
+        most = runner.state.signature.num_draft_tokens
+        self._num_draft_tokens = most if asked is None else asked
         self.mark: Mark | None = None
-        self._longest = max(request.prompts.lengths)
         self._unprocessed: Tensor | None = None
         self._is_first = True
         self._giving_back = weakref.finalize(self, give_back, runner)
@@ -110,8 +111,8 @@ class Generation:
 
     @property
     def num_draft_tokens(self) -> int:
-        """How many tokens the next steps draft: K at first. It may be set to less, and back, before
-        any step; each value is captured once.
+        """How many tokens the next steps draft: what the call asked for, or K, at first. It may
+        be set to any number up to K before any step; each value is captured once.
 
         Raises:
             ValueError: when set to anything but an integer in 0..K.
@@ -123,19 +124,10 @@ class Generation:
         most = self.whole.signature.num_draft_tokens
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
             raise ValueError(
-                f"num_draft_tokens must be an integer in 0..{most}, got {value!r}; {most} is what "
-                "the drafter was built for, or what max_new_tokens leaves room for"
+                f"num_draft_tokens must be an integer in 0..{most}, got {value!r}; {most} is the "
+                "drafter's own"
             )
         self._num_draft_tokens = value
-
-    @property
-    def num_attended(self) -> int:
-        """How many slots the next step attends over: what the longest row may have committed, as
-        far as the host knows, and K more. Steps that are captured attend over all slots.
-        """
-        if self.runner.captures:
-            return self.whole.cache.num_slots
-        return self._longest + self.state.signature.num_draft_tokens
 
     @property
     def edit_logits(self) -> EditLogits | None:
@@ -165,12 +157,10 @@ class Generation:
         """One step for every row; see `SpeculativeGenerator.step`."""
         outcome = self.runner.run(
             self.state,
-            num_attended=self.num_attended,
             num_draft_tokens=self.num_draft_tokens,
             edit_logits=self.edit_logits,
             mark=self.mark,
         )
-        self.count_step()
         filled = self.state.signature.batch_size > len(self.rows)
         outcome = outcome.of_rows(len(self.rows)) if filled else outcome
         if self._is_first:
@@ -185,30 +175,16 @@ class Generation:
         if outcome.verdict.faults is not None or outcome.draft.probs is None:
             return
         parts = self.runner.parts
-        drafted = harmless_draft(outcome.draft, outcome.vocab_size)
-        for row, faults in enumerate(find_draft_faults(drafted).tolist()):
+        for row, faults in enumerate(find_draft_faults(outcome.draft).tolist()):
             if faults:
                 text = fault_text(faults, parts.drafter, parts.sampler)
                 raise ValueError(f"in row {row} of the first step {text}")
-
-    def count_step(self) -> None:
-        """Lets the bound of the longest row grow by what one step may commit."""
-        width = self.state.signature.num_draft_tokens + 1
-        self._set_longest(self._longest + width)
-
-    def note_longest(self, longest: int) -> None:
-        """Sets the number of tokens of the longest row, from outcomes that the host has read."""
-        self._set_longest(longest)
 
     def synchronize(self) -> None:
         """Waits for the device and reads the rows' lengths, so that the next steps attend over no
         more slots than they need. Worth it now and then for those who step by hand.
         """
-        self._set_longest(int(self.lengths.max()))
-
-    def _set_longest(self, longest: int) -> None:
-        prompts, room = self.request.prompts, self.request.max_new_tokens
-        self._longest = min(longest, max(prompts.lengths) + room)
+        self.state.buffer.note_longest(int(self.lengths.max()))
 
     @torch.inference_mode()
     def end_rows(self, rows: list[int]) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from specdec.loop.contracts import broken_contracts
 from specdec.types import Draft, Verdict
 
-_NUM_COUNTS = 6  # columns of an outcome's record before its tokens
+_NUM_COUNTS = 5  # columns of an outcome's record before its emitted tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,14 +20,14 @@ class Outcome:
     """What one step did, still on the device.
 
     Args:
-        draft: what was proposed.
+        draft: what was proposed, with ids and counts brought into their ranges.
         verdict: what the sampler decided.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
             replayed, all these tensors are overwritten by the next step.
         record: `[B, 2 K + 7]` int64, everything that the host needs of it: tokens kept, whether the
-            row ended with an end-of-sequence token, tokens accepted, tokens drafted, of them those
-            that the sampler considered, faults that it found, then K + 1 emitted and K drafted
-            tokens, as sampler and drafter returned them. The next step writes into the same tensor.
+            row ended with an end-of-sequence token, tokens accepted, draft tokens that the sampler
+            considered, faults that it found, K + 1 emitted tokens, number of draft tokens, and K of
+            them, as sampler and drafter returned them. The next step writes into the same tensor.
         vocab_size: V.
     """
 
@@ -104,7 +104,7 @@ def record_width(num_draft_tokens: int) -> int:
         >>> record_width(4)
         15
     """
-    return _NUM_COUNTS + 2 * num_draft_tokens + 1
+    return _NUM_COUNTS + 2 * (num_draft_tokens + 1)
 
 
 def record_columns(num_draft_tokens: int) -> dict[str, slice]:
@@ -112,15 +112,15 @@ def record_columns(num_draft_tokens: int) -> dict[str, slice]:
 
     Example:
         >>> record_columns(4)["emitted tokens"]
-        slice(6, 11, None)
+        slice(5, 10, None)
     """
-    names = "kept tokens", "ends", "accepted tokens", "numbers of draft tokens"
-    names = *names, "numbers of considered tokens", "faults"
+    names = "kept tokens", "ends", "accepted tokens", "numbers of considered tokens", "faults"
     columns = {name: slice(i, i + 1) for i, name in enumerate(names)}
     split = _NUM_COUNTS + num_draft_tokens + 1
     return columns | {
         "emitted tokens": slice(_NUM_COUNTS, split),
-        "draft tokens": slice(split, split + num_draft_tokens),
+        "numbers of draft tokens": slice(split, split + 1),
+        "draft tokens": slice(split + 1, split + 1 + num_draft_tokens),
     }
 
 
@@ -142,12 +142,12 @@ class PendingOutcome:
         """The outcome as plain Python values; this is where the host waits for the device."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        width = (self.record.shape[1] - _NUM_COUNTS + 1) // 2  # K + 1
+        width = (self.record.shape[1] - _NUM_COUNTS) // 2  # K + 1
         rows = []
         for row in self.record.tolist():
-            num_new, is_eos, num_accepted, num_drafted, num_seen, faults = row[:_NUM_COUNTS]
+            num_new, is_eos, num_accepted, num_seen, faults = row[:_NUM_COUNTS]
             emitted = row[_NUM_COUNTS : _NUM_COUNTS + width]
-            drafted = row[_NUM_COUNTS + width :]
+            num_drafted, *drafted = row[_NUM_COUNTS + width :]
             counts = num_accepted, num_drafted, self.vocab_size, num_seen
             rows.append(
                 RowOutcome(

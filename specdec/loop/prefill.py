@@ -94,7 +94,8 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
         num_new=(num_read - 1 - start).clamp(-1, size),
         num_attended=num_attended,
     )
-    parts.drafter.prefill(context, state.drafter_state)
+    if state.signature.num_draft_tokens > 0:
+        parts.drafter.prefill(context, state.drafter_state)
     if features is not None:
         index = num_read - 1 - start
         is_here = (index >= 0) & (index < size)

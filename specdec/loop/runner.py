@@ -108,7 +108,6 @@ class StepRunner:
         self,
         state: StepState,
         *,
-        num_attended: int,
         num_draft_tokens: int,
         edit_logits: EditLogits | None = None,
         mark: Mark | None = None,
@@ -117,20 +116,18 @@ class StepRunner:
 
         Args:
             state: the runner's, or, where nothing is captured, one that holds some of its rows.
-            num_attended, num_draft_tokens, edit_logits, mark: as for `device_step`. What is
-                captured attends over all slots, and takes no times.
+            num_draft_tokens, edit_logits, mark: as for `device_step`. What is captured takes no
+                times.
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
         """
         if not self.captures or self.refusal is not None:
-            options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
-            options["mark"] = mark
-            return device_step(self.parts, state, num_attended=num_attended, **options)
+            options = {"edit_logits": edit_logits, "mark": mark}
+            return device_step(self.parts, state, num_draft_tokens=num_draft_tokens, **options)
 
         def step() -> Outcome:
-            options = {"num_attended": self.num_slots, "num_draft_tokens": num_draft_tokens}
-            return device_step(self.parts, self.state, **options)
+            return device_step(self.parts, self.state, num_draft_tokens=num_draft_tokens)
 
         try:
             return self._through_graph((self.state.signature, num_draft_tokens), step)

@@ -182,6 +182,7 @@ def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
         num_draft_tokens=check_num_draft_tokens(parts.drafter.num_draft_tokens),
         warp=Warp(rows, **request.options.warp).signature,
         wants_probs=request.options.draft_probs and parts.sampler.uses_draft_probs,
+        is_captured=captures,
     )
 
 

@@ -43,12 +43,14 @@ class Signature(NamedTuple):
         num_draft_tokens: K of the drafter.
         warp: which of a warp's values are in use (`Warp.signature`).
         wants_probs: drafters return probabilities.
+        is_captured: steps are to be captured, and so attend over all slots.
     """
 
     batch_size: int
     num_draft_tokens: int
     warp: tuple
     wants_probs: bool
+    is_captured: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,10 +161,20 @@ class StepState:
         if self.features is not None:
             self.features.zero_()
 
-    def context(self, num_attended: int) -> Context:
+    @property
+    def num_attended(self) -> int:
+        """How many slots the next step attends over: what the longest row may have committed, as
+        far as the host knows, and K more. Steps that are captured attend over all slots, since a
+        replay runs no code of the host that could count.
+        """
+        if self.signature.is_captured:
+            return self.cache.num_slots
+        return self.buffer.longest + self.signature.num_draft_tokens
+
+    def context(self) -> Context:
         """The drafter's input at the start of a step: tokens, features, positions."""
-        buffer = self.buffer
-        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, num_attended)
+        buffer, attended = self.buffer, self.num_attended
+        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, attended)
 
     def keep(self, rows: list[int]) -> StepState:
         """The state of the given rows, in the storage of this one, of which only `load` may be

@@ -1,8 +1,7 @@
 """`device_step`: propose, verify, accept, commit.
 
-It reads and writes the tensors of one `StepState`. Nothing in it waits for the device or depends on
-a number of the host, but for `num_attended`, an argument; so it can run eagerly on a CPU and be
-captured as a graph on a GPU.
+It reads and writes the tensors of one `StepState`. Nothing in it waits for the device, and captured
+it depends on no number of the host; so it can run eagerly on a CPU and as a graph on a GPU.
 """
 
 from collections.abc import Callable
@@ -41,7 +40,6 @@ def device_step(
     parts: Parts,
     state: StepState,
     *,
-    num_attended: int,
     num_draft_tokens: int | None = None,
     edit_logits: EditLogits | None = None,
     mark: Mark | None = None,
@@ -51,7 +49,6 @@ def device_step(
     Args:
         parts: target, drafter and sampler.
         state: updated in place.
-        num_attended: upper bound of the slots in use, those of this step's window included.
         num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
@@ -68,28 +65,42 @@ def device_step(
     if mark is not None:
         mark("start")
     noise = state.noise.at(state.buffer.lengths, num_draft_tokens + 1)
-    draft = propose(parts, state, noise, num_attended, num_draft_tokens)
-    sound = harmless_draft(draft, state.vocab_size)
+    draft = propose(parts, state, noise, num_draft_tokens)
     if mark is not None:
         mark("draft")
-    output = verify(parts, state, sound, num_attended)
-    logits = output.logits if edit_logits is None else edit_logits(sound, output.logits)
+    output = verify(parts, state, draft)
+    logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
     if mark is not None:
         mark("verify")
-    verdict = check_verdict(parts.sampler, parts.sampler(sound, logits, state.warp, noise), sound)
+    verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
     commit(state, draft, verdict, output.features)
     if mark is not None:
         mark("sample")
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
-def propose(
-    parts: Parts, state: StepState, noise: StepNoise, num_attended: int, num_draft_tokens: int
-) -> Draft:
-    """What the drafter proposes."""
+def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
+    """What the drafter proposes, with ids and counts brought into their ranges; the state's record
+    keeps them as they came.
+
+    A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
+    that the drafter has read what was committed when a later step wants some.
+    """
+    most = state.signature.num_draft_tokens
+    draft = Draft(state.buffer.tokens[:, :0])
+    if most > 0:
+        drafted = _draft(parts, state, noise, max(num_draft_tokens, 1))
+        draft = drafted if num_draft_tokens > 0 else draft
+    columns = [_num_valid(state, draft)[:, None], _filled(draft.tokens, most)]
+    torch.cat(columns, dim=1, out=state.record[:, -1 - most :])
+    return harmless_draft(draft, state.vocab_size)
+
+
+def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
+    """The drafter's own proposal, of the right sizes."""
     sampler, wants_probs = parts.sampler, state.signature.wants_probs
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
-    draft = parts.drafter.propose(state.context(num_attended), state.drafter_state, drawing)
+    draft = parts.drafter.propose(state.context(), state.drafter_state, drawing)
     lengths = state.buffer.lengths
     check_draft(
         parts.drafter,
@@ -104,11 +115,11 @@ def propose(
     return draft
 
 
-def verify(parts: Parts, state: StepState, draft: Draft, num_attended: int) -> TargetOutput:
+def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft."""
     buffer = state.buffer
     return parts.target.verify(
-        state.cache, buffer.lengths, buffer.anchor, draft, num_attended=num_attended
+        state.cache, buffer.lengths, buffer.anchor, draft, num_attended=state.num_attended
     )
 
 
@@ -117,21 +128,28 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     K draft tokens; a shorter draft leaves the rest of them empty.
     """
     width = draft.tokens.shape[1]
-    missing = state.signature.num_draft_tokens - width
-    tokens, num_accepted = harmless_verdict(verdict, state.vocab_size)
-    if missing:
-        tokens = F.pad(tokens, (0, missing))
-    is_eos = state.buffer.commit(tokens, num_accepted)
+    is_eos = state.buffer.commit(*harmless_verdict(verdict, state.vocab_size))
     if features is not None:
         state.features[:, : width + 1].copy_(features)
-    num_valid = state.all_valid if draft.num_valid is None else draft.num_valid
-    if missing and draft.num_valid is None:
-        num_valid = num_valid.clamp(max=width)
-    num_seen = num_valid if verdict.num_drafted is None else verdict.num_drafted
+    num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
-    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_valid, num_seen, faults
+    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_seen, faults
     columns = [count[:, None] for count in counts]
-    tables = [verdict.tokens, draft.tokens]
-    if missing:
-        tables = [F.pad(table, (0, missing), value=PAD_TOKEN) for table in tables]
-    torch.cat([*columns, *tables], dim=1, out=state.record)
+    most = state.signature.num_draft_tokens
+    emitted = _filled(verdict.tokens, most + 1)
+    torch.cat([*columns, emitted], dim=1, out=state.record[:, : -1 - most])
+
+
+def _num_valid(state: StepState, draft: Draft) -> Tensor:
+    """`[B]`, as the draft says, or all of its tokens."""
+    if draft.num_valid is not None:
+        return draft.num_valid
+    width = draft.tokens.shape[1]
+    is_whole = width == state.signature.num_draft_tokens
+    return state.all_valid if is_whole else state.all_valid.clamp(max=width)
+
+
+def _filled(tokens: Tensor, width: int) -> Tensor:
+    """`[B, width]`: the tokens, and `PAD_TOKEN` after them."""
+    missing = width - tokens.shape[1]
+    return F.pad(tokens, (0, missing), value=PAD_TOKEN) if missing else tokens

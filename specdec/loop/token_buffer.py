@@ -35,6 +35,8 @@ class TokenBuffer:
         recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
         start: `[B]` position of that anchor.
         num_new: `[B]` tokens that the last step committed.
+        longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
+            most that a step can commit; a replayed graph does not (see `StepState.num_attended`).
 
     Example:
         >>> buffer = TokenBuffer(1, 16, num_draft_tokens=2, vocab_size=50)
@@ -63,6 +65,7 @@ class TokenBuffer:
         self._offsets = torch.arange(num_draft_tokens + 2, device=device)
         # 0 for tokens that end a row and K + 1 for all others, PAD_TOKEN (the last entry) included.
         self._ends = integers(vocab_size + 1)
+        self.longest = self._room = 0
 
     def load(
         self, tokens: Tensor, lengths: list[int], *, max_new_tokens: int, eos: tuple[int, ...]
@@ -78,6 +81,8 @@ class TokenBuffer:
         """
         self.tokens.fill_(PAD_TOKEN)
         self.tokens[:, : tokens.shape[1]] = tokens
+        self.longest = max(lengths)
+        self._room = self.longest + max_new_tokens
         self.lengths.copy_(torch.tensor(lengths) - 1)
         self.remaining.fill_(max_new_tokens)
         torch.clamp(self.lengths, max=1, out=self.num_new)
@@ -99,21 +104,29 @@ class TokenBuffer:
         """Appends what a sampler emitted, cut where the row ends.
 
         Args:
-            tokens: `[B, K + 1]` emitted tokens, padded with `PAD_TOKEN`.
+            tokens: `[B, n + 1]` emitted tokens after a draft of n <= K tokens, padded with
+                `PAD_TOKEN`.
             num_accepted: `[B]`, one less than were emitted.
 
         Returns:
             `[B]` bool: the row ended with an end-of-sequence token in this step.
         """
-        first_end = (self._ends.take(tokens) + self._offsets[:-1]).amin(dim=1)  # [B]
+        width = tokens.shape[1]
+        offsets = self._offsets[: width + 1]
+        first_end = (self._ends.take(tokens) + offsets[:-1]).amin(dim=1)  # [B]
         num_kept = torch.minimum(num_accepted + 1, self.remaining)
         is_eos = first_end < num_kept
-        self.tokens.scatter_(1, self.lengths[:, None] + self._offsets[1:], tokens)
-        torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent)
+        self.tokens.scatter_(1, self.lengths[:, None] + offsets[1:], tokens)
+        torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
         self.start.copy_(self.lengths)
         self.lengths += self.num_new
         torch.gather(self.recent, 1, self.num_new[:, None], out=self.anchor[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)
+        self.note_longest(self.longest + width)
         return is_eos
+
+    def note_longest(self, longest: int) -> None:
+        """Sets the bound of the longest row, for instance from outcomes that the host has read."""
+        self.longest = min(longest, self._room)

@@ -71,7 +71,7 @@ class StepTracer:
             "target": type(owner.target.model).__name__,
             "drafter": type(owner.drafter).__name__,
             "sampler": type(owner.sampler).__name__,
-            "num_draft_tokens": self._generation.whole.signature.num_draft_tokens,
+            "num_draft_tokens": self._generation.num_draft_tokens,
             "device": str(owner.target.device),
             "dtype": str(owner.target.dtype).removeprefix("torch."),
             "seeds": request.seeds,

@@ -63,6 +63,7 @@ class GenerateOptions(TypedDict, total=False):
         output_logits: keep the logits as the model returns them.
         generation_config: HF's, for everything that is left out.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
+        num_draft_tokens: of each step, at most the drafter's own, which is the default.
     """
 
     max_new_tokens: int
@@ -84,6 +85,7 @@ class GenerateOptions(TypedDict, total=False):
     output_logits: bool
     generation_config: GenerationConfig
     draft_probs: bool
+    num_draft_tokens: int
 
 
 _WARP_NAMES = ("temperature", "top_k", "top_p", "min_p")
@@ -138,15 +140,16 @@ class Request:
         copies = num_sequences(target.model, options)
         rows = copies * len(input_ids)
         target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
-        seed, draft_probs = options.pop("seed", None), options.pop("draft_probs", True)
+        seed = options.pop("seed", None)
+        own = {n: options.pop(n) for n in ("draft_probs", "num_draft_tokens") if n in options}
         warp = {name: options.pop(name, None) for name in _WARP_NAMES}
         warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}
         Warp(rows, **warp)
         per_row, uniform = _split_warp(warp)
-        own = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
+        warpers = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
         resolved = resolve_options(target.model, input_ids, **options, **uniform)
         resolved.check_sampling(uniform)
-        resolved = replace(resolved.with_warp(own, **per_row), draft_probs=draft_probs)
+        resolved = replace(resolved.with_warp(warpers, **per_row), **own)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved.padding_id)
         return cls._checked(target, prompts.repeated(copies), resolved, seed)
 
@@ -196,7 +199,8 @@ def _check_names_and_types(options: dict) -> None:
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")
-    for name, least in (("max_new_tokens", 1), ("min_new_tokens", 0), ("num_return_sequences", 1)):
+    counts = {"max_new_tokens": 1, "min_new_tokens": 0, "num_return_sequences": 1}
+    for name, least in {**counts, "num_draft_tokens": 0}.items():
         if options.get(name) is not None:
             check_integer(name, options[name], least)
     least, most = options.get("min_new_tokens"), options.get("max_new_tokens")

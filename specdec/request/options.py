@@ -54,6 +54,7 @@ class Options:
         other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
             the whole chain then.
         draft_probs: the sampler gets the probabilities that draft tokens were drawn from.
+        num_draft_tokens: of each step; `None` for the drafter's own K.
         num_sequences: rows of each prompt.
         keeps_scores: the result holds the logits that every token was sampled from.
         keeps_logits: likewise the target's own, before processors.
@@ -69,6 +70,7 @@ class Options:
     padding_id: int | None = None
     other_warps: tuple[str, ...] = ()
     draft_probs: bool = True
+    num_draft_tokens: int | None = None
     num_sequences: int = 1
     keeps_scores: bool = False
     keeps_logits: bool = False

@@ -229,7 +229,7 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
         state.features[is_unknown] = torch.nan
         is_behind = torch.arange(poisoned.tokens.shape[1]) >= poisoned.lengths[:, None]
         poisoned.tokens[is_behind] = 10**9
-        reach = round_up(poisoned.num_attended)
+        reach = round_up(poisoned.state.num_attended)
         num_read = state.buffer.lengths - state.buffer.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
@@ -256,7 +256,7 @@ def test_a_step_runs_without_waiting_and_always_in_the_same_shapes(kind, gate):
     state = generator.start(IDS, MASK, max_new_tokens=40, eos_token_id=None, **gate)
     steps = []
     for _ in range(3):
-        state.note_longest(10**9)
+        state.state.buffer.note_longest(10**9)
         with no_host_sync() as seen:
             generator.step(state)
         steps.append(seen.shapes)

@@ -301,7 +301,7 @@ def test_poison_where_nobody_may_look_changes_nothing(name):
         after_new = torch.arange(state.buffer.recent.shape[1]) > state.buffer.num_new[:, None]
         state.buffer.recent[after_new] = 10**9
         block = drafter.config.block_size or 0
-        reach = round_up(poisoned.num_attended + max(block - 5, 0))
+        reach = round_up(poisoned.state.num_attended + max(block - 5, 0))
         num_read = state.buffer.lengths - state.buffer.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
@@ -329,7 +329,7 @@ def test_a_step_runs_without_waiting_and_always_in_the_same_shapes(name, options
     state = generator.start(IDS, MASK, max_new_tokens=40, eos_token_id=None, **options)
     steps = []
     for _ in range(3):
-        state.note_longest(10**9)
+        state.state.buffer.note_longest(10**9)
         with no_host_sync() as seen:
             generator.step(state)
         steps.append(seen.shapes)

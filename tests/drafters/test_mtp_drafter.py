@@ -11,9 +11,8 @@ import torch
 from architectures import build
 from drafting import drawing, ragged_prompts
 from eagle_heads import FeatureLoop
-from eagle_oracle import STEP, circle_turn, final_norm, oracle_target
+from eagle_oracle import STEP
 from eagle_oracle import VOCAB as ORACLE_VOCAB
-from eagle_oracle import WIDTH as ORACLE_WIDTH
 from head_laws import (
     IDS,
     MASK,
@@ -30,14 +29,14 @@ from head_laws import (
 from mtp_checkpoints import write_numbered
 from mtp_heads import VOCAB as SMALL_VOCAB
 from mtp_heads import WIDTH, WIRINGS, head_for, informed, random_drafter
+from mtp_oracle import TARGET as ORACLE_TARGET
+from mtp_oracle import oracle_drafter
 from scipy import stats
 from state_tensors import addresses, tensors_of
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import MTPDrafter, SpeculativeGenerator
-from specdec.drafters import MTPConfig, MTPHead
 from specdec.graphs import no_host_sync
-from specdec.heads.config import LayerConfig
 from specdec.samplers import CouplingSampler, Noise, Warp
 from specdec.target.cache import round_up
 
@@ -103,43 +102,7 @@ def test_texts_have_the_targets_law(semantics, warp):
 
 # Law 7: modules that know a target whose next token depends on token and position.
 
-ORACLE_TARGET = oracle_target()
 ORACLE_IDS, ORACLE_MASK = ragged_prompts(ORACLE_VOCAB, 8, 1, 5)
-
-
-@torch.no_grad()
-def oracle_drafter(semantics, num_depths, num_draft_tokens):
-    """Depths that exchange the token in the state that they are given and turn its position: by one
-    step, or, where every depth is given the target's state, by one step more at each depth.
-    """
-    layer = LayerConfig(ORACLE_WIDTH, 8, 2, 2, 16, rms_norm_eps=0.0)
-    config = MTPConfig(
-        layer,
-        ORACLE_VOCAB,
-        num_depths,
-        semantics=semantics,
-        output_norm=False,
-        feedback_norm=False,
-        projection_bias=True,
-    )
-    head = MTPHead(config).eval()
-    factor, mean = final_norm(ORACLE_TARGET)
-    variance = 3 / ORACLE_WIDTH - mean**2
-    rms_embedding, rms_state = (1 / ORACLE_WIDTH) ** 0.5, factor * variance**0.5
-    circle, tokens = slice(26, 30), ORACLE_WIDTH + torch.arange(26, 30)
-    for depth, module in enumerate(head.layers):
-        for name, parameter in module.named_parameters():
-            if "norm" not in name:
-                parameter.zero_()
-        turn = circle_turn()
-        for _ in range(depth if semantics == "target" else 0):
-            turn = circle_turn() @ turn
-        weight, offset = module.eh_proj.weight, torch.full((4,), factor * mean)
-        weight[:ORACLE_VOCAB, :ORACLE_VOCAB] = factor * rms_embedding * torch.eye(ORACLE_VOCAB)
-        weight[circle, tokens[0] : tokens[-1] + 1] = rms_state * turn
-        module.eh_proj.bias.fill_(-factor * mean)
-        module.eh_proj.bias[circle] = turn @ offset - offset
-    return MTPDrafter(head, ORACLE_TARGET, num_draft_tokens)
 
 
 def oracle_acceptance(drafter, chunk=2048, **options):
@@ -230,7 +193,7 @@ def test_what_must_not_be_read_changes_nothing(name, count):
         past.tokens[reach < 0] = 10**9
         cache, slots = drafter_state.cache, torch.arange(drafter_state.cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
-        attended = round_up(poisoned.num_attended)
+        attended = round_up(poisoned.state.num_attended)
         anchor, has_new = buffer.start + buffer.num_new, (buffer.num_new > 0)[:, None]
         for depth in cache.keys:
             # What depends on more than the committed tokens, or is not there yet.
@@ -258,7 +221,7 @@ def test_a_step_runs_without_waiting_and_always_in_the_same_shapes(name, count, 
     state = generator.start(IDS, MASK, max_new_tokens=40, eos_token_id=None, **gate)
     steps = []
     for _ in range(3):
-        state.note_longest(10**9)
+        state.state.buffer.note_longest(10**9)
         with no_host_sync() as seen:
             generator.step(state)
         steps.append(seen.shapes)
@@ -274,7 +237,7 @@ def test_a_step_of_modules_that_are_mixtures_of_experts_runs_without_waiting(tmp
     state = generator.start(IDS, MASK, max_new_tokens=40, eos_token_id=None)
     steps = []
     for _ in range(3):
-        state.note_longest(10**9)
+        state.state.buffer.note_longest(10**9)
         with no_host_sync() as seen:
             generator.step(state)
         steps.append(seen.shapes)

@@ -166,7 +166,7 @@ def check_steps(generator, state):
     """Two steps under the guard; with the host's bound pinned they allocate the same tensors."""
     steps = []
     for _ in range(2):
-        state.note_longest(10**9)
+        state.state.buffer.note_longest(10**9)
         before = state.lengths
         with no_host_sync() as seen:
             generator.step(state)
@@ -216,13 +216,13 @@ def test_the_bound_of_the_host_holds_and_stops_growing_at_the_room_of_the_call()
     for _ in range(40):
         generator.step(generation)
         window_end = generation.lengths + generator.drafter.num_draft_tokens
-        assert int(window_end.max()) <= generation.num_attended <= cap
-    assert generation.num_attended == cap
+        assert int(window_end.max()) <= generation.state.num_attended <= cap
+    assert generation.state.num_attended == cap
 
 
 def test_whoever_reads_the_lengths_makes_the_bound_exact():
     generator, generation = prepared("llama", "lookup", "sampled")
-    loose = generation.num_attended
+    loose = generation.state.num_attended
     generation.synchronize()
     longest = int(generation.lengths.max())
-    assert generation.num_attended == longest + generator.drafter.num_draft_tokens < loose
+    assert generation.state.num_attended == longest + generator.drafter.num_draft_tokens < loose
