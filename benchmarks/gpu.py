@@ -100,7 +100,7 @@ class Bench:
     @cached_property
     def target(self) -> Target:
         """The 8B shape with fused pointwise work, or as it is where that fails."""
-        return Target(self.model, fuse_pointwise=not self.tiny)
+        return Target(self.model, fuse=not self.tiny)
 
     @cached_property
     def draft_model(self):
@@ -307,7 +307,7 @@ class Bench:
         changed = TINY | {"num_hidden_layers": 2} if self.tiny else {}
         model = shape_06b(**changed)
         ids = prompt(model, self.length(512))
-        target = Target(model, fuse_pointwise=not self.tiny)
+        target = Target(model, fuse=not self.tiny)
         step = time_steps(SpeculativeGenerator(target, None, graphs=True), ids)
         self.note_step("0.6B, no drafter, fused", step)
         plain = hf_generate_ms(model, ids)

@@ -10,18 +10,22 @@ same layer, given the same input, differs between two attention implementations 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import KeyValueShape, ShapeRecorder, SlotCache
 from specdec.target.features import decoder_layers
 from specdec.target.view import wrap_forward
+from specdec.target.wrappers import adapters_of
 
 if TYPE_CHECKING:
     from specdec.target.hf_model import SlotModel
@@ -34,6 +38,36 @@ LONGEST_WINDOW = 64
 
 class LeftOutError(ValueError):
     """HF's own forward, as the model was loaded, leaves out a part of the model."""
+
+
+def description(model: PreTrainedModel) -> tuple:
+    """What decides the result of the self-test, to be compared with that of another moment: the
+    modules, their configurations, hooks and replaced forwards, adapters, and the data type, device
+    and shape of every tensor. Values of weights do not: rounding is measured relative to them.
+    Objects are referred to weakly, so that a description keeps no model alive.
+    """
+    modules = list(model.modules())
+    attributes = [value for module in modules for value in _code_of(module)]
+    configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
+    names = {config._attn_implementation for config in configs.values()} | {ATTENTION}
+    tensors = (*model.parameters(), *model.buffers())
+    return (
+        [ref(module) for module in modules],
+        [ref(value) for value in attributes],
+        copy.deepcopy(list(configs.values())),
+        {name: ALL_ATTENTION_FUNCTIONS.get(name) for name in names},
+        adapters_of(model),
+        [(tensor.dtype, tensor.device, tensor.shape) for tensor in tensors],
+    )
+
+
+def _code_of(module: nn.Module) -> Iterator[Callable]:
+    """Hooks and a replaced forward of a module."""
+    for name, value in vars(module).items():
+        if name == "forward":
+            yield value
+        elif "_hooks" in name and isinstance(value, dict):
+            yield from value.values()
 
 
 class Route(NamedTuple):
