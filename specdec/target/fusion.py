@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType, MethodType
 
 import torch
@@ -30,7 +31,7 @@ class Fusion:
 
     def __init__(self, backend: str = "inductor"):
         self._backend = backend
-        self._copies: dict[tuple, FunctionType] = {}
+        self._copies: dict[tuple, Callable] = {}
 
     def __reduce__(self) -> tuple:
         """A copied or pickled one compiles anew."""
@@ -56,7 +57,7 @@ class Fusion:
                 continue
             if _is_norm(module) or _is_gated_mlp(module):
                 product = products.pop(Group(path, GATE_UP), None)
-                module.forward = OnRows(self._compiled(module, product))
+                module.forward = partial(on_rows, self._compiled(module, product), module)
             elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
                 module.forward = MethodType(self._with_compiled_rotation(forward), module)
             else:
@@ -65,14 +66,16 @@ class Fusion:
         return list(fused)
 
     def _compiled(self, module: nn.Module, product: JointProduct | None) -> Fused:
+        """The forward of a module's class, compiled."""
         forward = type(module).forward
         # One copy per shape of weights: norms of queries and of the residual stream differ.
         key = forward, product is None, *(weight.shape for weight in module.parameters())
         if key not in self._copies:
-            self._copies[key] = _own_copy(forward if product is None else _over_product(forward))
+            copy = _own_copy(forward if product is None else _over_product(forward))
+            self._copies[key] = Fused(copy, self._backend)
         if product is not None:
             module.joint_product = product
-        return Fused(MethodType(self._copies[key], module), self._backend)
+        return self._copies[key]
 
     def _with_compiled_rotation(self, forward: FunctionType) -> FunctionType:
         rotate = forward.__globals__[ROTATE]
@@ -109,22 +112,13 @@ class Fused:
         return self._compiled(*args, **kwargs)
 
 
-class OnRows:
-    """A function of tokens, `[B, N, ...]` to `[B, N, ...]`, over all of them as one batch, so that
-    it meets one size in place of two.
-
-    Args:
-        function: gets `[B N, ...]`.
+def on_rows(function: Callable, module: nn.Module, x: Tensor, *args, **kwargs) -> Tensor:
+    """`function(module, x)` of tokens `x` `[B, N, ...]`, over all of them as rows `[B N, ...]`, so
+    that it meets one size in place of two. What has no such shape is passed on as it is.
     """
-
-    def __init__(self, function: Callable):
-        self._function = function
-
-    def __call__(self, x: Tensor, *args, **kwargs):
-        """Runs it; what has no such shape, or comes with more, is handed on as it is."""
-        if x.dim() < 3 or args or kwargs:
-            return self._function(x, *args, **kwargs)
-        return self._function(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+    if x.dim() < 3 or args or kwargs:
+        return function(module, x, *args, **kwargs)
+    return function(module, x.flatten(0, 1)).unflatten(0, x.shape[:2])
 
 
 class _WithParts:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import copy
 import inspect
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +22,14 @@ from specdec.target.cache import SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.fusion import Fusion
-from specdec.target.joint import Group, JointProduct, addresses, join_weights, separate_weights
+from specdec.target.joint import (
+    Group,
+    JointProduct,
+    addresses,
+    join_weights,
+    separate_weights,
+    siblings,
+)
 from specdec.target.masks import causal, slot_mask
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
@@ -51,6 +60,20 @@ class Choices:
     joined: list[Group]
     notes: dict[str, str]
     route: Route | None = None
+
+
+class Views(NamedTuple):
+    """Private views of a model.
+
+    Args:
+        step: for the windows of steps.
+        chunk: for chunks of prompts.
+        addresses: of the joined parameters.
+    """
+
+    step: PreTrainedModel
+    chunk: PreTrainedModel
+    addresses: list[int]
 
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
@@ -89,15 +112,13 @@ class SlotModel:
         self._structure, self._adapters = structure(model), adapters_of(model)
         self._dtype = model.dtype
         self._choices = self._known_choices(fuse) or self._tried_choices(fuse)
-        self._open_views()
 
     def _known_choices(self, fuse: bool) -> Choices | None:
         """Of an earlier self-test of this model, if nothing has changed that decides its result."""
         before, choices = _KNOWN.get(self.model, {}).get(fuse, (None, None))
         if before is None or before != description(self.model):
             return None
-        # Weights that were replaced since then are joined again.
-        if choices.joined and join_weights(self.model)[0] != choices.joined:
+        if choices.joined and siblings(self.model)[0] != choices.joined:
             return None
         return choices
 
@@ -106,7 +127,9 @@ class SlotModel:
         given up.
         """
         experts, note = step_experts(self.model)
-        choices = self._choices = Choices(experts, None, [], {} if note is None else {"experts": note})
+        choices = self._choices = Choices(
+            experts, None, [], {} if note is None else {"experts": note}
+        )
         before = description(self.model)
         if fuse:
             choices.fusion = Fusion()
@@ -116,7 +139,8 @@ class SlotModel:
                 choices.fusion = None
                 nothing = "no norm, gated MLP or rotary embedding recognised"
                 choices.notes["fusion"] = f"pointwise work is not fused: {nothing}"
-            choices.joined, choices.notes["joined"] = join_weights(self.model)
+            choices.joined, choices.notes["joined"] = siblings(self.model)
+            join_weights(self.model, choices.joined)
         while choices.route is None:
             try:
                 # Steps run in inference mode, and Dynamo would compile once more for another one.
@@ -155,19 +179,20 @@ class SlotModel:
         """What was chosen for this model, and why, where there was a choice."""
         return tuple(self._choices.notes.values())
 
-    def _open_views(self) -> None:
-        """One view for the windows of steps, and one for chunks of prompts."""
+    @cached_property
+    def _views(self) -> Views:
+        """Opened with the first cache: later may be inside of a guard or a capture."""
         attention, choices = self._choices.route.attention, self._choices
+        join_weights(self.model, choices.joined)  # they may have been moved since the self-test
+        step = self.open_view(attention, for_steps=True)
         is_one = choices.experts is None and choices.fusion is None
-        self._addresses = addresses(self.model, choices.joined)
-        self._view = self.open_view(attention, for_steps=True)
-        self._chunk_view = self._view if is_one else self.open_view(attention, is_joined=True)
+        chunk = step if is_one else self.open_view(attention, is_joined=True)
+        return Views(step, chunk, addresses(self.model, choices.joined))
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
         """The same, with the given hidden states beside the logits."""
         other = copy.copy(self)
         other.feature_layers = feature_layers
-        other._open_views()
         return other
 
     def open_view(
@@ -206,14 +231,11 @@ class SlotModel:
             product.install(view, group)
 
     def __getstate__(self) -> dict:
-        views = {"_view", "_chunk_view"}
-        return {name: value for name, value in vars(self).items() if name not in views}
+        return {name: value for name, value in vars(self).items() if name != "_views"}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        if self._choices.joined:
-            join_weights(self.model)  # the parameters of a copy have storage of their own
-        self._open_views()
+        join_weights(self.model, self._choices.joined)  # a copy has storage of its own
 
     @property
     def device(self) -> torch.device:
@@ -257,7 +279,8 @@ class SlotModel:
                 f"adapters of {name} were switched or merged after specdec wrapped it; build the "
                 "generator again"
             )
-        if addresses(self.model, self._choices.joined) != self._addresses:
+        views = vars(self).get("_views")
+        if views and addresses(self.model, self._choices.joined) != views.addresses:
             raise ValueError(
                 f"weights of {name} were replaced or moved after specdec joined their products; "
                 "build the generator again"
@@ -271,6 +294,7 @@ class SlotModel:
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
         """Storage for rows of at most `num_slots` tokens; see `check_room`."""
         self.check_room(batch_size, num_slots)
+        _ = self._views
         return SlotCache(batch_size, num_slots, self._choices.route.shapes)
 
     def check_room(self, batch_size: int, num_slots: int) -> None:
@@ -304,8 +328,10 @@ class SlotModel:
         """
         windows = self._choices.route.layer_windows
         window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
-        view = self._chunk_view if is_chunk else self._view
-        logits = self.run(view, self._choices.route.attention, window, tokens, cache, logits_to_keep)
+        view = self._views.chunk if is_chunk else self._views.step
+        logits = self.run(
+            view, self._choices.route.attention, window, tokens, cache, logits_to_keep
+        )
         if not self.feature_layers:
             return logits, None
         caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]

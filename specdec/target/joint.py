@@ -35,35 +35,37 @@ class Group(NamedTuple):
         return [getattr(parent, name) for name in self.names]
 
 
-def join_weights(model: nn.Module) -> tuple[list[Group], str]:
-    """Makes the weights (and biases) of sibling layers views of one buffer each, where that changes
-    no value and no other owner of them.
-
-    Args:
-        model: its parameters stay the same objects with the same values; their storage changes.
-
-    Returns:
-        The groups that are joined, and a note on what was done and what was not.
+def siblings(model: nn.Module) -> tuple[list[Group], str]:
+    """Layers of a model that can be joined without changing a value, or anybody else's storage; and
+    a note on which are, and which are not.
     """
     owners = Counter(map(_storage, _parameters_of(model)))
     joined, left = [], Counter()
     for group in _groups(model):
-        layers = group.of(model)
-        obstacle = _obstacle(layers, owners)
-        if obstacle is not None:
+        obstacle = _obstacle(group.of(model), owners)
+        if obstacle is None:
+            joined.append(group)
+        else:
             left[f"{', '.join(group.names)} ({obstacle})"] += 1
-            continue
-        for parameters in _tables(layers):
-            _lay_out(parameters)
-        joined.append(group)
     kinds = Counter(", ".join(group.names) for group in joined)
-    done = [f"{count} x {names}" for names, count in kinds.items()]
-    note = f"one product each, over parameters that are views of one buffer: {'; '.join(done)}"
+    note = f"{_listed(kinds)} are one product each, over parameters that are views of one buffer"
     if not joined:
         note = "products are not joined: no sibling linear layers that store weights of their own"
-    if left:
-        note += f"; left alone: {'; '.join(f'{count} x {what}' for what, count in left.items())}"
-    return joined, note
+    return joined, f"{note}; left alone: {_listed(left)}" if left else note
+
+
+def join_weights(model: nn.Module, groups: list[Group]) -> None:
+    """Makes weights (and biases) of each group views of one buffer, unless they are so already. The
+    parameters stay the same objects with the same values.
+    """
+    for layers in (group.of(model) for group in groups):
+        for parameters in _tables(layers):
+            if _spanned(parameters) is None:
+                with torch.inference_mode(False), torch.no_grad():
+                    buffer = torch.cat([parameter.data for parameter in parameters])
+                    rows = [len(parameter) for parameter in parameters]
+                    for parameter, part in zip(parameters, buffer.split(rows), strict=True):
+                        parameter.data = part
 
 
 def separate_weights(model: nn.Module, groups: list[Group]) -> None:
@@ -89,7 +91,7 @@ class JointProduct:
 
     Args:
         view: of a model whose weights are joined.
-        group: one of `join_weights`.
+        group: of `siblings`.
     """
 
     def __init__(self, view: nn.Module, group: Group):
@@ -122,6 +124,10 @@ class JointProduct:
         if given is None:
             given, parts = self._held.product = x, self.parts(x)
         return parts[index] if given is x and parts else forward(x)
+
+
+def _listed(counts: Counter) -> str:
+    return ", ".join(f"{count} x {what}" for what, count in counts.items())
 
 
 def _groups(model: nn.Module) -> Iterator[Group]:
@@ -160,25 +166,18 @@ def _obstacle(layers: list[nn.Module], owners: Counter) -> str | None:
     alike = {(p.dtype, p.device, layer.in_features) for layer in layers for p in layer.parameters()}
     if len(alike) > 1 or len({layer.bias is None for layer in layers}) > 1:
         return "not alike"
-    own = Counter(map(_storage, parameters))
-    return None if all(owners[key] == own[key] for key in own) else "storage that others share"
+    for table in _tables(layers):
+        own = set(map(_storage, table))
+        is_own = sum(owners[storage] for storage in own) == len(table)
+        if not is_own or (len(own) < len(table) and _spanned(table) is None):
+            return "storage that others share"
+    return None
 
 
 def _storage(parameter: nn.Parameter) -> int:
     if type(parameter.data) is not Tensor or parameter.is_meta:
         return -1
     return parameter.untyped_storage().data_ptr()
-
-
-def _lay_out(parameters: list[nn.Parameter]) -> None:
-    """Moves parameters into one buffer, if they are not in one already."""
-    if _spanned(parameters) is not None:
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        buffer = torch.cat([parameter.data for parameter in parameters])
-        rows = [len(parameter) for parameter in parameters]
-        for parameter, part in zip(parameters, buffer.split(rows), strict=True):
-            parameter.data = part
 
 
 def _spanned(parameters: list[nn.Parameter]) -> Tensor | None:

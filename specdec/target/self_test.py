@@ -11,14 +11,14 @@ same layer, given the same input, differs between two attention implementations 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
@@ -42,32 +42,38 @@ class LeftOutError(ValueError):
 
 def description(model: PreTrainedModel) -> tuple:
     """What decides the result of the self-test, to be compared with that of another moment: the
-    modules, their configurations, hooks and replaced forwards, adapters, and the data type, device
-    and shape of every tensor. Values of weights do not: rounding is measured relative to them.
-    Objects are referred to weakly, so that a description keeps no model alive.
+    modules with their settings, hooks and replaced forwards, the configurations, the attention
+    functions, adapters, and the data type, device and shape of every tensor. Values of weights
+    decide nothing, since rounding is measured relative to them. Modules and hooks are referred to
+    weakly, so that a description keeps no model alive.
     """
-    modules = list(model.modules())
-    attributes = [value for module in modules for value in _code_of(module)]
-    configs = {id(m.config): m.config for m in modules if isinstance(m, PreTrainedModel)}
-    names = {config._attn_implementation for config in configs.values()} | {ATTENTION}
-    tensors = (*model.parameters(), *model.buffers())
-    return (
-        [ref(module) for module in modules],
-        [ref(value) for value in attributes],
-        copy.deepcopy(list(configs.values())),
-        {name: ALL_ATTENTION_FUNCTIONS.get(name) for name in names},
-        adapters_of(model),
-        [(tensor.dtype, tensor.device, tensor.shape) for tensor in tensors],
-    )
+    modules = [(ref(m), *_settings(m)) for m in model.modules()]
+    configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
+    names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
+    functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
+    tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
+    return modules, copy.deepcopy(configs), functions, adapters_of(model), tensors
 
 
-def _code_of(module: nn.Module) -> Iterator[Callable]:
-    """Hooks and a replaced forward of a module."""
+def _settings(module: nn.Module) -> tuple[dict, list]:
+    """Plain values among a module's attributes, and its hooks and replaced forward."""
+    values, code = {}, []
     for name, value in vars(module).items():
-        if name == "forward":
-            yield value
+        if isinstance(value, bool | int | float | str | None):
+            values[name] = value
+        elif name == "forward":
+            code.append(_weakly(value))
         elif "_hooks" in name and isinstance(value, dict):
-            yield from value.values()
+            code += map(_weakly, value.values())
+    return values, code
+
+
+def _weakly(value: object) -> object:
+    """A reference that compares as the value itself; a strong one where no other is possible."""
+    try:
+        return ref(value)
+    except TypeError:
+        return value
 
 
 class Route(NamedTuple):
