@@ -12,6 +12,7 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from fingerprint import fingerprint
+from torch._inductor.compile_fx import compile_fx
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
@@ -124,6 +125,8 @@ def _calls(monkeypatch):
 
 FUSED = {
     "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
+    "qwen2": {"Qwen2RMSNorm", "Qwen2MLP", "Qwen2Attention"},
+    "cohere2": {"Cohere2LayerNorm", "Cohere2MLP", "Cohere2Attention"},
     "gemma2": {"Gemma2RMSNorm", "Gemma2MLP", "Gemma2Attention"},
     "qwen3_moe": {"Qwen3MoeRMSNorm", "Qwen3MoeAttention"},
     "phi3": {"Phi3RMSNorm", "Phi3MLP", "Phi3Attention"},
@@ -210,6 +213,63 @@ def test_inductors_code_passes_the_self_test_and_is_captured(name):
     for _ in range(2):
         found = generator.generate(IDS, MASK, **OPTIONS, check=True)
         assert found.sequences.equal(expected.sequences)
+
+
+def counting_backend(compile_graph):
+    """A backend that notes the sizes of what it compiles."""
+    compiled = []
+
+    def backend(graph, example_inputs):
+        compiled.append([tuple(x.shape) for x in example_inputs if isinstance(x, torch.Tensor)])
+        return compile_graph(graph, example_inputs)
+
+    return backend, compiled
+
+
+def serve_random_calls(model, compiled) -> None:
+    """Many calls, after whose first of each signature nothing may be compiled."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(least, most):
+        return int(torch.randint(least, most + 1, (), generator=generator))
+
+    target, met = Target(model, fuse=True), set()
+    assert target.is_fused, target.notes
+    kinds = len(compiled)
+    first = Target(model, fuse=True, feature_layers=(1,))
+    for call in range(24):
+        k = 3 if call % 3 else 0
+        rows = [drawn(1, 40) for _ in range((1, 3)[call % 2])]
+        ids, mask = ragged_prompts(VOCAB, *rows)
+        options = FEW | {"max_new_tokens": drawn(5, 12)}
+        before = len(compiled)
+        loop = SpeculativeGenerator((target, first)[call % 2], PromptLookupDrafter(k), graphs=True)
+        found = loop.generate(ids, mask, **options)
+        if (k, len(rows)) in met:
+            assert len(compiled) == before, compiled[before:]
+        met.add((k, len(rows)))
+        if call % 6 == 0:
+            expected = SpeculativeGenerator(model, None).generate(ids, mask, **options)
+            assert found.sequences.equal(expected.sequences)
+    # Norms and MLPs for one row and for many; rotations for one row or many of one token or many.
+    assert len(compiled) <= 2 * (kinds - 1) + 4
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("llama", 3), ("qwen3", 4), ("phi3", 3)])
+def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, kinds, monkeypatch):
+    backend, compiled = counting_backend(lambda graph, example_inputs: graph)
+    compile_with(backend, monkeypatch)
+    model = build(name)
+    Target(model, fuse=True)
+    assert len(compiled) == kinds
+    serve_random_calls(model, compiled)
+
+
+@pytest.mark.slow
+def test_inductor_compiles_nothing_after_the_first_call_of_a_signature(monkeypatch):
+    backend, compiled = counting_backend(compile_fx)
+    compile_with(backend, monkeypatch)
+    serve_random_calls(build("qwen3"), compiled)
 
 
 def test_one_fused_model_serves_batches_and_windows_of_every_size(calls):
