@@ -16,7 +16,8 @@ import statistics
 import sys
 import time
 import traceback
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -104,8 +105,8 @@ class Bench:
 
     @cached_property
     def target(self) -> Target:
-        """The 8B shape with fused pointwise work, or as it is where that fails."""
-        return Target(self.model, fuse_pointwise=not self.tiny)
+        """The 8B shape, fused, or as it is where that fails."""
+        return Target(self.model, fuse=not self.tiny)
 
     @cached_property
     def draft_model(self):
@@ -150,6 +151,13 @@ class Bench:
         self.note(what, step.ms, "ms", goal, **vars(step))
         if step.refusal is not None:
             self.lines.append(f"{'':<11}not captured: {step.refusal[:110]}")
+
+    def _note_seconds(self, what: str, function: Callable, goal: str = "") -> None:
+        """The time that a call takes."""
+        start = time.perf_counter()
+        function()
+        synchronize()
+        self.note(what, time.perf_counter() - start, "s", goal)
 
     def part_equality(self) -> None:
         """Captured steps against eager ones, on a small model in two precisions, then on the 8B."""
@@ -197,10 +205,20 @@ class Bench:
         self.note("roof: weights of the 8B at the speed of a copy", roof, "ms")
         self.note("speed of a copy", self.bandwidth, "GB/s")
         drafter = eagle3(self.model)
+        self._note_seconds("first target: weights joined, compiled, self-test", lambda: self.target)
         fused = SpeculativeGenerator(self.target, drafter, graphs=True)
+        again = partial(Target, self.model, fuse=not self.tiny)
+        self._note_seconds(
+            "second generator over the model",
+            lambda: SpeculativeGenerator(again(), drafter, graphs=True),
+            "<= 0.3",
+        )
         print(fused.explain(), flush=True)
+        short = partial(fused.generate, ids[:, :100], max_new_tokens=8, eos_token_id=None)
+        self._note_seconds("first call, all that it compiles included", short)
+        self._note_seconds("second call", short)
         step = time_steps(fused, ids)
-        self.note_step("8B, EAGLE-3, K = 3, B = 1, 512 tokens, fused", step, "<= 6.8, aim 6.1")
+        self.note_step("8B, EAGLE-3, K = 3, B = 1, 512 tokens, fused", step, "<= 6.1")
         self.note("  capture", step.capture_seconds, "s", "<= 3")
         share = 100 * step.pool_bytes / max(1, step.cache_bytes)
         self.note("  memory of the graph over that of the caches", share, "%", "<= 10")
@@ -256,7 +274,7 @@ class Bench:
         """Plain decoding through the same loop."""
         ids = prompt(self.model, self.length(512))
         generator = SpeculativeGenerator(self.target, None, graphs=True)
-        self.note_step("8B, no drafter, 512 tokens, fused", time_steps(generator, ids), "<= 5.4")
+        self.note_step("8B, no drafter, 512 tokens, fused", time_steps(generator, ids), "<= 5.0")
 
     def part_calls(self) -> None:
         """Whole calls: prompts of many lengths, one after the other, everything included."""
@@ -359,7 +377,7 @@ class Bench:
         changed = TINY | {"num_hidden_layers": 2} if self.tiny else {}
         model = shape_06b(**changed)
         ids = prompt(model, self.length(512))
-        target = Target(model, fuse_pointwise=not self.tiny)
+        target = Target(model, fuse=not self.tiny)
         step = time_steps(SpeculativeGenerator(target, None, graphs=True), ids)
         self.note_step("0.6B, no drafter, fused", step)
         plain = hf_generate_ms(model, ids)

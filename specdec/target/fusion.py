@@ -1,4 +1,4 @@
-"""`fuse_pointwise`: Inductor compiles the small work between the matrix products of a model.
+"""`Fusion`: Inductor compiles the small work between the matrix products of a model.
 
 HF's norms, rotary embeddings and gated activations are chains of elementwise kernels. A step over a
 few tokens spends a fifth of its time in them, at a few microseconds each. Compiled, each chain is
@@ -9,52 +9,86 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import FunctionType, MethodType
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from specdec.target.joint import GATE_UP, Group, JointProduct
 
 ROTATE = "apply_rotary_pos_emb"
 """HF's name, in every modelling file, of the function that rotates queries and keys."""
 
 
-def fuse_pointwise(view: nn.Module, *, backend: str = "inductor") -> list[str]:
-    """Compiles norms, gated MLPs and rotary embeddings of a private view.
-
-    Modules whose forward was replaced or wrapped (by accelerate, say) are left alone.
+class Fusion:
+    """Compiled norms, gated MLPs and rotary embeddings, for any number of views of one model: what
+    was compiled for one view serves them all.
 
     Args:
-        view: from `private_view`; the model that it is a view of is not touched.
         backend: of `torch.compile`.
-
-    Returns:
-        Kinds of what was compiled; none where nothing was recognised.
     """
-    fused: dict[str, None] = {}
-    copies: dict[tuple, FunctionType] = {}
-    for module in view.modules():
+
+    def __init__(self, backend: str = "inductor"):
+        self._backend = backend
+        self._copies: dict[tuple, Callable] = {}
+
+    def __reduce__(self) -> tuple:
+        """A copied or pickled one compiles anew."""
+        return Fusion, ()
+
+    def fuse(self, view: nn.Module, products: dict[Group, JointProduct]) -> list[str]:
+        """Replaces the forwards of a private view's modules.
+
+        Modules whose forward was replaced or wrapped (by accelerate, say) are left alone.
+
+        Args:
+            view: from `private_view`; the model that it is a view of is not touched.
+            products: joint ones of the view; those of gated MLPs are compiled with them, and taken
+                out of the dictionary.
+
+        Returns:
+            Kinds of what is compiled; none where nothing was recognised.
+        """
+        fused: dict[str, None] = {}
+        for path, module in view.named_modules():
+            forward = type(module).forward
+            if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
+                continue
+            if _is_norm(module) or _is_gated_mlp(module):
+                product = products.pop(Group(path, GATE_UP), None)
+                module.forward = partial(on_rows, self._compiled(module, product), module)
+            elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
+                module.forward = MethodType(self._with_compiled_rotation(forward), module)
+            else:
+                continue
+            fused[type(module).__name__] = None
+        return list(fused)
+
+    def _compiled(self, module: nn.Module, product: JointProduct | None) -> Fused:
+        """The forward of a module's class, compiled."""
         forward = type(module).forward
-        if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
-            continue
-        if _is_norm(module) or _is_gated_mlp(module):
-            # One copy per shape of weights: norms of queries and of the residual stream differ.
-            key = forward, *(weight.shape for weight in module.parameters())
-            copy = copies.setdefault(key, _own_copy(forward))
-            module.forward = Fused(MethodType(copy, module), backend)
-        elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
-            rotate = forward.__globals__[ROTATE]
-            if (forward, rotate) not in copies:
-                compiled = Fused(_own_copy(rotate), backend)
-                copies[forward, rotate] = _own_copy(forward, {ROTATE: compiled})
-            module.forward = MethodType(copies[forward, rotate], module)
-        else:
-            continue
-        fused[type(module).__name__] = None
-    return list(fused)
+        # One copy per shape of weights: norms of queries and of the residual stream differ.
+        key = forward, product is None, *(weight.shape for weight in module.parameters())
+        if key not in self._copies:
+            copy = _own_copy(forward if product is None else _over_product(forward))
+            self._copies[key] = Fused(copy, self._backend)
+        if product is not None:
+            module.joint_product = product
+        return self._copies[key]
+
+    def _with_compiled_rotation(self, forward: FunctionType) -> FunctionType:
+        rotate = forward.__globals__[ROTATE]
+        key = forward, rotate
+        if key not in self._copies:
+            compiled = Fused(_own_copy(rotate), self._backend)
+            self._copies[key] = _own_copy(forward, {ROTATE: compiled})
+        return self._copies[key]
 
 
 class Fused:
-    """A function, compiled on first use.
+    """A function, compiled on first use, once for all sizes but those of last dimensions. (A size
+    of one token or one row is compiled for itself.)
 
     Under a mode that watches single operations (`no_host_sync`, a counter of operations) it runs as
     it is: those would see nothing of compiled code.
@@ -70,14 +104,49 @@ class Fused:
 
     def __call__(self, *args, **kwargs):
         """Runs it."""
-        is_watched = torch._C._len_torch_dispatch_stack() > 0
-        return (self._plain if is_watched else self._compiled)(*args, **kwargs)
+        if torch._C._len_torch_dispatch_stack() > 0:
+            return self._plain(*args, **kwargs)
+        for tensor in args:
+            if isinstance(tensor, Tensor):
+                torch._dynamo.maybe_mark_dynamic(tensor, list(range(tensor.dim() - 1)))
+        return self._compiled(*args, **kwargs)
+
+
+def on_rows(function: Callable, module: nn.Module, x: Tensor, *args, **kwargs) -> Tensor:
+    """`function(module, x)` of tokens `x` `[B, N, ...]`, over all of them as rows `[B N, ...]`, so
+    that it meets one size in place of two. What has no such shape is passed on as it is.
+    """
+    if x.dim() < 3 or args or kwargs:
+        return function(module, x, *args, **kwargs)
+    return function(module, x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
+class _WithParts:
+    """A module whose joined layers have been called with `x`."""
+
+    def __init__(self, module: nn.Module, x: Tensor):
+        product = module.joint_product
+        self._module, self._x = module, x
+        self._parts = dict(zip(product.names, product.parts(x), strict=True))
+
+    def __getattr__(self, name: str):
+        part, own = self._parts.get(name), getattr(self._module, name)
+        return own if part is None else lambda x: part if x is self._x else own(x)
+
+
+def _over_product(forward: FunctionType) -> FunctionType:
+    """The same function of (module, x), over the module's joint product."""
+
+    def over_product(module: nn.Module, x: Tensor):
+        return forward(_WithParts(module, x), x)
+
+    return over_product
 
 
 def _own_copy(function: FunctionType, changed: dict | None = None) -> FunctionType:
     """A function with code of its own, and names of its module changed for it alone. Dynamo counts
     compilations per code object and refuses a ninth; a window of one token, or one row, is compiled
-    for itself, so one model's code needs up to five. Models do not use up each other's.
+    for itself, so one model's code needs up to four. Models do not use up each other's.
     """
     names = function.__globals__ if changed is None else function.__globals__ | changed
     copy = FunctionType(

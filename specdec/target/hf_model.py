@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import copy
 import inspect
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -17,9 +21,17 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.target.cache import SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
-from specdec.target.fusion import fuse_pointwise
+from specdec.target.fusion import Fusion
+from specdec.target.joint import (
+    Group,
+    JointProduct,
+    addresses,
+    join_weights,
+    separate_weights,
+    siblings,
+)
 from specdec.target.masks import causal, slot_mask
-from specdec.target.self_test import Route, find_route
+from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
 from specdec.target.wrappers import adapters_of, unwrap
 
@@ -31,13 +43,49 @@ this, and at most by an eighth of the larger one.
 """
 
 
+@dataclass
+class Choices:
+    """How a model is run, as its self-test found it.
+
+    Args:
+        experts: implementation inside a step, or `None` for the model's own.
+        fusion: compiles the pointwise work of steps; `None` leaves it as it is.
+        joined: linear layers that are one product.
+        notes: on each choice that there was.
+        route: of the self-test.
+    """
+
+    experts: str | None
+    fusion: Fusion | None
+    joined: list[Group]
+    notes: dict[str, str]
+    route: Route | None = None
+
+
+class Views(NamedTuple):
+    """Private views of a model.
+
+    Args:
+        step: for the windows of steps.
+        chunk: for chunks of prompts.
+        addresses: of the joined parameters.
+    """
+
+    step: PreTrainedModel
+    chunk: PreTrainedModel
+    addresses: list[int]
+
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
+"""Of each model that was tried: (description, choices), without and with `fuse`."""
+
+
 class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
 
     Args:
         model: a decoder-only `PreTrainedModel` with full or sliding-window attention, in eval mode.
-        fuse_pointwise: compile norms, rotary embeddings and gated activations with Inductor, for
-            the windows of steps; `notes` says if the model does not allow it.
+        fuse: join products and compile pointwise work; see `Target`.
 
     Attributes:
         model: the model as it was passed.
@@ -50,7 +98,7 @@ class SlotModel:
             plain forward), with what to do instead.
     """
 
-    def __init__(self, model: PreTrainedModel, *, fuse_pointwise: bool = False):
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
         model = unwrap(model)
         _refuse_unsupported(model)
         self.model = model
@@ -61,41 +109,70 @@ class SlotModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self._notes: dict[str, str] = {}
-        self.is_fused = fuse_pointwise and self._can_fuse()
-        self._experts, note = step_experts(model)
-        if note is not None:
-            self._notes["experts"] = note
         self._structure, self._adapters = structure(model), adapters_of(model)
         self._dtype = model.dtype
-        self._route: Route = self._find_route()
-        self._open_views()
+        self._choices = self._known_choices(fuse) or self._tried_choices(fuse)
 
-    def _find_route(self) -> Route:
-        """As `find_route`, without what breaks the model of all that is chosen for speed."""
-        while True:
+    def _known_choices(self, fuse: bool) -> Choices | None:
+        """Of an earlier self-test of this model, if nothing has changed that decides its result."""
+        before, choices = _KNOWN.get(self.model, {}).get(fuse, (None, None))
+        if before is None or before != description(self.model):
+            return None
+        if choices.joined and siblings(self.model)[0] != choices.joined:
+            return None
+        return choices
+
+    def _tried_choices(self, fuse: bool) -> Choices:
+        """As the self-test finds them; what breaks the model of all that is chosen for speed is
+        given up.
+        """
+        experts, note = step_experts(self.model)
+        choices = self._choices = Choices(
+            experts, None, [], {} if note is None else {"experts": note}
+        )
+        before = description(self.model)
+        if fuse:
+            choices.fusion = Fusion()
+            kinds = choices.fusion.fuse(private_view(self.model), {})
+            choices.notes["fusion"] = f"pointwise work is fused in {', '.join(kinds)}"
+            if not kinds:
+                choices.fusion = None
+                nothing = "no norm, gated MLP or rotary embedding recognised"
+                choices.notes["fusion"] = f"pointwise work is not fused: {nothing}"
+            choices.joined, choices.notes["joined"] = siblings(self.model)
+            join_weights(self.model, choices.joined)
+        while choices.route is None:
             try:
                 # Steps run in inference mode, and Dynamo would compile once more for another one.
-                with torch.inference_mode(self.is_fused):
-                    return find_route(self)
+                with torch.inference_mode(choices.fusion is not None):
+                    choices.route = find_route(self)
             except ValueError as error:
-                if self.is_fused:
-                    self.is_fused = False
-                    self._notes["fusion"] = f"pointwise work is not fused: {error}"
-                elif self._experts is not None:
-                    note = f"experts are the model's own: with {self._experts}, {error}"
-                    self._experts, self._notes["experts"] = None, note
-                else:
+                if not self._gives_up_one(error):
                     raise
+        _KNOWN.setdefault(self.model, {})[fuse] = before, choices
+        return choices
 
-    def _can_fuse(self) -> bool:
-        """Whether there is something to fuse; a note is kept."""
-        fused = fuse_pointwise(private_view(self.model))
-        nothing = "pointwise work is not fused: no norm, gated MLP or rotary embedding recognised"
-        self._notes["fusion"] = f"pointwise work is fused in {', '.join(fused)}"
-        if not fused:
-            self._notes["fusion"] = nothing
-        return bool(fused)
+    def _gives_up_one(self, error: ValueError) -> bool:
+        """Whether there was a choice left to go without."""
+        choices = self._choices
+        if choices.fusion is not None:
+            choices.fusion = None
+            choices.notes["fusion"] = f"pointwise work is not fused: {error}"
+        elif choices.joined:
+            separate_weights(self.model, choices.joined)
+            choices.joined = []
+            choices.notes["joined"] = f"products are not joined: {error}"
+        elif choices.experts is not None:
+            note = f"experts are the model's own: with {choices.experts}, {error}"
+            choices.experts, choices.notes["experts"] = None, note
+        else:
+            return False
+        return True
+
+    @property
+    def is_fused(self) -> bool:
+        """Pointwise work of steps is compiled."""
+        return self._choices.fusion is not None
 
     @property
     def why_reading_waits(self) -> str | None:
@@ -105,28 +182,33 @@ class SlotModel:
     @property
     def notes(self) -> tuple[str, ...]:
         """What was chosen for this model, and why, where there was a choice."""
-        return tuple(self._notes.values())
+        return tuple(self._choices.notes.values())
 
-    def _open_views(self) -> None:
-        """One view for the windows of steps, and one for chunks of prompts."""
-        attention = self._route.attention
-        is_one = self._experts is None and not self.is_fused
-        self._view = self.open_view(attention, for_steps=True)
-        self._chunk_view = self._view if is_one else self.open_view(attention)
+    @cached_property
+    def _views(self) -> Views:
+        """Opened with the first cache: later may be inside of a guard or a capture."""
+        attention, choices = self._choices.route.attention, self._choices
+        join_weights(self.model, choices.joined)  # they may have been moved since the self-test
+        step = self.open_view(attention, for_steps=True)
+        is_one = choices.experts is None and choices.fusion is None
+        chunk = step if is_one else self.open_view(attention, is_joined=True)
+        return Views(step, chunk, addresses(self.model, choices.joined))
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
         """The same, with the given hidden states beside the logits."""
         other = copy.copy(self)
         other.feature_layers = feature_layers
-        other._open_views()
         return other
 
-    def open_view(self, attention: str | None, *, for_steps: bool = False) -> PreTrainedModel:
+    def open_view(
+        self, attention: str | None, *, is_joined: bool = False, for_steps: bool = False
+    ) -> PreTrainedModel:
         """A private view of the model.
 
         Args:
             attention: name of its attention function; `None` for the model's own.
-            for_steps: with what is chosen for the few tokens of a step: experts, fused work.
+            is_joined: with joined products.
+            for_steps: with all that is chosen for the few tokens of a step.
         """
         view = private_view(self.model)
         # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -137,21 +219,28 @@ class SlotModel:
                 fields["pad_token_id"] = None
             if attention is not None and "_attn_implementation_internal" in fields:
                 fields["_attn_implementation_internal"] = attention
-        if for_steps and self._experts is not None:
-            set_experts(view, self._experts)
-        if for_steps and self.is_fused:
-            fuse_pointwise(view)
+        if for_steps and self._choices.experts is not None:
+            set_experts(view, self._choices.experts)
+        if is_joined or for_steps:
+            self._speed_up(view, self._choices.fusion if for_steps else None)
         if self.feature_layers:
             catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
         return view
 
+    def _speed_up(self, view: PreTrainedModel, fusion: Fusion | None) -> None:
+        """Joins the products of a view, and compiles its pointwise work."""
+        products = {group: JointProduct(view, group) for group in self._choices.joined}
+        if fusion is not None:
+            fusion.fuse(view, products)
+        for group, product in products.items():
+            product.install(view, group)
+
     def __getstate__(self) -> dict:
-        views = {"_view", "_chunk_view"}
-        return {name: value for name, value in vars(self).items() if name not in views}
+        return {name: value for name, value in vars(self).items() if name != "_views"}
 
     def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
-        self._open_views()
+        join_weights(self.model, self._choices.joined)  # a copy has storage of its own
 
     @property
     def device(self) -> torch.device:
@@ -195,6 +284,12 @@ class SlotModel:
                 f"adapters of {name} were switched or merged after specdec wrapped it; build the "
                 "generator again"
             )
+        views = vars(self).get("_views")
+        if views and addresses(self.model, self._choices.joined) != views.addresses:
+            raise ValueError(
+                f"weights of {name} were replaced or moved after specdec joined their products; "
+                "build the generator again"
+            )
         if self.model.training:
             raise ValueError(
                 f"{name} is in training mode, where dropout changes its output; call model.eval() "
@@ -204,11 +299,12 @@ class SlotModel:
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
         """Storage for rows of at most `num_slots` tokens; see `check_room`."""
         self.check_room(batch_size, num_slots)
-        return SlotCache(batch_size, num_slots, self._route.shapes)
+        _ = self._views
+        return SlotCache(batch_size, num_slots, self._choices.route.shapes)
 
     def check_room(self, batch_size: int, num_slots: int) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        check_room(batch_size, num_slots, self._route.shapes)
+        check_room(batch_size, num_slots, self._choices.route.shapes)
 
     def forward(
         self,
@@ -235,10 +331,12 @@ class SlotModel:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
             of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
         """
-        windows = self._route.layer_windows
+        windows = self._choices.route.layer_windows
         window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
-        view = self._chunk_view if is_chunk else self._view
-        logits = self.run(view, self._route.attention, window, tokens, cache, logits_to_keep)
+        view = self._views.chunk if is_chunk else self._views.step
+        logits = self.run(
+            view, self._choices.route.attention, window, tokens, cache, logits_to_keep
+        )
         if not self.feature_layers:
             return logits, None
         caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]

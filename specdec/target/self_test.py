@@ -10,18 +10,22 @@ same layer, given the same input, differs between two attention implementations 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import ref
 
 import torch
-from torch import Tensor
-from transformers import PreTrainedModel
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import KeyValueShape, ShapeRecorder, SlotCache
 from specdec.target.features import decoder_layers
 from specdec.target.view import wrap_forward
+from specdec.target.wrappers import adapters_of
 
 if TYPE_CHECKING:
     from specdec.target.hf_model import SlotModel
@@ -34,6 +38,42 @@ LONGEST_WINDOW = 64
 
 class LeftOutError(ValueError):
     """HF's own forward, as the model was loaded, leaves out a part of the model."""
+
+
+def description(model: PreTrainedModel) -> tuple:
+    """What decides the result of the self-test, to be compared with that of another moment: the
+    modules with their settings, hooks and replaced forwards, the configurations, the attention
+    functions, adapters, and the data type, device and shape of every tensor. Values of weights
+    decide nothing, since rounding is measured relative to them. Modules and hooks are referred to
+    weakly, so that a description keeps no model alive.
+    """
+    modules = [(ref(m), *_settings(m)) for m in model.modules()]
+    configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
+    names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
+    functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
+    tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
+    return modules, copy.deepcopy(configs), functions, adapters_of(model), tensors
+
+
+def _settings(module: nn.Module) -> tuple[dict, list]:
+    """Plain values among a module's attributes, and its hooks and replaced forward."""
+    values, code = {}, []
+    for name, value in vars(module).items():
+        if isinstance(value, bool | int | float | str | None):
+            values[name] = value
+        elif name == "forward":
+            code.append(_weakly(value))
+        elif "_hooks" in name and isinstance(value, dict):
+            code += map(_weakly, value.values())
+    return values, code
+
+
+def _weakly(value: object) -> object:
+    """A reference that compares as the value itself; a strong one where no other is possible."""
+    try:
+        return ref(value)
+    except TypeError:
+        return value
 
 
 class Route(NamedTuple):

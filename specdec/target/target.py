@@ -26,10 +26,11 @@ class Target:
         feature_layers: which hidden states to return as features: boundary `b` is the residual
             stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
             Normally set by the drafter's needs.
-        fuse_pointwise: compile the small work between the matrix products of a step (norms, rotary
-            embeddings, gated activations) with Inductor, which takes some seconds at first. It
-            rounds otherwise than HF's single operations; the self-test holds it to the same limits,
-            and where a model does not allow it, `notes` says why.
+        fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
+            and of gate, up become one product each: their parameters, still the model's own, become
+            views of one buffer each. The small work between products (norms, rotary embeddings,
+            gated activations) is compiled with Inductor, which takes some seconds at first. The
+            self-test holds both to its limits, and `notes` says what was done and what was not.
 
     Raises:
         TypeError: `model` is not an HF model.
@@ -52,10 +53,10 @@ class Target:
         model: PreTrainedModel,
         *,
         feature_layers: tuple[FeatureLayer, ...] = (),
-        fuse_pointwise: bool = False,
+        fuse: bool = False,
     ):
-        check_type("fuse_pointwise", fuse_pointwise, bool)
-        self._slot_model = SlotModel(model, fuse_pointwise=fuse_pointwise)
+        check_type("fuse", fuse, bool)
+        self._slot_model = SlotModel(model, fuse=fuse)
         if feature_layers != ():
             self._slot_model = self._slot_model.with_features(self._checked(feature_layers))
 

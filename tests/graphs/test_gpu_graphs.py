@@ -278,7 +278,7 @@ def test_mixtures_and_other_architectures_are_captured(name):
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
 def test_fused_pointwise_work_is_captured(name, dtype):
     model = build(name, dtype=dtype).cuda()
-    target = Target(model, fuse_pointwise=True)
+    target = Target(model, fuse=True)
     assert target.is_fused, target.notes
     generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
     options = {"max_new_tokens": 60, "eos_token_id": None, "do_sample": False}

@@ -17,8 +17,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import ModelDrafter, SpeculativeGenerator, Target
 from specdec.heads.sharing import look_up
+from specdec.target.fusion import Fusion
+from specdec.target.joint import siblings
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,8 +79,19 @@ def test_a_table_that_is_spread_is_read_where_its_rows_are(mesh, dim):
     assert found.equal(expected)
 
 
+def test_layers_that_are_spread_are_not_joined(mesh):
+    model = build("llama")
+    layer = model.model.layers[1].self_attn.k_proj
+    layer.weight = nn.Parameter(distribute_tensor(layer.weight.detach(), mesh, [Shard(0)]))
+    joined, note = siblings(model)
+    assert len(joined) == 5
+    assert note.endswith("left alone: 1 x q_proj, k_proj, v_proj (DTensor)")
+
+
+@pytest.mark.parametrize("fuse", [False, True])
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_target_over_a_cpu_and_a_disk(folder, seed, tmp_path):
+def test_a_target_over_a_cpu_and_a_disk(folder, seed, fuse, tmp_path, monkeypatch):
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])  # no Inductor
     whole = AutoModelForCausalLM.from_pretrained(folder).eval()
     layers = {f"model.layers.{i}": "cpu" for i in range(3)}
     places = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu"}
@@ -90,7 +103,7 @@ def test_a_target_over_a_cpu_and_a_disk(folder, seed, tmp_path):
     ids, mask = ragged_prompts(VOCAB, 3, 7, 5)
     options = {"max_new_tokens": 10, "do_sample": seed is not None, "seed": seed}
     texts = [
-        SpeculativeGenerator(target, ModelDrafter(perturbed(whole), 3)).generate(
+        SpeculativeGenerator(Target(target, fuse=fuse), ModelDrafter(perturbed(whole), 3)).generate(
             ids, mask, **{n: v for n, v in options.items() if v is not None}
         )
         for target in (whole, spread)

@@ -357,7 +357,7 @@ def test_settings_of_a_generator_are_checked(options, message):
     [
         (lambda: Target(MODEL, feature_layers=5), "feature_layers must be .*got 5; boundaries"),
         (lambda: Target(MODEL, feature_layers=None), "feature_layers must be .*got None"),
-        (lambda: Target(MODEL, fuse_pointwise="x"), "fuse_pointwise must be True or False"),
+        (lambda: Target(MODEL, fuse="x"), "fuse must be True or False"),
         (lambda: Target(MODEL).init_cache(0, 5), "batch_size must be an integer >= 1, got 0"),
         (lambda: Target(MODEL).init_cache(1, "a"), "num_slots must be an integer.*, got 'a'"),
         (lambda: Target("gpt2"), r"AutoModelForCausalLM.from_pretrained\('gpt2'\)"),

@@ -5,18 +5,20 @@ The user's model is never touched, and prompts are read as the model itself woul
 
 import copy
 import pickle
-from functools import partial
+from functools import partialmethod
 
 import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from fingerprint import fingerprint
+from torch._inductor.compile_fx import compile_fx
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import CaptureError, no_host_sync
-from specdec.target import experts, fusion, hf_model
+from specdec.target import experts, hf_model
+from specdec.target.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
@@ -100,6 +102,11 @@ def test_experts_that_break_a_model_are_not_used_and_explain_says_so(on_a_gpu, m
     assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected.sequences)
 
 
+def compile_with(backend, monkeypatch):
+    """Fused regions are compiled by something else than Inductor."""
+    monkeypatch.setattr(Fusion, "__init__", partialmethod(Fusion.__init__, backend))
+
+
 @pytest.fixture(name="calls")
 def _calls(monkeypatch):
     """Fused regions are traced and run without Inductor; what ran is noted."""
@@ -112,12 +119,14 @@ def _calls(monkeypatch):
 
         return run
 
-    monkeypatch.setattr(hf_model, "fuse_pointwise", partial(fusion.fuse_pointwise, backend=backend))
+    compile_with(backend, monkeypatch)
     return calls
 
 
 FUSED = {
     "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
+    "qwen2": {"Qwen2RMSNorm", "Qwen2MLP", "Qwen2Attention"},
+    "cohere2": {"Cohere2LayerNorm", "Cohere2MLP", "Cohere2Attention"},
     "gemma2": {"Gemma2RMSNorm", "Gemma2MLP", "Gemma2Attention"},
     "qwen3_moe": {"Qwen3MoeRMSNorm", "Qwen3MoeAttention"},
     "phi3": {"Phi3RMSNorm", "Phi3MLP", "Phi3Attention"},
@@ -129,7 +138,7 @@ FUSED = {
 def test_fused_work_is_that_of_the_model(name, calls):
     model = build(name)
     before = fingerprint(model)
-    target = Target(model, fuse_pointwise=True)
+    target = Target(model, fuse=True)
     assert target.is_fused
     (note,) = (note for note in target.notes if "fused" in note)
     assert set(note.removeprefix("pointwise work is fused in ").split(", ")) == FUSED[name]
@@ -143,7 +152,7 @@ def test_fused_work_is_that_of_the_model(name, calls):
 
 
 def test_a_chunk_of_a_prompt_and_a_watched_step_run_as_they_are(calls):
-    generator = SpeculativeGenerator(Target(build("llama"), fuse_pointwise=True), None)
+    generator = SpeculativeGenerator(Target(build("llama"), fuse=True), None)
     calls.clear()
     generation = generator.start(IDS, MASK, **OPTIONS)
     assert not calls
@@ -157,7 +166,7 @@ def test_a_chunk_of_a_prompt_and_a_watched_step_run_as_they_are(calls):
 
 @pytest.mark.parametrize("name", ["opt", "mpt", "gpt2"])
 def test_a_model_with_nothing_to_fuse_runs_as_it_is_and_says_so(name, calls):
-    target = Target(build(name), fuse_pointwise=True)
+    target = Target(build(name), fuse=True)
     assert not target.is_fused
     assert "not fused" in SpeculativeGenerator(target, None).explain()
 
@@ -169,8 +178,8 @@ def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatc
             raise RuntimeError("no code for this")
         return lambda *args: [out * 1.5 for out in graph(*args)]
 
-    monkeypatch.setattr(hf_model, "fuse_pointwise", partial(fusion.fuse_pointwise, backend=backend))
-    target = Target(build("llama"), fuse_pointwise=True)
+    compile_with(backend, monkeypatch)
+    target = Target(build("llama"), fuse=True)
     assert not target.is_fused
     assert ("no code for this" if fault == "raises" else "differs") in target.notes[0]
     expected = SpeculativeGenerator(build("llama"), None).generate(IDS, MASK, **OPTIONS)
@@ -181,11 +190,11 @@ def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatc
 def test_many_models_are_fused_one_after_the_other(calls):
     """Dynamo gives up on a function after eight compilations of its code."""
     for _ in range(10):
-        assert Target(build("llama"), fuse_pointwise=True).is_fused
+        assert Target(build("llama"), fuse=True).is_fused
 
 
 def test_a_fused_target_is_copied_and_pickled(calls):
-    target = Target(build("llama"), fuse_pointwise=True)
+    target = Target(build("llama"), fuse=True)
     expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
     for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
         calls.clear()
@@ -197,7 +206,7 @@ def test_a_fused_target_is_copied_and_pickled(calls):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
 def test_inductors_code_passes_the_self_test_and_is_captured(name):
-    target = Target(build(name), fuse_pointwise=True)
+    target = Target(build(name), fuse=True)
     assert target.is_fused, target.notes
     generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
     expected = SpeculativeGenerator(build(name), None).generate(IDS, MASK, **OPTIONS)
@@ -206,10 +215,67 @@ def test_inductors_code_passes_the_self_test_and_is_captured(name):
         assert found.sequences.equal(expected.sequences)
 
 
+def counting_backend(compile_graph):
+    """A backend that notes the sizes of what it compiles."""
+    compiled = []
+
+    def backend(graph, example_inputs):
+        compiled.append([tuple(x.shape) for x in example_inputs if isinstance(x, torch.Tensor)])
+        return compile_graph(graph, example_inputs)
+
+    return backend, compiled
+
+
+def serve_random_calls(model, compiled) -> None:
+    """Many calls, after whose first of each signature nothing may be compiled."""
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(least, most):
+        return int(torch.randint(least, most + 1, (), generator=generator))
+
+    target, met = Target(model, fuse=True), set()
+    assert target.is_fused, target.notes
+    kinds = len(compiled)
+    first = Target(model, fuse=True, feature_layers=(1,))
+    for call in range(24):
+        k = 3 if call % 3 else 0
+        rows = [drawn(1, 40) for _ in range((1, 3)[call % 2])]
+        ids, mask = ragged_prompts(VOCAB, *rows)
+        options = FEW | {"max_new_tokens": drawn(5, 12)}
+        before = len(compiled)
+        loop = SpeculativeGenerator((target, first)[call % 2], PromptLookupDrafter(k), graphs=True)
+        found = loop.generate(ids, mask, **options)
+        if (k, len(rows)) in met:
+            assert len(compiled) == before, compiled[before:]
+        met.add((k, len(rows)))
+        if call % 6 == 0:
+            expected = SpeculativeGenerator(model, None).generate(ids, mask, **options)
+            assert found.sequences.equal(expected.sequences)
+    # Norms and MLPs for one row and for many; rotations for one row or many of one token or many.
+    assert len(compiled) <= 2 * (kinds - 1) + 4
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("llama", 3), ("qwen3", 4), ("phi3", 3)])
+def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, kinds, monkeypatch):
+    backend, compiled = counting_backend(lambda graph, example_inputs: graph)
+    compile_with(backend, monkeypatch)
+    model = build(name)
+    Target(model, fuse=True)
+    assert len(compiled) == kinds
+    serve_random_calls(model, compiled)
+
+
+@pytest.mark.slow
+def test_inductor_compiles_nothing_after_the_first_call_of_a_signature(monkeypatch):
+    backend, compiled = counting_backend(compile_fx)
+    compile_with(backend, monkeypatch)
+    serve_random_calls(build("qwen3"), compiled)
+
+
 def test_one_fused_model_serves_batches_and_windows_of_every_size(calls):
     """Within Dynamo's limit of eight compilations of one function."""
     model = build("qwen3")  # norms of queries and keys beside those of the residual stream
-    target = Target(model, fuse_pointwise=True)
+    target = Target(model, fuse=True)
     for rows in (1, 2, 3, 5):
         ids, mask = ragged_prompts(VOCAB, *range(2, 2 + rows))
         for k in (0, 1, 2, 4):

@@ -1,0 +1,361 @@
+"""Sibling linear layers as one product: the model stays its owner's, bit for bit, and no part of a
+product is ever returned for another input than its own.
+"""
+
+import copy
+import pickle
+from threading import Thread
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import ragged_prompts
+from fingerprint import fingerprint
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.graphs import no_host_sync
+from specdec.target.fusion import Fusion
+from specdec.target.joint import GATE_UP, QKV, Group, JointProduct, join_weights, siblings
+from specdec.target.view import private_view
+from specdec.types import Draft
+
+IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
+OPTIONS = {"max_new_tokens": 8, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def _without_pointwise_work(monkeypatch):
+    """Nothing is compiled."""
+    monkeypatch.setattr(Fusion, "fuse", lambda self, view, products: [])
+
+
+def text(target) -> torch.Tensor:
+    return SpeculativeGenerator(target, PromptLookupDrafter(3)).generate(IDS, MASK, **OPTIONS)
+
+
+def storages(model) -> int:
+    return len({p.untyped_storage().data_ptr() for p in model.parameters()})
+
+
+def products_of_a_step(target) -> int:
+    """Matrix products with weights in one forward over three tokens."""
+    cache, anchor = target.init_cache(1, 16), torch.tensor([5])
+    start, draft = torch.tensor([0]), Draft(torch.tensor([[6, 7]]))
+    with torch.inference_mode(), no_host_sync() as seen:
+        target.verify(cache, start, anchor, draft, num_attended=16)
+    return sum(op in ("aten.mm.default", "aten.addmm.default") for op, _ in seen.shapes)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "olmo2", "cohere2"])
+def test_the_model_stays_as_it_was_and_a_step_takes_four_products_a_layer(name):
+    model, plain = build(name), build(name)
+    before, parameters = fingerprint(model), list(model.parameters())
+    layers = model.config.num_hidden_layers
+    assert products_of_a_step(Target(model)) == 7 * layers + 1
+    target = Target(model, fuse=True)
+    assert products_of_a_step(target) == 4 * layers + 1
+    assert fingerprint(model) == before
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    biases = 2 * layers if name == "qwen2" else 0
+    assert len(parameters) - storages(model) == 3 * layers + biases
+    with torch.no_grad():
+        assert model(input_ids=IDS).logits.equal(plain(input_ids=IDS).logits)
+    assert text(target).sequences.equal(text(plain).sequences)
+    assert f"{layers} x q_proj, k_proj, v_proj, {layers} x gate_proj, up_proj" in target.notes[-1]
+
+
+def test_a_target_that_is_not_asked_to_leaves_storage_alone():
+    model = build("llama")
+    text(Target(model))
+    assert storages(model) == len(list(model.parameters()))
+
+
+def test_joined_models_are_saved_and_read_as_others(tmp_path):
+    model, plain = build("qwen2"), build("qwen2")
+    Target(model, fuse=True)
+    model.save_pretrained(tmp_path / "hf")
+    assert (
+        fingerprint(AutoModelForCausalLM.from_pretrained(tmp_path / "hf"))["weights"]
+        == (fingerprint(plain)["weights"])
+    )
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    for found in (
+        load_file(tmp_path / "weights.safetensors"),
+        torch.load(tmp_path / "weights.pt"),
+    ):
+        assert all(found[name].equal(tensor) for name, tensor in plain.state_dict().items())
+
+
+def test_weights_that_are_loaded_later_are_those_of_both():
+    model, other = build("llama"), build("llama", seed=5)
+    target = Target(model, fuse=True)
+    text(target)
+    model.load_state_dict(other.state_dict())
+    assert text(target).sequences.equal(text(other).sequences)
+
+
+def cast(model):
+    model.to(torch.float64)
+
+
+def cast_and_back(model):
+    model.to(torch.float64).to(torch.float32)
+
+
+def assign(model):
+    model.load_state_dict(build("llama", seed=5).state_dict(), assign=True)
+
+
+def replace_one(model):
+    layer = model.model.layers[1].self_attn.k_proj
+    layer.weight = nn.Parameter(2 * layer.weight.detach())
+
+
+@pytest.mark.parametrize("edit", [cast, cast_and_back, assign, replace_one])
+def test_weights_that_are_moved_later_are_noticed_and_joined_again(edit):
+    model = build("llama")
+    generator = SpeculativeGenerator(Target(model, fuse=True), PromptLookupDrafter(3))
+    generator.generate(IDS, MASK, **OPTIONS)
+    edit(model)
+    with pytest.raises(ValueError, match="build the generator again"):
+        generator.generate(IDS, MASK, **OPTIONS)
+    expected = text(copy.deepcopy(model)).sequences
+    again = Target(model, fuse=True)
+    assert text(again).sequences.equal(expected)
+    assert products_of_a_step(again) == 4 * 3 + 1
+
+
+def test_weights_that_are_moved_before_the_first_call_are_joined_again():
+    model = build("llama")
+    target = Target(model, fuse=True)
+    assign(model)
+    assert text(target).sequences.equal(text(build("llama", seed=5)).sequences)
+    assert storages(model) < len(list(model.parameters()))
+
+
+def test_copies_and_pickles_have_storage_of_their_own_and_one_product_each():
+    target = Target(build("llama"), fuse=True)
+    expected = text(target).sequences
+    for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+        assert products_of_a_step(other) == 4 * 3 + 1
+        with torch.no_grad():
+            for parameter in target.model.parameters():
+                parameter.mul_(1.5)
+        assert text(other).sequences.equal(expected)
+        with torch.no_grad():
+            for parameter in target.model.parameters():
+                parameter.div_(1.5)
+
+
+class OwnLinear(nn.Linear):
+    """Stands for a layer of an adapter or of a quantised model."""
+
+
+def of_another_class(model):
+    model.model.layers[1].self_attn.v_proj.__class__ = OwnLinear
+
+
+def with_a_hook(model):
+    model.model.layers[1].self_attn.q_proj.register_forward_hook(lambda *_: None)
+
+
+def with_a_forward(model):
+    layer = model.model.layers[1].self_attn.q_proj
+    layer.forward = layer.forward
+
+
+def tied(model):
+    model.model.layers[1].self_attn.v_proj.weight = model.model.layers[1].self_attn.k_proj.weight
+
+
+def with_one_bias(model):
+    layer = model.model.layers[1].self_attn.v_proj
+    layer.bias = nn.Parameter(torch.randn(layer.out_features))
+
+
+@pytest.mark.parametrize(
+    ("edit", "word"),
+    [
+        (of_another_class, "OwnLinear"),
+        (with_a_hook, "hooks"),
+        (with_a_forward, "a forward of their own"),
+        (tied, "storage that others share"),
+        (with_one_bias, "not alike"),
+    ],
+)
+def test_layers_that_cannot_be_joined_are_left_alone_and_named_once(edit, word):
+    model = build("llama")
+    edit(model)
+    expected = text(copy.deepcopy(model)).sequences
+    attention = model.model.layers[1].self_attn
+    before = [p.data_ptr() for p in attention.parameters()]
+    target = Target(model, fuse=True)
+    assert [p.data_ptr() for p in attention.parameters()] == before
+    assert "2 x q_proj, k_proj, v_proj, 3 x gate_proj, up_proj" in target.notes[-1]
+    left_alone = target.notes[-1].split("left alone: ")[1]
+    assert left_alone.startswith("1 x q_proj, k_proj, v_proj (")
+    assert word in left_alone
+    assert text(target).sequences.equal(expected)
+
+
+def test_layers_that_share_weights_with_each_other_keep_sharing_them():
+    model = build("llama")
+    for name in QKV:
+        weight = getattr(model.model.layers[0].self_attn, name).weight
+        getattr(model.model.layers[2].self_attn, name).weight = weight
+    target = Target(model, fuse=True)
+    assert "2 x q_proj, k_proj, v_proj (storage that others share)" in target.notes[-1]
+    assert text(target).sequences.equal(text(copy.deepcopy(model)).sequences)
+
+
+@pytest.mark.parametrize("name", ["phi3", "mpt", "gpt2"])
+def test_a_model_that_stores_its_products_joined_has_nothing_to_join(name):
+    model = build(name)
+    target = Target(model, fuse=True)
+    assert storages(model) == len(list(model.parameters()))
+    assert "products are not joined" in " ".join(target.notes)
+
+
+def test_products_that_break_a_model_are_undone_and_the_note_says_why(monkeypatch):
+    parts = JointProduct.parts
+    monkeypatch.setattr(JointProduct, "parts", lambda self, x: parts(self, x)[::-1])
+    model = build("llama")
+    before = fingerprint(model)
+    target = Target(model, fuse=True)
+    assert "products are not joined" in target.notes[-1]
+    assert "forward" in target.notes[-1] or "Error" in target.notes[-1]
+    assert fingerprint(model) == before
+    assert storages(model) == len(list(model.parameters()))
+    assert text(target).sequences.equal(text(build("llama")).sequences)
+
+
+class Siblings(nn.Module):
+    """Calls its layers as a test wants it; q, k and v are of width 2, 3 and 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(5, n) for n in (2, 3, 4))
+
+    def forward(self, x, between=lambda: None):
+        q = self.q_proj(x)
+        between()
+        return q, self.k_proj(x), self.v_proj(x)
+
+
+@pytest.fixture(name="pair")
+def _pair():
+    """A module in a model, and its like in a view with a joint product."""
+    model = nn.Sequential(Siblings()).requires_grad_(False)
+    groups, _ = siblings(model)
+    assert groups == [Group("0", QKV)]
+    join_weights(model, groups)
+    view = private_view(model)
+    JointProduct(view, groups[0]).install(view, groups[0])
+    return model[0], view[0]
+
+
+def close(found, expected) -> bool:
+    return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(found, expected, strict=True))
+
+
+def test_another_thread_between_two_layers_changes_nothing(pair):
+    model, view = pair
+    x, y = torch.randn(2, 3, 5)
+    others = []
+    found = view(x, lambda: run_in_a_thread(lambda: others.append(view(y))))
+    assert close(found, model(x))
+    assert close(others[0], model(y))
+
+
+def run_in_a_thread(function):
+    thread = Thread(target=function)
+    thread.start()
+    thread.join()
+
+
+def test_an_input_that_changed_in_place_gets_a_new_product(pair):
+    model, view = pair
+    x = torch.randn(3, 5)
+    view(x)
+    x.mul_(2)
+    assert close(view(x), model(x))
+
+
+def test_layers_called_with_other_inputs_or_from_outside_compute_their_own(pair):
+    model, view = pair
+    x, y = torch.randn(2, 3, 5)
+    found = []
+    view(x, lambda: found.append((view.k_proj(y), view.v_proj(y), view.k_proj(x))))
+    assert close(found[0], (model.k_proj(y), model.v_proj(y), model.k_proj(x)))
+    assert close([view.v_proj(y), view.q_proj(x)], [model.v_proj(y), model.q_proj(x)])
+
+
+def test_a_forward_that_failed_leaves_nothing_behind(pair):
+    model, view = pair
+    x = torch.randn(3, 5)
+    with pytest.raises(ZeroDivisionError):
+        view(x, lambda: 1 / 0)
+    x.mul_(2)
+    assert close([view.k_proj(x)], [model.k_proj(x)])
+    assert close(view(x), model(x))
+
+
+def test_hooks_of_a_layer_that_are_registered_later_run(pair):
+    model, view = pair
+    x = torch.randn(3, 5)
+    model.k_proj.register_forward_hook(lambda module, args, out: out + 1)
+    assert close(view(x), model(x))
+    model.v_proj.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    assert close(view(x), model(x))
+
+
+def test_threads_share_one_target():
+    target = Target(build("llama"), fuse=True)
+    prompts = [torch.arange(3 + i)[None] for i in range(4)]
+    expected = [SpeculativeGenerator(build("llama"), None).generate(p, **OPTIONS) for p in prompts]
+    found = [None] * len(prompts)
+
+    def write(index):
+        generator = SpeculativeGenerator(target, PromptLookupDrafter(2))
+        found[index] = generator.generate(prompts[index], **OPTIONS)
+
+    threads = [Thread(target=write, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(found, expected, strict=True):
+        assert one.sequences.equal(other.sequences)
+
+
+def test_steps_with_joint_products_are_captured():
+    generator = SpeculativeGenerator(
+        Target(build("qwen2"), fuse=True), PromptLookupDrafter(3), graphs=True
+    )
+    found = generator.generate(IDS, MASK, **OPTIONS, check=True)
+    assert found.sequences.equal(text(build("qwen2")).sequences)
+
+
+def test_a_parent_with_both_kinds_of_siblings_has_two_products():
+    class Both(Siblings):
+        """Attention and an MLP side by side, of one input."""
+
+        def __init__(self):
+            super().__init__()
+            self.gate_proj, self.up_proj = nn.Linear(5, 6), nn.Linear(5, 6)
+
+        def forward(self, x, between=lambda: None):
+            return (*super().forward(x, between), self.gate_proj(x), self.up_proj(x))
+
+    model = nn.Sequential(Both()).requires_grad_(False)
+    groups, _ = siblings(model)
+    assert groups == [Group("0", QKV), Group("0", GATE_UP)]
+    join_weights(model, groups)
+    view, x = private_view(model), torch.randn(3, 5)
+    for group in groups:
+        JointProduct(view, group).install(view, group)
+    assert close(view(x), model[0](x))

@@ -1,0 +1,213 @@
+"""The self-test of a model is made once, and again when anything was edited that decides it."""
+
+import copy
+import gc
+import pickle
+import weakref
+from functools import partialmethod
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import ragged_prompts
+from transformers import AttentionInterface
+from transformers.models.llama.modeling_llama import eager_attention_forward
+
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.target import hf_model
+from specdec.target.fusion import Fusion
+
+IDS, MASK = ragged_prompts(VOCAB, 5, 2)
+OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
+
+
+@pytest.fixture(autouse=True)
+def _without_inductor(monkeypatch):
+    """What is compiled is traced only."""
+
+    eager = partialmethod(Fusion.__init__, lambda graph, example_inputs: graph)
+    monkeypatch.setattr(Fusion, "__init__", eager)
+
+
+class Watched:
+    """A model that counts its forwards, those of its views among them."""
+
+    def __init__(self, name: str = "llama"):
+        self.model, self.calls = build(name), 0
+        self.model.lm_head.register_forward_hook(self._count)
+
+    def _count(self, *args):
+        self.calls += 1
+
+    def forwards(self, function) -> int:
+        """How many a function makes."""
+        before = self.calls
+        function()
+        return self.calls - before
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_the_second_target_over_a_model_runs_no_forward(fuse):
+    watched = Watched()
+    model = watched.model
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) >= 4
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) == 0
+    assert watched.forwards(lambda: Target(model, fuse=fuse, feature_layers=(1, "final"))) == 0
+    if not fuse:
+        assert watched.forwards(lambda: ModelDrafter(model, 2)) == 0
+        assert watched.forwards(lambda: SpeculativeGenerator(model, None)) == 0
+    assert watched.forwards(lambda: Target(model, fuse=not fuse)) >= 4
+    assert watched.forwards(lambda: Target(model, fuse=fuse)) == 0
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_the_second_target_is_as_the_first(fuse):
+    model = build("mistral_sliding")
+    texts, notes = [], []
+    for _ in range(2):
+        target = Target(model, fuse=fuse)
+        generator = SpeculativeGenerator(target, PromptLookupDrafter(3))
+        texts.append(generator.generate(IDS, MASK, **OPTIONS).sequences)
+        notes.append(target.notes)
+    assert texts[0].equal(texts[1])
+    assert notes[0] == notes[1]
+    expected = SpeculativeGenerator(build("mistral_sliding"), None).generate(IDS, MASK, **OPTIONS)
+    assert texts[0].equal(expected.sequences)
+
+
+def replace_a_module(model):
+    model.model.layers[1] = build("llama", seed=5).model.layers[1]
+
+
+def choose_another_attention(model):
+    model.set_attn_implementation("eager")
+
+
+def register_another_attention(model):
+    def attention(*args, **kwargs):
+        return eager_attention_forward(*args, **kwargs)
+
+    AttentionInterface.register("sdpa", attention)
+
+
+def cast(model):
+    model.to(torch.bfloat16)
+
+
+def change_the_configuration(model):
+    model.config.rope_parameters["rope_theta"] *= 2
+
+
+def change_a_setting(model):
+    model.model.layers[1].self_attn.scaling *= 2
+
+
+def replace_a_forward(model):
+    layer = model.model.layers[1].mlp
+    forward = layer.forward
+    layer.forward = lambda x: 2 * forward(x)
+
+
+def hook(model):
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        replace_a_module,
+        choose_another_attention,
+        register_another_attention,
+        cast,
+        change_the_configuration,
+        change_a_setting,
+        replace_a_forward,
+        hook,
+    ],
+)
+def test_a_model_that_was_edited_is_tried_again(edit, monkeypatch):
+    monkeypatch.setattr(
+        AttentionInterface, "_global_mapping", {**AttentionInterface._global_mapping}
+    )
+    watched = Watched()
+    Target(watched.model)
+    edit(watched.model)
+    assert watched.forwards(lambda: Target(watched.model)) >= 4
+    assert watched.forwards(lambda: Target(watched.model)) == 0
+
+
+def test_a_hook_in_the_place_of_another_is_seen():
+    """Though it may live at the same address."""
+    watched = Watched()
+    layer = watched.model.model.layers[1].mlp
+    for _ in range(5):
+        handle = layer.register_forward_hook(lambda module, args, out: None)
+        assert watched.forwards(lambda: Target(watched.model)) >= 4
+        handle.remove()
+
+
+def test_values_of_weights_need_no_other_trial():
+    watched = Watched()
+    Target(watched.model)
+    watched.model.load_state_dict(build("llama", seed=5).state_dict())
+    assert watched.forwards(lambda: Target(watched.model)) == 0
+
+
+def test_a_model_that_is_refused_is_tried_again():
+    model = build("llama")
+    handle = model.model.layers[1].mlp.register_forward_hook(lambda *args: 1 / 0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="cannot be decoded"):
+            Target(model)
+    handle.remove()
+    Target(model)
+
+
+def test_an_edit_that_breaks_a_model_is_refused_though_it_was_sound_before():
+    model = build("llama")
+    Target(model)
+    model.model.layers[1].mlp.register_forward_hook(
+        lambda module, args, out: out * out.shape[1]  # of the tokens in a window
+    )
+    with pytest.raises(ValueError, match="differs from its plain forward"):
+        Target(model)
+
+
+def test_copies_are_models_of_their_own():
+    watched = Watched()
+    target = Target(watched.model)
+    expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watched, "_count", lambda *args: None)
+        for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
+            assert other.model is not watched.model
+            found = SpeculativeGenerator(other, None).generate(IDS, MASK, **OPTIONS)
+            assert found.sequences.equal(expected)
+            assert Target(other.model).model is other.model
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+def test_what_is_known_of_a_model_does_not_keep_it(fuse):
+    model = build("llama")
+    model.model.layers[1].mlp.register_forward_hook(lambda *args, owner=model: None)
+    target = Target(model, fuse=fuse)
+    SpeculativeGenerator(target, PromptLookupDrafter(2)).generate(IDS, MASK, **OPTIONS)
+    assert model in hf_model._KNOWN
+    before = len(hf_model._KNOWN)
+    there = [weakref.ref(model), weakref.ref(model.lm_head.weight)]
+    del model, target
+    gc.collect()
+    assert [ref() for ref in there] == [None, None]
+    assert len(hf_model._KNOWN) < before
+
+
+def test_a_model_without_its_target_is_freed_at_once():
+    model = build("llama")
+    Target(model)
+    there = [weakref.ref(model), weakref.ref(model.lm_head.weight)]
+    gc.disable()
+    try:
+        del model
+        assert [ref() for ref in there] == [None, None]
+    finally:
+        gc.enable()
