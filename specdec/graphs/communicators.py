@@ -10,7 +10,7 @@ import atexit
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from torch import distributed
+from torch.distributed import distributed_c10d
 
 if TYPE_CHECKING:
     from specdec.graphs.capture import Captured
@@ -26,9 +26,9 @@ def release_before_communicators(captured: Captured) -> None:
     Args:
         captured: is held weakly.
     """
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not distributed_c10d.is_initialized():
         return
-    members = distributed.distributed_c10d._world.comms
+    members = distributed_c10d._world.comms
     for member in members:
         if isinstance(member, _LiveGraphs):
             break

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import eagle_heads
-from drafting import perturbed, ragged_prompts
+from drafting import ragged_prompts
 from two_processes import spread_over_processes
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleDrafter
 from specdec.graphs import Captured
 
@@ -69,7 +69,7 @@ def compare(folder: str, backend: str, meeting: str) -> tuple[dict, list]:
     whole = AutoModelForCausalLM.from_pretrained(folder).eval()
     prompts = [each.to(device) for each in ragged_prompts(whole.config.vocab_size, 3, 7, 5)]
     head = eagle_heads.informed(whole, eagle_heads.head_for(whole)).to(device)
-    draft_model, whole = perturbed(whole).to(device), whole.to(device)
+    whole = whole.to(device)
     distributed.init_process_group(
         backend,
         init_method=f"file://{folder}/{meeting}",
@@ -82,7 +82,6 @@ def compare(folder: str, backend: str, meeting: str) -> tuple[dict, list]:
     say("the target is spread")
     drafters = {
         "lookup": lambda model: PromptLookupDrafter(K),
-        "model": lambda model: ModelDrafter(draft_model, K),
         "eagle3": lambda model: EagleDrafter(head, model, K),
     }
     report, kept = {"texts": {}, "explain": [], "backend": distributed.get_backend()}, []
@@ -97,6 +96,8 @@ def compare(folder: str, backend: str, meeting: str) -> tuple[dict, list]:
         }
         report["texts"][name] = {how: texts(g, prompts) for how, g in generators.items()}
         captured = generators["captured"]
+        drawn = captured.generate(*prompts, max_new_tokens=24, do_sample=True)  # seeds at random
+        report["texts"][name]["drawn"] = drawn.seeds, drawn.new_tokens.tolist()
         report["explain"].append(captured.explain())
         generation = captured.start(*prompts, max_new_tokens=24)
         for _ in range(5):
