@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_device, check_integer, check_type
+from specdec.graphs.communicators import release_before_communicators
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import leaves, map_tensors
 
@@ -134,10 +135,9 @@ class Captured:
         self._output_spec: list | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds, self.num_bytes, self.num_calls = 0.0, 0, 0
+        self._is_released = False
         self._warm_up(warmup)
-        if self.device.type == "cuda":
-            with _ONE_CAPTURE, torch.cuda.device(self.device):
-                self._capture()
+        self._capture()
 
     def __call__(self, *inputs: Any) -> Any:
         """Runs it on other values of the same shapes.
@@ -147,6 +147,8 @@ class Captured:
                 value of something that is no tensor; names both sides.
         """
         _check_spec("input", self._spec, _specify(inputs))
+        if self._is_released:
+            self._capture()
         self.num_calls += 1
         with torch.inference_mode():
             _copy_leaves(self._inputs, inputs)
@@ -155,6 +157,15 @@ class Captured:
             else:
                 self._run()
         return self.outputs
+
+    def release(self) -> None:
+        """Frees the graph; the next call captures it again, with other tensors as outputs.
+
+        `torch.distributed.destroy_process_group()` calls this, and so does the end of the process,
+        where a process group existed at capture: NCCL waits for graphs that hold its collectives.
+        """
+        self._graph, self.outputs, self._output_spec = None, None, None
+        self._is_released = True
 
     def _warm_up(self, count: int) -> None:
         with torch.inference_mode():
@@ -185,6 +196,13 @@ class Captured:
         _copy_leaves(self.outputs, outputs)
 
     def _capture(self) -> None:
+        release_before_communicators(self)
+        if self.device.type == "cuda":
+            with _ONE_CAPTURE, torch.cuda.device(self.device):
+                self._record()
+        self._is_released = False
+
+    def _record(self) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         start, reserved = time.perf_counter(), torch.cuda.memory_reserved()

@@ -59,9 +59,7 @@ class _RefuseSyncingOps(TorchDispatchMode):
         packet = str(func.overloadpacket)
         if packet in _SYNCING_OPS or str(func).removesuffix(".default") in _SYNCING_OPS:
             raise HostSyncError(f"{func} makes the host wait")
-        if packet in _INDEXING_OPS and any(
-            isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in args[1]
-        ):
+        if packet in _INDEXING_OPS and _counts_a_mask(*args):
             raise HostSyncError(
                 f"{func} with a boolean mask has a result shape that depends on data"
             )
@@ -76,6 +74,19 @@ class _RefuseSyncingOps(TorchDispatchMode):
             outputs = out if isinstance(out, tuple | list) else (out,)
             self._shapes += [(str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)]
         return out
+
+
+def _counts_a_mask(
+    tensor: Tensor, indices: list, value: Tensor | None = None, accumulate: bool = False, *unused
+) -> bool:
+    """Whether an indexing operation has to count the true elements of a mask; it has not where one
+    number of the host is written (`x[mask] = 0.0`), for which torch calls `masked_fill_`.
+    """
+    found = [index for index in indices if isinstance(index, Tensor)]
+    if not any(index.dtype in (torch.bool, torch.uint8) for index in found):
+        return False
+    is_number = value is not None and value.numel() == 1 and value.device.type == "cpu"
+    return not (is_number and len(found) == 1 and not accumulate)
 
 
 def _crosses_the_bus(packet: str, args: tuple, kwargs: dict) -> bool:
@@ -100,7 +111,8 @@ class no_host_sync:  # noqa: N801 - a context manager, used like a function (as 
 
     What passes through neither the dispatcher nor `__torch_function__` cannot be seen:
     `torch.cuda.synchronize()`, events and streams that are waited for, memory read through
-    `data_ptr()` or DLPack. On a CPU `x.to("cpu")` does nothing, so it passes there.
+    `data_ptr()` or DLPack. On a CPU `x.to("cpu")` does nothing, so it passes there, and so does
+    `x[mask] = value` with a tensor of one element, which on a GPU passes only for a Python number.
 
     Attributes:
         shapes: the (operation, result shape) pairs seen, in order: two runs of a step that agree

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypedDict
 
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.tensor import DTensor
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
@@ -181,7 +182,7 @@ class Request:
             )
         refuse_stateful(options.processors, prompts.padded, target.vocab_size)
         is_greedy = Warp(rows, **options.warp).is_greedy
-        seeds = None if is_greedy else _read_seeds(seed, rows, options.num_sequences)
+        seeds = None if is_greedy else _read_seeds(target, seed, rows, options.num_sequences)
         return cls(prompts, options, seeds)
 
 
@@ -312,9 +313,11 @@ def _extended(value, missing: int):
     return [*values, *[values[-1]] * missing]
 
 
-def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int, copies: int) -> list[int]:
+def _read_seeds(
+    target: Target, seed: int | Sequence[int] | Tensor | None, rows: int, copies: int
+) -> list[int]:
     if seed is None:
-        return [secrets.randbits(64) for _ in range(rows)]
+        return _random_seeds(target, rows)
     if isinstance(seed, Tensor):
         seed = seed.tolist()
     if copies > 1 and isinstance(seed, Sequence) and len(seed) * copies == rows:
@@ -331,6 +334,17 @@ def _read_seeds(seed: int | Sequence[int] | Tensor | None, rows: int, copies: in
     for value in seeds:
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"seed must be an integer or one integer per row, got {value!r}")
+    return seeds
+
+
+def _random_seeds(target: Target, rows: int) -> list[int]:
+    """A seed per row; the same in all processes over which a target is spread, since each of them
+    computes a part of one text.
+    """
+    seeds = [secrets.randbits(64) for _ in range(rows)]
+    spread = next((p for p in target.model.parameters() if isinstance(p, DTensor)), None)
+    for group in [] if spread is None else spread.device_mesh.get_all_groups():
+        distributed.broadcast_object_list(seeds, group=group, group_src=0)
     return seeds
 
 

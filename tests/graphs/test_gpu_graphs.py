@@ -333,6 +333,26 @@ def test_a_captured_function_gives_what_the_function_gives():
         captured(torch.zeros(4, 8), example[1])
 
 
+def test_a_released_function_is_captured_again():
+    total = torch.zeros(3, device="cuda")
+
+    def add(x):
+        x = x.clone()
+        x[x < 0] = 0.0  # torch fills by mask, and waits for nothing
+        return total.add_(x) * 1
+
+    x = torch.tensor([1.0, -2.0, 3.0], device="cuda")
+    captured = Captured(add, (x,))
+    total.zero_()
+    assert captured(x).tolist() == [1, 0, 3]
+    first = captured(-x)
+    captured.release()
+    assert captured.outputs is None
+    assert captured(x).tolist() == [2, 2, 6]
+    assert first.tolist() == [1, 2, 3]
+    assert captured(x) is captured(x)
+
+
 def test_a_bucketed_function_gives_what_the_function_gives():
     captured = CapturedBuckets(
         lambda x: x.cumsum(1), (torch.zeros(1, 8, device="cuda"),), [1, 4, 8]

@@ -55,4 +55,13 @@ GRAPHS = [
         new="pass",
         caught_by=_STEPS + "test_check_catches_a_tensor_that_is_bound_to_a_new_one",
     ),
+    Mutant(
+        name="graphs outlive the communicators of their collectives",
+        source="pytorch#115388, vllm#39846",
+        file="graphs/communicators.py",
+        old="member.captured.add(captured)",
+        new="pass",
+        caught_by="graphs/test_communicators.py::"
+        "test_captured_functions_are_released_before_any_group_is_shut_down[0]",
+    ),
 ]
