@@ -124,6 +124,53 @@ def z_lab(*, ids=(1, 4), layers=2, block_size=6, nested=False, dflash=None, **ke
     return Files(config | keys, tensors(dflash_shapes(layers, count)))
 
 
+def torchspec(*, layers=1, count=3, **keys):
+    """TorchSpec's `DFlashConfig` and names (torchspec/models/draft/dflash.py): `num_target_layers`
+    is the number of features; a copy of the target's embeddings is saved.
+    """
+    config = llama_keys(
+        architectures=["DFlashDraftModel"],
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        num_target_layers=count,
+        target_hidden_size=HIDDEN,
+        target_num_hidden_layers=NUM_LAYERS,
+        target_layer_ids=None,
+        mask_token_id=MASK,
+        rope_theta=1000000,
+        block_size=6,
+        _torchspec_version="0.1.0",
+    )
+    config["model_type"] = "dflash"
+    files = tensors(dflash_shapes(layers, count) | {"embed_tokens.weight": (VOCAB, HIDDEN)})
+    for ours, theirs in {"fc": "context_proj", "hidden_norm": "context_norm"}.items():
+        files[f"{theirs}.weight"] = files.pop(f"{ours}.weight")
+    files["final_norm.weight"] = files.pop("norm.weight")
+    return Files(config | keys, files)
+
+
+def hf_assistant(*, ids=(1, 4), layers=2, **keys):
+    """What `MuseGlimmerAssistantModel.save_pretrained` writes, with layers of full attention."""
+    config = llama_keys(
+        architectures=["MuseGlimmerAssistantModel"],
+        head_dim=HEAD_DIM,
+        num_hidden_layers=layers,
+        layer_types=["full_attention"] * layers,
+        sliding_window=2048,
+        attention_dropout=0,
+        rope_parameters={"rope_theta": 1000000.0, "rope_type": "default"},
+        target_layer_ids=list(ids),
+        block_size=6,
+        mask_token_id=MASK,
+    )
+    config["model_type"] = "muse_glimmer_assistant"
+    del config["vocab_size"]
+    files = tensors(dflash_shapes(layers, len(ids)))
+    for ours, theirs in {"fc": "encoder.fc", "hidden_norm": "encoder.output_norm_enc"}.items():
+        files[f"{theirs}.weight"] = files.pop(f"{ours}.weight")
+    return Files(config | keys, files)
+
+
 def speculators_dflash(*, ids=(2, 5), layers=2, full=False, **keys):
     """RedHatAI's DFlash: ids as boundaries; a head of fewer ids is stored, a whole one is not."""
     files = speculators_eagle(kind="qwen3", layers={"num_hidden_layers": layers})

@@ -54,8 +54,19 @@ _AUX_NORMS = {
     f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
     for i, level in enumerate(("low", "mid", "high"))
 }
-_SPECULATORS_01 = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
-"""Names of speculators 0.1 in its EAGLE-1 heads."""
+_OTHER_NAMES = {
+    # speculators 0.1, EAGLE-1
+    "fusion_fc.": "fc.",
+    "transformer.": "layers.0.",
+    # Hugging Face's DFlash assistants
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    # TorchSpec's DFlash
+    "context_proj.": "fc.",
+    "context_norm.": "hidden_norm.",
+    "final_norm.": "norm.",
+}
+"""How names begin that some producers have of their own, and how the head's do."""
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
@@ -83,7 +94,7 @@ def canonical_names(names: Iterable[str]) -> dict[str, str]:
 def _canonical(name: str) -> str:
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
-    for theirs, ours in _SPECULATORS_01.items():
+    for theirs, ours in _OTHER_NAMES.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
     if name.startswith("midlayer."):
@@ -102,13 +113,26 @@ _NVIDIA_KEYS = {
 _SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
 
 
+_MARKS = {
+    *("fc.weight", "mask_hidden"),
+    *("layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"),
+}
+
+
 def detect(folder: CheckpointFolder) -> Source | None:
     """The producer: `"SafeAILab"` (yuhuili), `"SpecForge"` (lmsys), `"speculators"` (RedHatAI),
     `"NVIDIA"` (Model-Optimizer), `"DeepSpec"`, or `"vLLM"`: names and keys as vLLM reads them,
     without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
     """
-    fields, in_file = folder.fields, folder.tensors()
-    names, architectures = canonical_names(in_file), fields.strings("architectures")
+    # A target's own files may hold more tensors than are read at once.
+    in_file = folder.tensors(lambda name: "midlayer." in name or _canonical(name) in _MARKS)
+    source = _producer(folder.fields, in_file)
+    is_other = any(is_so for is_so, _ in _other_designs(folder.fields, in_file))
+    return source and source._replace(is_sure=not is_other)
+
+
+def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
+    names, architectures = set(map(_canonical, in_file)), fields.strings("architectures")
     nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
     if fields.raw.get("speculators_model_type") == "eagle":
         return Source("speculators", "EAGLE-1", "config.json has speculators_model_type 'eagle'")
@@ -137,22 +161,28 @@ def _unsupported(
     fields: ConfigFields, source: Source, names: Collection[str]
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): what cannot be run as a sequential EAGLE head."""
+    yield from _other_designs(fields, names)
+    if fields.get("speculators_model_type") == "eagle":
+        yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
+        layer = fields.text("transformer_layer_architecture", "auto")
+        is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
+        yield is_other, f"transformer_layer_architecture {layer!r}"
+    yield from unsupported_layers(fields, source, names)
+
+
+def _other_designs(fields: ConfigFields, names: Collection[str]) -> Iterator[tuple[bool, str]]:
+    """Pairs (condition, message): marks of heads that are not EAGLE's."""
     kind = fields.get("speculators_model_type", "eagle3")
     yield (
         kind not in ("eagle", "eagle3"),
         f"speculators_model_type {kind!r} (expected 'eagle' or 'eagle3')",
     )
-    if kind == "eagle":
-        yield fields.flag("layernorms"), "layernorms: norms of the embedding and before the head"
-        layer = fields.text("transformer_layer_architecture", "auto")
-        is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
-        yield is_other, f"transformer_layer_architecture {layer!r}"
     for key in ("ptd_token_id", "mask_token_id", "pard_token"):
         yield fields.get(key) is not None, f"{key}: a parallel (mask-token) head"
     for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
         yield fields.get(key) is not None, f"{key}: a block or Medusa drafter"
-    yield "mask_hidden" in names, "tensor mask_hidden: a parallel (mask-token) head"
-    yield from unsupported_layers(fields, source, names)
+    has_hidden = any(name.endswith("mask_hidden") for name in names)
+    yield has_hidden, "tensor mask_hidden: a parallel (mask-token) head"
 
 
 def unsupported_layers(

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from specdec.checkpoints.export import (
+    features_of_layers,
     layer_keys,
     speculators_keys,
     with_vocab_map,
@@ -203,5 +204,7 @@ def _speculators(config: EagleConfig, *, dtype: str, **proposal: Any) -> dict[st
         "embed_requires_grad": False,
         "dtype": dtype,
         "tie_word_embeddings": False,
-        **speculators_keys("eagle3", *sizes, dtype=dtype, **proposal),
+        **speculators_keys(
+            "eagle3", *sizes, layers=features_of_layers(config), dtype=dtype, **proposal
+        ),
     }

@@ -16,6 +16,7 @@ from specdec.arguments import check_folder, make_folder
 from specdec.checkpoints.printable import printable
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import LayerConfig
+from specdec.heads.features import FeatureHeadConfig
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -36,7 +37,8 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     make_folder("folder", folder)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
-    (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(keys | {"producer": "specdec"}, indent=2)
+    (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
@@ -95,18 +97,28 @@ def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str
     }
 
 
+def features_of_layers(config: FeatureHeadConfig) -> dict[str, Any]:
+    """Keys that vLLM reads where it reads those of the layers: in `transformer_layer_config` of a
+    speculators file, since its reader keeps hardly any other (0.32.0,
+    `transformers_utils/configs/speculators/algos.py`), and without them builds a head of three
+    features, a P-EAGLE head without norms of each.
+    """
+    return {"num_aux_hidden_states": len(config.feature_layers), "fc_norm": config.fc_norm}
+
+
 def speculators_keys(
     algorithm: str,
     layer: LayerConfig,
     num_layers: int,
     vocab_size: int,
     *,
+    layers: dict[str, Any],
     dtype: str,
     num_draft_tokens: int,
     verifier: str | None,
 ) -> dict[str, Any]:
-    """Nested keys of a speculators file: its layers, as a difference to HF's defaults, and what it
-    proposes to draft for which target.
+    """Nested keys of a speculators file: its layers, as a difference to HF's defaults, with more of
+    them in `layers`, and what it proposes to draft for which target.
 
     Raises:
         ValueError: no verifier; speculators would ask the hub for "None".
@@ -116,7 +128,7 @@ def speculators_keys(
             "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
         )
     layer_class = Qwen3Config if layer.has_qk_norm else LlamaConfig
-    layers = layer_class(
+    filled = layer_class(
         **layer_keys(layer, num_layers, vocab_size),
         attention_bias=layer.attention_bias,
         rope_parameters=dict(layer.rope),
@@ -129,7 +141,7 @@ def speculators_keys(
         "accept_tolerance": 0.0,
     }
     return {
-        "transformer_layer_config": layers.to_diff_dict(),
+        "transformer_layer_config": filled.to_diff_dict() | layers,
         "speculators_config": {
             "algorithm": algorithm,
             "default_proposal_method": "greedy",

@@ -15,12 +15,14 @@ from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 
 class Source(NamedTuple):
     """Whose conventions a checkpoint follows, which kind of its family's heads it holds
-    (`"EAGLE-3"` for instance), and what both were recognised by.
+    (`"EAGLE-3"` for instance), and what both were recognised by. `is_sure` is false where the files
+    also have marks of a design that the family does not read: another family's claim then counts.
     """
 
     producer: str
     kind: str
     why: str
+    is_sure: bool = True
 
 
 @dataclass(frozen=True, eq=False)

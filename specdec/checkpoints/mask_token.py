@@ -2,7 +2,8 @@
 
 P-EAGLE heads (amazon, speculators, SpecForge) are EAGLE-3 heads with a learned feature of masks,
 and are read by EAGLE's reader. PARD models are causal language models with the id of a mask. DFlash
-heads (z-lab, speculators, DeepSpec's of that architecture) read features as keys and values.
+heads (z-lab, speculators, TorchSpec, Hugging Face's assistants, DeepSpec's of that architecture)
+read features as keys and values.
 """
 
 from __future__ import annotations
@@ -79,8 +80,8 @@ PARD_MODELS = ("llama", "qwen2", "qwen3")
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
-    """The producer: `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`, `"z-lab"` or
-    `"DeepSpec"`. The kind is `"P-EAGLE"`, `"PARD"`, `"DFlash"` or `"DSpark"`.
+    """The producer: `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`, `"z-lab"`,
+    `"Hugging Face"` or `"DeepSpec"`. The kind is `"P-EAGLE"`, `"PARD"`, `"DFlash"` or `"DSpark"`.
     """
     fields = folder.fields
     architectures = fields.strings("architectures")
@@ -92,7 +93,6 @@ def detect(folder: CheckpointFolder) -> Source | None:
         return Source("AMD", PARD, f"config.json has {keys[0]}")
     if keys := [key for key in _DSPARK_KEYS if fields.get(key) is not None]:
         return Source("DeepSpec", DSPARK, f"config.json has {keys[0]}")
-    names = folder.tensors()
     for name in architectures:
         if "DSpark" in name:
             return Source("DeepSpec", DSPARK, f"architecture {name}")
@@ -104,8 +104,11 @@ def detect(folder: CheckpointFolder) -> Source | None:
         return Source("z-lab", DFLASH, "config.json has dflash_config")
     if fields.get("ptd_token_id") is not None:
         return Source("amazon", P_EAGLE, "config.json has ptd_token_id")
-    has_hidden = any(name.endswith("mask_hidden") for name in names)
-    is_eagle = any(name.endswith("hidden_norm.weight") for name in names)
+    marks = ("mask_hidden", "hidden_norm.weight", "encoder.fc.weight")
+    found = folder.tensors(lambda name: name.endswith(marks))
+    has_hidden, is_eagle, has_encoder = (any(name.endswith(m) for name in found) for m in marks)
+    if has_encoder:
+        return Source("Hugging Face", DFLASH, "tensor encoder.fc")
     if has_hidden and is_eagle:
         return Source("SpecForge", P_EAGLE, "tensor mask_hidden beside an EAGLE-3 head's")
     return None
@@ -273,8 +276,11 @@ class MaskTokenReading:
         """A block of masks that reads features as keys and values."""
         fields, is_speculators = self.fields, self.source.producer == "speculators"
         self._refuse_options("norm_before_residual")
-        layer, vocab_size = self._layer(has_output_bias=True), fields.integer("vocab_size")
-        draft_size = vocab_size
+        layer = self._layer(has_output_bias=True)
+        theirs = None if target is None else target.config.get_text_config().vocab_size
+        if self.source.producer == "Hugging Face" and target is None:
+            raise ValueError(f"{fields.origin} leaves vocab_size to the target: pass the target")
+        vocab_size = draft_size = fields.integer("vocab_size", theirs)
         if is_speculators:
             draft_size = sizes.read_draft_vocab_size(fields, is_speculators=True)
         target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
@@ -364,9 +370,12 @@ class MaskTokenReading:
 
     def _num_target_layers(self, target: PreTrainedModel | None) -> int | None:
         """N, which the configuration may name as well."""
-        named = self.fields.get("num_target_layers")
+        # TorchSpec's num_target_layers is the number of features.
+        key = "target_num_hidden_layers"
+        key = key if self.fields.get(key) is not None else "num_target_layers"
+        named = self.fields.get(key)
         if named is not None:
-            named = self.fields.integer("num_target_layers", high=4096)
+            named = self.fields.integer(key, high=4096)
         if target is None:
             return named
         count = target.config.get_text_config().num_hidden_layers
@@ -421,9 +430,11 @@ class MaskTokenReading:
                 f"{self.fields.origin} names no layers of features; pass feature_layers=(...) with "
                 "the boundaries that are meant"
             )
-        count = self.fields.integer("num_hidden_layers", 1)
-        layers = layer_ids.evenly_spaced(count, num_layers)
-        self.notes.append(f"no layer ids: evenly spaced, one per layer: boundaries {list(layers)}")
+        key = "num_hidden_layers"
+        if self.fields.get("target_num_hidden_layers") is not None:
+            key = "num_target_layers"
+        layers = layer_ids.evenly_spaced(self.fields.integer(key, 1, high=64), num_layers)
+        self.notes.append(f"no layer ids: {key}, evenly spaced: boundaries {list(layers)}")
         return layer_ids.check_boundaries(layers, num_layers)
 
     def _reshape(self, name: str, shape: tuple[int, ...]) -> None:

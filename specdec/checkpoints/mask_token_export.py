@@ -13,6 +13,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from specdec.checkpoints.export import (
+    features_of_layers,
     layer_keys,
     speculators_keys,
     with_vocab_map,
@@ -43,9 +44,10 @@ def save_head(
 ) -> None:
     """Writes `config.json` and `model.safetensors`.
 
-    `"speculators"` is RedHatAI's layout, `peagle` or `dflash`, read by vLLM. `"vllm"` is that of
-    amazon's P-EAGLE heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language
-    model with `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
+    `"speculators"` is RedHatAI's layout, read by vLLM: `peagle`, `dflash`, or for rows that predict
+    the next token `dspark`, without a Markov head. `"vllm"` is that of amazon's P-EAGLE heads:
+    EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language model with `pard_token`, as
+    AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
 
     Args:
         head: the weights.
@@ -129,9 +131,10 @@ def _obstacles(config: MaskTokenConfig, layout: Layout) -> Iterator[tuple[bool, 
         yield layer.attention_output_bias and not layer.attention_bias, "a bias of o_proj alone"
         return
     yield layer.attention_bias != layer.attention_output_bias, "biases of q, k, v alone"
-    yield config.context == "input" and config.mask_token_id is None, "a mask without an id"
+    yield config.mask_token_id is None, "a mask without an id"
+    # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
+    yield is_keys and not layer.has_qk_norm, "layers without norms of queries and keys"
     if layout == "z-lab":
-        yield not layer.has_qk_norm, "layers without norms of queries and keys"
         yield config.has_embed_tokens or config.has_lm_head, "tables of the head's own"
         yield config.target_hidden_size != config.hidden_size, "another width than the target's"
         yield 0 in boundaries, "features of the embeddings"
@@ -139,10 +142,13 @@ def _obstacles(config: MaskTokenConfig, layout: Layout) -> Iterator[tuple[bool, 
 
 def _speculators(config: MaskTokenConfig, *, dtype: str, **proposal: Any) -> dict[str, Any]:
     sizes = config.layer, config.num_layers, config.vocab_size
-    is_eagle = config.context == "input"
-    kind = "peagle" if is_eagle else "dflash"
+    kind, name = {
+        "shifted": ("peagle", "PEagle"),
+        "same-position": ("dflash", "DFlash"),
+        "next-token": ("dspark", "DSpark"),  # vLLM runs every dflash file in the same position
+    }[config.alignment]
     keys = {
-        "architectures": ["PEagleDraftModel" if is_eagle else "DFlashDraftModel"],
+        "architectures": [f"{name}DraftModel"],
         "speculators_model_type": kind,
         "speculators_version": "0.0.0",
         "draft_vocab_size": config.draft_vocab_size,
@@ -151,7 +157,9 @@ def _speculators(config: MaskTokenConfig, *, dtype: str, **proposal: Any) -> dic
         "dtype": dtype,
         "tie_word_embeddings": False,
     }
-    if is_eagle:
+    layers = {}
+    if config.context == "input":
+        layers = features_of_layers(config)
         keys |= {
             "eagle_aux_hidden_state_layer_ids": list(config.feature_layers),
             "norm_before_residual": config.norm_before_residual,
@@ -165,9 +173,13 @@ def _speculators(config: MaskTokenConfig, *, dtype: str, **proposal: Any) -> dic
             "aux_hidden_state_layer_ids": list(config.feature_layers),
             "block_size": config.block_size,
             "sample_from_anchor": config.alignment == "next-token",
-            "sliding_window_non_causal": False,
+            # Without a sliding layer. vLLM makes every layer causal where it is false
+            # (transformers_utils/configs/speculators/algos.py, update_dflash).
+            "sliding_window_non_causal": True,
         }
-    return keys | speculators_keys(kind, *sizes, dtype=dtype, **proposal)
+    if kind == "dspark":
+        keys |= {"markov_rank": 0, "enable_confidence_head": False}
+    return keys | speculators_keys(kind, *sizes, dtype=dtype, layers=layers, **proposal)
 
 
 def _vllm(config: MaskTokenConfig, dtype: str) -> dict[str, Any]:
@@ -181,7 +193,7 @@ def _vllm(config: MaskTokenConfig, dtype: str) -> dict[str, Any]:
         "eagle_aux_hidden_state_layer_ids": boundaries,
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,
-        "fc_norm": config.fc_norm,
+        **features_of_layers(config),
         "ptd_token_id": config.mask_token_id,
         "parallel_drafting": True,
     }

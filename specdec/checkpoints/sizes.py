@@ -18,7 +18,7 @@ _INERT = {
     *("max_window_layers", "sliding_window", "use_sliding_window", "layer_types"),
     *("speculators_version", "speculators_config", "embed_requires_grad", "max_sequence_length"),
     *("ttt_length", "step_loss_decay", "num_target_layers", "target_model_name_or_path"),
-    "draft_num_hidden_layers",
+    *("draft_num_hidden_layers", "producer", "_torchspec_version"),
 }
 
 

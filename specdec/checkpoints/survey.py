@@ -146,7 +146,7 @@ def survey_checkpoint(
     Args:
         path_or_id: a folder, or a Hugging Face id.
         target: the model that the head must fit; `None` leaves that unchecked.
-        families: that it may be of; the first that recognises the files reads them.
+        families: that it may be of, in any order.
         allow_pickle: also read pickled `.bin` files, with `torch.load(weights_only=True)`. A bug in
             the unpickler could let such a file run code: only for files whose origin you trust.
         ignore_tensors: names of tensors, as in the file, that may be left unread.
@@ -177,6 +177,8 @@ def survey_checkpoint(
     expected = _expected_tensors(family, read.config)
     faults, unread = _compare(expected, read, ignore_tensors)
     unread_keys = tuple(sorted(read.fields.unread - inert_keys()))
+    if folder.fields.get("producer") == "specdec":
+        source = source._replace(producer="specdec", why=f"its own word; {source.why}")
     notes = tuple(read.fields.notes)
     wiring = read.config, read.tensors, expected
     return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes, read.exact)
@@ -202,10 +204,13 @@ def family_of(path: str | Path, *, families: Sequence[Family]) -> Family | None:
 
 
 def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Family, Source]:
-    for family in families:
-        source = family.detect(folder)
-        if source is not None:
-            return family, source
+    claims = [(family, source) for family in families if (source := family.detect(folder))]
+    sure = [claim for claim in claims if claim[1].is_sure] or claims
+    if len(sure) == 1:
+        return sure[0]
+    if sure:
+        names = ", ".join(f"{family.name} ({source.why})" for family, source in sure)
+        raise ValueError(f"{folder.fields.origin} has marks of several families: {names}")
     known = "; ".join(f"{family.name} ({family.marks})" for family in families)
     raise ValueError(
         f"{folder.fields.origin} and its tensors look like a head of none of the families that are "

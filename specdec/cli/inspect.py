@@ -52,8 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
     from specdec.inspection import alternatives, describe, table, try_readings
 
-    # Prediction modules first: their tensors lie among a target's, which are too many for others.
-    known = MTPDrafter, MaskTokenDrafter, EagleDrafter
+    known = EagleDrafter, MaskTokenDrafter, MTPDrafter
     drafters = {drafter.family: drafter for drafter in known}
     options = {
         "allow_pickle": arguments.allow_pickle,

@@ -16,13 +16,16 @@ from mask_checkpoints import (
     MASK,
     amazon,
     deepspec,
+    hf_assistant,
     pard,
     specforge_peagle,
     speculators_dflash,
     speculators_peagle,
+    torchspec,
     z_lab,
 )
 
+from specdec import SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
@@ -58,6 +61,7 @@ PARD = MaskTokenConfig(
     **(FULL | {"num_layers": 3, "layer": replace(LAYER, rope=rope(500000))}),
 )
 LONG = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
+ASSISTANT = "Hugging Face's assistant"
 CASES = {
     "amazon": (amazon(), P_EAGLE),
     "amazon, vector": (amazon().plus(mask_hidden=noise(3 * HIDDEN)), P_EAGLE),
@@ -103,6 +107,11 @@ CASES = {
         z_lab(ids=None, layers=1),
         replace(DFLASH, num_layers=1, feature_layers=(5,)),
     ),
+    "TorchSpec": (
+        torchspec(),
+        replace(DFLASH, num_layers=1, feature_layers=(2, 4, 6), has_embed_tokens=True),
+    ),
+    ASSISTANT: (hf_assistant(), DFLASH),
     "speculators dflash": (
         speculators_dflash(),
         replace(
@@ -140,6 +149,12 @@ CASES = {
 }
 
 
+OTHER_NAMES = {
+    **{"context_proj": "fc", "context_norm": "hidden_norm", "final_norm": "norm"},
+    **{"encoder.fc": "fc", "encoder.output_norm_enc": "hidden_norm"},
+}
+
+
 def survey(folder, target=TARGET, **options):
     return survey_checkpoint(folder, target, families=(MASK_TOKEN, EAGLE), **options)
 
@@ -151,6 +166,9 @@ def read(folder, **options):
 def own_names(files, config):
     """The file's tensors by the head's names: prefixes dropped, vectors of masks shaped alike."""
     renamed = {name.removeprefix("model."): t for name, t in files.tensors.items()}
+    for theirs, name in OTHER_NAMES.items():
+        if f"{theirs}.weight" in renamed:
+            renamed[f"{name}.weight"] = renamed.pop(f"{theirs}.weight")
     for name in ("mask_hidden", "mask_embedding"):
         if name in renamed:
             renamed[name] = renamed[name].reshape(1, 1, -1)
@@ -179,7 +197,7 @@ def test_a_checkpoint_is_read_as_its_producer_means_it(name, tmp_path):
     assert head.training is False
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", CASES.keys() - {ASSISTANT})
 def test_it_is_read_alike_without_a_target_and_described(name, tmp_path):
     files, expected = CASES[name]
     found = survey(files.write(tmp_path), None)
@@ -193,6 +211,42 @@ def test_it_is_read_alike_without_a_target_and_described(name, tmp_path):
     masks = "a learned embedding" if expected.mask_token_id is None else f"token {MASK}"
     assert f"masks         {masks}" in text
     assert ("bidirectional" in text) == (not expected.is_causal)
+
+
+def test_an_assistant_needs_its_target_and_may_have_no_sliding_windows(tmp_path):
+    with pytest.raises(ValueError, match="leaves vocab_size to the target: pass the target"):
+        survey(hf_assistant().write(tmp_path), None)
+    files = hf_assistant(layer_types=["sliding_attention"] * 2)
+    with pytest.raises(ValueError, match=r"layer_types \['sliding_attention'\]"):
+        survey(files.write(tmp_path))
+
+
+@torch.no_grad()
+def test_an_assistant_that_transformers_saved_drafts_as_transformers_runs_it(tmp_path):
+    module = pytest.importorskip("transformers.models.muse_glimmer_assistant")
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 24, "num_hidden_layers": 2, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "target_layer_ids": [1, 4]}
+    block = {"block_size": 6, "mask_token_id": MASK, "layer_types": ["full_attention"] * 2}
+    config = module.MuseGlimmerAssistantConfig(**sizes, **heads, **block)
+    model = module.MuseGlimmerAssistantModel(config).eval()
+    for parameter in model.parameters():
+        parameter.copy_(noise(*parameter.shape) * 0.3 + (parameter.dim() == 1))
+    model.save_pretrained(tmp_path)
+    prompt = torch.tensor([[5, 17, 3, 41, 8, 60, 13]])
+    states = TARGET(prompt[:, :-1], output_hidden_states=True).hidden_states
+    block_ids = torch.tensor([[13, *[MASK] * 5]])
+    rows = model(
+        noise_embeds=TARGET.get_input_embeddings()(block_ids),
+        context_hidden_states=torch.cat([states[2], states[5]], dim=-1),
+        position_ids=torch.arange(12)[None],
+        use_cache=False,
+    ).last_hidden_state
+    expected = TARGET.lm_head(rows[0, 1:]).argmax(dim=-1).tolist()
+    drafter = MaskTokenDrafter.from_pretrained(tmp_path, TARGET, 5, proposal="argmax")
+    done = SpeculativeGenerator(TARGET, drafter).generate(
+        prompt, max_new_tokens=6, do_sample=False, trace=True
+    )
+    assert list(done.trace[0][0].draft_tokens) == expected
 
 
 @pytest.mark.parametrize(("own", "cut"), [(VOCAB + 5, VOCAB), (VOCAB - 5, VOCAB - 5)])

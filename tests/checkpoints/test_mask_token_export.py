@@ -32,6 +32,8 @@ CASES = [
     ("p-eagle", "vllm", {}),
     ("p-eagle, one layer", "speculators", {"has_qk_norm": True}),
     ("p-eagle, norm before fc", "speculators", {}),
+    ("p-eagle", "speculators", {"fc_norm": True, "feature_layers": (1, 3)}),
+    ("p-eagle", "vllm", {"fc_norm": True, "feature_layers": (0, 1, 2, 3)}),
     ("p-eagle, norm before residual", "vllm", {}),
     ("p-eagle, fewer ids", "speculators", {}),
     ("p-eagle, fewer ids", "vllm", {}),
@@ -45,7 +47,6 @@ CASES = [
     ("pard", "huggingface", {"attention_bias": True, "attention_output_bias": True}),
     ("dflash", "z-lab", {}),
     ("dflash", "speculators", {}),
-    ("dflash, learned embedding", "z-lab", {}),
     ("dflash, own tables", "speculators", {}),
     ("dflash", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
     ("dspark", "speculators", {}),
@@ -104,6 +105,34 @@ def test_files_hold_what_their_readers_expect(tmp_path):
     assert (keys["pard_token"], keys["spd_type"]) == (7, "pard")
 
 
+@pytest.mark.parametrize("layout", ["speculators", "vllm"])
+@pytest.mark.parametrize("layers", [(2,), (1, 2, 3), (0, 1, 2, 3)])
+def test_vllm_learns_the_number_of_features_and_their_norms(layout, layers, tmp_path):
+    """Its P-EAGLE head takes three features and no norms without these keys, and of a speculators
+    file it keeps little more than `transformer_layer_config` (vLLM 0.32.0, `update_peagle`).
+    """
+    drafter = drafter_of("p-eagle", feature_layers=layers, fc_norm=True)
+    drafter.save_pretrained(tmp_path, layout, verifier="a/b")
+    keys = json.loads((tmp_path / "config.json").read_text())
+    kept = keys if layout == "vllm" else keys["transformer_layer_config"]
+    assert kept["num_aux_hidden_states"] == len(layers)
+    assert kept["fc_norm"] is True
+
+
+@pytest.mark.parametrize(("name", "kind"), [("dflash", "dflash"), ("dspark", "dspark")])
+def test_vllm_runs_a_block_in_both_directions_and_in_its_own_alignment(name, kind, tmp_path):
+    """`sliding_window_non_causal: false` makes every layer causal, and a file of kind `dflash` is
+    run in the same position whatever `sample_from_anchor` says (vLLM 0.32.0, `update_dflash` and
+    `v1/spec_decode/dflash.py`).
+    """
+    drafter_of(name).save_pretrained(tmp_path, "speculators", verifier="a/b")
+    keys = json.loads((tmp_path / "config.json").read_text())
+    assert keys["speculators_model_type"] == kind
+    assert keys["sliding_window_non_causal"] is True
+    assert keys["sample_from_anchor"] is (kind == "dspark")
+    assert keys.get("markov_rank", 0) == 0
+
+
 @pytest.mark.parametrize("name", ["p-eagle", "dflash", "dspark"])
 def test_a_speculators_file_names_its_target(name, tmp_path):
     with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
@@ -136,6 +165,9 @@ OBSTACLES = {
     "attention biases": ("p-eagle", "vllm", {"attention_bias": True}),
     "biases of q, k, v alone": ("p-eagle", "speculators", {"attention_bias": True}),
     "a mask without an id": ("p-eagle, learned embedding", "speculators", {}),
+    "a mask without": ("dflash, learned embedding", "z-lab", {}),
+    "a mask without an": ("dflash, learned embedding", "speculators", {}),
+    "layers without norms of queries and": ("dflash", "speculators", {"has_qk_norm": False}),
     "rows of a block that do not see each other": ("dflash", "z-lab", {"is_causal": True}),
     "a head without block_size": ("dflash, causal", "z-lab", {}),
     "tables of the head's own": ("dflash, own tables", "z-lab", {}),

@@ -34,7 +34,7 @@ def test_it_needs_nothing_of_another_family(tmp_path):
     assert "one layer higher: boundaries 3" in done.stdout
 
 
-def test_the_first_family_that_recognises_a_checkpoint_reads_it(tmp_path):
+def test_the_family_that_recognises_a_checkpoint_reads_it(tmp_path):
     toy_mask_token.save(toy_mask_token.new_head(build("llama")), tmp_path / "toy")
     eagle3 = safeailab_eagle3().write(tmp_path / "eagle")
     families = TOY, EAGLE

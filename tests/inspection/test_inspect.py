@@ -187,6 +187,21 @@ def test_the_report_names_every_decision(tmp_path, capsys):
         assert re.search(line, report), line
 
 
+@pytest.mark.parametrize("name", ["eagle3", "mask_token", "mtp"])
+def test_a_head_of_the_librarys_own_is_called_so(name, capsys):
+    assert main(["inspect", str(zoo.WEIGHTS_DIR / name)]) == 0
+    assert "producer      specdec (" in capsys.readouterr().out
+
+
+def test_every_saved_head_names_its_producer(tmp_path):
+    checkpoint = survey_checkpoint(safeailab_eagle3().write(tmp_path / "a"), TARGET).load(TARGET)
+    EagleDrafter(checkpoint.build(), TARGET).save_pretrained(tmp_path / "b")
+    survey = survey_checkpoint(tmp_path / "b", TARGET)
+    assert survey.source.producer == "specdec"
+    assert survey.unread_keys == ()
+    assert survey.config == checkpoint.config
+
+
 def test_a_faulty_checkpoint_is_reported_and_ends_in_one_line(tmp_path, capsys):
     folder = safeailab_eagle3().but("fc.weight").plus(y=torch.ones(1)).write(tmp_path)
     assert main(["inspect", str(folder)]) == 2

@@ -1,0 +1,130 @@
+"""What vLLM accepts of a saved head is what the library accepts, position by position.
+
+vLLM lives in an environment of its own, whose Python `VLLM_PYTHON` names (CONTRIBUTING.md). Tiny
+random targets and heads, float32, greedy. DSpark files are not run: vLLM 0.32.0 has them in a
+runner that needs Triton and a GPU.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from eagle_heads import head_for as eagle_head
+from fitted_heads import learn_by_heart
+from mask_heads import head_for as mask_head
+from mask_heads import informed
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from specdec import EagleDrafter, MaskTokenDrafter, SpeculativeGenerator
+
+VLLM = os.environ.get("VLLM_PYTHON")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(VLLM is None, reason="VLLM_PYTHON names no Python of vLLM's environment"),
+]
+K, NEW_TOKENS, VOCAB = 3, 48, 40
+NEWER = {"fc_norm": True, "norm_before_residual": True, "num_layers": 2}
+PARALLEL = {"method": "eagle3", "parallel_drafting": True}
+HEADS = {
+    "eagle 1": ("safeailab", {"kind": "input"}, {"method": "eagle"}),
+    "eagle 3": ("safeailab", {}, {"method": "eagle3"}),
+    "eagle 3, newer, five features": (
+        *("speculators", NEWER | {"feature_layers": (1, 2, 3, 4, 5)}),
+        {"method": "eagle3"},
+    ),
+    "eagle 3, norms of queries and keys": (
+        *("speculators", {"has_qk_norm": True, "feedback_norm": True, "draft_vocab_size": 30}),
+        {"method": "eagle3"},
+    ),
+    "p-eagle": ("speculators", {"fc_norm": True, "feature_layers": (1, 4)}, PARALLEL),
+    "p-eagle, vllm": ("vllm", {"fc_norm": True, "feature_layers": (1, 2, 3, 5)}, PARALLEL),
+    "pard": (
+        *("huggingface", {"max_positions": 512, "max_position_embeddings": 512}),
+        {"method": "draft_model", "parallel_drafting": True},
+    ),
+    "dflash": ("speculators", {"draft_vocab_size": 30}, {"method": "dflash"}),
+    "dflash, z-lab": ("z-lab", {"has_lm_head": False}, {"method": "dflash"}),
+}
+"""Layout, flags of the head, and keys of vLLM's `speculative_config`."""
+
+
+def new_target(folder: Path):
+    """A random Llama whose greedy texts vary, with a shape that vLLM's CPU kernels have."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96}
+    ends = {"bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 512}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=6, **heads, **sizes, **ends))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 1.0 if "embed" in name else 0.15)
+    model.save_pretrained(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def new_drafter(name: str, target, texts):
+    """A head that is right often enough to count, where it has a vocabulary head to fit."""
+    flags = {"head_dim": 32} | HEADS[name][1]
+    if name.startswith("eagle"):
+        layers = {} if "kind" in flags else {"feature_layers": (1, 3, 5)}
+        head = eagle_head(target, **layers | flags)
+        if "kind" not in flags:
+            head = learn_by_heart(target, head, texts, steps=40, is_blind=False)
+        return EagleDrafter(head, target, K)
+    head = mask_head(target, name.split(",")[0], **{"has_lm_head": True} | flags)
+    return MaskTokenDrafter(
+        informed(target, head, K) if head.config.has_lm_head else head, target, K
+    )
+
+
+def ours(target, drafter, prompts):
+    """As vLLM counts: its first token comes from the prompt, without a draft."""
+    first = target.generate(prompts, max_new_tokens=1, do_sample=False)
+    done = SpeculativeGenerator(target, drafter).generate(
+        first, max_new_tokens=NEW_TOKENS - 1, do_sample=False, trace=True
+    )
+    accepted = [step.num_accepted for row in done.trace for step in row]
+    return {
+        "tokens": done.sequences[:, prompts.shape[1] :].tolist(),
+        "drafts": len(accepted),
+        "accepted": [sum(n > i for n in accepted) for i in range(K)],
+    }
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """By name: what the library counts of a head, and what vLLM does."""
+    folder = tmp_path_factory.mktemp("vllm")
+    target = new_target(folder / "target")
+    prompts = torch.randint(VOCAB, (8, 9), generator=torch.Generator().manual_seed(1))
+    texts = target.generate(prompts[:, :3], max_new_tokens=60, do_sample=False)
+    counts, jobs = [], []
+    for i, (name, (layout, _, speculative)) in enumerate(HEADS.items()):
+        drafter = new_drafter(name, target, texts)
+        drafter.save_pretrained(folder / str(i), layout)
+        counts.append(ours(target, drafter, prompts))
+        head = {"model": str(folder / str(i)), "num_speculative_tokens": K}
+        job = {"target": str(folder / "target"), "speculative_config": head | speculative}
+        jobs.append(job | {"prompts": prompts.tolist(), "max_tokens": NEW_TOKENS})
+    done = subprocess.run(
+        [VLLM, str(Path(__file__).parent / "serve_vllm.py")],
+        input=json.dumps(jobs),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    return dict(zip(HEADS, zip(counts, theirs, strict=True), strict=True))
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_vllm_accepts_of_a_saved_head_what_the_library_does(name, served):
+    expected, found = served[name]
+    print(name, expected["drafts"], expected["accepted"])
+    assert expected["accepted"][0] > 0
+    assert found == expected
