@@ -14,9 +14,7 @@ from drafting import ConstantDrafter, NumberedState, perturbed, ragged_prompts
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -168,17 +166,13 @@ def test_a_streamer_is_given_what_hf_would_put(drafter, rows):
 
 def processors() -> LogitsProcessorList:
     return LogitsProcessorList(
-        [
-            RepetitionPenaltyLogitsProcessor(1.3),
-            NoRepeatNGramLogitsProcessor(2),
-            MinNewTokensLengthLogitsProcessor(WIDTH, 6, torch.tensor([TEXT[0][1], UNUSED])),
-        ]
+        [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2)]
     )
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_logits_processors_see_every_prefix_that_plain_decoding_shows_them(drafter):
-    options = {"eos_token_id": [TEXT[0][1], UNUSED], "pad_token_id": 0}
+    options = {"eos_token_id": [TEXT[0][1], UNUSED], "pad_token_id": 0, "min_new_tokens": 6}
     expected = hf(IDS[:2], MASK[:2], logits_processor=processors(), **options)
     assert expected[:, WIDTH:].tolist() != TEXT[:2]  # they change the text
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
@@ -271,15 +265,17 @@ def test_a_row_that_has_ended_commits_nothing_more(ends_by, rows_stay):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_logits_processors_are_told_the_rows_of_the_batch(drafter):
+def test_through_the_hook_logits_processors_are_told_the_rows_of_the_batch(drafter):
     """HF's constraint by row; rows of unequal progress must not trade places."""
-    allowed = [range(row, VOCAB, 3) for row in range(3)]
-    rule = PrefixConstrainedLogitsProcessor(lambda row, ids: list(allowed[row]), 1)
-    options = {"logits_processor": LogitsProcessorList([rule]), "pad_token_id": 0}
+
+    def own_third(row, ids):
+        return list(range(row, VOCAB, 3))
+
+    own_third.is_stateless = True  # it reads VOCAB
+    options = {"prefix_allowed_tokens_fn": own_third, "pad_token_id": 0}
     expected = hf(**options)
     assert all(
         {t % 3 for t in text} == {row} for row, text in enumerate(expected[:, WIDTH:].tolist())
     )
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
-    assert result.sequences.tolist() == expected.tolist()
+    assert hf(custom_generate=generator, **options).tolist() == expected.tolist()

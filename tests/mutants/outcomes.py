@@ -191,7 +191,7 @@ OUTCOMES = [
         new="out = scores.index_copy("
         "0, row_index, processor(ids[row_index, :length], scores[row_index]))",
         caught_by="generator/test_generate_contract.py::"
-        "test_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
+        "test_through_the_hook_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
     ),
     Mutant(
         name="warpers that the user put in another order are applied in HF's",
