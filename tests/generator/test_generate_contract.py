@@ -226,6 +226,35 @@ def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so(drafter):
     assert result.sequences.tolist() == hf(mask=None).tolist() == hf().tolist()
 
 
+@pytest.mark.parametrize("column", [1, -1])
+def test_a_padding_id_after_a_prompts_first_token_is_a_token(column):
+    """HF would mask it, and read on from a token that nobody sees."""
+    ids = torch.tensor([[5, 9, 2, 7], [0, 8, 3, 6]])
+    ids[0, column] = 0
+    single = ids[:1]
+    expected = hf(single, torch.ones_like(single))
+    assert ITSELF.generate(single, max_new_tokens=NUM_NEW, pad_token_id=0).sequences.equal(expected)
+    if column == 1:  # padding in front of another row's first token stays padding
+        mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+        both = ITSELF.generate(ids, max_new_tokens=NUM_NEW, pad_token_id=0)
+        assert both.sequences.equal(hf(ids, mask))
+
+
+def test_a_batch_with_a_row_that_ends_in_the_padding_id_needs_its_mask():
+    ids = torch.tensor([[5, 9, 2, 7], [8, 3, 6, 0]])
+    with pytest.raises(ValueError, match=r"row 1 .* ends in the padding id 0, .* attention_mask"):
+        ITSELF.generate(ids, max_new_tokens=NUM_NEW, pad_token_id=0)
+    as_token, as_padding = torch.ones_like(ids), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    texts = [
+        ITSELF.generate(ids, m, max_new_tokens=9, pad_token_id=0).new_tokens[1].tolist()
+        for m in (as_token, as_padding)
+    ]
+    assert texts == [
+        hf(row, torch.ones_like(row), max_new_tokens=9)[0, row.shape[1] :].tolist()
+        for row in (ids[1:], ids[1:, :3])
+    ]
+
+
 @pytest.mark.parametrize("index", [3, 7])
 def test_an_end_of_sequence_behind_the_length_limit_is_not_why_a_row_ends(index):
     row, token = first_token_at(index)  # in the middle of a block, which the limit cuts before it
