@@ -13,6 +13,7 @@ from specdec.drafters import (
 )
 from specdec.evaluation import Evaluation, evaluate
 from specdec.generator import SpeculativeGenerator
+from specdec.request.grammar import GrammarProcessor
 from specdec.results import GenerationResult, SpeculationStats
 from specdec.samplers import (
     BlockSampler,
@@ -41,6 +42,7 @@ __all__ = [
     "EnsembleSampler",
     "Evaluation",
     "GenerationResult",
+    "GrammarProcessor",
     "MTPDrafter",
     "MaskTokenDrafter",
     "ModelDrafter",

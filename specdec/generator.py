@@ -182,7 +182,7 @@ class SpeculativeGenerator:
         Args:
             input_ids: `[B, T]` prompts, padded left or right.
             attention_mask: `[B, T]`, 1 for real tokens; `None` when all are real (or, as in HF,
-                when padding is recognised by `pad_token_id`).
+                when left padding is recognised by `pad_token_id`).
             options: see `GenerateOptions`.
 
         Raises:

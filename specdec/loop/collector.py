@@ -42,9 +42,8 @@ class OutputCollector:
         self._generation, self._streamer = generation, streamer
         self._request = generation.request
         prompts = self._request.prompts
-        self._prompts = prompts.padded.tolist()
         self._room = self._request.max_new_tokens
-        rows = len(self._prompts)
+        rows = len(prompts.lengths)
         self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
@@ -85,7 +84,7 @@ class OutputCollector:
                     f"{self._num_read}) {fault_text(row.faults, parts.drafter, parts.sampler)} "
                     f"(drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
                 )
-        records: list[RowStep | None] = [None] * len(self._prompts)
+        records: list[RowStep | None] = [None] * len(self.new_tokens)
         for number, row in rows:
             self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None:
@@ -152,7 +151,7 @@ class OutputCollector:
         criteria = self._request.options.criteria
         if not criteria:
             return tokens
-        ids = self._prompts[row] + self.new_tokens[row] + tokens
+        ids = self._request.shown_prompts[row] + self.new_tokens[row] + tokens
         start = len(ids) - len(tokens)
         ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
         for count in range(1, len(tokens) + 1):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from specdec.arguments import shown
 from specdec.loop.token_buffer import TokenBuffer
 from specdec.request.call import Request
+from specdec.request.processors import check_scores
 from specdec.types import Draft
 
 
@@ -25,11 +25,17 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
         draft: of the step.
         logits: `[B, K + 1, V]` of the target.
     """
-    options, prompts = request.options, request.prompts
     ends = (buffer.lengths + 1).tolist()
-    rows = zip(prompts.padded.tolist(), buffer.tokens.tolist(), prompts.lengths, ends, strict=True)
+    table, lengths = buffer.tokens.tolist(), request.prompts.lengths
+    rows = zip(request.shown_prompts, table, lengths, ends, strict=True)
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
-    return process_window(options.processors, logits, prefixes, draft.tokens, pad=options.pad)
+    windows = [
+        process_window(
+            processors, logits[rows], prefixes[rows], draft.tokens[rows], pad=request.options.pad
+        )
+        for rows, processors in request.processors
+    ]
+    return torch.cat(windows)
 
 
 def process_window(
@@ -50,8 +56,7 @@ def process_window(
     Args:
         processors: HF processors that map (ids `[B, t]`, scores `[B, V]`) to scores.
         logits: `[B, K + 1, V]` of the target; widened to float32 first, as HF does.
-        prefixes: per row the prompt exactly as passed (padding included) and the tokens generated
-            so far.
+        prefixes: per row the prompt as processors are shown it, and the tokens generated so far.
         draft_tokens: `[B, K]`.
         pad: fills the rectangle where a row has no token yet.
 
@@ -81,28 +86,6 @@ def process_window(
         for processor in processors:
             # A copy of the ids: what a processor writes into its input is nobody else's.
             out = processor(ids[:, :length].clone(), scores)
-            scores = _checked(processor, out, scores, taking_part)
+            scores = check_scores(processor, out, scores, taking_part)
         logits[row_index, window_index] = scores[row_index]
     return logits
-
-
-def _checked(processor: LogitsProcessor, out: object, scores: Tensor, rows: list[int]) -> Tensor:
-    """The scores that a processor returned; their values are looked at where that waits for
-    nothing.
-    """
-    who = f"the logits processor {_name_of(processor)}"
-    expected = f"scores {list(scores.shape)} of {scores.dtype} on {scores.device}, as it was given"
-    if not isinstance(out, Tensor):
-        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
-    if out.shape != scores.shape or out.device != scores.device:
-        raise ValueError(f"{who} returned {shown(out)} on {out.device}; expected {expected}")
-    if out.dtype != scores.dtype:
-        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
-    if not out.is_cuda and out[rows].isnan().any():
-        raise ValueError(f"{who} returned NaN; use -inf for tokens that must not come")
-    return out
-
-
-def _name_of(processor: LogitsProcessor) -> str:
-    """Its class, or its own name where it is a plain function."""
-    return getattr(processor, "__name__", type(processor).__name__)

@@ -6,18 +6,21 @@ import difflib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypedDict
 
 from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 from transformers import (
     GenerationConfig,
+    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
 )
 
 from specdec.arguments import check_integer, check_type, shown
+from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, is_warper, num_sequences, resolve_options
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts
@@ -36,6 +39,8 @@ class GenerateOptions(TypedDict, total=False):
     `num_return_sequences=n` makes n rows of each prompt. A prompt's seed s stands for s, s + 1, ...
     s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
     them one by one. `stop_strings` need the `tokenizer`, which the result shows its text with.
+    Processors and criteria see each row as it would stand alone: its prompt without padding, then
+    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.)
     `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
     model returns them and as they were sampled from.
 
@@ -53,10 +58,12 @@ class GenerateOptions(TypedDict, total=False):
         min_p: only tokens at least this times as likely as the most likely one; 0 for all.
         seed: of each row, in 0..2**64 - 1. `torch.manual_seed` has no effect on samples.
         eos_token_id: ids that end a row; `[]` for none.
-        pad_token_id: fills rows that have ended; without a mask it also marks padding.
-        logits_processor: functions of `(ids [B, t], scores [B, V])`, called at every position of a
-            draft.
-        stopping_criteria: functions of `(ids [1, T], None)`, called after every token of every row.
+        pad_token_id: fills rows that have ended; without a mask it also marks padding, in front of
+            a row's first other token.
+        logits_processor: functions of `(ids [1, t], scores [1, V])`, called at every position of a
+            draft: HF's own, plain functions, `GrammarProcessor`, and those whose author vouches by
+            an attribute `is_stateless = True` that the result depends on the arguments alone.
+        stopping_criteria: functions of `(ids [1, t], None)`, called after every token of every row.
         stop_strings: texts that end a row.
         tokenizer: of the target.
         num_return_sequences: n rows for each prompt.
@@ -100,16 +107,28 @@ class Request:
         prompts: the batch.
         options: HF's options, resolved.
         seeds: one per row, or `None` for a greedy generation.
+        processors: which rows see which logits processors. Natively each row has its own and sees
+            them alone, through the hook they see the batch.
     """
 
     prompts: Prompts
     options: Options
     seeds: list[int] | None
+    processors: tuple[tuple[slice, LogitsProcessorList], ...] = ()
 
     @property
     def max_new_tokens(self) -> int:
         """Tokens that each row may get; 0 where the prompts fill the allowed length."""
         return self.options.max_length - self.prompts.padded.shape[1]
+
+    @cached_property
+    def shown_prompts(self) -> list[list[int]]:
+        """Each row's prompt as processors and stopping criteria see it: natively without padding,
+        through the hook as HF shows it.
+        """
+        is_alone = self.options.processors_alone is not None
+        groups = self.prompts.alone() if is_alone else [self.prompts.padded]
+        return [row for group in groups for row in group.tolist()]
 
     def filled_to(self, rows: int) -> Request:
         """The call with inert rows after its own, up to so many: prompts of one token, the sampling
@@ -121,7 +140,7 @@ class Request:
         warp = {name: _extended(value, missing) for name, value in self.options.warp.items()}
         seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
         options = replace(self.options, warp=warp)
-        return Request(self.prompts.filled_to(rows), options, seeds)
+        return replace(self, prompts=self.prompts.filled_to(rows), options=options, seeds=seeds)
 
     @classmethod
     def read(
@@ -180,10 +199,10 @@ class Request:
                 f"but the target has {limit} positions; shorten the prompt or pass max_new_tokens "
                 f"<= {max(0, limit - max(prompts.lengths))}"
             )
-        refuse_stateful(options.processors, prompts.padded, target.vocab_size)
         is_greedy = Warp(rows, **options.warp).is_greedy
         seeds = None if is_greedy else _read_seeds(target, seed, rows, options.num_sequences)
-        return cls(prompts, options, seeds)
+        processors = _start_processors(prompts, options, target.vocab_size)
+        return cls(prompts, options, seeds, processors)
 
 
 def _check_names_and_types(options: dict) -> None:
@@ -273,12 +292,48 @@ def _unpack(
 def _read_prompts(
     target: Target, input_ids: Tensor, attention_mask: Tensor | None, padding_id: int | None
 ) -> Prompts:
+    """The batch. Without a mask, padding ids before a row's first other token are padding and all
+    others are tokens, as in batches that are padded for HF's `generate`.
+
+    Raises:
+        ValueError: a batch without a mask in which a row ends in the padding id: either right
+            padding, or a token.
+    """
     if attention_mask is None and padding_id is not None:
-        is_real = input_ids != padding_id
-        attention_mask = None if is_real.all() else is_real
+        attention_mask = (input_ids != padding_id).cumsum(dim=1).clamp(max=1)
+        ends_in_padding = (input_ids[:, -1] == padding_id).tolist()
+        if len(input_ids) > 1 and any(ends_in_padding):
+            raise ValueError(
+                f"row {ends_in_padding.index(True)} of the batch ends in the padding id "
+                f"{padding_id}, which may be padding or a token; pass the attention_mask"
+            )
     return Prompts.read(
         input_ids, attention_mask, vocab_size=target.vocab_size, device=target.device
     )
+
+
+def _start_processors(
+    prompts: Prompts, options: Options, vocab_size: int
+) -> tuple[tuple[slice, LogitsProcessorList], ...]:
+    """See `Request.processors`; refuses those that may keep state."""
+    if not options.processors:
+        return ()
+    if options.processors_alone is None:
+        groups = [(slice(0, len(prompts.padded)), prompts.padded, options.processors)]
+    else:
+        rows = enumerate(prompts.alone())
+        groups = [(slice(n, n + 1), ids, options.processors_alone(ids)) for n, ids in rows]
+    started = [
+        (rows, LogitsProcessorList(_started(p, ids, rows.start) for p in processors))
+        for rows, ids, processors in groups
+    ]
+    refuse_stateful(started[0][1], groups[0][1], vocab_size)
+    return tuple(started)
+
+
+def _started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
+    is_grammar = isinstance(processor, GrammarProcessor)
+    return processor.start(ids, first_row) if is_grammar else processor
 
 
 def _split_warp(values: dict) -> tuple[dict, dict]:

@@ -7,6 +7,7 @@ processor and stopping criterion of a configuration.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -44,7 +45,10 @@ class Options:
 
     Args:
         warp: keyword arguments of `Warp`; every value a scalar or one per row.
-        processors: logits processors that need the tokens so far, applied before the warp.
+        processors: logits processors that need the tokens so far, applied before the warp; as HF
+            builds them for the padded batch.
+        processors_alone: returns those that HF builds for one row's prompt `[1, t]` without its
+            padding; `None` where processors see the padded batch.
         criteria: stopping criteria other than length and end of sequence, asked by the host.
         eos: token ids that end a row.
         pad: fills a row after its end.
@@ -63,6 +67,7 @@ class Options:
 
     warp: dict = field(default_factory=dict)
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
+    processors_alone: Callable[[Tensor], LogitsProcessorList] | None = None
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     eos: tuple[int, ...] = ()
     pad: int = 0
@@ -103,7 +108,7 @@ class Options:
         others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
         padding_id = config.pad_token_id
         pad = padding_id if padding_id is not None else next(iter(eos), 0)
-        history, warp = _split_warpers(processors) if config.do_sample else (processors, {})
+        history, warp = _split_warpers(processors, config)
         return cls(
             warp={"temperature": 1.0 if config.do_sample else 0.0} | warp,
             processors=LogitsProcessorList(history),
@@ -192,7 +197,13 @@ def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Opt
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
         generation_config.update(**kept)
         resolved = logits_processor, stopping_criteria, generation_config
-        notes.append(Options.from_resolved(*resolved, tokenizer))
+        taken = Options.from_resolved(*resolved, tokenizer)
+
+        def alone(ids: Tensor) -> LogitsProcessorList:
+            own = LogitsProcessorList(given.get("logits_processor") or ())
+            return _processors_alone(model, generation_config, own, ids, input_ids.shape[1])
+
+        notes.append(replace(taken, processors_alone=alone))
         return input_ids
 
     # The padding is ours to handle: an all-ones mask keeps HF from warning about it.
@@ -200,6 +211,31 @@ def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Opt
         input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=take_notes, **given
     )
     return notes[0]
+
+
+def _processors_alone(
+    model: PreTrainedModel,
+    config: GenerationConfig,
+    own: LogitsProcessorList,
+    ids: Tensor,
+    width: int,
+) -> LogitsProcessorList:
+    """What HF makes of a configuration for a prompt `[1, t]` of a batch of this width: its row gets
+    as many new tokens, and all that is counted from the prompt is counted from its own.
+    """
+    config, missing = copy.copy(config), width - ids.shape[1]
+    config.max_length -= missing
+    if config.min_new_tokens is not None:  # HF has made a min_length of it
+        config.min_length -= missing
+    processors = model._get_logits_processor(
+        config,
+        input_ids_seq_length=ids.shape[1],
+        encoder_input_ids=ids,
+        logits_processor=own,
+        device=ids.device,
+        model_kwargs={"attention_mask": torch.ones_like(ids)},
+    )
+    return LogitsProcessorList(_split_warpers(processors, config)[0])
 
 
 def _take_stop_strings(
@@ -252,13 +288,17 @@ def _is_zero(value) -> bool:
     return isinstance(value, int | float) and value == 0
 
 
-def _split_warpers(processors: LogitsProcessorList) -> tuple[list, dict]:
+def _split_warpers(
+    processors: LogitsProcessorList, config: GenerationConfig
+) -> tuple[list[LogitsProcessor], dict]:
     """History-dependent processors, and the values of the four warpers if these close the list in
-    HF's order.
+    HF's order and the configuration samples.
 
     Another order, or another warper after them, gives other probabilities: then the whole list is
     applied as it stands.
     """
+    if not config.do_sample:
+        return list(processors), {}
     split = len(processors)
     while split and is_warper(processors[split - 1]):
         split -= 1

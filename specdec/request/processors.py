@@ -1,82 +1,130 @@
-"""Refuses logits processors that keep state between calls.
+"""Which logits processors may run in a step: functions of (ids, scores), and no others.
 
 In plain decoding HF calls a processor once per token. Here it is called for every position of a
-step, those of rejected tokens included. A processor whose answer depends on the tokens that it is
-given cannot tell the difference; one that counts its calls, or carries a cache from one to the
-next, can.
+step, those of rejected tokens included, so one that counts its calls, or carries a cache from one
+to the next, would return other scores.
 """
 
-import copy
+from types import CodeType, FunctionType, ModuleType
 
 import torch
-from torch import Tensor, nn
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
+from transformers.generation import logits_process as hf
+
+from specdec.arguments import shown
+
+_STATELESS = {
+    hf.EncoderNoRepeatNGramLogitsProcessor,
+    hf.EncoderRepetitionPenaltyLogitsProcessor,
+    hf.EpsilonLogitsWarper,
+    hf.EtaLogitsWarper,
+    hf.ExponentialDecayLengthPenalty,
+    hf.ForcedBOSTokenLogitsProcessor,
+    hf.ForcedEOSTokenLogitsProcessor,
+    hf.InfNanRemoveLogitsProcessor,
+    hf.LogitNormalization,
+    hf.MinLengthLogitsProcessor,
+    hf.MinNewTokensLengthLogitsProcessor,
+    hf.MinPLogitsWarper,
+    hf.NoBadWordsLogitsProcessor,
+    hf.NoRepeatNGramLogitsProcessor,
+    hf.RepetitionPenaltyLogitsProcessor,
+    hf.SequenceBiasLogitsProcessor,
+    hf.SuppressTokensAtBeginLogitsProcessor,
+    hf.SuppressTokensLogitsProcessor,
+    hf.TemperatureLogitsWarper,
+    hf.TopHLogitsWarper,
+    hf.TopKLogitsWarper,
+    hf.TopPLogitsWarper,
+    hf.TypicalLogitsWarper,
+    hf.WatermarkLogitsProcessor,  # seeds its generator anew from the ids of every call
+}
+"""HF's classes for text whose scores depend on their arguments alone, read in transformers 5.17 and
+5.23. Their subclasses are not among them.
+"""
 
 
-def refuse_stateful(processors: LogitsProcessorList, padded: Tensor, vocab_size: int) -> None:
-    """Raises `ValueError` for a processor that changes from call to call.
+def refuse_stateful(processors: LogitsProcessorList, ids: Tensor, vocab_size: int) -> None:
+    """Raises `ValueError` for a processor that may keep state from call to call.
 
-    A copy of each is called three times, over growing texts as in decoding, and its state before
-    and after the last call is compared: whatever a processor prepares when it first sees a prompt
-    is there by then. The processor itself is not called. What it keeps outside its own attributes
-    (in a closure, or a global) cannot be seen.
+    HF's own are known. Others need an attribute `is_stateless = True`, with which their author
+    vouches for them, or are plain functions; they are called on two texts in turn and must return
+    the same scores again.
 
     Args:
         processors: of the call.
-        padded: `[B, T]` the prompts.
+        ids: `[B, T]` prompts as the processors will see them.
         vocab_size: V.
     """
     for processor in processors:
-        if isinstance(processor, nn.Module) or not _is_stateless(processor, padded, vocab_size):
+        if type(processor) in _STATELESS:
+            continue
+        judged, name = processor, name_of(processor)
+        if type(processor) is PrefixConstrainedLogitsProcessor:  # as stateless as its function
+            judged = processor._prefix_allowed_tokens_fn
+            name = f"{name_of(judged)} of {name}"
+        if not (getattr(judged, "is_stateless", None) is True or _is_plain(judged)):
             raise ValueError(
-                f"{type(processor).__name__} keeps state from call to call, and specdec calls "
-                "processors for every drafted position, rejected ones included; use a processor "
-                "that depends on its arguments only, or HF generate"
+                f"the logits processor {name} may keep state from call to call, and specdec calls "
+                "processors for every drafted position, rejected ones included; if its result "
+                "depends on its arguments alone, set is_stateless = True on its class (on the "
+                "function, if it is one); grammars run as specdec.GrammarProcessor, other "
+                "processors with state in HF generate"
+            )
+        if not _repeats_itself(processor, ids, vocab_size):
+            raise ValueError(
+                f"the logits processor {name} is not a function of (ids, scores): the same ids and "
+                "scores gave other scores after a call with other ids"
             )
 
 
-def _is_stateless(processor: LogitsProcessor, padded: Tensor, vocab_size: int) -> bool:
-    if not hasattr(processor, "__dict__"):
-        return True  # a plain function
-    memo: dict = {}
-    _share(vars(processor), memo)
-    try:
-        trial = copy.deepcopy(processor, memo)
-    except Exception:  # holds something that cannot be copied: nothing to try it on
-        return True
-    ids, states = padded, []
-    for _ in range(3):
-        try:
-            trial(ids.clone(), torch.zeros(len(ids), vocab_size, device=ids.device))
-        except Exception:  # the real call will raise it where the user can see it
-            return True
-        states.append(_state(trial))
-        ids = torch.cat([ids, ids[:, -1:]], dim=1)
-    return states[1] == states[2]
+def check_scores(
+    processor: LogitsProcessor, out: object, scores: Tensor, rows: list[int]
+) -> Tensor:
+    """The scores that a processor returned for `scores`; the values of `rows` are looked at where
+    that waits for nothing.
+
+    Raises:
+        TypeError, ValueError: it returned something else, or NaN.
+    """
+    who = f"the logits processor {name_of(processor)}"
+    expected = f"scores {list(scores.shape)} of {scores.dtype} on {scores.device}, as it was given"
+    if not isinstance(out, Tensor):
+        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
+    if out.shape != scores.shape or out.device != scores.device:
+        raise ValueError(f"{who} returned {shown(out)} on {out.device}; expected {expected}")
+    if out.dtype != scores.dtype:
+        raise TypeError(f"{who} returned {shown(out)}; expected {expected}")
+    if not out.is_cuda and out[rows].isnan().any():
+        raise ValueError(f"{who} returned NaN; use -inf for tokens that must not come")
+    return out
 
 
-def _share(value, memo: dict) -> None:
-    """Keeps models and tokenizers from being copied with the processors that hold them."""
-    if isinstance(value, nn.Module | PreTrainedTokenizerBase):
-        memo[id(value)] = value
-    elif isinstance(value, dict):
-        for item in value.values():
-            _share(item, memo)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            _share(item, memo)
+def name_of(processor: object) -> str:
+    """Its class, or its own name where it is a function."""
+    return getattr(processor, "__name__", type(processor).__name__)
 
 
-def _state(value, depth: int = 0) -> object:
-    """What can be compared of an object: numbers, strings, tensors, and what holds them."""
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.flatten().tolist()
-    if isinstance(value, bool | int | float | str | bytes | None):
-        return value
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_state(item, depth + 1) for item in value]
-    if isinstance(value, dict):
-        return [(str(key), _state(item, depth + 1)) for key, item in value.items()]
-    if isinstance(value, nn.Module | torch.Generator) or depth > 6:
-        return None  # models are not state; a generator may be seeded anew in every call
-    return _state(vars(value), depth + 1) if hasattr(value, "__dict__") else None
+def _is_plain(function: object) -> bool:
+    """A function that has nowhere to keep state: neither closure, defaults nor attributes, no inner
+    functions, and no global names but those of modules.
+    """
+    if not isinstance(function, FunctionType):
+        return False
+    held = function.__closure__, function.__defaults__, function.__kwdefaults__, vars(function)
+    code, names = function.__code__, function.__globals__
+    own = [names[name] for name in code.co_names if name in names]
+    own += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return not any(held) and all(isinstance(value, ModuleType) for value in own)
+
+
+def _repeats_itself(processor: LogitsProcessor, ids: Tensor, vocab_size: int) -> bool:
+    """A processor returns the same scores for a text before and after a longer one."""
+    scores = torch.linspace(-1, 1, vocab_size, device=ids.device).repeat(len(ids), 1)
+    longer, rows = torch.cat([ids, ids[:, -1:]], dim=1), list(range(len(ids)))
+    first, _, again = (
+        check_scores(processor, processor(text.clone(), scores.clone()), scores, rows).clone()
+        for text in (ids, longer, ids)
+    )
+    return torch.equal(first, again)

@@ -94,6 +94,11 @@ class Prompts:
             )
         return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
 
+    def alone(self) -> list[Tensor]:
+        """`[1, t]` for each row, without padding."""
+        rows = zip(self.tokens.split(1), self.lengths, strict=True)
+        return [row[:, :length] for row, length in rows]
+
     def repeated(self, count: int) -> "Prompts":
         """Each prompt `count` times, in rows that follow each other."""
         if count == 1:

@@ -14,9 +14,7 @@ from drafting import ConstantDrafter, NumberedState, perturbed, ragged_prompts
 from transformers import (
     GenerationConfig,
     LogitsProcessorList,
-    MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -168,17 +166,13 @@ def test_a_streamer_is_given_what_hf_would_put(drafter, rows):
 
 def processors() -> LogitsProcessorList:
     return LogitsProcessorList(
-        [
-            RepetitionPenaltyLogitsProcessor(1.3),
-            NoRepeatNGramLogitsProcessor(2),
-            MinNewTokensLengthLogitsProcessor(WIDTH, 6, torch.tensor([TEXT[0][1], UNUSED])),
-        ]
+        [RepetitionPenaltyLogitsProcessor(1.3), NoRepeatNGramLogitsProcessor(2)]
     )
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_logits_processors_see_every_prefix_that_plain_decoding_shows_them(drafter):
-    options = {"eos_token_id": [TEXT[0][1], UNUSED], "pad_token_id": 0}
+    options = {"eos_token_id": [TEXT[0][1], UNUSED], "pad_token_id": 0, "min_new_tokens": 6}
     expected = hf(IDS[:2], MASK[:2], logits_processor=processors(), **options)
     assert expected[:, WIDTH:].tolist() != TEXT[:2]  # they change the text
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
@@ -232,6 +226,35 @@ def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so(drafter):
     assert result.sequences.tolist() == hf(mask=None).tolist() == hf().tolist()
 
 
+@pytest.mark.parametrize("column", [1, -1])
+def test_a_padding_id_after_a_prompts_first_token_is_a_token(column):
+    """HF would mask it, and read on from a token that nobody sees."""
+    ids = torch.tensor([[5, 9, 2, 7], [0, 8, 3, 6]])
+    ids[0, column] = 0
+    single = ids[:1]
+    expected = hf(single, torch.ones_like(single))
+    assert ITSELF.generate(single, max_new_tokens=NUM_NEW, pad_token_id=0).sequences.equal(expected)
+    if column == 1:  # padding in front of another row's first token stays padding
+        mask = torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]])
+        both = ITSELF.generate(ids, max_new_tokens=NUM_NEW, pad_token_id=0)
+        assert both.sequences.equal(hf(ids, mask))
+
+
+def test_a_batch_with_a_row_that_ends_in_the_padding_id_needs_its_mask():
+    ids = torch.tensor([[5, 9, 2, 7], [8, 3, 6, 0]])
+    with pytest.raises(ValueError, match=r"row 1 .* ends in the padding id 0, .* attention_mask"):
+        ITSELF.generate(ids, max_new_tokens=NUM_NEW, pad_token_id=0)
+    as_token, as_padding = torch.ones_like(ids), torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    texts = [
+        ITSELF.generate(ids, m, max_new_tokens=9, pad_token_id=0).new_tokens[1].tolist()
+        for m in (as_token, as_padding)
+    ]
+    assert texts == [
+        hf(row, torch.ones_like(row), max_new_tokens=9)[0, row.shape[1] :].tolist()
+        for row in (ids[1:], ids[1:, :3])
+    ]
+
+
 @pytest.mark.parametrize("index", [3, 7])
 def test_an_end_of_sequence_behind_the_length_limit_is_not_why_a_row_ends(index):
     row, token = first_token_at(index)  # in the middle of a block, which the limit cuts before it
@@ -271,15 +294,17 @@ def test_a_row_that_has_ended_commits_nothing_more(ends_by, rows_stay):
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_logits_processors_are_told_the_rows_of_the_batch(drafter):
+def test_through_the_hook_logits_processors_are_told_the_rows_of_the_batch(drafter):
     """HF's constraint by row; rows of unequal progress must not trade places."""
-    allowed = [range(row, VOCAB, 3) for row in range(3)]
-    rule = PrefixConstrainedLogitsProcessor(lambda row, ids: list(allowed[row]), 1)
-    options = {"logits_processor": LogitsProcessorList([rule]), "pad_token_id": 0}
+
+    def own_third(row, ids):
+        return list(range(row, VOCAB, 3))
+
+    own_third.is_stateless = True  # it reads VOCAB
+    options = {"prefix_allowed_tokens_fn": own_third, "pad_token_id": 0}
     expected = hf(**options)
     assert all(
         {t % 3 for t in text} == {row} for row, text in enumerate(expected[:, WIDTH:].tolist())
     )
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
-    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
-    assert result.sequences.tolist() == expected.tolist()
+    assert hf(custom_generate=generator, **options).tolist() == expected.tolist()

@@ -38,13 +38,15 @@ DRAFTERS = {
 
 
 class StopRow(StoppingCriteria):
-    """Met in one row (told by its padded prompt) once it has so many new tokens."""
+    """Met in one row (told by its prompt) once it has so many new tokens."""
 
     def __init__(self, row: int, num_new: int):
-        self.prompt, self.num_new = IDS[row], num_new
+        self.prompt, self.num_new = IDS[row, MASK[row].bool()], num_new
 
     def __call__(self, input_ids, scores, **kwargs):
-        width = IDS.shape[1]
+        width = len(self.prompt)
+        if input_ids.shape[1] < width:
+            return torch.zeros(len(input_ids), dtype=torch.bool)
         is_row = (input_ids[:, :width] == self.prompt).all(dim=1)
         return is_row & (input_ids.shape[1] - width >= self.num_new)
 

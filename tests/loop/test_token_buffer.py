@@ -8,7 +8,7 @@ from specdec.graphs import no_host_sync
 from specdec.loop.token_buffer import TokenBuffer
 from specdec.types import PAD_TOKEN, rows_to_keep
 
-VOCAB, ENDS = 7, (5, 2, 900)
+VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
 BY_ROW = "tokens", "lengths", "anchor", "remaining", "recent", "start", "num_new"
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None)
@@ -17,14 +17,14 @@ few = settings(max_examples=60, deadline=None)
 class Row:
     """What one row of a buffer has to hold."""
 
-    def __init__(self, prompt, room, width):
-        self.text, self.room, self.width = list(prompt), room, width
+    def __init__(self, prompt, room, width, ends):
+        self.text, self.room, self.width, self.ends = list(prompt), room, width, ends
         self.num_new = min(len(prompt) - 1, 1)
 
     def commit(self, emitted) -> bool:
         """Whether the row ends with an end-of-sequence token."""
         kept = emitted[: self.room]
-        end = next((i + 1 for i, token in enumerate(kept) if token in ENDS), None)
+        end = next((i + 1 for i, token in enumerate(kept) if token in self.ends), None)
         kept = kept[:end]
         self.text += kept
         self.num_new = len(kept)
@@ -61,10 +61,11 @@ def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted
     generator, width = torch.Generator().manual_seed(seed), drafted + 1
     whole = TokenBuffer(rows, 6 + room + width, num_draft_tokens=drafted, vocab_size=VOCAB)
     addresses = [getattr(whole, name).data_ptr() for name in BY_ROW]
-    for _ in range(2):  # the second call takes over the tensors of the first
+    for ends in ENDS:  # the second call takes over the tensors of the first
         tokens, lengths = prompts(rows, generator)
-        whole.load(tokens, lengths, max_new_tokens=room, eos=ENDS)
-        own = [Row(t[:n], room, width) for t, n in zip(tokens.tolist(), lengths, strict=True)]
+        whole.load(tokens, lengths, max_new_tokens=room, eos=ends)
+        pairs = zip(tokens.tolist(), lengths, strict=True)
+        own = [Row(text[:length], room, width, ends) for text, length in pairs]
         buffer = whole
         for row, expected in enumerate(own):
             expected.check(buffer, row)
@@ -84,7 +85,7 @@ def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted
 
 def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
     buffer = TokenBuffer(3, 9, num_draft_tokens=3, vocab_size=VOCAB)
-    buffer.load(torch.tensor([[1, 3]] * 3), [2] * 3, max_new_tokens=3, eos=ENDS)
+    buffer.load(torch.tensor([[1, 3]] * 3), [2] * 3, max_new_tokens=3, eos=ENDS[0])
     block = torch.tensor([[4, 6, 5, 0], [4, 6, 1, 0], [4, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN]])
     assert buffer.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
     assert buffer.num_new.tolist() == [3, 3, 1]

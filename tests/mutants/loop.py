@@ -118,6 +118,14 @@ self.lengths += tokens.shape[1]
         caught_by="generator/test_generate_contract.py::test_several_ids_may_end_a_sequence[none]",
     ),
     Mutant(
+        name="an end-of-sequence id of 0 ends nothing",
+        source="review of this repository",
+        file="loop/token_buffer.py",
+        old="if 0 <= token <",
+        new="if 1 <= token <",
+        caught_by="loop/test_token_buffer.py::test_a_buffer_holds_what_lists_hold_also_when_rows_leave",
+    ),
+    Mutant(
         name="an end of sequence in the draft ends its row although it is rejected",
         source="openvino.genai#3293 (row 63)",
         file="loop/step.py",

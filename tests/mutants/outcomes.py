@@ -191,7 +191,52 @@ OUTCOMES = [
         new="out = scores.index_copy("
         "0, row_index, processor(ids[row_index, :length], scores[row_index]))",
         caught_by="generator/test_generate_contract.py::"
-        "test_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
+        "test_through_the_hook_logits_processors_are_told_the_rows_of_the_batch[perturbed]",
+    ),
+    Mutant(
+        name="rows see the padding of their batch",
+        source="review of this repository",
+        file="request/call.py",
+        old="groups = self.prompts.alone() if is_alone else [self.prompts.padded]",
+        new="groups = [self.prompts.padded]",
+        caught_by="request/test_rows_alone.py::"
+        "test_a_row_of_a_batch_gets_the_text_that_hf_gives_it_alone[own-pad-left]",
+    ),
+    Mutant(
+        name="what is counted from the prompt is counted from the padded one",
+        source="sglang#33643 (row 69)",
+        file="request/options.py",
+        old="config, missing = copy.copy(config), width - ids.shape[1]",
+        new="config, missing = copy.copy(config), 0",
+        caught_by="request/test_rows_alone.py::"
+        "test_a_row_of_a_batch_gets_the_text_that_hf_gives_it_alone[forced end-pad-left]",
+    ),
+    Mutant(
+        name="a grammar goes on from a draft that was rejected",
+        source="osaurus-ai/vmlx-swift#357, vllm#44297 (rows 70, 73)",
+        file="request/grammar.py",
+        old="if common < len(accepted):",
+        new="if not common and accepted:",
+        caught_by="request/test_grammar.py::"
+        "test_text_in_a_grammar_is_that_of_plain_decoding[perturbed]",
+    ),
+    Mutant(
+        name="a processor that nobody vouches for runs",
+        source="osaurus-ai/vmlx-swift#357, #361 (row 70)",
+        file="request/processors.py",
+        old='if not (getattr(judged, "is_stateless", None) is True or _is_plain(judged)):',
+        new="if False:",
+        caught_by="request/test_processors.py::"
+        "test_a_processor_that_may_keep_state_is_refused_by_name_and_not_called[iterator]",
+    ),
+    Mutant(
+        name="a padding id after the prompt is padding",
+        source="review of this repository",
+        file="request/call.py",
+        old="attention_mask = (input_ids != padding_id).cumsum(dim=1).clamp(max=1)",
+        new="attention_mask = input_ids != padding_id",
+        caught_by="generator/test_generate_contract.py::"
+        "test_a_padding_id_after_a_prompts_first_token_is_a_token[-1]",
     ),
     Mutant(
         name="warpers that the user put in another order are applied in HF's",

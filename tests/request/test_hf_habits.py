@@ -15,7 +15,7 @@ from transformers import (
     GenerationConfig,
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
     TextIteratorStreamer,
@@ -202,7 +202,7 @@ def same(found, expected):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
-PROCESSORS = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
+PROCESSORS = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 2])

@@ -1,10 +1,15 @@
-"""Logits processors that keep state between calls are refused by name; others are not called for
-it.
+"""Logits processors run only where they are functions of (ids, scores); others are refused by name,
+before they are called.
 
 In plain decoding a processor is called once per token, here for every position of a step, those of
 rejected tokens included. So one that counts its calls, or carries a cache from one to the next,
 cannot give what it gives in plain decoding.
 """
+
+import functools
+import itertools
+import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -33,40 +38,142 @@ IDS, MASK = ragged_prompts(VOCAB, 5, 5)
 NUM_NEW = 10
 
 
+def generate(processor):
+    processors = LogitsProcessorList([processor])
+    return GENERATOR.generate(IDS, MASK, max_new_tokens=NUM_NEW, logits_processor=processors)
+
+
+CALLS = []
+
+
+def raised(scores, number):
+    """Another token preferred for each number."""
+    CALLS.append(number)
+    scores[:, int(number) % VOCAB] += 5
+    return scores
+
+
+class Held(LogitsProcessor):
+    """What it adds comes from what it holds, and changes that."""
+
+    def __init__(self, held, advance):
+        self.held, self.advance = held, advance
+
+    def __call__(self, input_ids, scores):
+        return raised(scores, self.advance(self.held))
+
+
 class Counter(LogitsProcessor):
-    """Prefers another token at every call."""
+    """Counts in a number; no attribute is a container."""
 
     def __init__(self):
         self.calls = 0
 
     def __call__(self, input_ids, scores):
-        """One more call."""
         self.calls += 1
-        scores[:, self.calls % VOCAB] += 5
+        return raised(scores, self.calls)
+
+    def method(self, input_ids, scores):
+        return self(input_ids, scores)
+
+
+class Slots(LogitsProcessor):
+    """Has no dictionary of its own."""
+
+    __slots__ = ("calls",)
+
+    def __init__(self):
+        self.calls = 0
+
+    __call__ = Counter.__call__
+
+
+class Uncopied(Counter):
+    """Cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+class RaisesFirst(Counter):
+    """Fails on prompts, and would be tried on one."""
+
+    def __call__(self, input_ids, scores):
+        if input_ids.shape[1] == IDS.shape[1]:
+            raise RuntimeError("no prompt")
+        return super().__call__(input_ids, scores)
+
+
+class Penalty(RepetitionPenaltyLogitsProcessor):
+    """State in a subclass of a class of HF's that has none."""
+
+    calls = 0
+    __call__ = Counter.__call__
+
+
+class Module(torch.nn.Module):
+    """Keeps a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    forward = Counter.__call__
+
+
+class OfTheClass(LogitsProcessor):
+    """Counts in its class."""
+
+    calls = 0
+
+    def __call__(self, input_ids, scores):
+        OfTheClass.calls += 1
+        return raised(scores, self.calls)
+
+
+def closure():
+    calls = 0
+
+    def count(input_ids, scores):
+        nonlocal calls
+        calls += 1
+        return raised(scores, calls)
+
+    return count
+
+
+def defaults():
+    def count(input_ids, scores, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return scores + calls[0]
+
+    return count
+
+
+def keyword_defaults():
+    def count(input_ids, scores, *, calls=[0]):  # noqa: B006
+        calls[0] += 1
+        return scores + calls[0]
+
+    return count
+
+
+def of_a_global(input_ids, scores):
+    CALLS.append(0)
+    return scores.roll(len(CALLS), dims=1)
+
+
+def in_an_inner_function(input_ids, scores):
+    return (lambda: scores.roll(len(CALLS), dims=1))()
+
+
+def with_attributes():
+    def count(input_ids, scores):
         return scores
 
-
-class Nested(LogitsProcessor):
-    """Its count lies deep inside."""
-
-    def __init__(self):
-        self.inner = {"list": [Counter()]}
-
-    def __call__(self, input_ids, scores):
-        """Of its counter."""
-        return self.inner["list"][0](input_ids, scores)
-
-
-class Remembers(LogitsProcessor):
-    """Keeps the tokens of earlier calls in a tensor of a fixed size."""
-
-    def __init__(self):
-        self.seen = torch.zeros(VOCAB)
-
-    def __call__(self, input_ids, scores):
-        """Pushes down what it has seen."""
-        self.seen[input_ids[:, -1]] += 1
-        return scores - self.seen
+    count.calls = 0
+    return count
 
 
 def watermark():
@@ -78,38 +185,87 @@ def watermark():
     )
 
 
+def advanced(queue):
+    queue.rotate(1)
+    return queue[0]
+
+
+def incremented(array):
+    array += 1
+    return array[0]
+
+
 STATEFUL = {
     "counter": Counter,
-    "nested": Nested,
-    "remembers": Remembers,
+    "deque": lambda: Held(deque(range(50)), advanced),
+    "numpy array": lambda: Held(np.zeros(1), incremented),
+    "tensor": lambda: Held(torch.zeros(1), incremented),
+    "list": lambda: Held([], lambda held: held.append(0) or len(held)),
+    "numpy generator": lambda: Held(np.random.default_rng(0), lambda rng: rng.integers(50)),
+    "torch generator": lambda: Held(
+        torch.Generator(), lambda rng: torch.randint(50, (), generator=rng)
+    ),
+    "iterator": lambda: Held(itertools.count(), next),
+    "generator": lambda: Held((n for n in range(10**6)), next),
+    "nested": lambda: Held({"list": [itertools.count()]}, lambda held: next(held["list"][0])),
+    "slots": Slots,
+    "uncopied": Uncopied,
+    "raises first": RaisesFirst,
+    "subclass": lambda: Penalty(1.5),
+    "of the class": OfTheClass,
+    "module": Module,
+    "method": lambda: Counter().method,
+    "partial": lambda: functools.partial(Counter.__call__, Counter()),
+    "closure": closure,
+    "defaults": defaults,
+    "keyword defaults": keyword_defaults,
+    "global": lambda: of_a_global,
+    "inner function": lambda: in_an_inner_function,
+    "attributes": with_attributes,
+    "constraint": lambda: PrefixConstrainedLogitsProcessor(closure(), 1),
     "guidance": lambda: UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, MODEL),
     "SynthID": watermark,
 }
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_a_processor_that_keeps_state_is_refused_by_name_and_not_called(name):
+def test_a_processor_that_may_keep_state_is_refused_by_name_and_not_called(name):
     processor = STATEFUL[name]()
-    before = dict(vars(processor))
-    with pytest.raises(ValueError, match=f"{type(processor).__name__} keeps state from call"):
-        GENERATOR.generate(
-            IDS, MASK, max_new_tokens=NUM_NEW, logits_processor=LogitsProcessorList([processor])
-        )
-    assert {name: value for name, value in vars(processor).items() if name != "seen"} == {
-        name: value for name, value in before.items() if name != "seen"
-    }
-    if name == "remembers":
-        assert not processor.seen.any()
+    shown = getattr(processor, "__name__", type(processor).__name__)
+    CALLS.clear()
+    with pytest.raises(ValueError, match=rf"{shown} may keep state.*is_stateless = True"):
+        generate(processor)
+    assert not CALLS
 
 
 def test_guidance_that_a_call_asks_for_is_refused_too():
     options = {"max_new_tokens": NUM_NEW, "guidance_scale": 1.5}
-    with pytest.raises(ValueError, match=r"Guidance.* keeps state"):
+    with pytest.raises(ValueError, match=r"Guidance.* may keep state"):
         MODEL.generate(IDS, attention_mask=MASK, custom_generate=GENERATOR, **options)
 
 
-class Grammar(LogitsProcessor):
+class Vouched(Counter):
+    """Counts, though its author says otherwise."""
+
+    is_stateless = True
+
+
+def at_random(input_ids, scores):
+    return scores + torch.rand_like(scores)
+
+
+@pytest.mark.parametrize("processor", [Vouched(), at_random])
+def test_a_processor_that_does_not_repeat_itself_is_refused_though_somebody_vouches(processor):
+    with pytest.raises(
+        ValueError, match=r"(Vouched|at_random) is not a function of \(ids, scores\)"
+    ):
+        generate(processor)
+
+
+class Table(LogitsProcessor):
     """Depends on its arguments, and prepares a table when it first sees scores."""
+
+    is_stateless = True
 
     def __init__(self):
         self.table = None
@@ -121,13 +277,25 @@ class Grammar(LogitsProcessor):
         return scores + self.table[input_ids[:, -1]]
 
 
+def vouched_closure():
+    table = torch.eye(VOCAB) * -1e9
+
+    def forbid(input_ids, scores):
+        return scores + table[input_ids[:, -1]]
+
+    forbid.is_stateless = True
+    return forbid
+
+
 STATELESS = {
     "penalty": lambda: RepetitionPenaltyLogitsProcessor(1.3),
     "bias": lambda: SequenceBiasLogitsProcessor([[[3], 4.0], [[5, 6], -2.0]]),
     "bad words": lambda: NoBadWordsLogitsProcessor([[3], [4, 5]]),
     "green list": lambda: WatermarkLogitsProcessor(VOCAB, "cpu", greenlist_ratio=0.5, bias=2.0),
     "prefix": lambda: PrefixConstrainedLogitsProcessor(lambda row, ids: list(range(1, 40)), 1),
-    "grammar": Grammar,
+    "class": Table,
+    "closure": vouched_closure,
+    "function": lambda: lambda ids, scores: scores.roll(1, dims=1) + torch.zeros(1),
 }
 
 
@@ -141,17 +309,13 @@ def test_a_processor_that_depends_on_its_arguments_gives_hfs_text(name):
         pad_token_id=0,
         logits_processor=LogitsProcessorList([STATELESS[name]()]),
     )
-    found = GENERATOR.generate(
-        IDS,
-        MASK,
-        max_new_tokens=NUM_NEW,
-        logits_processor=LogitsProcessorList([STATELESS[name]()]),
-    )
-    assert torch.equal(found.sequences, expected)
+    assert torch.equal(generate(STATELESS[name]()).sequences, expected)
 
 
 class Returns(LogitsProcessor):
     """Something other than scores."""
+
+    is_stateless = True
 
     def __init__(self, change):
         self.change = change
@@ -166,7 +330,7 @@ CHANGES = {
     "a pair": lambda scores: (scores, scores),
     "a number": lambda scores: 5.0,
     "one column": lambda scores: scores[:, :1],
-    "one row": lambda scores: scores[:1],
+    "no row": lambda scores: scores[:0],
     "twice the rows": lambda scores: scores.repeat(2, 1),
     "half": lambda scores: scores.half(),
     "double": lambda scores: scores.double(),
@@ -181,7 +345,7 @@ CHANGES = {
 def test_a_processor_that_returns_no_scores_is_refused_by_name(name, options):
     processors = LogitsProcessorList([Returns(CHANGES[name])])
     message = "the logits processor Returns returned .*"
-    message += "use -inf for" if name == "NaN" else rf"expected scores \[2, {VOCAB}\] of torch.fl"
+    message += "use -inf for" if name == "NaN" else rf"expected scores \[1, {VOCAB}\] of torch.fl"
     with pytest.raises((TypeError, ValueError), match=message):
         GENERATOR.generate(IDS, MASK, max_new_tokens=3, logits_processor=processors, **options)
 

@@ -70,6 +70,8 @@ class FailAtCall:
 class FailingProcessor(FailAtCall, LogitsProcessor):
     """Leaves scores alone until it fails."""
 
+    is_stateless = True
+
     def __call__(self, input_ids, scores):
         super().__call__()
         return scores
@@ -120,7 +122,7 @@ def test_an_exception_inside_a_forward_changes_nothing(rig, whose, call):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda error: {"logits_processor": LogitsProcessorList([FailingProcessor(2, error)])},
+        lambda error: {"logits_processor": LogitsProcessorList([FailingProcessor(6, error)])},
         lambda error: {"stopping_criteria": [FailingCriterion(3, error)]},
         lambda error: {"streamer": FailingStreamer(1, error)},
         lambda error: {"streamer": FailingStreamer(4, error)},
