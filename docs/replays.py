@@ -51,7 +51,11 @@ def main() -> None:
                 seeds = list(range(len(texts)))
                 sampling = {"do_sample": True, "temperature": temperature, "seed": seeds}
             result = generator.generate(
-                **inputs, max_new_tokens=arguments.max_new_tokens, trace=True, **sampling
+                **inputs,
+                max_new_tokens=arguments.max_new_tokens,
+                neutral=True,
+                trace=True,
+                **sampling,
             )
             whole = every_anchor(generator, result.trace)
             lengths += _lengths(name, temperature, whole)

@@ -112,7 +112,7 @@ class SpeculativeGenerator:
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
-        self.prefill_chunk_size = prefill_chunk_size
+        self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead = steps_ahead
         self._runners = Runners(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None

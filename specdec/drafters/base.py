@@ -37,10 +37,14 @@ class Drafter(nn.Module, ABC):
     Attributes:
         num_draft_tokens: K, the most tokens that a proposal may have.
         feature_layers: which target features the context must carry (boundaries or `"final"`).
+        has_memory: drafts depend on earlier requests, so the same call need not draft the same
+            again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
+            text is remembered that the same seed has written: give every call seeds of its own.
     """
 
     num_draft_tokens: int
     feature_layers: tuple[FeatureLayer, ...] = ()
+    has_memory: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this drafter from others, as plain values: its class, its public
@@ -93,6 +97,7 @@ def check_drafter(drafter: Drafter) -> None:
     check_num_draft_tokens(getattr(drafter, "num_draft_tokens", None), of=f"{name}.")
     layers = drafter.feature_layers
     check_type(f"{name}.feature_layers", layers, tuple[int | str, ...], advice="() for none")
+    check_type(f"{name}.has_memory", drafter.has_memory, bool)
 
 
 def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:

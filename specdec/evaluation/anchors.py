@@ -20,7 +20,9 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_type
 from specdec.drafters import Drafter
+from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
+from specdec.request import Sampling
 from specdec.results import RowStep
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.samplers.noise import StepNoise
@@ -36,14 +38,16 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
     Args:
         generator: whose target wrote the text; its drafter's K bounds the K of a replay. Its
             sampler does not matter.
-        trace: of any run without logits processors (`generate(..., trace=True)`).
+        trace: of any run (`generate(..., trace=True)`), also of a target that has been given
+            another `generation_config` since: what tokens were drawn from is in the trace.
 
     Returns:
         A trace of the same texts whose steps all emit one token. Draft tokens are the text's, but
         for deterministic proposals, which are the drafter's own. Drafts end with the text.
 
     Raises:
-        ValueError: the trace's options cannot be repeated, or rows are greedy and sampled.
+        ValueError: the run passed logits processors (a trace has their names only), or the
+            generator's target writes another text.
 
     Example:
         >>> from specdec import zoo
@@ -57,42 +61,38 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
     """
     check_type("generator", generator, SpeculativeGenerator)
     check_type("trace", trace, Trace, advice="pass generate(..., trace=True).trace")
-    warp = trace.about.get("warp")
-    if warp is None:
-        raise ValueError(
-            "the trace does not say how its logits became probabilities (it was made with logits "
-            "processors); trace a run without them"
-        )
+    if "sampling" not in trace.about:
+        raise ValueError("the trace does not say what its tokens were drawn from; generate it anew")
+    sampling = Sampling(**trace.about["sampling"])
+    options = sampling.options()
     rows = len(trace)
-    is_greedy = Warp(rows, **warp).is_greedy
+    is_greedy = Warp(rows, **sampling.warp).is_greedy
     texts = [[token for step in row for token in step.new_tokens] for row in trace]
-    longest = max(map(len, texts), default=0)
-    if not longest:
+    lengths = [len(text) for text in texts]
+    if not any(lengths):
         raise ValueError("the trace holds no new tokens")
     device = generator.target.device
-    width = max(map(len, trace.prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in trace.prompts], device=device)
-    mask = torch.tensor(
-        [[0] * (width - len(p)) + [1] * len(p) for p in trace.prompts], device=device
-    )
-    sampler = _first_token() if is_greedy else _along(trace.prompts, texts, device)
+    sampler = _OneToken() if is_greedy else _along(trace.prompts, texts, device)
     reader = SpeculativeGenerator(
         generator.target,
         generator.drafter,
         sampler,
         prefill_chunk_size=generator.prefill_chunk_size,
     )
-    # Rows are named by their seeds, by which their noise finds their text.
-    options: dict[str, Any] = {"do_sample": False}
-    if not is_greedy:
-        options = {"do_sample": True, "seed": list(range(rows)), **_per_row(warp, rows)}
-    result = reader.generate(ids, mask, max_new_tokens=longest, trace=True, **options)
-    read = result.trace
-    lengths = [len(text) for text in texts]
+    if not is_greedy:  # rows are named by their seeds, by which their noise finds their text
+        options["seed"] = list(range(rows))
+    inputs = pad(trace.prompts, device)
+    read = reader.generate(*inputs, max_new_tokens=max(lengths), trace=True, **options).trace
     kept = [_cut(*pair, n) for *pair, n in zip(read.steps, read.numbers, lengths, strict=True)]
+    steps, numbers = [row[0] for row in kept], [row[1] for row in kept]
+    for row, (text, own) in enumerate(zip(texts, steps, strict=True)):
+        if text != [step.new_tokens[0] for step in own]:
+            raise ValueError(
+                f"the generator's target does not write the text of row {row}; pass the generator "
+                "of the trace"
+            )
     about = {**trace.about, "anchors": "every", "sampler": None}
     about["num_draft_tokens"] = read.about["num_draft_tokens"]
-    steps, numbers = [row[0] for row in kept], [row[1] for row in kept]
     return Trace(steps, numbers, read.times, trace.prompts, about, trace.tokenizer)
 
 
@@ -134,7 +134,9 @@ class _TextStep(StepNoise):
 
 
 class _OneToken(Sampler):
-    """Commits one token per step, so that every token becomes an anchor."""
+    """Commits one token per step, so that every token becomes an anchor. Greedy texts are written
+    again by target and drafter themselves.
+    """
 
     lossless = True
     uses_accept_draws = False
@@ -153,11 +155,6 @@ def _emit(token: Tensor, draft: Draft) -> Verdict:
     none = torch.zeros_like(token[:, 0])
     # No faults: the tokens of these drafts are the text's, and no draws from draft.probs.
     return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, faults=none)
-
-
-def _first_token() -> Sampler:
-    """For greedy texts, which target and drafter write again by themselves."""
-    return _OneToken()
 
 
 def _along(prompts: list[list[int]], texts: list[list[int]], device: torch.device) -> Sampler:
@@ -183,11 +180,6 @@ def _along(prompts: list[list[int]], texts: list[list[int]], device: torch.devic
     sampler = _OneToken()
     sampler.noise_type, sampler.draw_draft = TextNoise, draw
     return sampler
-
-
-def _per_row(warp: dict[str, Any], rows: int) -> dict[str, list]:
-    """Values of a warp as lists, which `generate` takes as they are."""
-    return {n: v if isinstance(v, list) else [v] * rows for n, v in warp.items()}
 
 
 def _cut(

@@ -32,6 +32,7 @@ from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.tables import Table, Tabular
 from specdec.evaluation.timing import timed
 from specdec.generator import SpeculativeGenerator
+from specdec.request.sampling import neutral
 from specdec.results import RowStep, SpeculationStats
 
 
@@ -119,14 +120,14 @@ class HFGenerate:
         """Generates; sampled text uses torch's global generator, which is put back afterwards."""
         sampling = {"do_sample": False}
         if task.temperature:
-            sampling = {"do_sample": True, "temperature": task.temperature, "top_k": 0}
+            sampling = {"do_sample": True, "temperature": task.temperature}
         if self.assistant is not None:
             sampling["assistant_model"] = self.assistant
         device = task.input_ids.device
         of_cuda = [device] if device.type == "cuda" else []
         with self._assisting(), torch.random.fork_rng(of_cuda):
             torch.manual_seed(task.seeds[0])
-            sequences = self.model.generate(
+            sequences = neutral(self.model).generate(
                 task.input_ids,
                 attention_mask=task.attention_mask,
                 max_new_tokens=task.max_new_tokens,
@@ -294,6 +295,9 @@ def compare(
     """Runs every contender on every batch in every round, in turn, so that a drift of the machine
     meets all of them. Who begins changes from round to round. A first round is not kept.
 
+    As in `evaluate`, sampling is neutral but for its temperature: of the target's
+    `generation_config` only the ids that end and pad a text are used.
+
     Args:
         contenders: by name: generators, `HFGenerate`, or any callable from `Task` to `Answer`.
         prompts: as in `evaluate`; first turns only.
@@ -386,9 +390,8 @@ class _Generator:
     def __call__(self, task: Task) -> Answer:
         sampling = {"do_sample": False}
         if task.temperature:
-            sampling = {"do_sample": True, "temperature": task.temperature, "top_k": 0}
-            sampling["seed"] = task.seeds
-        options = {"max_new_tokens": task.max_new_tokens, **sampling}
+            sampling = {"do_sample": True, "temperature": task.temperature, "seed": task.seeds}
+        options = {"max_new_tokens": task.max_new_tokens, "neutral": True, **sampling}
         result = self.generator.generate(task.input_ids, task.attention_mask, **options)
         rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
         steps = result.steps if self.generator.drafter.num_draft_tokens else None

@@ -170,7 +170,8 @@ def _step_seconds(
     """Of one step, of several in a row; reading the prompt is not counted."""
     device = generator.target.device
     most = num_steps * (generator.drafter.num_draft_tokens + 1)
-    generation = generator.start(ids, mask, max_new_tokens=most, do_sample=False, eos_token_id=[])
+    options = {"neutral": True, "do_sample": False, "eos_token_id": []}
+    generation = generator.start(ids, mask, max_new_tokens=most, **options)
     synchronize(device)
 
     def steps() -> None:

@@ -24,7 +24,8 @@ from specdec.evaluation.prompts import Prompt
 from specdec.evaluation.run_file import RunFile
 from specdec.evaluation.timing import timed
 from specdec.generator import SpeculativeGenerator
-from specdec.request import GenerateOptions
+from specdec.request import GenerateOptions, Sampling
+from specdec.request.call import read_options
 from specdec.settings import plain
 
 _OWN = {
@@ -80,14 +81,10 @@ class Plan:
 
     def sampling(self, seeds: list[int]) -> dict[str, Any]:
         """Options of `generate` for rows of these seeds."""
+        options = {"neutral": True, "num_return_sequences": 1, **self.options}
         if self.temperature == 0:
-            return {"do_sample": False, **self.options}
-        return {
-            "do_sample": True,
-            "temperature": self.temperature,
-            "seed": seeds,
-            **self.options,
-        }
+            return {"do_sample": False, **options}
+        return {"do_sample": True, "temperature": self.temperature, "seed": seeds, **options}
 
 
 def evaluate(
@@ -112,6 +109,11 @@ def evaluate(
 
     Rows with temperature are sampled with seeds of their own, `seed + i` for prompt i, so that the
     result does not depend on batches, processes or interruptions.
+
+    Sampling starts from neutral values, not from the target's `generation_config`, of which only
+    the ids that end and pad a text are used: what is not passed here truncates and penalises
+    nothing. With `neutral=False` the target's own settings are measured. What tokens were drawn
+    from is in `about["run"]["sampling"]`.
 
     Args:
         generator: target, drafter and sampler to be measured.
@@ -330,6 +332,7 @@ def _about(
         "run": {
             **provenance.describe(generator),
             "plan": values,
+            "sampling": dataclasses.asdict(_sampling(generator, plan)),
             "prompts": {"count": len(prompts), "sha256": prompt_sets.fingerprint(prompts)},
             "tokenizer": provenance.describe_tokenizer(tokenizer),
             "shard": list(shard),
@@ -337,6 +340,13 @@ def _about(
         "versions": provenance.versions(),
         "git_revision": provenance.git_revision(),
     }
+
+
+def _sampling(generator: SpeculativeGenerator, plan: Plan) -> Sampling:
+    """What the rows draw their tokens from, the same for all prompts."""
+    options = {**plan.sampling([]), "max_new_tokens": plan.max_new_tokens}
+    prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
+    return read_options(generator.target, prompt, options).sampling
 
 
 def _postfix(done: list[EvaluatedBatch]) -> str:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -75,7 +74,7 @@ class StepTracer:
             "device": str(owner.target.device),
             "dtype": str(owner.target.dtype).removeprefix("torch."),
             "seeds": request.seeds,
-            "warp": None if request.options.processors else _plain(request.options.warp),
+            "sampling": asdict(request.options.sampling),
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
         times = self._clock.times()[: self._num_read]
@@ -162,18 +161,6 @@ def _unpack(index: int, row: list[float], drafted: int) -> StepNumbers:
         extra_draft_prob=row[-2],
         extra_target_prob=row[-1],
     )
-
-
-def _plain(warp: dict) -> dict:
-    """The values of a warp as JSON can hold them."""
-    return {
-        name: value.tolist() if isinstance(value, Tensor) else _as_list(value)
-        for name, value in warp.items()
-    }
-
-
-def _as_list(value):
-    return list(value) if isinstance(value, Sequence) else value
 
 
 class _Clock:

@@ -22,8 +22,9 @@ from transformers import (
 from specdec.arguments import check_integer, check_type, shown
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, is_warper, num_sequences, resolve_options
-from specdec.request.processors import refuse_stateful
+from specdec.request.processors import name_of, refuse_stateful
 from specdec.request.prompts import Prompts
+from specdec.request.sampling import WARPS, neutral
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -70,6 +71,10 @@ class GenerateOptions(TypedDict, total=False):
         output_scores: keep the logits that were sampled from.
         output_logits: keep the logits as the model returns them.
         generation_config: HF's, for everything that is left out.
+        neutral: what is left out is at its neutral value (temperature 1, nothing truncated, no
+            penalties), not the target's own or HF's (which is 50 for `top_k`); of the target's
+            configuration only the ids that end and pad a text are used. `evaluate`, `compare` and
+            `certify` generate like this.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
         num_draft_tokens: of each step, at most the drafter's own, which is the default.
     """
@@ -92,11 +97,9 @@ class GenerateOptions(TypedDict, total=False):
     output_scores: bool
     output_logits: bool
     generation_config: GenerationConfig
+    neutral: bool
     draft_probs: bool
     num_draft_tokens: int
-
-
-_WARP_NAMES = ("temperature", "top_k", "top_p", "min_p")
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,26 +155,13 @@ class Request:
             TypeError: an unknown keyword, or `input_ids` that are no integer tensor.
             ValueError: a prompt or an option that cannot be right.
         """
-        _check_names_and_types(options)
-        _check_ids(options, target.vocab_size)
         input_ids, attention_mask = _unpack(input_ids, attention_mask)
         # Ids and mask first: HF's own messages about them are obscure.
         prompts = _read_prompts(target, input_ids, attention_mask, None)
-        copies = num_sequences(target.model, options)
-        rows = copies * len(input_ids)
-        target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
-        seed = options.pop("seed", None)
-        own = {n: options.pop(n) for n in ("draft_probs", "num_draft_tokens") if n in options}
-        warp = {name: options.pop(name, None) for name in _WARP_NAMES}
-        warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}
-        Warp(rows, **warp)
-        per_row, uniform = _split_warp(warp)
-        warpers = [type(p).__name__ for p in options.get("logits_processor") or () if is_warper(p)]
-        resolved = resolve_options(target.model, input_ids, **options, **uniform)
-        resolved.check_sampling(uniform)
-        resolved = replace(resolved.with_warp(warpers, **per_row), **own)
+        resolved = read_options(target, input_ids, options)
         prompts = _read_prompts(target, input_ids, attention_mask, resolved.padding_id)
-        return cls._checked(target, prompts.repeated(copies), resolved, seed)
+        prompts = prompts.repeated(resolved.num_sequences)
+        return cls._checked(target, prompts, resolved, options.get("seed"))
 
     @classmethod
     def from_hook(
@@ -205,6 +195,39 @@ class Request:
         return cls(prompts, options, seeds, processors)
 
 
+def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
+    """Checks and resolves the options of a call; its seed is left out.
+
+    Args:
+        target: of the generator.
+        input_ids: `[B, T]` the padded prompts.
+        options: some of `GenerateOptions`.
+
+    Raises:
+        TypeError, ValueError: an unknown keyword, or an option that cannot be right.
+    """
+    options = {name: value for name, value in options.items() if name != "seed"}
+    _check_names_and_types(options)
+    _check_ids(options, target.vocab_size)
+    own = {n: options.pop(n) for n in ("draft_probs", "num_draft_tokens") if n in options}
+    model = neutral(target.model) if options.pop("neutral", False) else target.model
+    copies = num_sequences(model, options)
+    rows = copies * len(input_ids)
+    target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
+    warp = {name: options.pop(name, None) for name in WARPS}
+    warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}
+    Warp(rows, **warp)
+    per_row, uniform = _split_warp(warp)
+    passed = options.get("logits_processor") or ()
+    names = [name_of(p) for p in passed]
+    resolved = resolve_options(model, input_ids, **options, **uniform)
+    resolved.check_sampling(uniform)
+    own_warpers = [n for n, p in zip(names, passed, strict=True) if is_warper(p)]
+    resolved = resolved.with_warp(own_warpers, **per_row)
+    sampling = replace(resolved.sampling, processors=names)
+    return replace(resolved, sampling=sampling, **own)
+
+
 def _check_names_and_types(options: dict) -> None:
     """Raises `TypeError` for a keyword that `generate` does not have, and for values that HF would
     take for something else.
@@ -230,7 +253,7 @@ def _check_names_and_types(options: dict) -> None:
     if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
         raise TypeError(f"tokenizer must be the target's, got {type(tokenizer).__name__}")
     check_type("draft_probs", options.get("draft_probs", True), bool)
-    for name in ("do_sample", "output_scores", "output_logits"):
+    for name in ("do_sample", "output_scores", "output_logits", "neutral"):
         if options.get(name) is not None:
             check_type(name, options[name], bool)
     config = options.get("generation_config")

@@ -27,6 +27,7 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.request.hook import with_stop_strings
+from specdec.request.sampling import BESIDE_WARPS, Sampling, with_config
 
 _WARPERS = {  # in HF's order, with the attribute that holds the value
     TemperatureLogitsWarper: "temperature",
@@ -35,15 +36,13 @@ _WARPERS = {  # in HF's order, with the attribute that holds the value
     MinPLogitsWarper: "min_p",
 }
 
-_OTHER_WARPS = {"top_h": None, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-"""Settings that HF applies between or after these four, with the value that does nothing."""
-
 
 @dataclass(frozen=True, eq=False)
 class Options:
     """What a generation was asked to do.
 
     Args:
+        sampling: the record of what is drawn from.
         warp: keyword arguments of `Warp`; every value a scalar or one per row.
         processors: logits processors that need the tokens so far, applied before the warp; as HF
             builds them for the padded batch.
@@ -55,8 +54,6 @@ class Options:
         max_length: tokens of a row's padded prompt and its new tokens together.
         padding_id: the id that stands for padding in prompts passed without a mask, where HF would
             take it so.
-        other_warps: names of sampling settings in use that `Warp` does not know; `processors` holds
-            the whole chain then.
         draft_probs: the sampler gets the probabilities that draft tokens were drawn from.
         num_draft_tokens: of each step; `None` for the drafter's own K.
         num_sequences: rows of each prompt.
@@ -65,6 +62,7 @@ class Options:
         tokenizer: of the target, where the caller named it.
     """
 
+    sampling: Sampling = field(default_factory=Sampling)
     warp: dict = field(default_factory=dict)
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     processors_alone: Callable[[Tensor], LogitsProcessorList] | None = None
@@ -73,7 +71,6 @@ class Options:
     pad: int = 0
     max_length: int = 0
     padding_id: int | None = None
-    other_warps: tuple[str, ...] = ()
     draft_probs: bool = True
     num_draft_tokens: int | None = None
     num_sequences: int = 1
@@ -110,6 +107,7 @@ class Options:
         pad = padding_id if padding_id is not None else next(iter(eos), 0)
         history, warp = _split_warpers(processors, config)
         return cls(
+            sampling=Sampling.resolved(config, eos),
             warp={"temperature": 1.0 if config.do_sample else 0.0} | warp,
             processors=LogitsProcessorList(history),
             criteria=StoppingCriteriaList(others),
@@ -117,11 +115,6 @@ class Options:
             pad=pad,
             max_length=min(limits),
             padding_id=None if padding_id in eos else padding_id,
-            other_warps=tuple(
-                name
-                for name, neutral in _OTHER_WARPS.items()
-                if getattr(config, name, None) not in (None, neutral)
-            ),
             num_sequences=config.num_return_sequences or 1,
             keeps_scores=bool(config.output_scores),
             keeps_logits=bool(config.output_logits),
@@ -158,14 +151,16 @@ class Options:
         if self.is_greedy:
             self.check_sampling({n: v for n, v in values.items() if not _is_zero(v)})
             return self
-        others = [*self.other_warps, *own_warpers]
+        others = [*(n for n in self.sampling.settings if n in BESIDE_WARPS), *own_warpers]
         if others:
             raise ValueError(
                 f"{', '.join(values)} cannot be set per row beside {', '.join(others)}, which HF "
                 "applies in an order of its own; give one value for all rows, or leave the others "
                 "out"
             )
-        return replace(self, warp=self.warp | values)
+        listed = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
+        sampling = replace(self.sampling, **listed)
+        return replace(self, warp=self.warp | values, sampling=sampling)
 
 
 def num_sequences(model: PreTrainedModel, options: dict) -> int:
@@ -253,8 +248,7 @@ def _take_stop_strings(
     options["stopping_criteria"] = with_stop_strings(
         options.get("stopping_criteria"), strings, tokenizer
     )
-    shell = copy.copy(model)
-    shell.generation_config = copy.deepcopy(own)
+    shell = with_config(model, copy.deepcopy(own))
     shell.generation_config.stop_strings = None
     if config is not None:
         options["generation_config"] = config = copy.deepcopy(config)
@@ -269,9 +263,8 @@ def _take_no_ends(model: PreTrainedModel, options: dict) -> tuple[dict, PreTrain
     ids = options.get("eos_token_id")
     if not (isinstance(ids, list | tuple) and len(ids) == 0):
         return options, model
-    options, shell = dict(options), copy.copy(model)
+    options, shell = dict(options), with_config(model, copy.deepcopy(model.generation_config))
     del options["eos_token_id"]
-    shell.generation_config = copy.deepcopy(model.generation_config)
     shell.generation_config.eos_token_id = None
     if (config := options.get("generation_config")) is not None:
         options["generation_config"] = config = copy.deepcopy(config)

@@ -108,7 +108,7 @@ class Trace(Sequence):
         times: of each step of the batch.
         prompts: ids of each row's prompt, without padding.
         about: how the text was generated: names of target, drafter and sampler, K, device, dtype,
-            seeds, and the values of the warp (`None` with logits processors).
+            seeds, and what tokens were drawn from (a `specdec.request.Sampling`, as a dictionary).
         tokenizer: decodes the tokens where the trace is shown; not saved.
 
     Example:

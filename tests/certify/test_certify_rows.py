@@ -24,6 +24,7 @@ from specdec import (
 )
 from specdec.certify.generator.rows import ADVICE, audit_rows
 from specdec.kernels import draw
+from specdec.request import Sampling
 from specdec.samplers import ScriptedNoise, Stream
 from specdec.types import keep_rows
 
@@ -34,7 +35,7 @@ PROMPTS = [[*PROMPT, 2], PROMPT, PROMPT[1:], PROMPT[:3]]
 def audit(drafter, sampler="auto", prompts=(PROMPT,), model=None, **settings):
     model = tiny(TARGET) if model is None else model
     generator = SpeculativeGenerator(model, drafter, sampler, **settings)
-    return audit_rows(generator, list(prompts), 20, temperature=1.0, top_k=4)
+    return audit_rows(generator, list(prompts), 20, Sampling(top_k=4))
 
 
 class SuccessorState:
@@ -292,6 +293,6 @@ def test_rows_repeat_on_a_gpu(name, sampler, dtype):
     drafter = zoo.load_drafter(name, target).to("cuda", dtype)
     prompts = [tokenizer(text).input_ids for text in ("def main(argv):", "import os, sys")]
     generator = SpeculativeGenerator(target, drafter, sampler)
-    found = audit_rows(generator, prompts, 64, temperature=1.0, top_k=20)
+    found = audit_rows(generator, prompts, 64, Sampling(top_k=20))
     assert found.passed, str(found)
     assert found.num_rows == 4

@@ -23,6 +23,7 @@ from specdec import (
 )
 from specdec.certify import certify
 from specdec.certify.generator.law import check_enumerable, text_laws
+from specdec.request import Sampling
 from specdec.samplers import Warp
 from specdec.types import Draft
 
@@ -211,12 +212,12 @@ def test_sizes_that_can_be_enumerated_are_taken(num_tokens, top_k):
 
 def test_texts_are_read_in_parts_of_which_none_is_lost():
     generator = SpeculativeGenerator(tiny(TARGET), None)
-    options = {"top_k": 9, "temperature": 0.8}
-    laws = text_laws(generator, [1, 2], 5, **options)
+    sampling = Sampling(top_k=9, temperature=0.8)
+    laws = text_laws(generator, [1, 2], 5, sampling)
     assert [len(law) for law in laws] == [6, 36, 216, 1296, 7776]
     for law in laws:
         assert sum(law.values()) == pytest.approx(1)
     last = max(laws[3])  # of the last part of several
-    (after,) = text_laws(generator, [1, 2, *last], 1, **options)
+    (after,) = text_laws(generator, [1, 2, *last], 1, sampling)
     for token, chance in after.items():
         assert laws[4][(*last, *token)] == pytest.approx(laws[3][last] * chance, rel=1e-5)

@@ -19,7 +19,7 @@ IDS, MASK = ragged_prompts(VOCAB, 3, 7, 5)
 def test_it_is_what_generate_gives_greedily_or_with_seeds_0_1_2(temperature):
     done = evaluate(GENERATOR, IDS, MASK, max_new_tokens=20, temperature=temperature)
     sampling = {"do_sample": True, "temperature": temperature, "seed": [0, 1, 2]}
-    options = sampling if temperature else {"do_sample": False}
+    options = {"neutral": True} | (sampling if temperature else {"do_sample": False})
     expected = GENERATOR.generate(IDS, MASK, max_new_tokens=20, trace=True, **options)
     texts = [row[:n] for row, n in zip(expected.new_tokens.tolist(), expected.lengths, strict=True)]
     assert [row.new_tokens for row in done.rows] == texts

@@ -4,7 +4,6 @@ Under top-k with a small k, short texts are few, and the target's own forwards o
 prefixes give the probability of each. Many samples of the generator are compared with it.
 """
 
-import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -14,8 +13,10 @@ import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 from specdec.certify.generator.chisquare import detectable_variation, goodness_of_fit
-from specdec.certify.generator.text import ENDLESS, Prompts
+from specdec.certify.generator.text import Prompts
+from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
+from specdec.request import Sampling
 
 TextLaw = dict[tuple[int, ...], float]
 NUM_TOKENS = 3
@@ -79,10 +80,14 @@ class LawTest:
 
 
 def plan(num_prompts: int, num_samples: int, batch_size: int) -> list[tuple[int, range]]:
-    """Prompt number and seeds of each batch."""
-    starts = range(0, num_samples, batch_size)
-    batches = [range(start, min(start + batch_size, num_samples)) for start in starts]
-    return list(itertools.product(range(num_prompts), batches))
+    """Prompt number and seeds of each batch. No seed comes twice, and none is one of the audits': a
+    drafter with memory must not draft from a text that the same noise has written.
+    """
+    batches = []
+    for number in range(num_prompts):
+        seeds = range((number + 1) << 32, ((number + 1) << 32) + num_samples)
+        batches += [(number, seeds[i : i + batch_size]) for i in range(0, num_samples, batch_size)]
+    return batches
 
 
 def run_law_tests(
@@ -91,8 +96,7 @@ def run_law_tests(
     *,
     num_samples: int,
     num_tokens: int,
-    top_k: int,
-    temperature: float,
+    sampling: Sampling,
     false_alarm: float,
     batch_size: int,
     progress: Callable[[list], Iterable],
@@ -100,33 +104,24 @@ def run_law_tests(
     """Draws texts behind each prompt and tests their beginnings of every length.
 
     Args:
-        generator: draws them with seeds 0, 1, ...
+        generator: draws them.
         prompts: token ids.
         num_samples: per prompt.
         num_tokens: per text.
-        top_k: of target and draft.
-        temperature: likewise.
+        sampling: temperature and top-k of target and draft.
         false_alarm: chance that any test fails a sound generator, shared equally among them.
         batch_size: samples drawn together.
         progress: wraps the list of batches.
     """
     texts = [Counter() for _ in prompts]
     for number, seeds in progress(plan(len(prompts), num_samples, batch_size)):
-        ids = torch.tensor([prompts[number]] * len(seeds), device=generator.target.device)
-        result = generator.generate(
-            ids,
-            torch.ones_like(ids),
-            max_new_tokens=num_tokens,
-            do_sample=True,
-            temperature=temperature,
-            top_k=top_k,
-            seed=list(seeds),
-            **ENDLESS,
-        )
+        inputs = pad([prompts[number]] * len(seeds), generator.target.device)
+        options = {"max_new_tokens": num_tokens, "seed": list(seeds), **sampling.options()}
+        result = generator.generate(*inputs, **options)
         texts[number].update(map(tuple, result.new_tokens.tolist()))
     threshold, tests = false_alarm / (len(prompts) * num_tokens), []
     for number, (prompt, counts) in enumerate(zip(prompts, texts, strict=True)):
-        laws = text_laws(generator, prompt, num_tokens, top_k=top_k, temperature=temperature)
+        laws = text_laws(generator, prompt, num_tokens, sampling)
         for length, law in enumerate(laws, start=1):
             beginnings = Counter()
             for text, count in counts.items():
@@ -140,18 +135,14 @@ def run_law_tests(
 
 @torch.inference_mode()
 def text_laws(
-    generator: SpeculativeGenerator,
-    prompt: list[int],
-    num_tokens: int,
-    *,
-    top_k: int,
-    temperature: float,
+    generator: SpeculativeGenerator, prompt: list[int], num_tokens: int, sampling: Sampling
 ) -> list[TextLaw]:
     """Exact laws of the first 1, 2, ... tokens behind a prompt, from the target's own forwards and
     HF's own warpers.
     """
     model, device = generator.target.model, generator.target.device
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature), TopKLogitsWarper(top_k)])
+    warpers = [TemperatureLogitsWarper(sampling.temperature), TopKLogitsWarper(sampling.top_k)]
+    warpers = LogitsProcessorList(warpers)
     laws = [{(): 1.0}]
     for _ in range(num_tokens):
         texts = list(laws[-1])

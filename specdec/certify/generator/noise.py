@@ -1,13 +1,15 @@
 """Whether a generation ever uses a random number twice."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.text import ENDLESS, Prompts, padded
+from specdec.certify.generator.text import Prompts
+from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
+from specdec.request import Sampling
 from specdec.samplers import Noise, StepNoise, Stream
 
 
@@ -43,23 +45,9 @@ class NoiseAudit:
         )
 
 
-class _Recorder:
-    """A source of noise that remembers what it gave to the rows that had not ended."""
-
-    def __init__(self, noise: Noise, is_active: Callable[[], Tensor]):
-        self._noise, self._is_active = noise, is_active
-        self.draws: list[Tensor] = []
-
-    def at(self, start: Tensor, width: int) -> StepNoise:
-        step = self._noise.at(start, width)
-        uniforms = torch.stack([step.uniform(stream) for stream in Stream], dim=1)
-        self.draws.append(uniforms[self._is_active()].flatten().cpu())
-        return step
-
-
 @torch.inference_mode()
 def audit_noise(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, **sampling
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
 ) -> NoiseAudit:
     """Generates, and looks at every uniform of every step.
 
@@ -69,16 +57,31 @@ def audit_noise(
         num: new tokens per prompt.
         sampling: temperature and truncation.
     """
-    ids, mask = padded(prompts, generator.target.device)
-    seeds = list(range(len(prompts)))
-    generation = generator.start(
-        ids, mask, max_new_tokens=num, do_sample=True, seed=seeds, **ENDLESS, **sampling
-    )
-    recorder = _Recorder(generation.state.noise, lambda: ~generation.has_ended)
-    generation.state = replace(generation.state, noise=recorder)
-    while not bool(generation.has_ended.all()):
-        generator.step(generation)
-        generation.synchronize()
-    draws = torch.cat(recorder.draws)
+    sampler = copy.copy(generator.sampler)
+    sampler.noise_type = _recording(sampler.noise_type)
+    parts = generator.target, generator.drafter, sampler
+    recorded = SpeculativeGenerator(*parts, graphs=generator.graphs, keep_storage=0)
+    options = {"max_new_tokens": num, "seed": list(range(len(prompts))), **sampling.options()}
+    generation = recorded.start(*pad(prompts, generator.target.device), **options)
+    draws = []
+    while bool((is_active := ~generation.has_ended).any()):
+        recorded.step(generation)
+        used = generation.state.noise.uniforms[: len(is_active)]
+        draws.append(used[is_active].flatten().cpu())
+    draws = torch.cat(draws)
     outside = ~((draws >= 0) & (draws < 1))
     return NoiseAudit(len(draws), len(draws) - len(draws.unique()), int(outside.sum()))
+
+
+def _recording(noise_type: type[Noise]) -> type[Noise]:
+    """The same source of noise, which keeps the uniforms `[B, streams, K + 1]` of the last step. A
+    captured step writes them into the same tensor whenever it is replayed.
+    """
+
+    class RecordingNoise(noise_type):
+        def at(self, start: Tensor, width: int) -> StepNoise:
+            step = super().at(start, width)
+            self.uniforms = torch.stack([step.uniform(stream) for stream in Stream], dim=1)
+            return step
+
+    return RecordingNoise

@@ -11,6 +11,7 @@ from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.rows import RowsAudit, audit_rows
 from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
 from specdec.generator import SpeculativeGenerator
+from specdec.request import Sampling
 from specdec.samplers import draw_by_race
 
 
@@ -24,23 +25,25 @@ class RunReport:
         noise: whether a draw was used twice; for coupled noise, which belongs to positions and is
             meant to be used again there, sampled text against plain decoding.
         rows: whether drafts and texts repeat: again, alone, in other chunks, after rows have ended.
+            `None` for a drafter with memory of earlier requests, whose drafts need not repeat.
         tests: of the law of sampled texts.
         false_alarm: chance, over all tests, that a sound generator fails.
-        settings: how texts were sampled.
+        sampling: what texts were drawn from; of the target's `generation_config` nothing.
     """
 
     name: str
     greedy: TextAudit
     noise: NoiseAudit | TextAudit
-    rows: RowsAudit
+    rows: RowsAudit | None
     tests: list[LawTest]
     false_alarm: float
-    settings: str
+    sampling: Sampling
 
     @property
     def passed(self) -> bool:
         """No audit and no test found anything."""
-        return all(part.passed for part in (self.greedy, self.noise, self.rows, *self.tests))
+        parts = [self.greedy, self.noise, *self.tests]
+        return all(part.passed for part in parts) and (self.rows is None or self.rows.passed)
 
     @property
     def detectable(self) -> float:
@@ -57,8 +60,10 @@ class RunReport:
             f"{_verdict(self)}  {self.name}",
             f"{_verdict(self.greedy)}    {self.greedy}",
             f"{_verdict(self.noise)}    {self.noise}",
-            f"{_verdict(self.rows)}    {self.rows}",
-            f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.settings}; "
+            "----    rows: not compared, the drafter has memory of earlier requests"
+            if self.rows is None
+            else f"{_verdict(self.rows)}    {self.rows}",
+            f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.sampling}; "
             f"false alarm {self.false_alarm:.0e} over all tests",
             "          prompt  tokens   texts  samples   p-value  detectable TV (99 % power)",
         ]
@@ -84,6 +89,9 @@ def certify_generator(
     progress: Callable[[list], Iterable] = iter,
 ) -> RunReport:
     """Audits greedy text, noise and rows, and tests the law of sampled text.
+
+    Texts are drawn with temperature and top-k alone: the target's `generation_config` (its top-p,
+    min-p, penalties) has no part in it, but for the ids that end a greedy text.
 
     Args:
         generator: of any drafter and sampler.
@@ -125,10 +133,11 @@ def certify_generator(
     for number, prompt in enumerate(prompts):
         if first.setdefault(tuple(prompt), number) != number:
             raise ValueError(
-                f"prompts {first[tuple(prompt)]} and {number} are equal: with the same seeds they "
-                "give the same texts, and the second shows nothing; pass different prompts"
+                f"prompts {first[tuple(prompt)]} and {number} are equal: the second shows nothing "
+                "that a larger num_samples would not; pass different prompts"
             )
-    sampling = {"temperature": temperature, "top_k": top_k}
+    sampling = Sampling(temperature=temperature, top_k=top_k)
+    repeats = not generator.drafter.has_memory
     is_coupled = generator.sampler.draw_draft is draw_by_race
     audit = audit_coupled_text if is_coupled else audit_noise
     drafter, sampler = type(generator.drafter).__name__, type(generator.sampler).__name__
@@ -136,20 +145,20 @@ def certify_generator(
     return RunReport(
         name=f"{drafter}, {sampler}, K = {num_draft_tokens}, {len(prompts)} prompts",
         greedy=audit_greedy_text(generator, prompts, audit_tokens),
-        noise=audit(generator, prompts, audit_tokens, **sampling),
-        rows=audit_rows(generator, prompts, audit_tokens, **sampling),
+        noise=audit(generator, prompts, audit_tokens, sampling),
+        rows=audit_rows(generator, prompts, audit_tokens, sampling) if repeats else None,
         tests=run_law_tests(
             generator,
             prompts,
             num_samples=num_samples,
             num_tokens=num_tokens,
+            sampling=sampling,
             false_alarm=false_alarm,
             batch_size=batch_size,
             progress=progress,
-            **sampling,
         ),
         false_alarm=false_alarm,
-        settings=f"temperature {temperature:g}, top_k {top_k}",
+        sampling=sampling,
     )
 
 

@@ -24,11 +24,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.text import ENDLESS, Prompts, padded
+from specdec.certify.generator.text import Prompts
+from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.collector import OutputCollector
 from specdec.loop.generation import Generation
 from specdec.loop.outcome import Outcome
+from specdec.request import Sampling
 from specdec.results import RowStep
 from specdec.samplers import Stream, Warp
 
@@ -39,7 +41,8 @@ _ENDED_AFTER = 2  # steps, half of the rows end
 ADVICE = {
     "again": (
         "random numbers that are not the step's (draw through Proposal, or with "
-        "drawing.noise.uniform(Stream.PROPOSE)), and at reset"
+        "drawing.noise.uniform(Stream.PROPOSE)), at reset, and at memory of earlier requests "
+        "(has_memory = True declares it)"
     ),
     "alone": "values of one row that reach others, and tokens beyond num_new that are read",
     "in other chunks": "prefill: context.start, and rows whose num_new is 0 or -1",
@@ -120,7 +123,7 @@ class RowsAudit:
 
 
 def audit_rows(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, **sampling
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
 ) -> RowsAudit:
     """Generates the same rows in the ways of `ADVICE` and compares every draft and token.
 
@@ -132,7 +135,7 @@ def audit_rows(
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
-    options = {"max_new_tokens": num, "do_sample": True, **sampling, **ENDLESS}
+    options = {"max_new_tokens": num, **sampling.options()}
     calls = _Calls(generator, rows, options, _Judge(generator, sampling))
     if calls.repeat():
         calls.compare_company_and_ends()
@@ -260,7 +263,7 @@ class _Call:
         yield generation, collector, outcome
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
-        return padded([self.rows[row] for row in self.numbers], self.generator.target.device)
+        return pad([self.rows[row] for row in self.numbers], self.generator.target.device)
 
 
 class _View(NamedTuple):
@@ -276,7 +279,7 @@ class _View(NamedTuple):
 class _Judge:
     """Collects the differences between calls, and classifies each as rounding or a fault."""
 
-    def __init__(self, generator: SpeculativeGenerator, sampling: dict):
+    def __init__(self, generator: SpeculativeGenerator, sampling: Sampling):
         drafter = generator.drafter
         tensors = [*drafter.parameters(), *drafter.buffers()]
         dtypes = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
@@ -284,7 +287,7 @@ class _Judge:
         self._drafts_round = bool(dtypes or drafter.feature_layers)
         eps = max(torch.finfo(dtype).eps for dtype in (generator.target.dtype, *dtypes))
         self._is_half, self._tolerance = eps > torch.finfo(torch.float32).eps, eps**0.5
-        self._warp = Warp(1, device=generator.target.device, **sampling)
+        self._warp = Warp(1, device=generator.target.device, **sampling.warp)
         self._num_steps = 0
         self.differences: list[RowDifference] = []
 

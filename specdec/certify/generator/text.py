@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
+from specdec.request import Sampling
 from specdec.samplers import Warp
 
 Prompts = list[list[int]]
-ENDLESS = {"eos_token_id": [], "pad_token_id": 0}
-"""Options that let every text have its full length."""
 MAX_ROUNDING = 16
+GREEDY = {"neutral": True, "do_sample": False}
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: in
     def decide(logits: Tensor, prompt: int, position: int) -> int:
         return logits.argmax().item()
 
-    return _audit("greedy", generator, plain, prompts, decide, num, {"do_sample": False})
+    return _audit("greedy", generator, plain, prompts, decide, num, GREEDY)
 
 
 def audit_coupled_text(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, **sampling
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
 ) -> TextAudit:
     """Sampled text of coupled noise against plain decoding with the same seeds.
 
@@ -104,14 +105,15 @@ def audit_coupled_text(
         sampling: temperature and truncation.
     """
     plain = SpeculativeGenerator(generator.target, None, generator.sampler)
-    warp = Warp(1, device=generator.target.device, **sampling)
+    warp = Warp(1, device=generator.target.device, **sampling.warp)
 
     def decide(logits: Tensor, prompt: int, position: int) -> int:
         noise = generator.sampler.noise_type([prompt], device=logits.device)
         start = torch.tensor([position - 1], device=logits.device)
         return noise.at(start, width=1).race(logits[None, None], warp, 0).item()
 
-    options = {"do_sample": True, "seed": list(range(len(prompts))), **sampling}
+    seeds = list(range(len(prompts)))
+    options = {"neutral": True, "do_sample": True, "seed": seeds, **sampling.warp}
     return _audit("coupled", generator, plain, prompts, decide, num, options)
 
 
@@ -124,7 +126,7 @@ def _audit(
     num: int,
     options: dict,
 ) -> TextAudit:
-    ids, mask = padded(prompts, generator.target.device)
+    ids, mask = pad(prompts, generator.target.device)
     texts = []
     for one in (plain, generator):
         result = one.generate(ids, mask, max_new_tokens=num, **options)
@@ -189,16 +191,8 @@ def _two_paths(
     steps = []
     for end in range(place + 1):
         read = ids[:, : len(prompt) + end]
-        state = plain.start(read, torch.ones_like(read), max_new_tokens=1, do_sample=False)
+        state = plain.start(read, torch.ones_like(read), max_new_tokens=1, **GREEDY)
         steps.append(plain.step(state).logits[0, 0])
     off = (torch.stack(steps).double() - own[: place + 1].double()).abs().max().item()
     last_bit = torch.finfo(own.dtype).eps * own[place].abs().max().item()
     return min(max(off, last_bit), MAX_ROUNDING * last_bit), own[place].double()
-
-
-def padded(prompts: Prompts, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask `[P, T]`, padded on the left."""
-    width = max(map(len, prompts))
-    ids = [[0] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
