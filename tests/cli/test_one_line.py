@@ -395,4 +395,5 @@ def test_how_a_drafter_draws_is_an_option(head, monkeypatch, capsys):
     for options in ([], ["--proposal", "argmax"], ["--draft-temperature", "0.5"]):
         assert main([*command, *options]) == 0
     assert made == [Proposal(), Proposal("argmax"), Proposal("sample", 0.5)]
+    capsys.readouterr()
     assert "draft_temperature must be" in refused(capsys, *command, "--draft-temperature", "0")
