@@ -41,8 +41,8 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
-from specdec.cli.loading import HEADS, check_drafter, load_target, make_drafter, one_line
-from specdec.cli.parser import EXIT_INTERRUPTED
+from specdec.cli.loading import HEADS, check_drafter, load_target, make_drafter
+from specdec.cli.parser import EXIT_INTERRUPTED, one_line
 from specdec.evaluation import (
     EvaluatedBatch,
     Evaluation,

@@ -28,6 +28,7 @@ from typing import Any
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number
+from specdec.printable import printable
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,9 +248,8 @@ class SpeculationStats:
             time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
         lines = [
             f"acceptance length {self.acceptance_length:.2f}   acceptance rate "
-            f"{self.acceptance_rate:.2f}   "
-            f"block efficiency {self.block_efficiency:.2f}   ({sum(self.emitted)} tokens, "
-            f"{sum(self.steps)} steps{time})"
+            f"{self.acceptance_rate:.2f}   block efficiency {self.block_efficiency:.2f}",
+            f"{sum(self.emitted)} tokens, {sum(self.steps)} steps{time}",
         ]
         if self.num_draft_tokens:
             lines.append("position  reached  accepted  conditional  joint")
@@ -422,9 +422,7 @@ def visible(text: str) -> str:
         >>> visible("a\x1b[2J\n")
         'a\\x1b[2J\n'
     """
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text
-    )
+    return printable(text, keep="\n\t")
 
 
 def pieces(tokenizer: Any, tokens: list[int]) -> list[tuple[str, int]]:

@@ -1,6 +1,7 @@
 """The house: every import goes down the floors, and public parts say what they are."""
 
 import ast
+import importlib
 import re
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = [
-    {"arguments", "settings"},
+    {"arguments", "settings", "printable"},
     {"types", "results", "graphs"},
     {"kernels", "trace"},
     {"target"},
@@ -134,3 +135,17 @@ def test_a_folder_of_the_same_name_beside_a_script_does_not_hide_the_package(tmp
     script = tmp_path / "script.py"
     script.write_text("from specdec import SpeculativeGenerator")
     subprocess.run([sys.executable, script], cwd=tmp_path, check=True)
+
+
+def test_public_names_are_imported_on_first_use_from_where_type_checkers_see_them():
+    module = ast.parse((PACKAGE / "__init__.py").read_text())
+    (block,) = (node for node in module.body if isinstance(node, ast.If))
+    seen = {alias.name: line.module for line in block.body for alias in line.names}
+    assert sorted(seen) == sorted(specdec.__all__)
+    for name, home in seen.items():
+        assert getattr(specdec, name) is getattr(importlib.import_module(home), name)
+    assert set(specdec.__all__) <= set(dir(specdec))
+    with pytest.raises(AttributeError, match="module 'specdec' has no attribute 'nothing'"):
+        _ = specdec.nothing
+    code = "import specdec, sys; assert 'torch' not in sys.modules; specdec.evaluation.compare"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Sequence
 
 from specdec.cli import certify, demo, evaluate, generate, inspect
-from specdec.cli.loading import one_line
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, one_line
 
 EXIT_BAD_INPUT = 2
+EXIT_BROKEN_PIPE = 141
+"""The exit status of shells for a program that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,22 +24,36 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         Exit code: 0, or 2 for input that cannot be right (with one line on standard error), or 1
-        when the demo's outputs differ or a certificate fails, or 130 after an interrupt.
+        when the demo's outputs differ or a certificate fails, or 130 after an interrupt, or 141
+        when the reader of the output ended first.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["train"]:  # training is imported by those who train
-        from specdec.cli.train import main as train
-
-        return train(argv[1:], prog="specdec train")
-    arguments = _parser().parse_args(argv)
+    sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # for `>&-`
     try:
-        return arguments.run(arguments)
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
+        return EXIT_BROKEN_PIPE
     except (ValueError, TypeError, OSError) as error:
         print(f"specdec: {one_line(error)}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         print("specdec: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
+
+
+def _run(argv: list[str]) -> int:
+    """Commands import models and all that computes when they run: help and mistakes come at once,
+    and an interrupt meets `main`.
+    """
+    if argv[:1] == ["train"]:
+        from specdec.cli.train import main as train
+
+        return train(argv[1:], prog="specdec train")
+    arguments = _parser().parse_args(argv)
+    return arguments.run(arguments)
 
 
 def _parser() -> argparse.ArgumentParser:

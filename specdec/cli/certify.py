@@ -7,9 +7,14 @@ import sys
 from collections.abc import Iterable
 from functools import partial
 
-from specdec.arguments import check_integer, check_number
-from specdec.cli.loading import DRAFTERS_HELP, load_generator
-from specdec.cli.parser import add_model_arguments, add_sampler_arguments, refuse_given
+from specdec.cli.loading import load_generator
+from specdec.cli.parser import (
+    add_drafter_arguments,
+    add_model_arguments,
+    add_sampler_arguments,
+    refuse_given,
+    text,
+)
 
 
 def add_parser(commands) -> None:
@@ -23,13 +28,13 @@ def add_parser(commands) -> None:
         "exact law. Exits 1 if anything fails.",
     )
     parser.add_argument("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
-    parser.add_argument(
-        "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
-    )
+    add_drafter_arguments(parser)
     add_sampler_arguments(parser)
-    parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
     parser.add_argument(
-        "--prompt", action="append", help="text to continue (several: repeat); default: source code"
+        "--prompt",
+        type=text,
+        action="append",
+        help="text to continue (several: repeat); default: source code",
     )
     parser.add_argument("--prompts", type=int, help="of source code (default 2)")
     parser.add_argument("--prompt-tokens", type=int, help="of these (default 8)")
@@ -44,6 +49,7 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if nothing was found, else 1."""
+    from specdec.arguments import check_integer, check_number
     from specdec.certify import certify
     from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
 

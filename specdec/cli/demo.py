@@ -6,9 +6,13 @@ import argparse
 import sys
 from statistics import median
 
-from specdec.evaluation.display import colour_key, coloured_text
-
-DRAFTERS = {"eagle3": "EAGLE-3 head", "model": "draft LM", "lookup": "prompt lookup"}
+DRAFTERS = {
+    "lookup": "prompt lookup",
+    "model": "draft LM",
+    "eagle3": "EAGLE-3 head",
+    "mask-token": "mask-token head",
+    "mtp": "MTP modules",
+}
 
 
 def add_parser(commands) -> None:
@@ -30,17 +34,15 @@ def run(arguments: argparse.Namespace) -> int:
     """0 if the outputs are equal, else 1."""
     from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
     from specdec.evaluation import evaluate
+    from specdec.evaluation.display import colour_key, coloured_text
 
     if arguments.prompts < 1:
         raise ValueError(f"--prompts must be at least 1, got {arguments.prompts}")
     k = arguments.num_draft_tokens
     tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
-    drafters = {
-        "plain decoding": None,
-        DRAFTERS["lookup"]: PromptLookupDrafter(k),
-        DRAFTERS["model"]: zoo.load_drafter("model", target, num_draft_tokens=k),
-        DRAFTERS["eagle3"]: zoo.load_drafter("eagle3", target, num_draft_tokens=k),
-    }
+    drafters = {"plain decoding": None, DRAFTERS["lookup"]: PromptLookupDrafter(k)}
+    for name in zoo.DRAFTERS:
+        drafters[DRAFTERS[name]] = zoo.load_drafter(name, target, num_draft_tokens=k)
     generators = {name: SpeculativeGenerator(target, d) for name, d in drafters.items()}
     shown = DRAFTERS[arguments.drafter]
     print(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 
-from specdec.cli.loading import DRAFTERS_HELP, load_generator
+from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
+    add_drafter_arguments,
     add_model_arguments,
     add_sampler_arguments,
     add_sampling_arguments,
@@ -30,11 +32,10 @@ def add_parser(commands) -> None:
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
-    add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
+    add_drafter_arguments(parser)
     add_sampler_arguments(parser)
     add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
-    add("--limit", type=int, help="take so many prompts, as many of each category (default: all)")
-    add("--num-draft-tokens", type=int, help="K (default 4)")
+    add("--limit", type=int, help="take so many prompts, evenly over the categories (default: all)")
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
     add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
     add_sampling_arguments(parser, seed="0; prompt i has one i higher")
@@ -92,12 +93,12 @@ def _shown(evaluation, form: str) -> str:
 
 
 def _first_of_each(prompts: list, limit: int) -> list:
-    """The first prompts of each category, as many of each, `limit` in total or a few less."""
+    """The first `limit` prompts, as evenly over the categories as they can be had."""
     if limit < 1:
         raise ValueError(f"--limit must be at least 1, got {limit}")
-    groups: dict[str, list] = {}
-    for prompt in prompts:
-        groups.setdefault(prompt.category, []).append(prompt)
-    share = max(1, limit // len(groups))
-    chosen = [prompt for group in groups.values() for prompt in group[:share]]
-    return chosen[:limit]
+    seen: Counter[str] = Counter()
+    ranked = []
+    for index, prompt in enumerate(prompts):
+        ranked.append((seen[prompt.category], index))  # firsts of each category, then seconds, ...
+        seen[prompt.category] += 1
+    return [prompts[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]

@@ -5,27 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 
-from specdec.cli.loading import DRAFTERS_HELP, load_generator, timed
+from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
+    add_drafter_arguments,
     add_model_arguments,
     add_sampler_arguments,
     add_sampling_arguments,
     sampling_of,
+    text,
 )
-from specdec.evaluation.display import colour_key, coloured_text
 
 
 def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser("generate", help="complete a prompt with models of your own")
     parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
-    parser.add_argument(
-        "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
-    )
+    add_drafter_arguments(parser)
     add_sampler_arguments(parser)
-    parser.add_argument("--prompt", required=True, help="text to complete")
+    parser.add_argument("--prompt", type=text, required=True, help="text to complete")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="at most (default 128)")
-    parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
     add_sampling_arguments(parser, seed="a random one, which is printed")
     add_model_arguments(parser)
     parser.set_defaults(run=run)
@@ -35,20 +33,20 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     sampling = sampling_of(arguments)
     generator, tokenizer = load_generator(arguments)
+    from specdec.evaluation.display import colour_key, coloured_text
+
     inputs = tokenizer(arguments.prompt, return_tensors="pt").to(arguments.device)
-    result, seconds = timed(
-        lambda: generator.generate(
-            inputs.input_ids,
-            inputs.get("attention_mask"),
-            max_new_tokens=arguments.max_new_tokens,
-            do_sample=arguments.temperature != 0,
-            temperature=arguments.temperature,
-            **sampling,
-        )
+    result = generator.generate(
+        inputs.input_ids,
+        inputs.get("attention_mask"),
+        max_new_tokens=arguments.max_new_tokens,
+        do_sample=arguments.temperature != 0,
+        temperature=arguments.temperature,
+        **sampling,
     )
     print(coloured_text(tokenizer, arguments.prompt, result.steps[0], sys.stdout))
     print("\n" + colour_key(sys.stdout))
-    seed = f"   seed {result.seeds[0]}" if result.seeds else ""
-    print(f"{result.lengths[0] / seconds:.1f} tokens/s (prompt included){seed}")
+    if result.seeds:
+        print(f"seed {result.seeds[0]}")
     print(result.stats)
     return 0

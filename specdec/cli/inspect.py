@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from specdec.arguments import check_integer
 from specdec.cli.loading import check_device, load_target
-from specdec.cli.parser import add_model_arguments, refuse_given
+from specdec.cli.parser import add_model_arguments, refuse_given, text
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -39,7 +38,9 @@ def add_parser(commands) -> None:
     parser.add_argument("--feature-layers", help="boundaries to read, for instance 2,16,29")
     parser.add_argument("--rope-theta", type=float, help="base of the rotary embedding")
     parser.add_argument("--mask-token-id", type=int, help="id of a parallel drafter's masks")
-    parser.add_argument("--prompt", action="append", help="text to continue (several: repeat)")
+    parser.add_argument(
+        "--prompt", type=text, action="append", help="text to continue (several: repeat)"
+    )
     parser.add_argument("--new-tokens", type=int, help="of each prompt (default 64)")
     parser.add_argument("--num-draft-tokens", type=int, help="K (default 4)")
     add_model_arguments(parser)
@@ -48,6 +49,7 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
+    from specdec.arguments import check_integer
     from specdec.checkpoints import survey_checkpoint
     from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
     from specdec.inspection import alternatives, describe, table, try_readings

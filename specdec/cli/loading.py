@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.checkpoints.hub import check_reachable, is_repository_id
-from specdec.checkpoints.printable import printable
-from specdec.cli.parser import refuse_given, sampler_of
-from specdec.zoo import DRAFTERS as ZOO_DRAFTERS
+from specdec.cli.parser import DRAWING, refuse_given, sampler_of
+from specdec.printable import printable
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
 
 HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
 """Kinds of heads on the command line, and their drafters in `specdec`."""
-DRAFTERS_HELP = (
-    "folder or id of a draft model; 'eagle:', 'mask-token:' or 'mtp:' and that of a head (in local "
-    "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
-    f"'zoo' one of its drafters, {', '.join(f'zoo:{name}' for name in ZOO_DRAFTERS)}"
-)
 
 
 def check_device(name: str) -> None:
@@ -50,14 +41,18 @@ def find_pretrained(name: str) -> bool:
     Raises:
         ValueError: nothing is there; the message names the places that were searched.
     """
+    from specdec.checkpoints.hub import check_reachable, is_repository_id
+
     path = Path(name).expanduser()
+    if not name:
+        raise ValueError("cannot load '': name a folder or a Hugging Face id")
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ValueError(f"cannot load {name!r}: the folder has no config.json")
         return True
     if path.exists():
         raise ValueError(f"cannot load {name!r}: it is a file; name the model's folder")
-    if not is_repository_id(name) and ("/" in name or "\\" in name or not name):
+    if not is_repository_id(name) and ("/" in name or "\\" in name):
         raise ValueError(
             f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
             "its tokenizer, and there is no such folder"
@@ -129,7 +124,14 @@ def check_drafter(name: str, target: str) -> None:
 
 
 def make_drafter(
-    name: str, target, num_draft_tokens: int, *, dtype: str, device: str, tokenizer=None
+    name: str,
+    target,
+    num_draft_tokens: int,
+    *,
+    dtype: str,
+    device: str,
+    tokenizer=None,
+    **options: Any,
 ):
     """The drafter that `DRAFTERS_HELP` describes.
 
@@ -139,6 +141,7 @@ def make_drafter(
         num_draft_tokens: K.
         dtype, device: of a draft model.
         tokenizer: the target's; a draft model's must be the same.
+        options: `proposal` and `draft_temperature`, of drafters with probabilities.
 
     Raises:
         ValueError: it cannot be loaded, or does not fit the target.
@@ -150,17 +153,17 @@ def make_drafter(
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens)
     if name.startswith("zoo:"):
-        options = {"num_draft_tokens": num_draft_tokens}
+        options["num_draft_tokens"] = num_draft_tokens
         return zoo.load_drafter(name.removeprefix("zoo:"), target, **options)
     kind, path = _split(name)
     head_class = _head_class(kind, path)
     if head_class is not None:
-        return head_class.from_pretrained(path, target, num_draft_tokens).to(device)
+        return head_class.from_pretrained(path, target, num_draft_tokens, **options).to(device)
     local_only = find_pretrained(path)
     if tokenizer is not None:
         _check_tokenizer(path, tokenizer, local_only)
     model = load_model(path, dtype=dtype, device=device, local_only=local_only)
-    return ModelDrafter(model, num_draft_tokens)
+    return ModelDrafter(model, num_draft_tokens, **options)
 
 
 def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator, Any]:
@@ -172,16 +175,21 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
     """
     from specdec import SpeculativeGenerator
 
-    name = arguments.drafter or ("zoo:model" if arguments.target == "zoo" else "lookup")
+    name = arguments.drafter
+    if name is None:
+        name = "zoo:model" if arguments.target == "zoo" else "lookup"
     check_device(arguments.device)
     check_drafter(name, arguments.target)
     if name == "none":
         refuse_given(arguments, ("num_draft_tokens",), "belongs to a drafter; there is none")
+    if name in ("none", "lookup"):
+        refuse_given(arguments, DRAWING, f"belongs to drafters with probabilities, not to {name}")
     sampler = sampler_of(arguments)
     place = {"dtype": arguments.dtype, "device": arguments.device}
     target, tokenizer = load_target(arguments.target, **place)
     k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
+    options = {n: getattr(arguments, n) for n in DRAWING if getattr(arguments, n) is not None}
+    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer, **options)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
@@ -218,16 +226,3 @@ def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:
     except Exception:  # a draft model need not come with one; then only sizes can be compared
         return
     check_same_tokenizer(tokenizer, own)
-
-
-def one_line(error: BaseException) -> str:
-    """What an error says, for a terminal."""
-    text = printable(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= 400 else text[:397] + "..."
-
-
-def timed(run: Callable[[], Any]) -> tuple[Any, float]:
-    """The result and the seconds that it took."""
-    start = time.perf_counter()
-    result = run()
-    return result, time.perf_counter() - start

@@ -6,8 +6,17 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from specdec.printable import printable
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLERS = ("auto", "rejection", "block", "coupling", "typical", "ensemble")
+DRAFTERS_HELP = (
+    "folder or id of a draft model; 'eagle:', 'mask-token:' or 'mtp:' and that of a head (in local "
+    "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
+    "'zoo' one of its drafters, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp"
+)
+DRAWING = ("proposal", "draft_temperature")
+"""Options of drafters that have probabilities."""
 EXIT_INTERRUPTED = 130
 """The exit status of shells for a program that SIGINT ended."""
 
@@ -17,7 +26,20 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exits with status 2."""
-        self.exit(2, f"error: {message}; see --help\n")
+        self.exit(2, f"error: {printable(message)}; see --help\n")
+
+
+def one_line(error: BaseException) -> str:
+    """What an error says, for a terminal."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
+def text(argument: str) -> str:
+    """The type of arguments that are text; bytes that are not UTF-8 reach Python as surrogates."""
+    if any("\ud800" <= character <= "\udfff" for character in argument):
+        raise argparse.ArgumentTypeError(f"expected text in UTF-8, got {argument[:40]!a}")
+    return argument
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto") -> None:
@@ -36,6 +58,19 @@ def add_sampler_arguments(parser: argparse.ArgumentParser) -> None:
         help="rule of acceptance (default auto: block)",
     )
     parser.add_argument("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
+
+
+def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--drafter`, K, and how it draws its tokens."""
+    add = parser.add_argument
+    add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
+    add("--num-draft-tokens", type=int, help="K (default 4)")
+    add(
+        "--proposal",
+        choices=("sample", "argmax"),
+        help="draft tokens are drawn, or the likeliest ones (default: sample)",
+    )
+    add("--draft-temperature", type=float, help="of the drafter (default: the target's)")
 
 
 def sampler_of(arguments: argparse.Namespace):
@@ -72,7 +107,11 @@ def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     names = ("top_k", "top_p", "min_p", "seed")
     if arguments.temperature == 0:
-        refuse_given(arguments, names, "belongs to sampling; pass a --temperature above 0 with it")
+        refuse_given(
+            arguments,
+            (*names, *DRAWING),
+            "belongs to sampling; pass a --temperature above 0 with it",
+        )
     given = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -28,8 +28,8 @@ from transformers import (
 
 from specdec import zoo
 from specdec.arguments import check_integer, make_folder
-from specdec.cli.loading import find_pretrained, load_model, load_pretrained, one_line
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, refuse_given
+from specdec.cli.loading import find_pretrained, load_model, load_pretrained
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, one_line, refuse_given
 from specdec.cli.run_record import RunRecord
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.head import HeadDrafter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from html import escape
 from typing import Any
 
 from specdec.arguments import check_type
+from specdec.printable import printable
 from specdec.trace.files import need
 
 _LATEX = {
@@ -85,17 +87,24 @@ class Table:
         return f"<table>{line(self.header, 'th')}{rows}</table>{notes}"
 
     def __str__(self) -> str:
-        """In columns, for a terminal."""
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join(
-                cell.ljust(width) if index == 0 else cell.rjust(width)
-                for index, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
+        """For a terminal: columns for which it has no room follow below, after the first one again,
+        and cells are `printable`.
+        """
+        room = shutil.get_terminal_size().columns
+        columns = [
+            list(map(printable, cells)) for cells in zip(self.header, *self.rows, strict=True)
         ]
-        notes = (textwrap.fill(note, 100, break_on_hyphens=False) for note in self.notes)
+        widths = [max(map(len, cells)) for cells in columns]
+        first = [cell.ljust(widths[0]) for cell in columns[0]]
+        blocks = [[first]]
+        for cells, width in zip(columns[1:], widths[1:], strict=True):
+            used = sum(len(beside[0]) + 2 for beside in blocks[-1])
+            if used + width > room and len(blocks[-1]) > 1:
+                blocks.append([first])
+            blocks[-1].append([cell.rjust(width) for cell in cells])
+        lines = [[*map("  ".join, zip(*block, strict=True)), ""] for block in blocks]
+        shown = [line.rstrip() for block in lines for line in block][:-1]
+        notes = (textwrap.fill(note, room, break_on_hyphens=False) for note in self.notes)
         return "\n".join([*shown, *notes])
 
 

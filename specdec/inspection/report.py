@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from specdec.checkpoints.files import names_of
-from specdec.checkpoints.printable import printable
 from specdec.checkpoints.survey import Checkpoint, Survey
 from specdec.inspection.parity import Trial
+from specdec.printable import printable
 
 INDENT = 14
 

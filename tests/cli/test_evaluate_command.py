@@ -6,11 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdec.cli import main
-from specdec.evaluation import Evaluation
+from specdec.cli.evaluate import _first_of_each
+from specdec.evaluation import Evaluation, Prompt
 
 COMMAND = ["evaluate", "--drafter", "lookup", "--max-new-tokens", "4", "--warmup", "0"]
 
@@ -52,19 +56,32 @@ def test_it_prints_papers_tables(form, tmp_path, capsys):
     assert {"markdown": "|---|", "latex": r"\toprule"}[form] in capsys.readouterr().out
 
 
-def test_a_limit_takes_as_many_of_each_category(tmp_path, capsys):
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from("abcd"), min_size=1, max_size=30), st.integers(1, 40))
+def test_a_limit_is_met_and_spread_evenly_over_categories(categories, limit):
+    prompts = [Prompt(str(i), ("x",), category) for i, category in enumerate(categories)]
+    chosen = _first_of_each(prompts, limit)
+    assert len(chosen) == min(limit, len(prompts))
+    assert chosen == [prompt for prompt in prompts if prompt in chosen]  # in their order
+    taken, there = (Counter(p.category for p in some) for some in (chosen, prompts))
+    for name, count in taken.items():
+        assert [p for p in prompts if p.category == name][:count] == [
+            p for p in chosen if p.category == name
+        ]
+    for name, count in there.items():  # whoever has one less than another has no more to give
+        assert taken[name] == count or taken[name] >= max(taken.values()) - 1
+
+
+def test_a_limit_is_what_is_measured(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     prompts = spec_bench(tmp_path / "p.jsonl", 24)
-    output = tmp_path / "run.jsonl"
-    arguments = ["--prompts", str(prompts), "--limit", "12", "--output", str(output)]
-    assert main([*COMMAND, *arguments]) == 0
-    counts = {
-        n: len({r.prompt for r in c.rows}) for n, c in Evaluation.load(output).categories.items()
-    }
-    assert set(counts.values()) == {2}
-    assert len(counts) == 6
-    capsys.readouterr()
-    assert main([*COMMAND, "--prompts", str(prompts), "--limit", "15"]) == 0  # 2 of each of 6
-    assert "measuring 12 of 24 prompts, --limit 15\n" in capsys.readouterr().err
+    assert main([*COMMAND, "--prompts", str(prompts), "--limit", "7"]) == 0
+    captured = capsys.readouterr()
+    assert "measuring 7 of 24 prompts, --limit 7\n" in captured.err
+    every = [line.split() for line in captured.out.splitlines() if line.startswith("all ")]
+    assert every[0][1] == "7"
+    assert "[" in every[0][3]  # an interval, from six prompts on
+    assert max(map(len, captured.out.splitlines())) <= 80
 
 
 def test_mistakes_are_one_line(tmp_path, capsys):

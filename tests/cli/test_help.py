@@ -42,6 +42,8 @@ def test_every_option_says_what_it_is_and_its_default(command):
 def test_the_demo_says_what_its_ratio_is(capsys):
     assert main(["demo", "--prompts", "1", "--new-tokens", "8"]) == 0
     shown = capsys.readouterr().out
+    rows = [line for line in shown.splitlines() if re.search(r"  [0-9.]+ x  ", line)]
+    assert len(rows) == 2 + len(zoo.DRAFTERS)  # plain decoding and prompt lookup besides
     assert "\nx: median over the prompts of the ratio to plain decoding of the same prompt" in shown
 
 

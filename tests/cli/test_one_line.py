@@ -3,8 +3,11 @@ loaded, and never in a traceback.
 """
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -12,11 +15,26 @@ from architectures import build
 from training_runs import on_a_cpu
 from transformers import AutoModelForCausalLM
 
-from specdec import zoo
+from specdec import Proposal, SpeculativeGenerator, zoo
 from specdec.cli import main
 
 TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
 PROMPT = ["--prompt", "def main():", "--max-new-tokens", "8"]
+
+
+def without(error, *arguments):
+    """The command in a process of its own, in which importing torch is an error."""
+    code = f"""
+import runpy, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise {error}
+sys.meta_path.insert(0, Finder())
+sys.argv[:] = {["specdec", *arguments]}
+runpy.run_module("specdec", run_name="__main__")
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
 
 
 def refused(capsys, *arguments):
@@ -80,6 +98,20 @@ BAD = {
     "dtype": (["--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
     "sampler": (["--sampler", "best"], "argument --sampler: invalid choice: 'best'"),
     "weight": (["--sampler", "ensemble", "--target-weight", "2"], r"a number in 0\.\.1, got 2"),
+    "no drafter": (["--drafter", ""], "cannot load '': name a folder or a Hugging Face id"),
+    "no head": (["--drafter", "eagle:"], "cannot load '': name a folder"),
+    "no probabilities": (
+        ["--drafter", "lookup", "--temperature", "1", "--proposal", "argmax"],
+        "--proposal belongs to drafters with probabilities, not to lookup",
+    ),
+    "nothing drafts": (
+        ["--drafter", "none", "--temperature", "1", "--draft-temperature", "1"],
+        "--draft-temperature belongs to drafters with probabilities, not to none",
+    ),
+    "bytes": (
+        ["--prompt", "a\udcff"],
+        r"argument --prompt: expected text in UTF-8, got 'a\\udcff'",
+    ),
     "drafter": (["--drafter", "./no/such"], "cannot load './no/such': .*there is no such folder"),
     "head": (["--drafter", "eagle:./no/such"], "cannot load './no/such'"),
     "drafter is a file": (["--drafter", __file__], "it is a file; name the model's folder"),
@@ -218,6 +250,13 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "specdec: interrupted\n"
 
 
+@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], ["train"], ["demo"]])
+def test_an_interrupt_while_libraries_are_imported_is_one_line(command):
+    done = without("KeyboardInterrupt", *command)
+    assert done.returncode == 130
+    assert done.stderr == "specdec: interrupted\n"
+
+
 def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_path):
     text = "def f(x):\n    return x\n" * 2000
     (tmp_path / "text.txt").write_text(text)
@@ -263,11 +302,13 @@ def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize("flag", ["--top-p", "--top-k", "--min-p", "--seed"])
+@pytest.mark.parametrize(
+    "flag", ["--top-p", "--top-k", "--min-p", "--seed", "--draft-temperature", "--proposal"]
+)
 @pytest.mark.parametrize("command", ["generate", "evaluate"])
 def test_an_option_of_sampling_without_a_temperature_is_refused(command, flag, capsys):
     prompt = ["--target", TARGET, *PROMPT] if command == "generate" else []
-    value = "1" if flag in ("--top-k", "--seed") else "0.5"
+    value = {"--top-k": "1", "--seed": "1", "--proposal": "argmax"}.get(flag, "0.5")
     line = refused(capsys, command, *prompt, flag, value)
     assert f"{flag} belongs to sampling; pass a --temperature above 0 with it" in line
 
@@ -301,3 +342,58 @@ def test_texts_that_cannot_be_enumerated_are_told_at_once(capsys):
 def test_a_number_of_sources_beyond_all_libraries_is_told_at_once(capsys):
     line = refused(capsys, "certify", "--drafter", "lookup", "--prompts", "99999999999")
     assert re.search("of 4096 sources only [0-9]+ begin with different 8 tokens", line), line
+
+
+@pytest.mark.parametrize("command", ["", "demo", "generate", "evaluate", "certify", "inspect"])
+def test_help_waits_for_no_library(command):
+    done = without("ImportError", *command.split(), "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: specdec {command}")
+
+
+def test_an_argument_cannot_command_the_terminal(capsys):
+    line = refused(capsys, "generate", "--target", TARGET, *PROMPT, "\x1b[2J")
+    assert line == "error: unrecognized arguments: \\x1b[2J; see --help"
+
+
+@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]])
+def test_a_closed_stream_is_no_error(closed, monkeypatch, capsys):
+    """As a shell closes it with `>&-`."""
+    for name in closed:
+        monkeypatch.setattr(sys, name, None)
+    assert main(["generate", "--target", "zoo", "--drafter", "lookup", *PROMPT]) == 0
+    assert main(["evaluate", "--drafter", "lookup", "--limit", "1", "--max-new-tokens", "2"]) == 0
+    assert main(["generate", "--target", "zoo", "--drafter", "", *PROMPT]) == 2
+    captured = capsys.readouterr()
+    assert ("acceptance length" in captured.out) == ("stdout" not in closed)
+    assert ("specdec: cannot load ''" in captured.err) == ("stderr" not in closed)
+    assert "specdec: " not in captured.out
+
+
+def test_a_reader_that_ends_first_is_no_error(monkeypatch, capsys):
+    """Such as `head`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["generate", "--target", "zoo", "--drafter", "lookup", *PROMPT]) == 141
+        monkeypatch.undo()
+    assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("head", ["zoo:eagle3", f"eagle:{HEAD}", str(zoo.WEIGHTS_DIR / "draft")])
+def test_how_a_drafter_draws_is_an_option(head, monkeypatch, capsys):
+    made = []
+    start = SpeculativeGenerator.generate
+
+    def generate(self, *args, **kwargs):
+        made.append(self.drafter.proposal)
+        return start(self, *args, **kwargs)
+
+    monkeypatch.setattr(SpeculativeGenerator, "generate", generate)
+    command = ["generate", "--target", "zoo", "--drafter", head, "--temperature", "1", *PROMPT]
+    for options in ([], ["--proposal", "argmax"], ["--draft-temperature", "0.5"]):
+        assert main([*command, *options]) == 0
+    assert made == [Proposal(), Proposal("argmax"), Proposal("sample", 0.5)]
+    capsys.readouterr()
+    assert "draft_temperature must be" in refused(capsys, *command, "--draft-temperature", "0")

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specdec.evaluation import (
     Comparison,
@@ -11,8 +13,8 @@ from specdec.evaluation import (
     Evaluation,
     Replay,
 )
-from specdec.evaluation.tables import Tabular
-from specdec.results import RowStep
+from specdec.evaluation.tables import Table, Tabular
+from specdec.results import RowStep, SpeculationStats
 
 STEPS = [RowStep([1, 2], 1, [1, 7]), RowStep([3, 4], 2, [3, 4, 8])]
 
@@ -119,3 +121,38 @@ def test_contenders_without_intervals_are_not_told_apart():
     assert comparison(5).notes() == []
     (note,) = comparison(6).notes()
     assert note.startswith("Intervals overlap, but the ratio within rounds differs from 1: a / b")
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), columns=st.integers(1, 8), room=st.integers(20, 120))
+def test_a_table_fits_the_terminal_and_loses_no_cell(data, columns, room):
+    word = st.text("abcxyz", min_size=1, max_size=15)
+    lines = data.draw(st.lists(st.lists(word, min_size=columns, max_size=columns), min_size=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(room))
+        shown = str(Table(lines[0], lines[1:]))
+    blocks = [block.splitlines() for block in shown.split("\n\n")]
+    whole = [line.split() for line in blocks[0]]
+    for block in blocks[1:]:  # each begins with the first column
+        for line, more in zip(whole, block, strict=True):
+            assert more.split()[0] == line[0]
+            line += more.split()[1:]
+    assert whole == lines
+    for block in blocks:  # where not even one column has room beside the first, it stands there
+        assert max(map(len, block)) <= room or len(block[0].split()) <= 2
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    assert len(blocks) == 1 or sum(widths) - 2 > room
+
+
+def test_a_cell_cannot_command_the_terminal():
+    text = str(Table(["a\x1b[2Jb"], [["c\rd"], ["e\nf"]]))
+    assert text.splitlines() == ["a\\x1b[2Jb", "c\\rd", "e\\nf"]
+
+
+def test_statistics_fit_80_columns():
+    steps = [RowStep(list(range(8)), 7, list(range(8)))] * 12345
+    stats = SpeculationStats([steps] * 3, 8, wall_s=1234.5)
+    lines = str(stats).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[0] == "acceptance length 8.00   acceptance rate 0.88   block efficiency 8.00"
+    assert lines[1] == "296280 tokens, 37035 steps, 1234.50 s, 240.0 tokens/s"
