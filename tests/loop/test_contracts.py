@@ -394,7 +394,8 @@ def test_more_draft_tokens_than_a_call_has_room_for_cost_nothing(max_new_tokens)
     result = generator.generate(IDS, MASK, max_new_tokens=max_new_tokens)
     handle.remove(), other.remove()
     steps = len(verified) - 1  # one reads the prompts
-    assert len(drafted) - 1 <= steps * (max_new_tokens - 1)
+    # A step without draft tokens reads in one forward what was committed.
+    assert len(drafted) - 1 <= steps * max(max_new_tokens - 1, 1)
     assert max(verified[1:]) <= max_new_tokens
     expected = MODEL.generate(
         IDS, attention_mask=MASK, max_new_tokens=max_new_tokens, do_sample=False, pad_token_id=0
