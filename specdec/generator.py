@@ -320,8 +320,8 @@ class SpeculativeGenerator:
     @torch.inference_mode()
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
         target = self.target  # the drafter may have been moved or cast since it was joined
-        self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         most = check_num_draft_tokens(self.drafter.num_draft_tokens)
+        self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         if (asked := request.options.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)

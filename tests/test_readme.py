@@ -83,13 +83,17 @@ def test_the_drafter_with_a_state_drafts_and_repeats(session):
     assert report.passed
 
 
-def test_the_loop_of_the_readme_writes_what_generate_writes():
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("name", ["none", "lookup", *sorted(zoo.DRAFTERS)])
+def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
     (block,) = (block for block in blocks("python") if "commit(state" in block)
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    generator = specdec.SpeculativeGenerator(target, zoo.load_drafter("eagle3", target))
+    drafter = zoo.load_drafter(name, target) if name in zoo.DRAFTERS else name
+    generator = specdec.SpeculativeGenerator(target, drafter, graphs=graphs)
     inputs = tokenizer(["def f(x):", "import os, sys"], return_tensors="pt", padding=True)
     names = {"generator": generator, "inputs": inputs}
     exec(compile(block, "README.md, the loop", "exec"), names)
+    assert (names["generation"].lengths - inputs.attention_mask.sum(dim=1)).max() > 10
     result = generator.generate(**inputs, max_new_tokens=64, do_sample=True, seed=0)
     for row, length in enumerate(names["generation"].lengths.tolist()):
         prompt = inputs.input_ids[row][inputs.attention_mask[row].bool()]

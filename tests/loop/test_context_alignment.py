@@ -9,9 +9,9 @@ import copy
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import NumberedState, perturbed, ragged_prompts
+from drafting import ConstantDrafter, NumberedState, perturbed, ragged_prompts
 
-from specdec import Drafter, ModelDrafter, NoDrafter, SpeculativeGenerator
+from specdec import Drafter, ModelDrafter, SpeculativeGenerator
 
 
 class FeatureReader(Drafter):
@@ -91,11 +91,11 @@ def test_the_reader_would_notice_a_shifted_context(monkeypatch):
         generator.generate(ids, mask, max_new_tokens=20)
 
 
-class Contexts(NoDrafter):
+class Contexts(ConstantDrafter):
     """Writes down every context."""
 
     def __init__(self):
-        super().__init__()
+        super().__init__(token=0, num_draft_tokens=1)
         self.read, self.proposals = [], []
 
     def prefill(self, context, state):

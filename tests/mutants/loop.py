@@ -42,28 +42,37 @@ self.lengths += tokens.shape[1]
     Mutant(
         name="every step waits for the device to tell a length",
         source="xLLM-AI/xllm#1939, TensorRT-LLM#17110 (rows 84, 85)",
-        file="loop/generation.py",
-        old="self._set_longest(self._longest + width)",
-        new="self.synchronize()",
+        file="loop/token_buffer.py",
+        old="self.note_longest(self.longest + width)",
+        new="self.note_longest(int(self.lengths.max()) + 1)",
         caught_by="loop/test_no_host_sync.py::"
         "test_a_step_runs_without_waiting_and_always_in_the_same_shapes[model-sampled]",
     ),
     Mutant(
         name="the host's bound of the longest row grows by one token per step",
         source="Blaizzy/mlx-vlm#1155 (row 50)",
-        file="loop/generation.py",
-        old="self._set_longest(self._longest + width)",
-        new="self._set_longest(self._longest + 1)",
+        file="loop/token_buffer.py",
+        old="self.note_longest(self.longest + width)",
+        new="self.note_longest(self.longest + 1)",
         caught_by="loop/test_no_host_sync.py::test_the_bound_of_the_host_holds_and_stops_growing_at_the_room_of_the_call",
     ),
     Mutant(
         name="the bound forgets the steps that the host has not read",
         source="vllm#48245, vllm#49620 (row 56)",
         file="generator.py",
-        old="generation.note_longest(collector.longest + width * len(unread))",
-        new="generation.note_longest(collector.longest)",
+        old="longest = collector.longest + width * len(unread)",
+        new="longest = collector.longest",
         caught_by="loop/test_loop_edges.py::"
         "test_steps_attend_over_all_that_was_committed_though_the_host_has_not_read_it[1]",
+    ),
+    Mutant(
+        name="a step without draft tokens reads nothing",
+        source="generation.num_draft_tokens alternating 4, 0: 2.7 of 4 accepted",
+        file="loop/step.py",
+        old="if most > 0:",
+        new="if num_draft_tokens > 0:",
+        caught_by="drafters/test_draft_lengths.py::"
+        "test_steps_without_a_draft_that_are_replayed_read_what_was_committed[itself]",
     ),
     Mutant(
         name="a context starts behind its new tokens, not in front of them",
@@ -78,8 +87,8 @@ self.lengths += tokens.shape[1]
         name="a context keeps the anchor of the step before",
         source="vllm#4212, vllm#46899 (rows 30, 55)",
         file="loop/token_buffer.py",
-        old="torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent)",
-        new="self.recent[:, 1:] = tokens",
+        old="torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent[:, : width + 1])",
+        new="self.recent[:, 1 : width + 1] = tokens",
         caught_by="loop/test_context_alignment.py::"
         "test_features_belong_to_the_tokens_and_positions_that_the_context_names[{}-100]",
     ),
@@ -129,10 +138,12 @@ self.lengths += tokens.shape[1]
         name="an end of sequence in the draft ends its row although it is rejected",
         source="openvino.genai#3293 (row 63)",
         file="loop/step.py",
-        old="state.buffer.commit(tokens,",
+        old="state.buffer.commit(*harmless_verdict(verdict, state.vocab_size))",
         new="""\
 state.buffer.commit(
-        __import__("torch").cat([draft.tokens, verdict.tokens[:, -1:]], dim=1),""",
+        torch.cat([draft.tokens, verdict.tokens[:, -1:]], dim=1),
+        harmless_verdict(verdict, state.vocab_size)[1],
+    )""",
         caught_by="generator/test_generate_contract.py::"
         "test_a_rejected_end_of_sequence_in_the_draft_does_not_end_the_row",
     ),

@@ -59,8 +59,8 @@ MTP = [
         name="a chunk of the prompt does not look back at the chunk before",
         source="vllm#55055: module m needs the tokens of the next chunk (row 90)",
         file="drafters/mtp.py",
-        old="width = context.tokens.shape[1] - 1 + self.num_depths - 1",
-        new="width = max(context.tokens.shape[1] - 1, self.num_depths - 1)",
+        old="width = context.tokens.shape[1] - 1 + state.num_depths - 1",
+        new="width = max(context.tokens.shape[1] - 1, state.num_depths - 1)",
         caught_by=repair_test("five depths-5"),
     ),
     Mutant(
