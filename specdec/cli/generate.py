@@ -17,7 +17,13 @@ from specdec.evaluation.display import colour_key, coloured_text
 
 def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
-    parser = commands.add_parser("generate", help="complete a prompt with models of your own")
+    parser = commands.add_parser(
+        "generate",
+        help="complete a prompt with models of your own",
+        description="Completes a prompt. Sampling is neutral but for what is given, as in 'specdec "
+        "evaluate': of the target's generation_config only the ids that end and pad a text are "
+        "used.",
+    )
     parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
     parser.add_argument(
         "--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)"
@@ -42,6 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
             inputs.get("attention_mask"),
             max_new_tokens=arguments.max_new_tokens,
             do_sample=arguments.temperature != 0,
+            neutral=True,
             temperature=arguments.temperature,
             **sampling,
         )
