@@ -18,7 +18,13 @@ from specdec.cli.parser import (
 
 def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
-    parser = commands.add_parser("generate", help="complete a prompt with models of your own")
+    parser = commands.add_parser(
+        "generate",
+        help="complete a prompt with models of your own",
+        description="Completes a prompt. Sampling is neutral but for what is given, as in 'specdec "
+        "evaluate': of the target's generation_config only the ids that end and pad a text are "
+        "used.",
+    )
     parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
     add_drafter_arguments(parser)
     add_sampler_arguments(parser)
@@ -41,6 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         inputs.get("attention_mask"),
         max_new_tokens=arguments.max_new_tokens,
         do_sample=arguments.temperature != 0,
+        neutral=True,
         temperature=arguments.temperature,
         **sampling,
     )

@@ -150,11 +150,11 @@ def measure_costs(
         raise ValueError("there is nothing to measure: draft_lengths is empty")
     parts = generator.target, generator.sampler
     contenders: dict[int | None, SpeculativeGenerator] = {
-        None: SpeculativeGenerator(parts[0], None, parts[1])
+        None: SpeculativeGenerator(parts[0], None, parts[1], graphs=generator.graphs)
     }
     for k in draft_lengths:
         drafter = with_draft_length(generator.drafter, k)
-        contenders[k] = SpeculativeGenerator(parts[0], drafter, parts[1])
+        contenders[k] = SpeculativeGenerator(parts[0], drafter, parts[1], graphs=generator.graphs)
     taken: dict[int | None, list[float]] = {k: [] for k in contenders}
     for round_ in range(rounds + 1):
         for k, contender in contenders.items():

@@ -16,7 +16,7 @@ from specdec import (
     SpeculativeGenerator,
     TypicalSampler,
 )
-from specdec.certify import certify, huggingface_rule
+from specdec.certify import ForeignSampler, certify, huggingface_rule
 from specdec.kernels import draw
 from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
 from specdec.samplers.base import verdict_of_points
@@ -280,6 +280,78 @@ def test_a_mistaken_race_fails(mistake, kind):
 def test_something_that_cannot_be_certified_is_refused(arguments, options, message):
     with pytest.raises(TypeError, match=message):
         certify(*arguments, **options)
+
+
+def in_float32(draft_tokens, draft_probs, target_probs, noise):
+    """Speculative sampling whose numbers are rounded to float32."""
+    draft, target = draft_probs.float(), target_probs.float()
+    for i, token in enumerate(draft_tokens.tolist()):
+        if not noise.accept[i].float() * draft[i, token] < target[i, token]:
+            left = (target[i] - draft[i]).clamp(min=0)
+            weights = left if left.sum() > 0 else target[i]
+            return [*draft_tokens[:i].tolist(), int(noise.draw(weights.double()))]
+    return [*draft_tokens.tolist(), int(noise.draw(target[-1].double()))]
+
+
+def test_a_rule_in_float32_is_told_from_a_wrong_one():
+    sizes = ((3, 1, 6),)
+    report = certify(ForeignSampler(in_float32), sizes=sizes)
+    told = [failure.text for failure in report.failures if failure.kind == "law"]
+    assert told
+    assert any(f": {report.deviation:.1e} apart, " in text for text in told)
+    assert all("rounding to float32; dtype=torch.float32 allows for it" in text for text in told)
+    assert certify(ForeignSampler(in_float32), sizes=sizes, dtype=torch.float32).passed
+    for dtype in (torch.float64, torch.float32):
+        wrong = certify(EnsembleSampler(0.9), sizes=sizes, dtype=dtype)
+        assert any("apart" in failure.text for failure in wrong.failures)
+        assert "float32" not in str(wrong)
+
+
+class AtU(RejectionSampler):
+    """Emits id 0, possible or not, where the drawing uniform is below a limit."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.limit = limit
+
+    def accept(self, draft, target_logits, warp, noise):
+        """Only at the end of the draft."""
+        verdict = super().accept(draft, target_logits, warp, noise)
+        is_off = noise.uniform(Stream.RESAMPLE)[:, :1] < self.limit
+        at = verdict.num_accepted[:, None]
+        extra = verdict.tokens.gather(1, at).masked_fill(is_off, 0)
+        return Verdict(verdict.tokens.scatter(1, at, extra), verdict.num_accepted)
+
+
+def test_what_happens_at_a_uniform_of_0_alone_is_said_so():
+    zeros = [f.text for f in certify(AtU(2.0**-52), sizes=FEW).failures]
+    assert zeros
+    assert all("impossible, emitted at u = 0, of " in text for text in zeros)
+    accepted = [f.text for f in certify(Mistaken("<= for <"), sizes=FEW).failures]
+    assert accepted
+    assert all("emitted at u = 0" in text for text in accepted)
+    often = [f.text for f in certify(AtU(0.01), sizes=FEW).failures if f.kind == "zero"]
+    assert often
+    assert not any("at u = 0" in text for text in often)
+
+
+class OfThree(RejectionSampler):
+    """Looks at the three largest logits."""
+
+    def accept(self, draft, target_logits, warp, noise):
+        """Which a vocabulary of two does not have."""
+        assert target_logits.topk(3).values.isfinite().any()
+        return super().accept(draft, target_logits, warp, noise)
+
+
+def test_a_sampler_that_fails_on_a_small_world_is_told_which_and_what_to_pass():
+    with pytest.raises(RuntimeError) as caught:
+        certify(OfThree())
+    text = str(caught.value)
+    assert "OfThree fails on soft drafts (K = 3, V = 2)" in text
+    assert "index k out of range" in text
+    sizes = eval(text.split("sizes=")[-1])  # as the message says
+    assert certify(OfThree(), sizes=sizes).passed
 
 
 def test_half_precision_is_refused_since_nothing_could_be_told_exactly():

@@ -79,6 +79,8 @@ def _recording(noise_type: type[Noise]) -> type[Noise]:
     """
 
     class RecordingNoise(noise_type):
+        """Of any source."""
+
         def at(self, start: Tensor, width: int) -> StepNoise:
             step = super().at(start, width)
             self.uniforms = torch.stack([step.uniform(stream) for stream in Stream], dim=1)

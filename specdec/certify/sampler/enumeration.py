@@ -20,7 +20,7 @@ Legend: M patterns of positive probability, and see `paths`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -30,7 +30,9 @@ from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
 from specdec.types import PAD_TOKEN, Verdict
 
-LARGEST_UNIFORM = 1 - 2.0**-52
+SMALLEST_UNIFORM = 2.0**-52
+"""Above 0."""
+LARGEST_UNIFORM = 1 - SMALLEST_UNIFORM
 
 
 def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
@@ -82,6 +84,13 @@ class Flips:
         threshold = self.accept[self.row]
         chance = torch.where(self.is_below, threshold, 1 - threshold).prod(dim=1)
         return self.paths.weight[self.row] * chance
+
+    def above_zero(self) -> "Flips":
+        """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
+        accept = torch.where(self.accept > SMALLEST_UNIFORM, self.accept, 0.0)
+        ends = self.extra.cumsum(dim=-1)
+        extra = torch.where(ends > SMALLEST_UNIFORM, self.extra, 0.0)
+        return replace(self, accept=accept, extra=extra)
 
     @property
     def expected_accepted(self) -> Tensor:

@@ -191,10 +191,14 @@ def certify_sampler(
     is_race = sampler.draw_draft is draw_by_race
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
-        if is_race:
-            _examine_race(sampler, worlds, report, device)
-            continue
-        reason = _examine_chances(sampler, worlds, report, device)
+        try:
+            examine = _examine_race if is_race else _examine_chances
+            reason = examine(sampler, worlds, report, device)
+        except (RuntimeError, IndexError) as error:  # torch's own, which name no world
+            raise RuntimeError(
+                f"{name} fails on {worlds.describe(0)}: {error}; if it needs a larger vocabulary, "
+                "pass sizes= with such only, for instance sizes=((4, 2, 18),)"
+            ) from error
         if reason is not None:
             tests = progress(batches)
             return _examine_draws(sampler, tests, report, reason, num_draws, false_alarm, device)
@@ -278,12 +282,15 @@ def _examine_chances(
         return f"{_text(worlds, code, length)}{of} of {worlds.describe(world)}"
 
     _compare(report, law, target, lambda w, code: describe(w, code, len(worlds.target), ""))
+    above_zero = flips.above_zero()
     for n in range(1, len(worlds.target) + 1):
         emitted = flips.emitted(n).flatten(1)
         is_impossible = joint_law(worlds.target[:n]) == 0
         for world, code in (is_impossible & (emitted > 0)).nonzero()[:1].tolist():
             chance = emitted[world, code].item()
-            text = describe(world, code, n, f", impossible, emitted with chance {chance:.2g},")
+            at_zero = not above_zero.emitted(n).flatten(1)[world, code] > 0
+            when = "at u = 0" if at_zero else f"with chance {chance:.2g}"
+            text = describe(world, code, n, f", impossible, emitted {when},")
             report.failures.append(Failure("zero", chance, text))
     return None
 
@@ -322,11 +329,14 @@ def _compare(
     report.total_variation = max(report.total_variation, off.sum(dim=1).max().item() / 2)
     if off.max() > report.tolerance:
         at, code = divmod(off.argmax().item(), off.shape[1])
+        size = off.max().item()
         text = (
             f"{describe(at, code)} has probability {law[at, code]:.6g}, "
-            f"the target gives {target[at, code]:.6g}"
+            f"the target gives {target[at, code]:.6g}: {size:.1e} apart"
         )
-        report.failures.append(Failure("law", off.max().item(), text))
+        if size <= TOLERANCE[torch.float32]:
+            text += ", as much as rounding to float32; dtype=torch.float32 allows for it"
+        report.failures.append(Failure("law", size, text))
 
 
 def _undecided(count: int, where: str) -> str:
