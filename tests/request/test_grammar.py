@@ -29,13 +29,13 @@ OPTIONS = {"max_new_tokens": 24, "eos_token_id": EOS, "pad_token_id": 0}
 
 
 def allowed(text: list[int], row: int = 0) -> set[int]:
-    """Brackets that are closed before the end, and ids of one parity, which goes by the row."""
+    """Brackets that are closed before the end, and odd and even ids in turn; rows begin apart."""
     depth = text.count(OPEN) - text.count(CLOSE)
     if not text:
         return {OPEN}
     if depth == 0:
         return {EOS}
-    return {OPEN, CLOSE, *range(30 + row % 2, 50, 2)}
+    return {OPEN, CLOSE, *range(30 + (row + len(text)) % 2, 50, 2)}
 
 
 class Brackets:
