@@ -7,7 +7,7 @@ or with the grammar library's own HF processor.
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import perturbed, ragged_prompts, to_right_padding
+from drafting import ConstantDrafter, perturbed, ragged_prompts, to_right_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -21,6 +21,7 @@ DRAFTERS = {
     "perturbed": ModelDrafter(perturbed(MODEL), 4),
     "target": ModelDrafter(MODEL, 4),
     "lookup": "lookup",
+    "constant": ConstantDrafter(11),  # in the grammar and wrong
 }
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 6)
 WIDTH = IDS.shape[1]
