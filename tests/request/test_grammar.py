@@ -7,7 +7,7 @@ or with the grammar library's own HF processor.
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import perturbed, ragged_prompts, to_right_padding
+from drafting import ConstantDrafter, perturbed, ragged_prompts, to_right_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, pre_tokenizers
@@ -21,6 +21,7 @@ DRAFTERS = {
     "perturbed": ModelDrafter(perturbed(MODEL), 4),
     "target": ModelDrafter(MODEL, 4),
     "lookup": "lookup",
+    "constant": ConstantDrafter(11),  # in the grammar and wrong
 }
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 6)
 WIDTH = IDS.shape[1]
@@ -29,13 +30,13 @@ OPTIONS = {"max_new_tokens": 24, "eos_token_id": EOS, "pad_token_id": 0}
 
 
 def allowed(text: list[int], row: int = 0) -> set[int]:
-    """Brackets that are closed before the end, and ids of one parity, which goes by the row."""
+    """Brackets that are closed before the end, and odd and even ids in turn; rows begin apart."""
     depth = text.count(OPEN) - text.count(CLOSE)
     if not text:
         return {OPEN}
     if depth == 0:
         return {EOS}
-    return {OPEN, CLOSE, *range(30 + row % 2, 50, 2)}
+    return {OPEN, CLOSE, *range(30 + (row + len(text)) % 2, 50, 2)}
 
 
 class Brackets:
