@@ -33,7 +33,7 @@ def serve(target, speculative_config, prompts, max_tokens):
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=128,
-        max_num_seqs=4,
+        max_num_seqs=8,
         max_num_batched_tokens=512,
         disable_log_stats=False,
         enable_prefix_caching=False,
