@@ -117,6 +117,7 @@ _MARKS = {
     *("fc.weight", "mask_hidden"),
     *("layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"),
 }
+"""Names, in the head's terms, that producers and designs are recognised by."""
 
 
 def detect(folder: CheckpointFolder) -> Source | None:

@@ -277,9 +277,11 @@ class MaskTokenReading:
         fields, is_speculators = self.fields, self.source.producer == "speculators"
         self._refuse_options("norm_before_residual")
         layer = self._layer(has_output_bias=True)
-        theirs = None if target is None else target.config.get_text_config().vocab_size
-        if self.source.producer == "Hugging Face" and target is None:
-            raise ValueError(f"{fields.origin} leaves vocab_size to the target: pass the target")
+        theirs = None
+        if self.source.producer == "Hugging Face":
+            if target is None:
+                raise ValueError(f"{fields.origin} leaves vocab_size to the target: pass one")
+            theirs = target.config.get_text_config().vocab_size
         vocab_size = draft_size = fields.integer("vocab_size", theirs)
         if is_speculators:
             draft_size = sizes.read_draft_vocab_size(fields, is_speculators=True)

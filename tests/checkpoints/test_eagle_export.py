@@ -268,6 +268,15 @@ def test_the_speculators_layout_is_a_difference_to_hfs_defaults(flags, kind, tmp
     assert not any("midlayer" in name for name in names)
 
 
+@pytest.mark.parametrize("layers", [(3,), (1, 4, 7), (0, 1, 3, 5, 8)])
+def test_a_speculators_file_says_the_number_of_features_where_vllm_reads_it(layers, tmp_path):
+    """vLLM keeps hardly more than `transformer_layer_config`, and takes three without the key."""
+    drafter = EagleDrafter(head_of("attention", {"feature_layers": layers}), TARGET)
+    drafter.save_pretrained(tmp_path, "speculators", verifier="a/b")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["transformer_layer_config"]["num_aux_hidden_states"] == len(layers)
+
+
 def test_weights_keep_their_type(tmp_path):
     target = tiny_llama().to(torch.bfloat16)
     head = head_for(target, has_lm_head=False, **LAYERS).to(torch.bfloat16)

@@ -214,7 +214,7 @@ def test_it_is_read_alike_without_a_target_and_described(name, tmp_path):
 
 
 def test_an_assistant_needs_its_target_and_may_have_no_sliding_windows(tmp_path):
-    with pytest.raises(ValueError, match="leaves vocab_size to the target: pass the target"):
+    with pytest.raises(ValueError, match="leaves vocab_size to the target: pass one"):
         survey(hf_assistant().write(tmp_path), None)
     files = hf_assistant(layer_types=["sliding_attention"] * 2)
     with pytest.raises(ValueError, match=r"layer_types \['sliding_attention'\]"):

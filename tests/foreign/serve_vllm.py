@@ -7,17 +7,13 @@ import json
 import os
 import sys
 
-os.environ |= {
+SETTINGS = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
 }
-
-from vllm import LLM, SamplingParams
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-
 COUNTS = {
     "drafts": "vllm:spec_decode_num_drafts",
     "accepted": "vllm:spec_decode_num_accepted_tokens_per_pos",
@@ -26,6 +22,8 @@ COUNTS = {
 
 def serve(target, speculative_config, prompts, max_tokens):
     """The greedy tokens of each prompt, and counts of drafts and of accepted tokens by position."""
+    from vllm import LLM, SamplingParams
+
     engine = LLM(
         target,
         speculative_config=speculative_config,
@@ -33,7 +31,7 @@ def serve(target, speculative_config, prompts, max_tokens):
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=128,
-        max_num_seqs=4,
+        max_num_seqs=8,
         max_num_batched_tokens=512,
         disable_log_stats=False,
         enable_prefix_caching=False,
@@ -51,6 +49,9 @@ def serve(target, speculative_config, prompts, max_tokens):
 
 
 def main():
+    os.environ |= SETTINGS  # before vLLM is imported
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
     results = []
     for job in json.load(sys.stdin):
         try:

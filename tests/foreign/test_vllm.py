@@ -76,9 +76,13 @@ def new_drafter(name: str, target, texts):
             head = learn_by_heart(target, head, texts, steps=40, is_blind=False)
         return EagleDrafter(head, target, K)
     head = mask_head(target, name.split(",")[0], **{"has_lm_head": True} | flags)
-    return MaskTokenDrafter(
-        informed(target, head, K) if head.config.has_lm_head else head, target, K
-    )
+    if name.startswith("dflash"):
+        # On a CPU vLLM 0.32.0 norms the context's keys of every layer with the first layer's
+        # weights: its rms_norm leaves all rows but one of stacked weights unread.
+        for layer in head.layers:
+            layer.self_attn.k_norm.weight.data.copy_(head.layers[0].self_attn.k_norm.weight)
+    head = informed(target, head, K) if head.config.has_lm_head else head
+    return MaskTokenDrafter(head, target, K)
 
 
 def ours(target, drafter, prompts):
