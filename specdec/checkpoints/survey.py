@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_options, check_type
@@ -281,4 +282,5 @@ def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
         return False
     if not weight.is_floating_point():  # a quantised target
         return False
-    return torch.equal(own.to(weight.device, weight.dtype), weight)
+    whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    return torch.equal(own.to(whole.device, whole.dtype), whole)

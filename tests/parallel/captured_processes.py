@@ -42,7 +42,7 @@ def say(text: str) -> None:
 def live_graphs() -> list[Captured]:
     """What was captured, replayed, and not released."""
     found = [thing for thing in gc.get_objects() if type(thing) is Captured]
-    return [captured for captured in found if captured.outputs is not None]
+    return [each for each in found if each.num_calls and not each._is_released]
 
 
 def device_of(backend: str) -> torch.device:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor, init_device_mesh
 from transformers import AutoModelForCausalLM
 
-from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec import EagleDrafter, ModelDrafter, SpeculativeGenerator, Target, zoo
 from specdec.heads.sharing import look_up
 from specdec.target.fusion import Fusion
 from specdec.target.joint import siblings
@@ -86,6 +86,20 @@ def test_layers_that_are_spread_are_not_joined(mesh):
     joined, note = siblings(model)
     assert len(joined) == 5
     assert note.endswith("left alone: 1 x q_proj, k_proj, v_proj (DTensor)")
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_head_is_loaded_for_a_target_that_is_spread(mesh, dim):
+    heads = []
+    for is_spread in (False, True):
+        target = zoo.load_target()
+        for module in (target.model.embed_tokens, target.lm_head) if is_spread else ():
+            table = distribute_tensor(module.weight.detach(), mesh, [Shard(dim)])
+            module.weight = nn.Parameter(table, requires_grad=False)
+        drafter = EagleDrafter.from_pretrained(zoo.WEIGHTS_DIR / "eagle3", target)
+        heads.append((drafter.head.config, sorted(drafter.head.state_dict())))
+    assert heads[0] == heads[1]
+    assert not heads[1][0].has_embed_tokens  # a copy of the target's, and used by reference
 
 
 @pytest.mark.parametrize("fuse", [False, True])
