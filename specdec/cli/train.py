@@ -105,7 +105,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help=f"default: {DEFAULT_STEPS}")
     length.add_argument("--minutes", type=float, help="of training, instead of steps")
-    add("--tokens-per-step", type=int, help="default: 16384, on a CPU 2048")
+    add("--tokens-per-step", type=int, help="default: 16384, on a CPU 512")
     add(
         "--length",
         type=int,
@@ -152,7 +152,7 @@ def _train(options: argparse.Namespace) -> None:
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = state.device.type == "cpu"
     if options.tokens_per_step is None:
-        options.tokens_per_step = 2048 if is_cpu else 16384
+        options.tokens_per_step = 512 if is_cpu else 16384
     if options.precision is None:
         options.precision = "no" if is_cpu else "bf16"
     _check(options)  # before anything is loaded
