@@ -64,7 +64,8 @@ class RowStep:
             raise ValueError(f"a step must be 3 fields, got {str(saved)[:60]}")
         drafted, accepted, new = saved
         for name, tokens in (("draft_tokens", drafted), ("new_tokens", new)):
-            if not isinstance(tokens, list) or not all(type(token) is int for token in tokens):
+            is_ids = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
+            if not is_ids:
                 raise ValueError(f"{name} must be a list of ids, got {str(tokens)[:60]}")
         check_integer("num_accepted", accepted, 0, len(drafted))
         if (

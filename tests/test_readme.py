@@ -1,5 +1,5 @@
-"""The README as a newcomer reads it: its Python runs as written, in order; its commands are parsed;
-its tables name what there is.
+"""The README as a newcomer reads it: its Python runs as written, each snippet after the first one;
+its commands are parsed; its tables name what there is.
 """
 
 import re
@@ -31,11 +31,16 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def session():
-    """Everything run once, in one namespace, as in a notebook."""
+    """Everything run once: the first snippet, and every other one as if it were the second."""
+    first, *others = blocks("python")
     names = dict(PATHS)
-    for number, block in enumerate(blocks("python")):
-        exec(compile(block, f"README.md, block {number}", "exec"), names)
-    return names
+    exec(compile(first, "README.md, block 0", "exec"), names)
+    found = {}
+    for number, block in enumerate(others, start=1):
+        own = dict(names)
+        exec(compile(block, f"README.md, block {number}", "exec"), own)
+        found |= own
+    return found | names
 
 
 def test_the_snippets_run_as_they_are_written(session, capsys):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterable
 from functools import partial
 
-from specdec.cli.loading import load_generator
+from specdec.cli.loading import bar, load_generator
 from specdec.cli.parser import (
     add_drafter_arguments,
     add_model_arguments,
@@ -67,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         prompts = _source_prompts(tokenizer, arguments.prompts or 2, arguments.prompt_tokens or 8)
     check_enumerable(NUM_TOKENS, arguments.top_k, generator.target.vocab_size)
-    bar = partial(_bar, "exact law")
-    exact = certify(generator.sampler, device=arguments.device, progress=bar)
+    shown = partial(bar, "exact law")
+    exact = certify(generator.sampler, device=arguments.device, progress=shown)
     print(exact, flush=True)
     runs = certify(
         generator,
@@ -78,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
         top_k=arguments.top_k,
         temperature=arguments.temperature,
         false_alarm=arguments.false_alarm,
-        progress=partial(_bar, "samples"),
+        progress=partial(bar, "samples"),
     )
     print(runs)
     return 0 if exact.passed and runs.passed else 1
@@ -110,11 +108,3 @@ def _distinct(texts: list[str], tokenizer, length: int | None) -> list[list[int]
     if not all(encoded):
         raise ValueError("the tokenizer makes no token of a prompt; pass another --prompt")
     return [list(ids) for ids in dict.fromkeys(encoded)]
-
-
-def _bar(name: str, batches: list) -> Iterable:
-    """A progress bar on a terminal, nothing elsewhere."""
-    from tqdm import tqdm
-
-    is_terminal = sys.stderr.isatty()
-    return tqdm(batches, desc=name, file=sys.stderr, disable=not is_terminal, leave=False)

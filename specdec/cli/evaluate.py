@@ -53,11 +53,15 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0."""
+    sampling = sampling_of(arguments)
     from specdec import evaluate
+    from specdec.arguments import check_file
     from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
+    from specdec.evaluation.run_file import check_writable
 
-    sampling = sampling_of(arguments)
+    if arguments.output is not None:
+        check_writable(check_file("--output", arguments.output))  # before models are loaded
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
         chosen = _first_of_each(prompts, arguments.limit)

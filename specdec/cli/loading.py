@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,3 +228,11 @@ def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:
     except Exception:  # a draft model need not come with one; then only sizes can be compared
         return
     check_same_tokenizer(tokenizer, own)
+
+
+def bar(name: str, batches: Sequence) -> Iterable:
+    """A progress bar on a terminal, nothing elsewhere."""
+    from tqdm import tqdm
+
+    is_terminal = sys.stderr.isatty()
+    return tqdm(batches, desc=name, file=sys.stderr, disable=not is_terminal, leave=False)

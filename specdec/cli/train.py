@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from transformers import (
 
 from specdec import zoo
 from specdec.arguments import check_integer, make_folder
-from specdec.cli.loading import find_pretrained, load_model, load_pretrained
+from specdec.cli.loading import bar, find_pretrained, load_model, load_pretrained
 from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, one_line, refuse_given
 from specdec.cli.run_record import RunRecord
 from specdec.drafters.eagle import EagleDrafter
@@ -104,7 +105,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--steps", type=int, help=f"default: {DEFAULT_STEPS}")
     length.add_argument("--minutes", type=float, help="of training, instead of steps")
-    add("--tokens-per-step", type=int, default=16384, help="default: 16384")
+    add("--tokens-per-step", type=int, help="default: 16384, on a CPU 512")
     add(
         "--length",
         type=int,
@@ -138,7 +139,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     add("--evaluation-prompts", type=int, default=16, help="0: no evaluation; default: 16")
     add("--num-draft-tokens", type=int, default=4, help="K of the evaluation; default: 4")
-    add("--precision", choices=("bf16", "no"), default="bf16", help="default: bf16")
+    add("--precision", choices=("bf16", "no"), help="default: bf16, on a CPU no")
     add("--compile", action="store_true", help="run the loss through torch.compile")
     add("--seed", type=int, default=0, help="default: 0")
     return parser
@@ -148,6 +149,12 @@ def _train(options: argparse.Namespace) -> None:
     # Made once, and the launcher's word that it started CPUs is part of it: by default each process
     # would take itself for the only one.
     state = PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"))
+    # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
+    is_cpu = state.device.type == "cpu"
+    if options.tokens_per_step is None:
+        options.tokens_per_step = 512 if is_cpu else 16384
+    if options.precision is None:
+        options.precision = "no" if is_cpu else "bf16"
     _check(options)  # before anything is loaded
     if (options.output / "config.json").exists() and not (options.output / "run").exists():
         raise ValueError(
@@ -326,7 +333,9 @@ def _draft_ids(
         return None
     device = PartialState().device
     _say("finding the most frequent ids of the data and of the target's own text")
-    ids = frequent_ids(target.to(device).eval(), documents, options.draft_vocab_size)
+    shown = partial(bar, "rows read by the target") if PartialState().is_main_process else iter
+    target = target.to(device).eval()
+    ids = frequent_ids(target, documents, options.draft_vocab_size, progress=shown)
     return broadcast(ids.to(device)).cpu()
 
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_fields, check_integer, check_number, check_type
 from specdec.evaluation.intervals import LEVEL, MIN_CLUSTERS, Estimate, bootstrap, counted
 from specdec.evaluation.tables import Table, Tabular
 from specdec.results import RowStep, SpeculationStats
@@ -33,6 +33,9 @@ class EvaluatedRow:
         finish_reason: `"eos"`, `"length"` or `"stop"`.
         seed: of the row; `None` for greedy text.
         steps: what happened.
+
+    Raises:
+        TypeError, ValueError: a field of another type, or out of range.
     """
 
     prompt: str
@@ -41,9 +44,16 @@ class EvaluatedRow:
     sample: int
     num_prompt_tokens: int
     was_cut: bool
-    finish_reason: str
+    finish_reason: Literal["eos", "length", "stop"]
     seed: int | None
     steps: list[RowStep]
+
+    def __post_init__(self):
+        check_fields(self)
+        for name, least in (("turn", 0), ("sample", 0), ("num_prompt_tokens", 1)):
+            check_integer(name, getattr(self, name), least)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, 2**64 - 1)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -79,12 +89,14 @@ class EvaluatedBatch:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        rows = [
-            EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
-            for row in saved["rows"]
-        ]
+        rows = []
+        for row in saved["rows"]:
+            steps = check_type("steps", row["steps"], list)
+            rows.append(EvaluatedRow(**{**row, "steps": list(map(RowStep.from_saved, steps))}))
         check_integer("batch", saved["batch"], 0)
-        if not rows or not all(type(seconds) is float for seconds in saved["seconds"]):
+        for seconds in check_type("seconds", saved["seconds"], list[float]):
+            check_number("seconds", seconds, 0)
+        if not rows or len(saved["seconds"]) != len({row.turn for row in rows}):
             raise ValueError("expected rows, and seconds of each turn")
         return cls(saved["batch"], saved["seconds"], rows)
 

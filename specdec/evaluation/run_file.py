@@ -15,6 +15,15 @@ FORMAT = "specdec.evaluation/1"
 BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
 
 
+def check_writable(path: Path) -> None:
+    """Raises `OSError` where a file cannot be written; the path is as it was before."""
+    is_new = not path.exists()
+    with path.open("ab"):
+        pass
+    if is_new:
+        path.unlink()
+
+
 class RunFile:
     """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
 
@@ -32,8 +41,10 @@ class RunFile:
         interruption is removed from the file: its batch is done again.
 
         Raises:
+            OSError: the file cannot be written.
             ValueError: the file is of another run; says what differs.
         """
+        check_writable(self.path)
         if not self.path.exists():
             return []
         header, lines, whole = read_lines(self.path)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class StepRunner:
 
     Attributes:
         refusal: why steps are eager although they were to be captured; `None` if they are not.
+        size_bytes: of the storage. What graphs take besides, a few per cent, differs between the
+            processes of one target, which have to keep the same.
         captured_chunks: sizes of the prompt chunks that are captured; see `prefill.chunks`.
     """
 
@@ -73,7 +76,7 @@ class StepRunner:
         num_eager: int = NUM_EAGER,
     ):
         self.key, self.parts, self.captures = key, key.parts, key.captures
-        self.state, self._state_bytes = state, state.size_bytes
+        self.state, self.size_bytes = state, state.size_bytes
         self.refusal: str | None = None
         self._must_capture, self._num_before = must_capture, num_eager
         self._pool = GraphPool(state.record.device) if key.captures else None
@@ -126,8 +129,8 @@ class StepRunner:
             options = {"edit_logits": edit_logits, "mark": mark}
             return device_step(self.parts, state, num_draft_tokens=num_draft_tokens, **options)
 
-        def step() -> Outcome:
-            return device_step(self.parts, self.state, num_draft_tokens=num_draft_tokens)
+        # The graph holds these functions, so they must not hold the runner that holds the graph.
+        step = partial(device_step, self.parts, self.state, num_draft_tokens=num_draft_tokens)
 
         try:
             return self._through_graph((self.state.signature, num_draft_tokens), step)
@@ -139,9 +142,7 @@ class StepRunner:
         return step()
 
     def _read_chunk(self, size: int, num_attended: int) -> None:
-        def read() -> None:
-            prefill_chunk(self.parts, self.state, size, num_attended)
-
+        read = partial(prefill_chunk, self.parts, self.state, size, num_attended)
         if size not in self.captured_chunks:
             return read()
         try:
@@ -186,12 +187,6 @@ class StepRunner:
     def all_graphs(self) -> list[Captured]:
         """All that is captured: steps of every set of options, and prompt chunks."""
         return list(self._captured.values())
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the storage and of the graphs."""
-        graphs = sum(graph.num_bytes for graph in self._captured.values())
-        return self._state_bytes + graphs
 
     @property
     def num_slots(self) -> int:

@@ -31,11 +31,13 @@ class HookCall:
         streamer: HF has handed it the prompt already; whoever decodes has to hand it the tokens.
         tokenizer: for stop strings.
         assistant_model: of HF's assisted generation.
+        synced_gpus: whether several processes must stay in step; `None` where HF decides.
     """
 
     streamer: BaseStreamer | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
     assistant_model: PreTrainedModel | None = None
+    synced_gpus: bool | None = None
 
     @classmethod
     def find(cls) -> HookCall:
@@ -51,6 +53,7 @@ class HookCall:
             streamer=frame.f_locals.get("streamer"),
             tokenizer=given.get("tokenizer") if isinstance(given, dict) else None,
             assistant_model=frame.f_locals.get("assistant_model"),
+            synced_gpus=frame.f_locals.get("synced_gpus"),
         )
 
 
@@ -111,7 +114,7 @@ def check_hook(
             "assistant_model has no effect beside custom_generate; leave it out and build the "
             "generator with ModelDrafter(assistant_model)"
         )
-    if synced_gpus:
+    if synced_gpus or call.synced_gpus:
         raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
     cache = model_kwargs.get("past_key_values")
     if cache is not None and cache.get_seq_length() > 0:

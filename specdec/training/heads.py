@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -97,6 +97,7 @@ def frequent_ids(
     *,
     num_tokens: int = 2**17,
     row_tokens: int = 512,
+    progress: Callable[[Sequence[Tensor]], Iterable[Tensor]] = iter,
 ) -> Tensor:
     """The ids that a head of a smaller vocabulary should be able to propose.
 
@@ -110,6 +111,7 @@ def frequent_ids(
         count: Vd.
         num_tokens: of the data that the target reads.
         row_tokens: of each row that it reads.
+        progress: wraps these rows, `tqdm` for instance.
 
     Returns:
         `[Vd]` int64, ascending, on the CPU.
@@ -135,7 +137,7 @@ def frequent_ids(
     of_data = stream.bincount(minlength=config.vocab_size).double()
     rows = stream[: num_tokens // row_tokens * row_tokens].split(row_tokens)
     of_target = torch.zeros_like(of_data)
-    for row in rows:
+    for row in progress(rows):
         logits = target(input_ids=row[None].to(target.device), use_cache=False).logits[0]
         of_target += logits.float().softmax(dim=-1).sum(dim=0).double().cpu()
     scores = of_data / of_data.sum() + of_target / of_target.sum()

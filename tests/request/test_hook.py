@@ -60,6 +60,12 @@ def test_a_mode_of_hfs_that_would_be_dropped_is_refused(name):
         hooked(attention_mask=MASK, **{name: REFUSED[name]})
 
 
+def test_processes_in_step_that_hf_drops_on_the_way_are_refused():
+    with pytest.raises(ValueError, match="synced_gpus=True is not supported"):
+        hooked(attention_mask=MASK, synced_gpus=True)
+    assert hooked(attention_mask=MASK, synced_gpus=False).equal(hooked(attention_mask=MASK))
+
+
 def test_an_assistant_model_that_hf_drops_on_the_way_is_refused():
     with pytest.raises(ValueError, match=r"assistant_model .*ModelDrafter"):
         hooked(attention_mask=MASK, assistant_model=perturbed(MODEL))

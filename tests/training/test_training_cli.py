@@ -381,6 +381,23 @@ def test_a_refusal_without_the_commands_record_names_what_differs(
     assert line.endswith("differ in objective.head.layer.intermediate_size (24 there, 8 here)")
 
 
+def test_a_cpu_trains_in_small_steps_of_full_precision(target, text, tmp_path, monkeypatch):
+    plans = []
+
+    def train(*args, plan, **kwargs):
+        plans.append(plan)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("specdec.cli.train.train", train)
+    usual = ["eagle1", "--target", str(target), "--data", str(text), "--output", str(tmp_path)]
+    assert main(usual) == 130
+    assert main([*usual, "--tokens-per-step", "640", "--precision", "bf16"]) == 130
+    assert [(plan.tokens_per_step, plan.precision) for plan in plans] == [
+        (512, "no"),
+        (640, "bf16"),
+    ]
+
+
 def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, monkeypatch):
     arguments = ["eagle1", "--target", str(target), "--data", str(text), *SMALL]
     arguments += ["--output", str(tmp_path)]

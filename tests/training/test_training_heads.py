@@ -110,6 +110,10 @@ def test_frequent_ids_are_those_of_the_data_and_of_the_targets_own_text():
     assert {3, 4, 5, 7} <= set(chosen)
     assert set(chosen) - {3, 4, 5, 7} <= set(own[:8].tolist())
     assert frequent_ids(model, documents, VOCAB).tolist() == list(range(VOCAB))
+    read = []
+    cut = {"row_tokens": 50, "progress": lambda rows: read.extend(rows) or rows}
+    frequent_ids(model, documents, 8, **cut)
+    assert torch.cat(read).tolist() == documents[0].tolist()
     for count in (0, VOCAB + 1):
         with pytest.raises(ValueError, match=f"must have 1 to {VOCAB} ids, .* got {count}"):
             frequent_ids(model, documents, count)
