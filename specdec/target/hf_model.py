@@ -49,7 +49,7 @@ class Choices:
 
     Args:
         experts: implementation inside a step, or `None` for the model's own.
-        fusion: compiles the pointwise work of steps; `None` leaves it as it is.
+        fusion: compiles the pointwise work; `None` leaves it as it is.
         joined: linear layers that are one product.
         notes: on each choice that there was.
         route: of the self-test.
@@ -171,7 +171,7 @@ class SlotModel:
 
     @property
     def is_fused(self) -> bool:
-        """Pointwise work of steps is compiled."""
+        """Pointwise work is compiled."""
         return self._choices.fusion is not None
 
     @property
@@ -185,8 +185,7 @@ class SlotModel:
         attention, choices = self._choices.route.attention, self._choices
         join_weights(self.model, choices.joined)  # they may have been moved since the self-test
         step = self.open_view(attention, for_steps=True)
-        is_one = choices.experts is None and choices.fusion is None
-        chunk = step if is_one else self.open_view(attention, is_joined=True)
+        chunk = step if choices.experts is None else self.open_view(attention, is_fast=True)
         return Views(step, chunk, addresses(self.model, choices.joined))
 
     def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
@@ -196,14 +195,14 @@ class SlotModel:
         return other
 
     def open_view(
-        self, attention: str | None, *, is_joined: bool = False, for_steps: bool = False
+        self, attention: str | None, *, is_fast: bool = False, for_steps: bool = False
     ) -> PreTrainedModel:
         """A private view of the model.
 
         Args:
             attention: name of its attention function; `None` for the model's own.
-            is_joined: with joined products.
-            for_steps: with all that is chosen for the few tokens of a step.
+            is_fast: with joined products and compiled pointwise work.
+            for_steps: the same, and the experts that are chosen for the few tokens of a step.
         """
         view = private_view(self.model)
         # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -216,17 +215,17 @@ class SlotModel:
                 fields["_attn_implementation_internal"] = attention
         if for_steps and self._choices.experts is not None:
             set_experts(view, self._choices.experts)
-        if is_joined or for_steps:
-            self._speed_up(view, self._choices.fusion if for_steps else None)
+        if is_fast or for_steps:
+            self._speed_up(view)
         if self.feature_layers:
             catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
         return view
 
-    def _speed_up(self, view: PreTrainedModel, fusion: Fusion | None) -> None:
+    def _speed_up(self, view: PreTrainedModel) -> None:
         """Joins the products of a view, and compiles its pointwise work."""
         products = {group: JointProduct(view, group) for group in self._choices.joined}
-        if fusion is not None:
-            fusion.fuse(view, products)
+        if self._choices.fusion is not None:
+            self._choices.fusion.fuse(view, products)
         for group, product in products.items():
             product.install(view, group)
 
@@ -320,7 +319,7 @@ class SlotModel:
                 forget.
             num_attended: host upper bound of the largest real slot, plus 1.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
-            is_chunk: of a prompt: many tokens, and no step that must not wait for the device.
+            is_chunk: of a prompt: many tokens.
 
         Returns:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
