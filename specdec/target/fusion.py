@@ -116,6 +116,8 @@ def on_rows(function: Callable, module: nn.Module, x: Tensor, *args, **kwargs) -
     """`function(module, x)` of tokens `x` `[B, N, ...]`, over all of them as rows `[B N, ...]`, so
     that it meets one size in place of two. What has no such shape is passed on as it is.
     """
+    if any(child._forward_hooks or child._forward_pre_hooks for child in module.children()):
+        return type(module).forward(module, x, *args, **kwargs)  # which compiled code would miss
     if x.dim() < 3 or args or kwargs:
         return function(module, x, *args, **kwargs)
     return function(module, x.flatten(0, 1)).unflatten(0, x.shape[:2])

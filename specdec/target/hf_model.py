@@ -49,7 +49,7 @@ class Choices:
 
     Args:
         experts: implementation inside a step, or `None` for the model's own.
-        fusion: compiles the pointwise work of steps; `None` leaves it as it is.
+        fusion: compiles the pointwise work; `None` leaves it as it is.
         joined: linear layers that are one product.
         notes: on each choice that there was.
         route: of the self-test.
@@ -171,15 +171,14 @@ class SlotModel:
 
     @property
     def is_fused(self) -> bool:
-        """Pointwise work of steps is compiled."""
+        """Pointwise work is compiled."""
         return self._choices.fusion is not None
 
     @property
     def why_reading_waits(self) -> str | None:
         """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
-        return (
-            None if self._choices.experts is None else "the experts' own code waits for the device"
-        )
+        has_own = self._choices.experts is not None
+        return "the experts' own code waits for the device" if has_own else None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -209,7 +208,7 @@ class SlotModel:
         Args:
             attention: name of its attention function; `None` for the model's own.
             is_fast: with joined products and compiled pointwise work.
-            for_steps: with the experts that steps need, besides.
+            for_steps: the same, and the experts that are chosen for the few tokens of a step.
         """
         view = private_view(self.model)
         # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -326,7 +325,7 @@ class SlotModel:
                 forget.
             num_attended: host upper bound of the largest real slot, plus 1.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
-            is_chunk: of a prompt: many tokens, and no step that must not wait for the device.
+            is_chunk: of a prompt: many tokens.
 
         Returns:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order

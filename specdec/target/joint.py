@@ -153,8 +153,9 @@ def _parameters_of(module: nn.Module) -> list[nn.Parameter]:
 def _obstacle(layers: list[nn.Module], owners: Counter) -> str | None:
     """Why sibling layers cannot be joined."""
     for layer in layers:
-        if type(layer) is not nn.Linear:
-            return type(layer).__name__
+        kind = type(layer)
+        if kind is not nn.Linear:
+            return f"{kind.__module__}.{kind.__qualname__}"
         if "forward" in vars(layer) or layer._forward_hooks or layer._forward_pre_hooks:
             return "with hooks or a forward of their own"
     parameters = [p for layer in layers for p in _parameters_of(layer)]
@@ -167,9 +168,8 @@ def _obstacle(layers: list[nn.Module], owners: Counter) -> str | None:
     if len(alike) > 1 or len({layer.bias is None for layer in layers}) > 1:
         return "not alike"
     for table in _tables(layers):
-        own = set(map(_storage, table))
-        is_own = sum(owners[storage] for storage in own) == len(table)
-        if not is_own or (len(own) < len(table) and _spanned(table) is None):
+        is_own = sum(owners[storage] for storage in set(map(_storage, table))) == len(table)
+        if not is_own or len({p.data_ptr() for p in table}) < len(table):
             return "storage that others share"
     return None
 

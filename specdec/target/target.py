@@ -114,7 +114,7 @@ class Target:
 
     @property
     def is_fused(self) -> bool:
-        """The pointwise work of steps is compiled."""
+        """Pointwise work is compiled."""
         return self._slot_model.is_fused
 
     @property

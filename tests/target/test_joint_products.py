@@ -180,7 +180,7 @@ def with_one_bias(model):
 @pytest.mark.parametrize(
     ("edit", "word"),
     [
-        (of_another_class, "OwnLinear"),
+        (of_another_class, "test_joint_products.OwnLinear"),
         (with_a_hook, "hooks"),
         (with_a_forward, "a forward of their own"),
         (tied, "storage that others share"),

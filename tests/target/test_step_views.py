@@ -1,6 +1,6 @@
-"""What is chosen for the few tokens of a step: implementations of experts, fused pointwise work.
+"""What is chosen for speed: implementations of experts inside a step, fused pointwise work.
 
-The user's model is never touched, and prompts are read as the model itself would read them.
+The user's model is never touched, and prompts are read by its own experts.
 """
 
 import copy
@@ -151,17 +151,32 @@ def test_fused_work_is_that_of_the_model(name, calls):
     assert fingerprint(model) == before
 
 
-def test_a_chunk_of_a_prompt_and_a_watched_step_run_as_they_are(calls):
+def test_prompts_and_steps_are_fused_and_a_watched_step_runs_as_it_is(calls):
     generator = SpeculativeGenerator(Target(build("llama"), fuse=True), None)
     calls.clear()
     generation = generator.start(IDS, MASK, **OPTIONS)
-    assert not calls
+    assert calls
+    calls.clear()
     generator.step(generation)
     assert calls
     calls.clear()
     with no_host_sync():
         generator.step(generation)
     assert not calls
+
+
+@pytest.mark.parametrize("name", ["gate_proj", "down_proj", "act_fn"])
+def test_hooks_inside_of_a_compiled_module_run_though_they_came_later(name, calls):
+    model = build("llama")
+    generator = SpeculativeGenerator(Target(model, fuse=True), PromptLookupDrafter(3))
+    before = generator.generate(IDS, MASK, **OPTIONS).sequences
+    inner = getattr(model.model.layers[1].mlp, name)
+    handle = inner.register_forward_hook(lambda module, args, out: -3 * out)
+    expected = SpeculativeGenerator(model, None).generate(IDS, MASK, **OPTIONS).sequences
+    assert not expected.equal(before)
+    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected)
+    handle.remove()
+    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(before)
 
 
 @pytest.mark.parametrize("name", ["opt", "mpt", "gpt2"])
