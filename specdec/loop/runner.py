@@ -24,6 +24,10 @@ from specdec.samplers import Warp
 NUM_EAGER = 3
 """Steps that run eagerly before the first one of a model is captured. After that one is enough."""
 
+MAX_GRAPHS = 64
+"""Graphs of one storage that are kept. Each takes some megabytes; every value of `top_k` has its
+own."""
+
 
 @dataclass(frozen=True)
 class Key:
@@ -158,6 +162,8 @@ class StepRunner:
             CaptureError: it cannot be captured.
         """
         if key not in self._captured:
+            if len(self._captured) == MAX_GRAPHS:
+                del self._captured[next(iter(self._captured))]
             if self._num_eager[key] < self._num_before:
                 self._num_eager[key] += 1
                 return self._run_eagerly(function, self._num_eager[key] == self._num_before)
