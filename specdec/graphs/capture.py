@@ -50,8 +50,14 @@ class GraphPool:
     def __init__(self, device: torch.device | str):
         self.device = check_device("device", device)
         self._is_cuda = self.device.type == "cuda"
-        self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
         self.stream = torch.cuda.Stream(self.device) if self._is_cuda else None
+        self.renew()
+
+    def renew(self) -> None:
+        """Takes other memory for the graphs to come. Torch fails to capture into memory whose graphs
+        were all freed.
+        """
+        self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls a function on the pool's stream, in the order of the current one: before a capture
@@ -165,6 +171,7 @@ class Captured:
         where a process group existed at capture: NCCL waits for graphs that hold its collectives.
         """
         self._graph, self.outputs, self._output_spec = None, None, None
+        self.pool.renew()
         self._is_released = True
 
     def _warm_up(self, count: int) -> None:
@@ -230,13 +237,17 @@ class Captured:
         self.num_bytes = max(0, torch.cuda.memory_reserved() - reserved)
 
     def _clean_up(self) -> None:
-        """After a failed capture: the allocator may still count it as one under way."""
+        """After a failed capture: allocator and random generator may still count it as one under way.
+        """
         index = self.device.index
         index = torch.cuda.current_device() if index is None else index
         with suppress(Exception):  # it was ended, or this version of torch has ended it
             torch._C._cuda_endAllocateToPool(index, self.pool.handle)
         with suppress(Exception):  # reported by the error that follows
             torch.cuda.synchronize()
+        generator = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())  # the same numbers, in no capture
+        self.pool.renew()
 
 
 class CapturedBuckets:

@@ -4,8 +4,10 @@ The oracle is a generator that captures nothing.
 """
 
 import copy
+import gc
 import pickle
 import random
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import mask_heads
@@ -514,6 +516,22 @@ def test_graphs_are_no_part_of_a_copied_or_pickled_generator(duplicate):
     assert not list(other._runners)
     assert account(other.generate(IDS, MASK, **LONG)) == expected
     assert len(list(generator._runners)) == len(list(other._runners)) == 1
+
+
+@by_name
+def test_graphs_are_freed_with_their_generator_without_garbage_collection(drafter):
+    generator = capturing(drafter, prefill_chunk_size=64)
+    for _ in range(NUM_EAGER):  # the chunks of prompts, too
+        generator.generate(*ragged_prompts(VOCAB, 80, 5), **LONG)
+    graphs = [weakref.ref(graph) for run in generator._runners for graph in run.all_graphs]
+    assert len(graphs) >= 2
+    gc.collect()
+    gc.disable()
+    try:
+        del generator
+        assert [graph() for graph in graphs] == [None] * len(graphs)
+    finally:
+        gc.enable()
 
 
 def test_threads_that_share_a_generator_replay_steps_of_their_own():

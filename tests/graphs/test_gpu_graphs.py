@@ -374,6 +374,7 @@ def test_a_capture_that_fails_names_the_line_and_leaves_the_device_usable():
     with pytest.raises(CaptureError, match=r"item|_local_scalar_dense"):
         Captured(lambda x: x * float(x.sum()), (x,))
     torch.cuda.synchronize()
+    assert torch.rand(4, device="cuda").max() < 1  # the user's generator is in no capture
     assert (x + 1).sum().item() == 4
     assert Captured(lambda x: x + 1, (x,))(x).sum().item() == 4
     torch.cuda.empty_cache()

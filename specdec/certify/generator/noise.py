@@ -60,7 +60,7 @@ def audit_noise(
     sampler = copy.copy(generator.sampler)
     sampler.noise_type = _recording(sampler.noise_type)
     parts = generator.target, generator.drafter, sampler
-    recorded = SpeculativeGenerator(*parts, graphs=generator.graphs, keep_storage=0)
+    recorded = SpeculativeGenerator(*parts, graphs=generator.graphs, kept_bytes=0)
     options = {"max_new_tokens": num, "seed": list(range(len(prompts))), **sampling.options()}
     generation = recorded.start(*pad(prompts, generator.target.device), **options)
     draws = []
