@@ -54,8 +54,8 @@ class GraphPool:
         self.renew()
 
     def renew(self) -> None:
-        """Takes other memory for the graphs to come. Torch fails to capture into memory whose graphs
-        were all freed.
+        """Takes other memory for the graphs to come: torch fails to capture once more into memory
+        whose graphs were all freed.
         """
         self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
@@ -237,8 +237,7 @@ class Captured:
         self.num_bytes = max(0, torch.cuda.memory_reserved() - reserved)
 
     def _clean_up(self) -> None:
-        """After a failed capture: allocator and random generator may still count it as one under way.
-        """
+        """After a failed capture: allocator and random generator may count it as one under way."""
         index = self.device.index
         index = torch.cuda.current_device() if index is None else index
         with suppress(Exception):  # it was ended, or this version of torch has ended it
