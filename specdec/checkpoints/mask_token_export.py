@@ -56,7 +56,8 @@ def save_head(
         embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
             the layout has them (a speculators file, a language model).
         lm_head: `[V, H]`, the target's vocabulary head, alike.
-        num_draft_tokens: what a speculators file proposes to draft per step.
+        num_draft_tokens: what a speculators file proposes to draft per step. The proposal for a
+            block is all of it: the rows see each other, and vLLM's blocks have 1 + K of them.
         verifier: Hugging Face id or folder of the target, for a speculators file.
 
     Raises:
@@ -88,6 +89,7 @@ def save_head(
         tensors = with_vocab_map(tensors, head.target_ids, config.vocab_size)
     dtype = str(head.dtype).removeprefix("torch.")
     if layout == "speculators":
+        num_draft_tokens = config.max_draft_tokens or num_draft_tokens
         proposal = {"num_draft_tokens": num_draft_tokens, "verifier": verifier}
         keys = _speculators(config, dtype=dtype, **proposal)
     else:

@@ -131,6 +131,9 @@ def test_vllm_runs_a_block_in_both_directions_and_in_its_own_alignment(name, kin
     assert keys["sliding_window_non_causal"] is True
     assert keys["sample_from_anchor"] is (kind == "dspark")
     assert keys.get("markov_rank", 0) == 0
+    # Six rows; vLLM's blocks have as many rows as draft tokens, and one more for `dflash`.
+    tokens = keys["speculators_config"]["proposal_methods"][0]["speculative_tokens"]
+    assert tokens == {"dflash": 5, "dspark": 6}[kind]
 
 
 @pytest.mark.parametrize("name", ["p-eagle", "dflash", "dspark"])

@@ -45,8 +45,9 @@ HEADS = {
         *("huggingface", {"max_positions": 512, "max_position_embeddings": 512}),
         {"method": "draft_model", "parallel_drafting": True},
     ),
-    "dflash": ("speculators", {"draft_vocab_size": 30}, {"method": "dflash"}),
-    "dflash, z-lab": ("z-lab", {"has_lm_head": False}, {"method": "dflash"}),
+    # vLLM's blocks have K + 1 rows, the library's what the head was trained with: block_size.
+    "dflash": ("speculators", {"draft_vocab_size": 30, "block_size": 4}, {"method": "dflash"}),
+    "dflash, z-lab": ("z-lab", {"has_lm_head": False, "block_size": 4}, {"method": "dflash"}),
 }
 """Layout, flags of the head, and keys of vLLM's `speculative_config`."""
 
