@@ -142,6 +142,7 @@ def test_the_table_of_options_names_every_option():
     inputs = {"position_ids", "inputs_embeds", "past_key_values", "assistant_model", "synced_gpus"}
     others = {"prefix_allowed_tokens_fn", "logits_to_keep", "cache_config", "dola_layers", "top_h"}
     others |= {"constraints", "force_words_ids", "penalty_alpha", "use_mtp", "assistant_early_exit"}
+    others |= {"evaluate", "compare", "certify"}
     for name in re.findall(r"`(\w+)`", section.split("|---|---|")[1]):
         assert name in known | own | of_hf | inputs | others, name
 

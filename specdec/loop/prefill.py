@@ -88,7 +88,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
     context = Context(
         tokens=tokens,
         features=features,
-        start=start.expand(len(num_read)),
+        start=start.repeat(len(num_read)),
         # The pair (feature of the last token read, last prompt token) is left to the first
         # proposal.
         num_new=(num_read - 1 - start).clamp(-1, size),

@@ -138,7 +138,7 @@ def test_steps_without_a_draft_that_are_replayed_read_what_was_committed(generat
     if isinstance(generator.drafter, MaskTokenDrafter):
         lengths = [0, 0, 0, 0, 0, 1, 1, 1, 1, 1]
     generation = check_all_are_accepted(generator, lengths)
-    assert sorted(generation.runner.graphs) == sorted(set(lengths))
+    assert set(generation.runner.graphs) >= set(lengths)
 
 
 def test_a_seeded_target_that_is_its_own_drafter_is_never_rejected_either():

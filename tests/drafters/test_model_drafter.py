@@ -179,16 +179,6 @@ def test_rows_kept_of_a_state_go_on_as_they_were(rows):
     check(draft, few, MODELS["llama"], GATES["plain"], step.uniform(Stream.PROPOSE))
 
 
-def test_a_drafter_of_no_tokens_proposes_none():
-    drafter = ModelDrafter(MODELS["llama"], num_draft_tokens=0)
-    state = drafter.init_state(2, 30, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop([[1, 2, 3], [4]], 0)
-    loop.prefill(drafter, state, 8)
-    noise = Noise([0, 1]).at(torch.tensor([2, 0]), 1)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(2), noise))
-    assert draft.tokens.shape == (2, 0)
-
-
 def chi_square_p_value(tokens, expected):
     """Of counts against expected counts; ids expected fewer than 5 times share a bin."""
     counts = torch.bincount(tokens, minlength=len(expected)).double()

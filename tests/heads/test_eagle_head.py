@@ -5,14 +5,11 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import build
-from drafting import drawing
 from eagle_heads import (
     EAGLE1,
     EAGLE3,
     VOCAB,
     WIRINGS,
-    FeatureLoop,
-    features_for,
     flagged,
     head_for,
     random_drafter,
@@ -28,7 +25,6 @@ from specdec import EagleDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
 from specdec.heads.layers import attend_causally
 from specdec.heads.rotary import rotary_table
-from specdec.samplers import Noise, Warp
 from specdec.types import Context
 
 CPU = torch.device("cpu")
@@ -149,18 +145,6 @@ def test_a_target_may_be_given_as_model_or_wrapped():
     for target in (model, Target(model)):
         tokens = torch.tensor([[1]])
         assert EagleDrafter(head, target).embed(tokens).equal(model.get_input_embeddings()(tokens))
-
-
-def test_a_drafter_of_no_tokens_proposes_none():
-    drafter = random_drafter("eagle3", 0)
-    state = drafter.init_state(2, 30, vocab_size=VOCAB, device=CPU)
-    loop = FeatureLoop([[1, 2, 3], [4]], 0, features_for(drafter.config, 2, 30, 0))
-    loop.prefill(drafter, state, 8)
-    step = Noise([0, 1]).at(torch.tensor([2, 0]), 1)
-    assert drafter.propose(loop.context(), state, drawing(drafter, Warp(2), step)).tokens.shape == (
-        2,
-        0,
-    )
 
 
 MISFITS = {

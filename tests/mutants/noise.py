@@ -73,8 +73,8 @@ NOISE = [
         name="unseeded rows all draw with one fixed seed",
         source="TensorRT-LLM#17599 (row 22)",
         file="request/call.py",
-        old="return [secrets.randbits(64) for _ in range(rows)]",
-        new="return [0] * rows",
+        old="seeds = [secrets.randbits(64) for _ in range(rows)]",
+        new="seeds = [0] * rows",
         caught_by="generator/test_row_independence.py::"
         "test_without_a_seed_texts_differ_and_the_reported_seeds_reproduce_them[none]",
     ),
@@ -82,11 +82,8 @@ NOISE = [
         name="seeds come from the global generator",
         source="local-inference-lab/vllm#98, feifeibear/LLMSpeculativeSampling (rows 24, 25)",
         file="request/call.py",
-        old="return [secrets.randbits(64) for _ in range(rows)]",
-        new="""\
-import torch
-
-        return torch.randint(2**62, (rows,)).tolist()""",
+        old="seeds = [secrets.randbits(64) for _ in range(rows)]",
+        new="import torch; seeds = torch.randint(2**62, (rows,)).tolist()",
         caught_by="generator/test_row_independence.py::test_no_global_generator_is_consumed[none-options1]",
     ),
     Mutant(
