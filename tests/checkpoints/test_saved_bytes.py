@@ -1,8 +1,8 @@
 """Heads are written byte for byte as before the rooms `heads` and `checkpoints` were built.
 
-The hashes are those of files that the code of commit 24c56ff wrote; configurations have since got the
-keys `producer` and `num_aux_hidden_states`. Weights are exact multiples of
-1/64, so they depend on no random generator.
+The hashes are those of files that the code of commit 24c56ff wrote; configurations have since got
+the keys `producer` and `num_aux_hidden_states`. Weights are exact multiples of 1/64, so they depend
+on no random generator.
 """
 
 import hashlib
