@@ -26,7 +26,7 @@ GRAPHS = [
         name="a graph is replayed over weights that have moved",
         source="TensorRT-LLM#17110 (row 84)",
         file="loop/runners.py",
-        old="return *weight_addresses(*modules), *map(repr, kept)",
+        old="return *weight_addresses(*modules), *dtypes, *map(repr, kept)",
         new="return tuple(map(repr, kept))",
         caught_by=_STEPS + "test_weights_that_moved_and_settings_that_changed_are_captured_anew",
     ),
