@@ -218,7 +218,7 @@ OUTCOMES = [
         old="if common < len(accepted):",
         new="if not common and accepted:",
         caught_by="request/test_grammar.py::"
-        "test_scores_depend_on_the_tokens_alone_in_any_order_of_calls",
+        "test_a_draft_that_was_rejected_is_taken_back_from_where_the_texts_differ",
     ),
     Mutant(
         name="a processor that nobody vouches for runs",

@@ -201,3 +201,31 @@ def test_llguidances_matcher_gives_the_text_of_its_mask_in_hf():
     result = generator.generate(IDS, MASK, **options)
     assert torch.equal(result.sequences, expected)
     assert result.stats.acceptance_length > 1
+
+
+class SumMatcher:
+    """Allows one token, the sum of those that it has accepted: any that is not taken back shows."""
+
+    def __init__(self, row):
+        self.tokens = []
+
+    def accept_token(self, token):
+        self.tokens.append(token)
+        return True
+
+    def rollback(self, count):
+        del self.tokens[len(self.tokens) - count :]
+
+    def is_terminated(self):
+        return False
+
+    def fill_next_token_bitmask(self, bitmask, index):
+        bitmask[index] = 0
+        bitmask[index, 0] = 1 << sum(self.tokens)
+
+
+def test_a_draft_that_was_rejected_is_taken_back_from_where_the_texts_differ():
+    processor = GrammarProcessor(SumMatcher).start(torch.tensor([[9]]))
+    for text in ([1, 2], [1, 5], [1], [1, 2, 3], [1, 2, 4], []):
+        scores = processor(torch.tensor([[9, *text]]), torch.zeros(1, 30))
+        assert scores.isfinite().nonzero().tolist() == [[0, sum(text)]]
