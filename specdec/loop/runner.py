@@ -162,11 +162,11 @@ class StepRunner:
             CaptureError: it cannot be captured.
         """
         if key not in self._captured:
-            if len(self._captured) == MAX_GRAPHS:
-                del self._captured[next(iter(self._captured))]
             if self._num_eager[key] < self._num_before:
                 self._num_eager[key] += 1
                 return self._run_eagerly(function, self._num_eager[key] == self._num_before)
+            if len(self._captured) == MAX_GRAPHS:
+                del self._captured[next(iter(self._captured))]
             device = self.state.record.device
             options = {"pool": self._pool, "warmup": 0, "device": device}
             self._captured[key] = Captured(function, **options)
