@@ -269,10 +269,15 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
     generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
     fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
     sizes = set()
-    for index in range(60 if name == "eagle" else 15):
+    num_calls = 60 if name == "eagle" else 15
+    for index in range(num_calls):
         prompt, _ = ragged_prompts(VOCAB, draws.randint(1, 150), seed=index)
         options = {"max_new_tokens": draws.randint(1, 60), "eos_token_id": None}
-        if draws.random() < 0.6:
+        # The last two calls are one of each kind, so that the last storage has both graphs.
+        sampled = draws.random() < 0.6
+        if index >= num_calls - 2:
+            sampled = index == num_calls - 1
+        if sampled:
             temperature = draws.choice([0.5, 0.8, 1.7])
             options |= {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": index}
         found = generator.generate(prompt, **options)
