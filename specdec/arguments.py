@@ -7,7 +7,7 @@ A value of another type raises `TypeError`, a value out of range or a name that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -112,6 +112,31 @@ def check_number(
         if below is not None and not value < below:
             raise ValueError(f"{name} must be a number < {below}, {got}")
     return _in_range(name, value, float, low, high, advice)
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any], *, advice: str = "") -> Any:
+    """Returns one of the values that are allowed.
+
+    Args:
+        name: of the argument.
+        value: that came.
+        choices: that are allowed, in the order of the message.
+        advice: what to do instead, appended to the message.
+
+    Raises:
+        ValueError: none of them.
+
+    Example:
+        >>> check_choice("proposal", "samples", ("sample", "argmax"))
+        Traceback (most recent call last):
+            ...
+        ValueError: proposal must be 'sample' or 'argmax', got 'samples'
+    """
+    choices = tuple(choices)
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return value
+    words = _listed([*map(repr, choices)])
+    raise ValueError(f"{name} must be {words}, got {shown(value)}{advice and '; '}{advice}")
 
 
 def check_device(name: str, value: Any) -> torch.device:
