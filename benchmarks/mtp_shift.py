@@ -22,11 +22,12 @@ from dataclasses import replace
 
 import torch
 
+from recipes.zoo import models
 from specdec import MTPDrafter, SpeculativeGenerator, zoo
 from specdec.heads.mtp import MTPHead
 from specdec.kernels import PastRows, ShiftedWindow, shift_window
 from specdec.training import MultiTokenPrediction, PackedStream, TrainingPlan, train
-from specdec.zoo import corpus, models, packing
+from specdec.zoo import corpus
 
 NUM_DEPTHS = 3
 
@@ -108,7 +109,7 @@ def trained_head(target, steps: int, device: torch.device) -> MTPHead:
     """A head trained on the library for a moment, where the package holds none."""
     head = models.build_mtp_head(target, num_depths=NUM_DEPTHS, mlp_width=256, seed=1).to(device)
     drafter = MTPDrafter(head, target, NUM_DEPTHS)
-    documents = packing.encode_files(zoo.load_tokenizer(), corpus.library_files()[:80])
+    documents = corpus.encode_files(zoo.load_tokenizer(), corpus.library_files()[:80])
     plan = TrainingPlan(
         steps=steps,
         tokens_per_step=1024,

@@ -57,7 +57,7 @@ from specdec.training.mtp import MultiTokenPrediction
 from specdec.training.mtp import new_head as new_mtp_head
 from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.training.run_checkpoint import CheckpointError
-from specdec.zoo import corpus, packing
+from specdec.zoo import corpus
 
 DEFAULT_STEPS = 10_000
 EVALUATED_TOKENS = 64
@@ -381,7 +381,7 @@ def _load_data(options: argparse.Namespace) -> tuple[PreTrainedTokenizerBase, li
         tokenizer = load_pretrained(AutoTokenizer, options.target, local_files_only=local_only)
     _say(f"encoding {options.data}")
     if options.data == "zoo" and options.target == "zoo":
-        return tokenizer, packing.encode_files(tokenizer, corpus.library_files())
+        return tokenizer, corpus.encode_files(tokenizer, corpus.library_files())
     if options.data == "zoo":
         texts = (corpus.read_source(path) for path in corpus.library_files())
     else:

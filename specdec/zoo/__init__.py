@@ -2,8 +2,8 @@
 
 A deep and narrow Llama-architecture target (16 layers, 128 wide), trained on the sources of the
 Python standard library and of the packages that specdec needs, and drafters for it.
-`specdec.zoo.recipe` reproduces the weights; the `card.json` beside each says how it was made and
-how good it is.
+`python -m recipes.zoo.recipe`, in a clone of the repository, reproduces the weights; the
+`card.json` beside each says how it was made and how good it is.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _folder(name: str, *, holding: str) -> Path:
     folder = WEIGHTS_DIR / name
     if not (folder / holding).is_file():
         raise FileNotFoundError(
-            f"no {holding} in {folder}; reinstall the package, or make it anew with "
-            "`python -m specdec.zoo.recipe`"
+            f"no {holding} in {folder}; reinstall the package, or in a clone make it anew with "
+            "`python -m recipes.zoo.recipe`"
         )
     return folder
 

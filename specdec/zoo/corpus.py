@@ -7,11 +7,13 @@ of specdec's own dependencies, and of theirs, are read beside it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import re
 import sysconfig
 from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedTokenizerFast
 
 from specdec.arguments import check_integer
 
@@ -119,14 +121,6 @@ def read_source(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
 
 
-def fingerprint(files: list[Path]) -> str:
-    """The SHA-256 over the bytes of `files`: equal digests mean equal corpora on two machines."""
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def heldout_prompts(n: int, *, num_lines: int = 10) -> list[str]:
     """Cut `n` deterministic prompts out of modules that no training saw.
 
@@ -171,3 +165,13 @@ def _block_prompts(text: str, num_lines: int) -> list[str]:
             # No final newline: the tokenizer joins it to the indentation that is still to come.
             prompts.append("".join(lines[row + 1 - num_lines : row + 1]).rstrip())
     return prompts
+
+
+def encode_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> list[np.ndarray]:
+    """Encode each file into ids [num_tokens], closed by the end-of-text token."""
+    documents = []
+    for start in range(0, len(files), 256):  # an encoding takes a hundred times its ids' memory
+        texts = [read_source(path) for path in files[start : start + 256]]
+        for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
+            documents.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16))
+    return documents

@@ -10,10 +10,11 @@ from architectures import VOCAB, build
 from training_runs import on_a_cpu
 from transformers import LlamaForCausalLM
 
+from recipes.zoo import models, recipe
+from recipes.zoo.owntext import continue_windows
 from specdec import zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.zoo import corpus, models, packing, recipe
-from specdec.zoo.owntext import continue_windows
+from specdec.zoo import corpus
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +115,7 @@ def test_a_new_mtp_head_starts_with_the_targets_final_norm_and_shares_its_vocabu
 def test_encoded_files_are_their_text_and_the_end(tmp_path):
     tokenizer, path = zoo.load_tokenizer(), tmp_path / "a.py"
     path.write_text("def f(x):\n    return 'é'\n")
-    (ids,) = packing.encode_files(tokenizer, [path])
+    (ids,) = corpus.encode_files(tokenizer, [path])
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1].tolist()) == path.read_text()
 
@@ -151,7 +152,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
         assert card["model"]["num_layers"] == shown
         assert card["run"]["num_steps"] == card["recipe"]["steps"] == 2
         stage = name.replace("_", "-")
-        assert card["recipe"]["command"] == f"python -m specdec.zoo.recipe {stage}"
+        assert card["recipe"]["command"] == f"python -m recipes.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3
         assert card["acceptance"] is None
     before = (out / "eagle3" / "model.safetensors").read_bytes()

@@ -1,4 +1,4 @@
-"""Reproduce the zoo's weights: `python -m specdec.zoo.recipe`, or one stage of it by name.
+"""Reproduce the zoo's weights: `python -m recipes.zoo.recipe`, or one stage of it by name.
 
 The stages, in order: `tokenizer`; `target`; `text` (the target writes what its drafters train on,
 beside the library's own sources); `draft`, `eagle3`, `mask-token` and `mtp`; `measure` (acceptance
@@ -22,6 +22,9 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recipes.zoo import cards, models
+from recipes.zoo.owntext import continue_windows
+from recipes.zoo.tokenizer import train_tokenizer
 from specdec import zoo
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
@@ -37,8 +40,7 @@ from specdec.training import (
 from specdec.training.eagle import TrainingTimeTest
 from specdec.training.mask_token import MaskRollouts
 from specdec.training.mtp import MultiTokenPrediction
-from specdec.zoo import WEIGHTS_DIR, cards, corpus, models, packing
-from specdec.zoo.owntext import continue_windows
+from specdec.zoo import WEIGHTS_DIR, corpus
 
 # Every run ends on rows of the target's full length: what it has not seen in training it does not
 # know, and a drafter's acceptance falls to nearly 1 there.
@@ -77,14 +79,14 @@ OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head,
 def make_tokenizer(out_dir: Path) -> None:
     """Train the tokenizer on the standard library and save it beside the target's weights."""
     texts = (corpus.read_source(path) for path in corpus.library_files())
-    packing.train_tokenizer(texts).save_pretrained(out_dir / "target")
+    train_tokenizer(texts).save_pretrained(out_dir / "target")
 
 
 def make_target(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     """Train the target on next tokens; write its weights and card."""
     tokenizer = _tokenizer(out_dir)
-    library = packing.encode_files(tokenizer, corpus.library_files())
-    packages = packing.encode_files(tokenizer, corpus.package_files())
+    library = corpus.encode_files(tokenizer, corpus.library_files())
+    packages = corpus.encode_files(tokenizer, corpus.package_files())
     stream = PackedStream(LIBRARY_REPEATS * library + packages, seed=plan.seed)
     model = models.build_model(tokenizer, seed=plan.seed, **TARGET_SHAPE)
     progress = train(NextToken(model), stream, plan=plan, work_dir=work_dir / "target")
@@ -100,8 +102,8 @@ def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TE
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=dtype).eval().to(device)
-    library = packing.encode_files(tokenizer, corpus.library_files())
-    packages = packing.encode_files(tokenizer, corpus.package_files())
+    library = corpus.encode_files(tokenizer, corpus.library_files())
+    packages = corpus.encode_files(tokenizer, corpus.package_files())
     documents = 3 * library + packages[::4]
     made = [continue_windows(target, documents, **options) for options in windows]
     rows = [row for rows in made for row in rows]
@@ -191,7 +193,7 @@ def _drafters_stream(
     """The target's own text and the library, twice each."""
     with np.load(work_dir / "text.npz") as kept:
         own = np.split(kept["tokens"], kept["ends"])
-    library = packing.encode_files(tokenizer, corpus.library_files())
+    library = corpus.encode_files(tokenizer, corpus.library_files())
     return PackedStream(2 * own + 2 * library, seed=plan.seed)
 
 
@@ -212,7 +214,7 @@ def _write_card(
     loss: str,
 ) -> None:
     recipe = {
-        "command": f"python -m specdec.zoo.recipe {stage}",
+        "command": f"python -m recipes.zoo.recipe {stage}",
         "loss": loss,
         "optimizer": OPTIMIZER,
     }
@@ -234,7 +236,7 @@ STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "mask-token", "mtp",
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the stages named on the command line, all of them by default."""
-    parser = argparse.ArgumentParser(prog="python -m specdec.zoo.recipe", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m recipes.zoo.recipe", description=__doc__)
     parser.add_argument("stages", nargs="*", metavar="stage", help=f"of {STAGES}; default: all")
     parser.add_argument("--minutes", type=float, help="wall-clock minutes of a training stage")
     parser.add_argument("--steps", type=int, help="optimiser steps, instead of minutes")

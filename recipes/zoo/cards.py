@@ -6,6 +6,7 @@ Legend: T tokens of a window, V vocabulary.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
 import json
 import math
@@ -28,7 +29,7 @@ from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.plan import TrainingPlan, TrainingProgress
 from specdec.zoo import corpus
-from specdec.zoo.packing import encode_files
+from specdec.zoo.corpus import encode_files
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 128
@@ -197,7 +198,7 @@ def measure_acceptance(name: str) -> dict:
         "num_draft_tokens": num_draft_tokens,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",
         "seeds": f"0..{NUM_PROMPTS - 1}, one per prompt",
-        "command": "python -m specdec.zoo.recipe measure",
+        "command": "python -m recipes.zoo.recipe measure",
     }
     return {**measured, "conditions": conditions}
 
@@ -251,8 +252,16 @@ def _describe_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> di
         "num_files": len(files),
         "num_bytes": sum(path.stat().st_size for path in files),
         "num_tokens": sum(len(ids) for ids in encode_files(tokenizer, files)),
-        "sha256": corpus.fingerprint(files),
+        "sha256": _fingerprint(files),
     }
+
+
+def _fingerprint(files: list[Path]) -> str:
+    """The SHA-256 over the bytes of `files`: equal digests mean equal corpora on two machines."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _version(package: str) -> str | None:

@@ -1,15 +1,11 @@
-"""The zoo's byte-level tokenizer, and files through it."""
+"""The zoo's byte-level tokenizer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
-import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
-
-from specdec.zoo import corpus
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -42,13 +38,3 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 2048) -> PreTrain
         # The clean-up joins " ." and the like, which would damage source code.
         clean_up_tokenization_spaces=False,
     )
-
-
-def encode_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> list[np.ndarray]:
-    """Encode each file into ids [num_tokens], closed by the end-of-text token."""
-    documents = []
-    for start in range(0, len(files), 256):  # an encoding takes a hundred times its ids' memory
-        texts = [corpus.read_source(path) for path in files[start : start + 256]]
-        for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
-            documents.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16))
-    return documents
