@@ -1,7 +1,6 @@
 """The API pages have every public name, and the guides' links and figures have their commands."""
 
 import importlib
-import json
 import pkgutil
 import re
 from pathlib import Path
@@ -69,28 +68,6 @@ def test_what_papers_md_names_in_code_exists():
             is_folder = (DOCS.parent / "specdec" / name).is_dir()
             is_defined = re.search(rf"^(class|def) {name}\b", code, flags=re.MULTILINE)
             assert is_folder or is_defined or name == "train", name
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["index.md", *(pytest.param(n, marks=pytest.mark.slow) for n in ("evaluation.md", "which.md"))],
-)
-def test_the_snippets_of_a_guide_run_in_order(name, tmp_path, monkeypatch):
-    from specdec.evaluation import own_prompts
-
-    monkeypatch.chdir(tmp_path)
-    lines = [json.dumps({"text": prompt.turns[0]}) for prompt in own_prompts()[::8]]
-    Path("spec_bench.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    text = (DOCS / name).read_text(encoding="utf-8")
-    blocks = re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    names = {}
-    for number, block in enumerate(blocks):
-        if "Trainer(" in block:  # the user's own
-            continue
-        short = block.replace("max_new_tokens=256", "max_new_tokens=8")
-        exec(compile(short, f"{name}, block {number}", "exec"), names)
-    assert len(blocks) >= 1
-    assert names["generator"].target.vocab_size == 2048
 
 
 def test_every_cell_about_others_has_its_source_and_ours_exist():

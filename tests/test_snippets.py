@@ -1,9 +1,13 @@
-"""The README as a newcomer reads it: its Python runs as written, each snippet after the first one;
-its commands are parsed; its tables name what there is.
+"""The README and the guides as a newcomer reads them: every snippet of Python runs alone, as it is
+written; commands are parsed; tables name what there is.
 """
 
+import functools
+import json
+import os
 import re
 import shlex
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,41 +20,58 @@ from specdec.cli import _parser
 from specdec.cli.train import _parser as training_parser
 from specdec.request import GenerateOptions
 
-README = Path(specdec.__file__).parent.parent / "README.md"
-TEXT = README.read_text(encoding="utf-8")
+ROOT = Path(specdec.__file__).parents[1]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in ROOT.glob("docs/*.md")}
+PAGES["README.md"] = (ROOT / "README.md").read_text(encoding="utf-8")
 PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
+SLOW = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
+NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
 
 
-def blocks(language: str) -> list[str]:
+def blocks(page: str, language: str = "python") -> list[str]:
     """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.fixture(scope="module")
-def session():
-    """Everything run once: the first snippet, and every other one as if it were the second."""
-    first, *others = blocks("python")
-    names = dict(PATHS)
-    exec(compile(first, "README.md, block 0", "exec"), names)
-    found = {}
-    for number, block in enumerate(others, start=1):
-        own = dict(names)
-        exec(compile(block, f"README.md, block {number}", "exec"), own)
-        found |= own
-    return found | names
+SNIPPETS = [
+    pytest.param(page, i, marks=[pytest.mark.slow] if page in SLOW else [], id=f"{page}-{i}")
+    for page in sorted(PAGES)
+    for i, block in enumerate(blocks(page))
+    if not any(name in block for name in NOT_RUN)
+]
 
 
-def test_the_snippets_run_as_they_are_written(session, capsys):
-    assert len(blocks("python")) >= 7
-    stats = session["generator"].target
-    assert stats.vocab_size == 2048
-    assert session["result"].seeds == [0]
+@functools.cache
+def names_of(page: str, index: int) -> dict:
+    """What a snippet defines, run in a folder with a file of prompts."""
+    names, before = dict(PATHS), Path.cwd()
+    short = blocks(page)[index].replace("max_new_tokens=256", "max_new_tokens=8")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            lines = [json.dumps({"text": text}) for text in zoo.heldout_prompts(6)]
+            Path("spec_bench.jsonl").write_text("\n".join(lines), encoding="utf-8")
+            exec(compile(short, f"{page}, block {index}", "exec"), names)
+        finally:
+            os.chdir(before)
+    return names
 
 
-def test_the_drafter_of_the_readme_drafts_and_is_lossless(session):
+@pytest.mark.parametrize(("page", "index"), SNIPPETS)
+def test_every_snippet_runs_alone(page, index):
+    assert names_of(page, index).keys() > PATHS.keys()
+
+
+def test_the_readme_is_short_and_has_a_snippet_for_each_use():
+    assert len(PAGES["README.md"].splitlines()) <= 200
+    assert len(SNIPPETS) >= 15
+
+
+def test_the_drafter_of_the_guide_drafts_and_is_lossless():
+    session = names_of("own-drafter.md", 0)
     tokenizer, target = session["tokenizer"], session["target"]
     drafter = session["BigramDrafter"]((session["counts"] + 1e-3).log(), 3)
     generator = specdec.SpeculativeGenerator(target, drafter)
@@ -67,7 +88,8 @@ def test_the_drafter_of_the_readme_drafts_and_is_lossless(session):
         specdec.SpeculativeGenerator(target, session["BigramDrafter"](session["counts"][:5]))
 
 
-def test_the_drafter_with_a_state_drafts_and_repeats(session):
+def test_the_drafter_with_a_state_drafts_and_repeats():
+    session = names_of("own-drafter.md", 1)
     tokenizer, target = session["tokenizer"], session["target"]
     generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
     inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
@@ -91,13 +113,14 @@ def test_the_drafter_with_a_state_drafts_and_repeats(session):
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("name", ["none", "lookup", *sorted(zoo.DRAFTERS)])
 def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
-    (block,) = (block for block in blocks("python") if "commit(state" in block)
+    (block,) = (block for block in blocks("README.md") if "commit(state" in block)
+    imports, *_, loop = block.split("\n\n")  # the loop alone, over each drafter
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
     drafter = zoo.load_drafter(name, target) if name in zoo.DRAFTERS else name
     generator = specdec.SpeculativeGenerator(target, drafter, graphs=graphs)
     inputs = tokenizer(["def f(x):", "import os, sys"], return_tensors="pt", padding=True)
     names = {"generator": generator, "inputs": inputs}
-    exec(compile(block, "README.md, the loop", "exec"), names)
+    exec(compile(f"{imports}\n{loop}", "README.md, the loop", "exec"), names)
     assert (names["generation"].lengths - inputs.attention_mask.sum(dim=1)).max() > 10
     result = generator.generate(**inputs, max_new_tokens=64, do_sample=True, seed=0)
     for row, length in enumerate(names["generation"].lengths.tolist()):
@@ -107,14 +130,17 @@ def test_the_loop_of_the_readme_writes_what_generate_writes(name, graphs):
 
 
 @pytest.mark.parametrize(("lenience", "passes"), [(1.0, True), (1.5, False)])
-def test_the_sampler_of_the_readme_is_lossless_at_1(session, lenience, passes):
-    report = specdec.certify(session["LenientSampler"](lenience), sizes=((3, 2, 12),))
+def test_the_sampler_of_the_guide_is_lossless_at_1(lenience, passes):
+    names = {}
+    exec(blocks("own-sampler.md")[0].split("print(certify")[0], names)
+    report = specdec.certify(names["LenientSampler"](lenience), sizes=((3, 2, 12),))
     assert report.is_exact
     assert report.passed is passes
 
 
 def commands() -> list[str]:
-    lines = [line for block in blocks("bash") for line in block.splitlines()]
+    found = [block for page in sorted(PAGES) for block in blocks(page, "bash")]
+    lines = [line for block in found for line in block.splitlines()]
     return [line for line in lines if line.startswith("specdec ")]
 
 
@@ -127,13 +153,8 @@ def test_every_command_is_one(line):
         assert callable(_parser().parse_args([name, *arguments]).run)
 
 
-def table(title: str) -> str:
-    """The section of a title."""
-    return TEXT.split(f"\n## {title}\n")[1].split("\n## ")[0]
-
-
 def test_the_table_of_options_names_every_option():
-    section = table("Options of HF `generate`")
+    section = PAGES["generate.md"].split("\n## Options\n")[1]
     for name in [*GenerateOptions.__annotations__, "streamer", "attention_mask"]:
         assert f"`{name}`" in section, name
     known = transformers.GenerationConfig().to_dict().keys()
@@ -148,7 +169,7 @@ def test_the_table_of_options_names_every_option():
 
 
 def test_the_table_of_families_names_every_family_that_is_tested():
-    section = re.sub(r"[\s-]", "", table("Model families").lower())
+    section = re.sub(r"[\s-]", "", PAGES["models.md"].lower())
     for name, (family, _) in ARCHITECTURES.items():
         short = re.sub(r"v3$", "", family.lower())
         assert short in section.replace("deepseekv3", "deepseek"), name
