@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_blocks, verify_tokens
+from specdec.kernels import verify
 from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -52,7 +52,5 @@ class BlockSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""
-        # For point masses the two rules are one, and the token-wise one is cheaper.
-        verify = verify_tokens if draft.probs is None else verify_blocks
         params = warp.params(target_logits)
-        return verify(draft, target_logits, params, chain_uniforms(draft, noise))
+        return verify(draft, target_logits, params, chain_uniforms(draft, noise), by_block=True)

@@ -5,20 +5,17 @@ kernels are its definition: run by Triton's interpreter.
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
-from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
-from kernel_cases import DTYPES
+from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
-from specdec.kernels.attention import MAX_WINDOW, triton, visible_slots
+from specdec.kernels.attention import triton
+from specdec.kernels.attention.reference import MAX_WINDOW, visible_slots
 from specdec.kernels.attention.triton import Tiles
 from specdec.target.masks import any_of, block, causal_within, slot_mask
 
-seeds = st.integers(0, 2**32 - 1)
 sizes = st.builds(
     Sizes,
     rows=st.integers(1, 2),
@@ -46,9 +43,6 @@ cuts = st.builds(
     num_warps=st.just(4),
     num_stages=st.just(3),
     num_splits=st.sampled_from([1, 2, 3, 9]),
-)
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="here kernels are compiled; see test_attention_gpu"
 )
 
 

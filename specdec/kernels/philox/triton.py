@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
-    """As `kernels.uniforms`, in one launch."""
+    """As the definition, in one launch."""
     rows, count = len(position), num_streams * width
     out = torch.empty(rows, num_streams, width, dtype=torch.float64, device=position.device)
     if out.numel():

@@ -1,5 +1,5 @@
-"""`verify_tokens` and `verify_blocks` on a GPU, in four launches: softmax partials of the target's
-rows; accept; residual sums; and finalize, which draws the extra token.
+"""`verify` on a GPU, in four launches: softmax partials of the target's rows; accept; residual
+sums; and finalize, which draws the extra token.
 
 Legend: as `triton_accept`.
 """
@@ -35,9 +35,7 @@ def verify(
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
 ) -> Verdict:
-    """As `kernels.verify_blocks` if `by_block`, else as `kernels.verify_tokens`; a program has
-    `num_warps` warps and `block` tokens, a power of two.
-    """
+    """As the definition; a program has `num_warps` warps and `block` tokens, a power of two."""
     count, width = draft.tokens.shape
     tokens = torch.empty(count, width + 1, dtype=torch.long, device=logits.device)
     outcome = Outcome(tokens, torch.empty_like(tokens[:, 0]), torch.empty_like(tokens[:, 0]))
