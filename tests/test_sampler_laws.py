@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, joint_law, random_worlds, warped
+from exact_law import assert_lossless, joint_law, law_error, random_worlds, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -143,6 +143,36 @@ def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind
 def digits(code, length):
     """Tokens of a numbered prefix."""
     return [code // 3 ** (length - 1 - i) % 3 for i in range(length)]
+
+
+@given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 2)), seeds)
+def test_each_token_is_accepted_with_the_largest_probability_that_any_rule_can_reach(size, seed):
+    worlds = random_worlds(size, seed)
+    flips = find_flips(RejectionSampler(), worlds)
+    paths = flips.paths
+    for i, (p, q) in enumerate(zip(worlds.target, worlds.draft, strict=False)):
+        prefix = (paths.world, paths.prefix[:, i])
+        optimum = torch.minimum(p, q).sum(-1)[prefix]
+        ratio = (p / q)[prefix].gather(1, paths.tokens[:, i : i + 1])[:, 0].clamp(max=1)
+        is_reached = (flips.accept[:, :i] > 1e-9).all(-1)
+        reached = flips.accept[is_reached, i]
+        torch.testing.assert_close(reached, ratio[is_reached], rtol=0, atol=1e-12)
+        by_path = torch.zeros_like(worlds.draft[i])
+        by_path[(*prefix, paths.tokens[:, i])] = flips.accept[:, i]
+        accepted = (q * by_path).sum(-1)[prefix]
+        torch.testing.assert_close(accepted[is_reached], optimum[is_reached], rtol=0, atol=1e-12)
+
+
+def test_the_check_fails_argmax_tokens_that_claim_a_soft_law():
+    """That it fails many other mistakes is in `certify/test_certify.py`."""
+
+    def claims_to_be_soft(draft, logits, warp, noise):
+        probs = torch.full((*draft.tokens.shape, 3), 1 / 3, dtype=torch.float64)
+        return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
+
+    worlds = random_worlds((3, 2, 3), 0, "point-mass")
+    assert law_error(claims_to_be_soft, worlds, worlds.target) > 1e-3
+    assert law_error(RejectionSampler(), worlds, worlds.target) < 1e-12
 
 
 @given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3)), kinds, seeds)

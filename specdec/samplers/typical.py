@@ -28,10 +28,6 @@ class TypicalSampler(Sampler):
         epsilon: probability from which a token is always accepted, in 0..1.
         delta: scales the threshold that depends on the entropy, >= 0.
 
-    Raises:
-        TypeError: epsilon or delta is no number.
-        ValueError: epsilon or delta out of range.
-
     Example:
         >>> TypicalSampler(epsilon=0.1).lossless
         False

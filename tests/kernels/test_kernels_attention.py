@@ -66,7 +66,7 @@ def _bfloat16_products_are_of_numbers(monkeypatch):
 
 
 @interpreted
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(sizes, options, cuts, st.sampled_from(DTYPES), seeds)
 def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
     case = random_case(sizes, seed, dtype=dtype, **options)
@@ -77,12 +77,9 @@ def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
 @pytest.mark.parametrize(
     ("width", "value_width", "group", "dtype"),
     [
-        (64, 64, 8, torch.bfloat16),
-        (80, 80, 1, torch.float16),
-        (96, 96, 2, torch.float32),
-        (128, 128, 4, torch.bfloat16),
+        (80, 80, 8, torch.float16),
         (192, 128, 1, torch.float32),
-        (256, 256, 2, torch.float16),
+        (256, 256, 2, torch.bfloat16),
     ],
     ids=str,
 )
@@ -95,30 +92,20 @@ def test_the_kernels_are_the_definition_at_the_widths_of_real_models(
 
 
 @interpreted
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_the_kernels_are_the_definition_where_keys_hold_all_heads_values(num_splits):
+def test_the_kernels_are_the_definition_where_keys_hold_all_heads_values():
     """DeepSeek's absorbed form: one head of 576 channels, whose first 512 are the values."""
     case = random_case(Sizes(2, 2, 1, 16, 576, 512, 48), 1, dtype=torch.bfloat16, lengths=[48, 3])
-    tiles = Tiles(16, 16, 4, 3, num_splits)
+    tiles = Tiles(16, 16, 4, 3, 4)
     assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
 
 
 @interpreted
-@pytest.mark.parametrize("num_splits", [1, 2, 3])
-def test_a_sink_takes_its_weight_once_however_many_splits_a_row_has(num_splits):
-    sizes = Sizes(2, 2, 2, 2, 16, 16, 48)
-    case = random_case(sizes, 1, dtype=torch.float32, lengths=[48, 3], has_sinks=True)
-    tiles = Tiles(16, 16, 4, 3, num_splits)
-    assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
-
-
-@interpreted
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64])
 def test_lengths_at_the_edges_of_tiles_are_read_to_their_end(length):
     """Each row's last value is far from all others, so a slot too few or too many shows."""
     case = random_case(Sizes(3, 1, 1, 1, slots=64), length, lengths=[length, 1, 64])
     case.values[0, :, length - 1] = 1000.0
-    for num_splits in (1, 2, 4):
+    for num_splits in (1, 4):
         tiles = Tiles(16, 16, 4, 3, num_splits)
         assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
 

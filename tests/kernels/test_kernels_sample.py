@@ -141,11 +141,11 @@ def test_a_sample_and_a_race_are_their_definitions(rows, width, vocab, dtype, se
 
 @interpreted
 def test_a_race_with_another_stream_key_or_position_has_other_winners():
-    logits = random_logits(2, 4, 30, seed=1, dtype=torch.float32, spread=0.5)
-    key, position = torch.tensor([[1, 2]] * 2), torch.arange(8).view(2, 4)
+    logits = random_logits(1, 6, 15, seed=1, dtype=torch.float32, spread=0.5)
+    key, position = torch.tensor([[1, 2]]), torch.arange(6)[None]
     ours = assert_race_near(logits, WarpParams(), key, position, 3, **SMALL)
     for other in ((key, position, 2), (key + 1, position, 3), (key, position + 1, 3)):
-        assert (triton_race.race(logits, WarpParams(), *other, **SMALL) != ours).sum() > 2
+        assert (triton_race.race(logits, WarpParams(), *other, **SMALL) != ours).sum() > 1
 
 
 @interpreted
