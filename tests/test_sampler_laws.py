@@ -55,7 +55,7 @@ lossless = pytest.mark.parametrize("sampler", LOSSLESS, ids=lambda s: type(s).__
 ONE_BY_ONE = [
     *((name, "mixed", 2, 4) for name in FILTERS),
     *(("all, cold", kind, 2, 3) for kind in ("soft", "point-mass")),
-    *(("all, cold", "mixed", *size) for size in ((1, 5), (3, 3))),
+    *(("none", "mixed", *size) for size in ((1, 5), (3, 3))),
 ]
 
 
@@ -70,14 +70,14 @@ def test_a_round_has_the_law_of_the_target_behind_each_filter(sampler, kind, nam
 
 @lossless
 @given(sizes, kinds, seeds)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_a_round_has_the_law_of_the_target_for_tables_of_any_size(sampler, size, kind, seed):
     assert_lossless(sampler, random_worlds(size, seed, kind), seed)
 
 
 @lossless
 @given(sizes, kinds, st.lists(warps, min_size=2, max_size=2), seeds)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, warps, seed):
     assert_lossless(sampler, warped(random_worlds((*size[:2], 2), seed, kind), warps), seed)
 
@@ -176,7 +176,7 @@ def test_the_check_fails_argmax_tokens_that_claim_a_soft_law():
 
 
 @given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3)), kinds, seeds)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_block_verification_accepts_at_least_as_many_tokens_in_every_world(size, kind, seed):
     worlds = random_worlds(size, seed, kind)
     block = find_flips(BlockSampler(), worlds).expected_accepted
@@ -185,7 +185,7 @@ def test_block_verification_accepts_at_least_as_many_tokens_in_every_world(size,
 
 
 @given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 3)), seeds)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_block_verification_accepts_the_most_that_a_lossless_rule_can(size, seed):
     """Prefix i stands with probability P_i: none more, or its text would come too often."""
     worlds = random_worlds(size, seed)
@@ -285,7 +285,7 @@ def joint_variation(flips):
     "sampler", [*LOSSLESS, TypicalSampler(), EnsembleSampler(0.5)], ids=lambda s: type(s).__name__
 )
 @given(st.integers(1, 4), seeds)
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(sampler, is_told, width, seed):
     """What a draft holds behind a row's valid tokens is of no account, also where it looks sound.
     (Worlds hold NaN there, which some mistakes take for a rejection.)

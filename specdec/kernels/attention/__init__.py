@@ -18,6 +18,7 @@ windows, chunks of a prompt, have the arithmetic that makes up for a dense mask.
 def ragged_attention(
     query: Tensor, keys: Tensor, values: Tensor, slots: Tensor, options: AttentionOptions = CAUSAL
 ) -> Tensor:
+    """`reference.ragged_attention`, or its Triton kernels on a GPU."""
     if not (query.is_cuda and suits_kernels(query)):
         return reference.ragged_attention(query, keys, values, slots, options)
     from specdec.kernels.attention import triton

@@ -10,6 +10,7 @@ from specdec.kernels.mask_window.reference import MaskWindow, WindowSpec
 
 @wraps(reference.expand_window)
 def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
+    """`reference.expand_window`, or its Triton kernels on a GPU."""
     if not tokens.is_cuda:
         return reference.expand_window(tokens, start, num_new, spec)
     from specdec.kernels.mask_window import triton

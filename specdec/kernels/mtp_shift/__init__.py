@@ -12,6 +12,7 @@ from specdec.types import Context
 def shift_window(
     context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
 ) -> ShiftedWindow:
+    """`reference.shift_window`, or its Triton kernels on a GPU."""
     new = context.features
     if new is None or not (new.is_cuda and suits_kernels(new)):
         return reference.shift_window(context, past, width, trash=trash, num_later=num_later)

@@ -9,6 +9,7 @@ from specdec.kernels.philox import reference
 
 @wraps(reference.step_uniforms)
 def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
+    """`reference.step_uniforms`, or its Triton kernels on a GPU."""
     if not position.is_cuda:
         return reference.step_uniforms(key, position, num_streams, width)
     from specdec.kernels.philox import triton

@@ -14,6 +14,7 @@ __all__ = ["race", "race_weights"]
 
 @wraps(reference.race)
 def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
+    """`reference.race`, or its Triton kernels on a GPU."""
     if not (logits.is_cuda and suits_kernels(logits)):
         return reference.race(logits, params, key, position, stream)
     from specdec.kernels.race import triton

@@ -14,6 +14,7 @@ from specdec.kernels.truncate.reference import WarpParams
 def sample(
     logits: Tensor, params: WarpParams, uniforms: Tensor, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
+    """`reference.sample`, or its Triton kernels on a GPU."""
     if not (logits.is_cuda and suits_kernels(logits)):
         return reference.sample(logits, params, uniforms, out)
     from specdec.kernels.sample import triton

@@ -14,6 +14,7 @@ from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
 
 @wraps(reference.find_cutoff)
 def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
+    """`reference.find_cutoff`, or its Triton kernels on a GPU."""
     if not (logits.is_cuda and suits_kernels(logits)):
         definition = cpu if cpu.is_wide(logits) else reference
         return definition.find_cutoff(logits, temperature, truncation)
@@ -24,5 +25,6 @@ def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncati
 
 @wraps(reference.warp_probs)
 def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
+    """`reference.warp_probs`, or `cpu.warp_probs` for wide rows on a CPU."""
     definition = cpu if cpu.is_wide(logits) else reference
     return definition.warp_probs(logits, params, out)

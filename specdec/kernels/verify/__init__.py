@@ -15,6 +15,7 @@ from specdec.types import Draft, Verdict
 def verify(
     draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms, *, by_block: bool
 ) -> Verdict:
+    """`reference.verify`, or its Triton kernels on a GPU."""
     if not (logits.is_cuda and suits_kernels(logits)):
         return reference.verify(draft, logits, params, uniforms, by_block=by_block)
     from specdec.kernels.verify import triton

@@ -12,6 +12,7 @@ from specdec.kernels.write_slots import reference
 def write_slots(
     keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, slots: Tensor
 ) -> None:
+    """`reference.write_slots`, or its Triton kernels on a GPU."""
     if not (key_states.is_cuda and suits_kernels(key_states)):
         return reference.write_slots(keys, values, key_states, value_states, slots)
     from specdec.kernels.write_slots import triton
