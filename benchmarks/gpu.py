@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from gpu_parts import (
@@ -58,6 +59,8 @@ from specdec import (
     Target,
     TypicalSampler,
 )
+from specdec.drafters import mask_token as mask_token_drafter
+from specdec.drafters import mtp as mtp_drafter
 
 PARTS = (
     "equality",
@@ -70,6 +73,7 @@ PARTS = (
     "baselines",
     "small",
     "attention",
+    "windows",
     "mixture",
 )
 SAMPLERS = [
@@ -430,6 +434,25 @@ class Bench:
             what = f"B = 16, {valid} valid of {allocated} slots, write and attend"
             self.note(what, taken * 1e3, "ms")
             self.note("  bytes of valid slots over the speed of a copy", rate, "%", ">= 60")
+
+    def part_windows(self) -> None:
+        """Captured steps with and without the Triton kernels of `mask_window` and `mtp_shift`: they
+        stay only if a step shows them.
+        """
+        ids = prompt(self.model, self.length(512))
+        for room, op, head in (
+            (mask_token_drafter, "expand_window", mask_token(self.model, 7)),
+            (mtp_drafter, "shift_window", mtp(self.model)),
+        ):
+            kernel, times = getattr(room, op), {}
+            for way, function in {"kernel": kernel, "definition": kernel.__wrapped__}.items():
+                with mock.patch.object(room, op, function):
+                    generator = SpeculativeGenerator(self.target, head, graphs=True)
+                    times[way] = time_steps(generator, ids, rounds=4)
+                    self.note_step(f"8B, {type(head).__name__}, {op} by its {way}", times[way])
+                    generator.release()
+            gain = 100 * (times["definition"].ms / times["kernel"].ms - 1)
+            self.note(f"  {op}: definition over kernel", gain, "%", "> 1, else it goes")
 
     def part_mixture(self) -> None:
         """A mixture of experts, 30B-A3B."""

@@ -32,14 +32,13 @@ from specdec.kernels import (
     race,
     sample,
     token_rule,
-    verify_blocks,
-    verify_tokens,
+    verify,
     warp_probs,
 )
 from specdec.kernels.race import race_weights
-from specdec.kernels.truncate import find_cutoff as defined_cutoff
-from specdec.kernels.truncate import is_kept
-from specdec.kernels.verify import block_rule
+from specdec.kernels.truncate.reference import find_cutoff as defined_cutoff
+from specdec.kernels.truncate.reference import is_kept
+from specdec.kernels.verify.reference import block_rule
 from specdec.types import Draft, Verdict
 
 NUM_DRAFT_TOKENS, VOCAB = 5, 128256
@@ -108,13 +107,13 @@ def num_launches(op: Op) -> int:
 
 
 def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
-    """`verify_blocks` or `verify_tokens`, of draft probabilities or of points. "step" is all of a
-    step's sampling: K draws with their probabilities, and `verify_blocks`.
+    """`verify`, by blocks or tokens, of draft probabilities or of points. "step" is all of a step's
+    sampling: K draws with their probabilities, and `verify` by blocks.
     """
     rule, k = kind.split()[-1], NUM_DRAFT_TOKENS
     num_draws = k if kind == "step" else 0
     by_block = rule in ("blocks", "step")
-    op, define = (verify_blocks, block_rule) if by_block else (verify_tokens, token_rule)
+    define = block_rule if by_block else token_rule
 
     def inputs() -> tuple:
         logits = 3 * torch.randn(rows, k + 1, VOCAB, device="cuda")
@@ -127,7 +126,7 @@ def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     def ours(draft, logits, uniforms):
         for i in range(num_draws):
             sample(logits[:, i : i + 1], WarpParams(), uniforms.accept[:, i : i + 1])
-        verdict: Verdict = op(draft, logits, WarpParams(), uniforms)
+        verdict: Verdict = verify(draft, logits, WarpParams(), uniforms, by_block=by_block)
         return verdict.tokens, verdict.num_accepted, verdict.faults
 
     def theirs(draft, logits, uniforms):

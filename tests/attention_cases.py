@@ -11,7 +11,7 @@ from kernel_cases import on_gpu
 from torch import Tensor
 
 from specdec.kernels import AttentionOptions
-from specdec.kernels.attention import ragged_attention
+from specdec.kernels.attention.reference import ragged_attention
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 """Root mean square error over that of the oracle: a few roundings of weights and result."""

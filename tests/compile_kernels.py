@@ -61,8 +61,8 @@ def compile_only() -> None:
     JITFunction.run = compiled
 
 
-def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
-    """Every operation, as the library calls it."""
+def compile_all(dtype: torch.dtype, *, is_warped: bool, is_short: bool) -> None:
+    """Every operation, as the library calls it; once each where that is to be short."""
     shape = ROWS, WIDTH + 1
     logits, probs = torch.zeros(*shape, VOCAB, dtype=dtype), torch.zeros(ROWS, WIDTH, VOCAB)
     tokens, draws = torch.zeros(ROWS, WIDTH).long(), torch.zeros(shape, dtype=torch.float64)
@@ -72,32 +72,34 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
         params = WarpParams(draws[:, 0] + 1, torch.zeros(ROWS).bool(), cutoff)
         num_valid = tokens[:, 0]
     uniforms = VerifyUniforms(draws[:, :WIDTH], draws[:, 0])
-    for draft_probs, by_block in ((None, False), (probs, False), (probs, True)):
+    drafts = [(probs, True)] if is_short else [(None, False), (probs, False), (probs, True)]
+    for draft_probs, by_block in drafts:
         draft = Draft(tokens, draft_probs, num_valid)
         triton_verify.verify(draft, logits, params, uniforms, by_block=by_block)
     triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
-    triton_sample.sample(logits, params, draws, None)
+    if not is_short:
+        triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
-    triton_truncate.find_cutoff(logits, params.temperature, truncation)
+    samples = {"samples": 64} if is_short else {}  # a sort takes the compiler long
+    triton_truncate.find_cutoff(logits, params.temperature, truncation, **samples)
     counts, is_block = torch.zeros(ROWS).long(), is_warped
     where = {"mask_token": 1, "max_positions": 64, "trash": 64}
     spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
     triton_window.expand_window(tokens, counts, counts, spec)
     features, ids = torch.zeros(*shape, 500, dtype=dtype), torch.zeros(ROWS, WIDTH + 2).long()
-    context, past = (
-        Context(ids, features, ids[:, 0], ids[:, 1], 32),
-        PastRows(ids[:, :2], features[:, :2]),
-    )
-    triton_mtp_shift.mtp_shift(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
+    context = Context(ids, features, ids[:, 0], ids[:, 1], 32)
+    past = PastRows(ids[:, :2], features[:, :2])
+    triton_mtp_shift.shift_window(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
 
 
-def compile_attention(dtype: torch.dtype) -> None:
-    """Plain, over rows that are not split; and with all options, over rows that are; and the write
+def compile_attention(dtype: torch.dtype, *, is_short: bool) -> None:
+    """With all options, over rows that are split; plain, over rows that are not; and the write
     before.
     """
-    for rows, queries, key_width, value_width in ((64, 4, 128, 128), (1, 9, 192, 128)):
+    sizes = [(1, 9, 192, 128)] if is_short else [(64, 4, 128, 128), (1, 9, 192, 128)]
+    for rows, queries, key_width, value_width in sizes:
         query = torch.zeros(rows, 16, queries, key_width, dtype=dtype)
         keys = torch.zeros(rows, 256, 4, key_width, dtype=dtype).transpose(1, 2)
         values = torch.zeros(rows, 256, 4, value_width, dtype=dtype).transpose(1, 2)
@@ -114,6 +116,7 @@ def compile_attention(dtype: torch.dtype) -> None:
 
 if __name__ == "__main__":
     compile_only()
-    is_half = sys.argv[1] == "bfloat16"
-    compile_all(torch.bfloat16 if is_half else torch.float32, is_warped=is_half)
-    compile_attention(torch.bfloat16 if is_half else torch.float32)
+    is_half, is_short = sys.argv[1] != "float32", sys.argv[1] == "short"
+    dtype = torch.bfloat16 if is_half else torch.float32
+    compile_all(dtype, is_warped=is_half, is_short=is_short)
+    compile_attention(dtype, is_short=is_short)

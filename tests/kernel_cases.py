@@ -8,8 +8,13 @@ is asserted, not skipped.
 
 from dataclasses import dataclass, replace
 
+import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
 from torch import Tensor
+
+pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from specdec.kernels import (
     Cutoff,
@@ -20,17 +25,16 @@ from specdec.kernels import (
     draw,
     find_faults,
     token_rule,
-    verify_blocks,
-    verify_tokens,
+    verify,
     warp_probs,
 )
-from specdec.kernels.race import exponentials
 from specdec.kernels.race import triton as triton_race
+from specdec.kernels.race.reference import exponentials
 from specdec.kernels.sample import triton as triton_sample
-from specdec.kernels.truncate import find_cutoff, is_kept, scale
 from specdec.kernels.truncate import triton as triton_truncate
-from specdec.kernels.verify import block_rule
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
 from specdec.kernels.verify import triton as triton_verify
+from specdec.kernels.verify.reference import block_rule
 from specdec.types import PAD_TOKEN, Context, Draft, Verdict
 
 MARGIN = 1e-5
@@ -38,11 +42,19 @@ LARGEST_UNIFORM = 1 - 2.0**-52
 RULES = ["point", "token", "block"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 VOCAB = 128256
+SMALL = {"block": 16, "num_warps": 2}
+"""So that rows of a few dozen tokens have many chunks and a ragged last one."""
+seeds = st.integers(0, 2**32 - 1)
+few = settings(max_examples=6)
+interpreted = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="here kernels are compiled; see the tests marked gpu"
+)
+quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, at 0 / 0 and the like
 
 
 @dataclass
 class Case:
-    """The arguments of `verify_tokens` and `verify_blocks`."""
+    """The arguments of `verify`."""
 
     draft_tokens: Tensor
     draft_probs: Tensor
@@ -99,8 +111,8 @@ def parts(verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
 
 def by_library(case: Case, rule: str) -> tuple[Tensor, Tensor, Tensor]:
     """By the library's operations."""
-    op = verify_blocks if rule == "block" else verify_tokens
-    return parts(op(case.draft(rule), case.logits, case.params, case.uniforms))
+    inputs = case.draft(rule), case.logits, case.params, case.uniforms
+    return parts(verify(*inputs, by_block=rule == "block"))
 
 
 def assert_equal(ours: tuple, theirs: tuple) -> None:
@@ -318,8 +330,8 @@ def shift_case(
     seed: int,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Context, PastRows]:
-    """Arguments of `mtp_shift`: texts that begin, go on, have ended or ended before the chunk. What
-    must not be read is -1 among tokens and NaN among features.
+    """Arguments of `shift_window`: texts that begin, go on, have ended or ended before the chunk.
+    What must not be read is -1 among tokens and NaN among features.
     """
     generator = torch.Generator().manual_seed(seed)
 

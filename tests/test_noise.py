@@ -1,6 +1,7 @@
 """Randomness is an argument: Philox as published, no draw used twice, rows on their own seeds.
 
-Statistical checks have a false-alarm rate of 1e-9 each, and a negative control that fails them.
+That streams, indices, positions and seeds are independent is Philox's own property: the numbers are
+compared with it bit by bit.
 """
 
 from dataclasses import replace
@@ -11,12 +12,10 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
 from specdec.samplers import Drawing, Noise, ScriptedNoise, Stream, Warp, draw_by_inversion, philox
 
-ALPHA = 1e-9
 WORD = 2**32
 words = st.integers(0, WORD - 1)
 row_seeds = st.one_of(
@@ -29,10 +28,6 @@ def draws(seeds, start, width):
     starts = torch.as_tensor(start).expand(len(seeds))
     step = Noise(seeds).at(starts, width)
     return torch.stack([step.uniform(stream) for stream in Stream], dim=1)
-
-
-def hexadecimal(counter, key):
-    return [f"{word:08x}" for word in philox(torch.tensor(counter), torch.tensor(key)).tolist()]
 
 
 USED = {Stream.PROPOSE: [0, 1, 2], Stream.ACCEPT: [0, 1, 2], Stream.RESAMPLE: [0]}
@@ -53,7 +48,7 @@ def decided(uniforms, sampler):
 
 @pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler()])
 def test_each_number_of_a_step_is_used_for_what_its_stream_says(sampler):
-    uniforms = draws(range(2000), 5, 4)
+    uniforms = draws(range(500), 5, 4)
     expected = decided(uniforms, sampler)
     for stream in Stream:
         for index in range(4):
@@ -94,7 +89,8 @@ def test_a_step_of_k_draft_tokens_has_k_plus_1_numbers_of_each_stream():
 )
 def test_philox_gives_the_published_answers(counter, key, expected):
     """Random123's `kat_vectors`, philox4x32 with 10 rounds."""
-    assert hexadecimal(counter, key) == expected.split()
+    words = philox(torch.tensor(counter), torch.tensor(key)).tolist()
+    assert [f"{word:08x}" for word in words] == expected.split()
 
 
 def plain_philox(counter, key):
@@ -119,87 +115,31 @@ def test_philox_is_integer_arithmetic_in_every_row(numbers):
     assert philox(table[:, :4], table[:, 4:]).tolist() == expected
 
 
-@given(row_seeds, st.integers(0, WORD - 1), st.sampled_from(list(Stream)), st.integers(1, 6))
+@given(
+    st.lists(st.tuples(row_seeds, st.integers(0, WORD - 1)), min_size=1, max_size=4),
+    st.sampled_from(list(Stream)),
+    st.integers(1, 6),
+)
 def test_a_uniform_is_52_bits_of_philox_keyed_by_seed_position_stream_and_index(
-    seed, start, stream, width
+    rows, stream, width
 ):
-    drawn = Noise([seed]).at(torch.tensor([start]), width).uniform(stream)
-    for index in range(width):
-        high, low, _, _ = plain_philox((start, index, stream, 0), (seed % WORD, seed // WORD))
-        assert drawn[0, index].item() == (high * 2**20 + low // 2**12) / 2**52
-
-
-@given(st.lists(row_seeds, min_size=1, max_size=5), st.integers(0, 99), st.integers(1, 9))
-def test_uniforms_are_float64_below_one_with_at_most_52_bits(seeds, start, width):
-    drawn = draws(seeds, start, width)
-    assert drawn.dtype == torch.float64
-    assert 0 <= drawn.min().item() <= drawn.max().item() < 1
-    assert torch.equal((drawn * 2**52).floor() / 2**52, drawn)
-
-
-def test_the_last_of_52_bits_is_used():
-    drawn = draws([3], 0, 64)
-    assert 0 < (drawn * 2**52).remainder(2).mean().item() < 1
-
-
-@given(st.lists(st.tuples(row_seeds, st.integers(0, 1000)), min_size=1, max_size=6), st.randoms())
-def test_a_row_draws_the_same_alone_and_in_any_order(rows, random):
+    """So it does not depend on the other rows, their order, or how many numbers are made."""
     seeds, starts = zip(*rows, strict=True)
-    together = draws(seeds, starts, 4)
-    order = random.sample(range(len(rows)), len(rows))
-    assert torch.equal(
-        draws([seeds[i] for i in order], [starts[i] for i in order], 4), together[order]
-    )
-    assert torch.equal(torch.cat([draws([seed], [start], 4) for seed, start in rows]), together)
-
-
-@given(row_seeds, st.integers(0, 1000), st.integers(1, 9), st.integers(1, 9))
-def test_draws_do_not_depend_on_how_many_are_made(seed, start, few, more):
-    wide = draws([seed], start, few + more)
-    assert torch.equal(draws([seed], start, few), wide[..., :few])
+    drawn = Noise(seeds).at(torch.tensor(starts), width).uniform(stream)
+    assert drawn.dtype == torch.float64
+    for (seed, start), row in zip(rows, drawn.tolist(), strict=True):
+        for index in range(width):
+            high, low, _, _ = plain_philox((start, index, stream, 0), (seed % WORD, seed // WORD))
+            assert row[index] == (high * 2**20 + low // 2**12) / 2**52
 
 
 def test_no_uniform_of_many_rows_and_steps_repeats():
     seeds = [0, 1, 2, 7, WORD - 1, WORD, WORD + 1, 2**63, 2**64 - 1]
-    steps = [draws(seeds, start, 8) for start in range(300)]
-    drawn = torch.stack(steps).flatten()
+    starts = torch.arange(300).repeat_interleave(len(seeds))
+    drawn = draws(seeds * 300, starts, 8).flatten()
     assert len(drawn) == 300 * len(seeds) * len(Stream) * 8
     # 64 800 draws of 52 random bits repeat with probability 5e-7.
     assert len(drawn.unique()) == len(drawn)
-
-
-def pair_p_value(first, second, bins=16):
-    """Chi-square test that pairs of uniforms fill the unit square evenly."""
-    cell = (first * bins).long() * bins + (second * bins).long()
-    return stats.chisquare(torch.bincount(cell.flatten(), minlength=bins**2).numpy()).pvalue
-
-
-def long_run(seed=11, steps=4000, width=5):
-    """`[steps, streams, width]` uniforms of consecutive positions."""
-    return torch.cat([draws([seed], start, width) for start in range(steps)])
-
-
-def test_uniforms_are_uniform_and_streams_indices_positions_and_seeds_are_independent():
-    run, neighbour = long_run(), long_run(seed=12)
-    pairs = {
-        "streams": (run[:, Stream.PROPOSE], run[:, Stream.ACCEPT]),
-        "other streams": (run[:, Stream.ACCEPT], run[:, Stream.RESAMPLE]),
-        "streams, shifted": (run[:, Stream.PROPOSE, 1:], run[:, Stream.ACCEPT, :-1]),
-        "indices": (run[..., :-1], run[..., 1:]),
-        "positions": (run[:-1], run[1:]),
-        "position against index": (run[1:, :, :-1], run[:-1, :, 1:]),
-        "seeds": (run, neighbour),
-    }
-    p_values = {name: pair_p_value(*pair) for name, pair in pairs.items()}
-    assert min(p_values.values()) > ALPHA, p_values
-
-
-def test_the_check_fails_shared_and_slightly_biased_draws():
-    run = long_run()
-    assert pair_p_value(run[:, 0], run[:, 0]) < ALPHA
-    shares_a_tenth = torch.where(run[:, 2] < 0.1, run[:, 0], run[:, 1])
-    assert pair_p_value(run[:, 0], shares_a_tenth) < ALPHA
-    assert pair_p_value(run[:, 0] ** 1.1, run[:, 1]) < ALPHA
 
 
 def test_no_step_of_a_generation_uses_the_noise_of_an_earlier_step():

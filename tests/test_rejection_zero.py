@@ -7,12 +7,22 @@ infinity.
 import pytest
 import torch
 from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.kernels import VerifyUniforms, draw, token_rule
-from specdec.kernels.verify import point_rule
-from specdec.samplers import Noise, RejectionSampler, ScriptedNoise, Stream, Warp
+from specdec.kernels.verify.reference import point_rule
+from specdec.samplers import (
+    BlockSampler,
+    CouplingSampler,
+    EnsembleSampler,
+    Noise,
+    RejectionSampler,
+    ScriptedNoise,
+    Stream,
+    TypicalSampler,
+    Warp,
+)
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 ENDS = st.sampled_from([0.0, 2.0**-52, LARGEST_UNIFORM])
@@ -103,7 +113,8 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, 
     assert tokens[:, 1].tolist() == [PAD_TOKEN] * 4
 
 
-@given(st.integers(2, 5), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
+@settings(max_examples=10)
+@given(st.integers(2, 4), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
 def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
     worlds, target = uniform_drafts(vocab, width, seed)
     broken = torch.arange(width) % 2 == seed % 2
@@ -115,22 +126,34 @@ def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, widt
     assert law_error(sampler, worlds, target) < 1e-12
 
 
-@given(st.integers(2, 5), st.integers(0, 3), st.booleans(), seeds)
-def test_a_greedy_batch_decides_as_the_rule_does_with_one_hot_laws(vocab, width, is_ragged, seed):
+SAMPLERS = [
+    *(RejectionSampler(), BlockSampler(), EnsembleSampler(0.0), EnsembleSampler(0.7)),
+    *(TypicalSampler(), TypicalSampler(1.0, 1.0), TypicalSampler(0.0, 0.0)),
+    CouplingSampler(),
+]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+@given(st.integers(2, 5), st.integers(1, 3), st.booleans(), st.booleans(), seeds)
+def test_a_greedy_batch_is_decided_as_its_rows_are_beside_one_that_samples(
+    sampler, vocab, width, is_ragged, is_soft, seed
+):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randint(-3, 3, (4, width + 1, vocab), generator=generator).float()
     tokens = torch.randint(0, vocab, (4, width), generator=generator)
     best = logits.argmax(-1)[:, :width]
     tokens = torch.where(torch.rand(4, width, generator=generator) < 0.7, best, tokens)
+    probs = torch.rand(4, width, vocab, generator=generator) + 0.1
+    probs = probs / probs.sum(-1, keepdim=True) if is_soft else None
     num_valid = torch.randint(0, width + 1, (4,), generator=generator) if is_ragged else None
-    uniforms = torch.rand(4, len(Stream), width + 1, generator=generator, dtype=torch.float64)
-    warp = Warp(4, temperature=0)
-    draft = Draft(tokens, None, num_valid)
-    verdict = RejectionSampler()(draft, logits, warp, ScriptedNoise(uniforms))
-    noise = VerifyUniforms(uniforms[:, Stream.ACCEPT, :width], uniforms[:, 0, 0])
-    expected = token_rule(draft, warp(logits), noise)
-    assert verdict.tokens.tolist() == expected[0].tolist()
-    assert verdict.num_accepted.tolist() == expected[1].tolist()
+    noise = sampler.noise_type([seed] * 4).at(torch.arange(4), width + 1)
+    draft, greedy = Draft(tokens, probs, num_valid), Warp(4, temperature=0)
+    mixed = Warp(4, temperature=[0.0, 0.0, 0.0, 1.0])
+    assert greedy.is_greedy
+    assert not mixed.is_greedy
+    alone, beside = (sampler(draft, logits, warp, noise) for warp in (greedy, mixed))
+    assert torch.equal(alone.tokens[:3], beside.tokens[:3])
+    assert torch.equal(alone.num_accepted[:3], beside.num_accepted[:3])
 
 
 def test_target_logits_that_are_nan_give_a_token_of_the_vocabulary():
@@ -145,24 +168,13 @@ def test_target_logits_that_are_nan_give_a_token_of_the_vocabulary():
     assert verdict.tokens.max().item() < 4
 
 
-THREE_TOKENS = torch.zeros(2, 3, dtype=torch.long)
-
-
 @pytest.mark.parametrize(
-    ("draft", "shape", "named"),
-    [
-        (Draft(THREE_TOKENS), (2, 3, 5), r"\[2, 4, V\]"),
-        (Draft(THREE_TOKENS), (1, 4, 5), r"\[2, 4, V\]"),
-        (
-            Draft(THREE_TOKENS, torch.zeros(2, 3, 6)),
-            (2, 4, 5),
-            "vocabulary 6",
-        ),
-    ],
+    ("probs", "shape"), [(None, (2, 3, 5)), (None, (1, 4, 5)), (torch.zeros(2, 3, 6), (2, 4, 5))]
 )
-def test_a_draft_that_does_not_fit_the_logits_is_refused(draft, shape, named):
+def test_a_draft_that_does_not_fit_the_logits_is_refused(probs, shape):
     noise = ScriptedNoise(torch.zeros(2, len(Stream), 4, dtype=torch.float64))
-    with pytest.raises(ValueError, match=named):
+    draft = Draft(torch.zeros(2, 3, dtype=torch.long), probs)
+    with pytest.raises(ValueError, match=r"target logits|vocabulary 6"):
         RejectionSampler()(draft, torch.zeros(shape), Warp(2), noise)
 
 

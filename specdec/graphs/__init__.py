@@ -1,13 +1,12 @@
 """Functions over tensors as CUDA graphs, and tools for what is to become one; see README.md."""
 
-from specdec.graphs.capture import Captured, CapturedBuckets, CaptureError, GraphPool
+from specdec.graphs.capture import Captured, CaptureError, GraphPool
 from specdec.graphs.storage import StorageMovedError, stable_storage, weight_addresses
 from specdec.graphs.sync import HostSyncError, no_host_sync
 
 __all__ = [
     "CaptureError",
     "Captured",
-    "CapturedBuckets",
     "GraphPool",
     "HostSyncError",
     "StorageMovedError",

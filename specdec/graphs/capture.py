@@ -16,18 +16,17 @@ import os
 import threading
 import time
 import traceback
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_device, check_integer, check_type
+from specdec.arguments import check_device, check_integer, shown
 from specdec.graphs.communicators import release_before_communicators
 from specdec.graphs.sync import HostSyncError, no_host_sync
-from specdec.graphs.tree import leaves, map_tensors
+from specdec.graphs.tree import clone_tensors, leaves
 
 _ONE_CAPTURE = threading.Lock()
 """CUDA allows one capture at a time in a process."""
@@ -59,17 +58,33 @@ class GraphPool:
         """
         self.handle = torch.cuda.graph_pool_handle() if self._is_cuda else None
 
-    def run(self, function: Callable[[], Any]) -> Any:
+    def run(self, function: Callable[[], Any], *, is_guarded: bool = False) -> Any:
         """Calls a function on the pool's stream, in the order of the current one: before a capture
         every kernel, and the workspace of every library, has to be loaded on that stream.
+
+        Args:
+            function: of no arguments.
+            is_guarded: the call runs under `no_host_sync`.
+
+        Raises:
+            CaptureError: a guarded call would wait for the device.
         """
+        try:
+            with no_host_sync() if is_guarded else nullcontext(), self._on_stream():
+                return function()
+        except HostSyncError as error:
+            raise CaptureError(explain_failure(error)) from error
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
         if not self._is_cuda:
-            return function()
+            yield
+            return
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         try:
             with torch.cuda.stream(self.stream):
-                return function()
+                yield
         finally:
             current.wait_stream(self.stream)
 
@@ -127,22 +142,21 @@ class Captured:
         warmup: int = 3,
         device: torch.device | str | None = None,
     ):
-        self._function = check_type("function", function, Callable)
-        advice = "one argument x is (x,)"
-        check_type("example_inputs", example_inputs, tuple, advice=advice)
-        check_type("pool", pool, GraphPool | None)
+        if not isinstance(example_inputs, tuple):
+            got = shown(example_inputs)
+            raise TypeError(f"example_inputs must be a tuple, got {got}; one argument x is (x,)")
         check_integer("warmup", warmup, 0)
+        self._function = function
         self.device = _device_of(example_inputs, device)
         self.pool = GraphPool(self.device) if pool is None else pool
-        with torch.inference_mode():
-            self._inputs = map_tensors(torch.clone, tuple(example_inputs))
-        self._spec = _specify(self._inputs)
         self.outputs: Any = None
-        self._output_spec: list | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
         self.capture_seconds, self.num_bytes, self.num_calls = 0.0, 0, 0
         self._is_released = False
-        self._warm_up(warmup)
+        with torch.inference_mode():
+            self._inputs = clone_tensors(example_inputs)
+            for index in range(warmup):
+                self.pool.run(self._call, is_guarded=index == warmup - 1)
         self._capture()
 
     def __call__(self, *inputs: Any) -> Any:
@@ -152,16 +166,20 @@ class Captured:
             ValueError: another structure, shape, data type or device than captured, or another
                 value of something that is no tensor; names both sides.
         """
-        _check_spec("input", self._spec, _specify(inputs))
+        _check_alike("input", self._inputs, inputs)
         if self._is_released:
             self._capture()
         self.num_calls += 1
         with torch.inference_mode():
-            _copy_leaves(self._inputs, inputs)
+            _copy_tensors(self._inputs, inputs)
             if self._graph is not None:
                 self._graph.replay()
+            elif self.outputs is None:
+                self.outputs = self._call()
             else:
-                self._run()
+                outputs = self._call()
+                _check_alike("output", self.outputs, outputs)
+                _copy_tensors(self.outputs, outputs)
         return self.outputs
 
     def release(self) -> None:
@@ -170,37 +188,12 @@ class Captured:
         `torch.distributed.destroy_process_group()` calls this, and so does the end of the process,
         where a process group existed at capture: NCCL waits for graphs that hold its collectives.
         """
-        self._graph, self.outputs, self._output_spec = None, None, None
+        self._graph, self.outputs = None, None
         self.pool.renew()
         self._is_released = True
 
-    def _warm_up(self, count: int) -> None:
-        with torch.inference_mode():
-            for index in range(count):
-                if index < count - 1:
-                    self.pool.run(self._call)
-                else:
-                    self.pool.run(self._guarded_call)
-
     def _call(self) -> Any:
         return self._function(*self._inputs)
-
-    def _guarded_call(self) -> Any:
-        try:
-            with no_host_sync():
-                return self._call()
-        except HostSyncError as error:
-            raise CaptureError(explain_failure(error)) from error
-
-    def _run(self) -> None:
-        """The function itself, its outputs in the tensors of the first call."""
-        outputs = self._call()
-        spec = _specify(outputs)
-        if self._output_spec is None:
-            self.outputs, self._output_spec = outputs, spec
-            return
-        _check_spec("output", self._output_spec, spec)
-        _copy_leaves(self.outputs, outputs)
 
     def _capture(self) -> None:
         release_before_communicators(self)
@@ -249,115 +242,6 @@ class Captured:
         self.pool.renew()
 
 
-class CapturedBuckets:
-    """A captured function for batches of any size: one graph per bucket, smaller batches padded.
-
-    Every tensor of the inputs and of the outputs has one entry per row of the batch in its first
-    dimension. The rows that fill up a bucket are those of the example, copied anew in every call:
-    no row of an earlier call is ever computed again.
-
-    Args:
-        function: treats the rows independently of each other.
-        example_inputs: of one row or more; its first row fills the buckets up, so it has to be
-            harmless.
-        sizes: of the buckets. They are captured when first needed, in one pool; `capture_all`
-            captures them at once, the largest first.
-        pool, warmup: as of `Captured`.
-
-    Raises:
-        ValueError: no sizes, or sizes that are not positive.
-
-    Example:
-        >>> doubled = CapturedBuckets(lambda x: 2 * x, (torch.zeros(1, 2),), [2, 4])
-        >>> doubled(torch.ones(3, 2)).shape
-        torch.Size([3, 2])
-        >>> doubled(torch.ones(5, 2))
-        Traceback (most recent call last):
-            ...
-        ValueError: a batch of 5 rows is larger than the largest bucket, 4; split it or add a bucket
-    """
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        example_inputs: tuple,
-        sizes: Sequence[int],
-        *,
-        pool: GraphPool | None = None,
-        warmup: int = 3,
-    ):
-        check_type("sizes", sizes, Sequence[int])
-        if not sizes or min(sizes) < 1:
-            raise ValueError(f"sizes must be positive integers, at least one, got {list(sizes)}")
-        check_type("example_inputs", example_inputs, tuple, advice="one argument x is (x,)")
-        _count_rows("example_inputs", example_inputs)
-        self.sizes = sorted(set(sizes))
-        self._function, self._warmup = function, warmup
-        self._row = map_tensors(lambda tensor: tensor[:1].clone(), tuple(example_inputs))
-        device = _device_of(example_inputs, None)
-        self.pool = GraphPool(device) if pool is None else pool
-        self._captured: dict[int, Captured] = {}
-
-    def capture_all(self) -> None:
-        """Captures every bucket, the largest first: the others then fit into its memory."""
-        for size in reversed(self.sizes):
-            self._for_size(size)
-
-    def __call__(self, *inputs: Any) -> Any:
-        """Runs it on a batch; the outputs are views of static tensors, as of `Captured`.
-
-        Raises:
-            ValueError: a batch larger than every bucket, rows that disagree, and as `Captured`.
-        """
-        count = _count_rows("inputs", inputs)
-        if count > self.sizes[-1]:
-            raise ValueError(
-                f"a batch of {count} rows is larger than the largest bucket, {self.sizes[-1]}; "
-                "split it or add a bucket"
-            )
-        size = self.sizes[bisect_left(self.sizes, count)]
-        outputs = self._for_size(size)(*self._filled(inputs, size))
-        if any(isinstance(leaf, Tensor) for _, leaf in leaves(outputs)):
-            _count_rows("outputs", outputs, size)
-        return map_tensors(lambda tensor: tensor[:count], outputs)
-
-    def _for_size(self, size: int) -> Captured:
-        if size not in self._captured:
-            example = map_tensors(
-                lambda tensor: tensor.expand(size, *tensor.shape[1:]).clone(), self._row
-            )
-            options = {"pool": self.pool, "warmup": self._warmup}
-            self._captured[size] = Captured(self._function, example, **options)
-        return self._captured[size]
-
-    def _filled(self, inputs: tuple, size: int) -> tuple:
-        """The inputs, filled up with the example's row."""
-        spec = _specify(map_tensors(lambda tensor: tensor[:1], inputs))
-        _check_spec("input", _specify(self._row), spec)
-        rows = iter([leaf for _, leaf in leaves(self._row) if isinstance(leaf, Tensor)])
-
-        def fill(tensor: Tensor) -> Tensor:
-            row = next(rows)
-            missing = size - len(tensor)
-            if missing == 0:
-                return tensor
-            return torch.cat([tensor, row.expand(missing, *row.shape[1:])])
-
-        return map_tensors(fill, inputs)
-
-
-def _count_rows(what: str, tree: Any, expected: int | None = None) -> int:
-    """Rows of all tensors in a tree; `ValueError` where there are none, or where they disagree."""
-    tensors = {path: leaf for path, leaf in leaves(tree) if isinstance(leaf, Tensor)}
-    counts = {path: len(leaf) if leaf.dim() else None for path, leaf in tensors.items()}
-    found = set(counts.values())
-    is_right = len(found) == 1 and None not in found and min(found) > 0
-    if not is_right or expected not in (None, *found):
-        rows = "one entry per row" if expected is None else f"one entry for each of {expected} rows"
-        raise ValueError(f"every tensor of the {what} must have {rows}, got {counts}")
-    return found.pop()
-
-
 def explain_failure(error: BaseException) -> str:
     """What a function did that cannot be captured, where, and what to do about it.
 
@@ -401,57 +285,35 @@ def _device_of(inputs: tuple, device: torch.device | str | None) -> torch.device
     return cuda[0] if cuda else next(iter(devices))
 
 
-def _specify(tree: Any) -> list[tuple[str, Any]]:
-    """Path and description of each leaf: of a tensor its data type, shape and device."""
-    return [
-        (path, _describe(leaf) if isinstance(leaf, Tensor) else _Value(leaf))
-        for path, leaf in leaves(tree)
-    ]
-
-
-def _describe(tensor: Tensor) -> str:
-    dtype = str(tensor.dtype).removeprefix("torch.")
-    return f"{dtype} {list(tensor.shape)} on {tensor.device}"
-
-
-class _Value:
-    """A leaf that is no tensor."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Value):
-            return False
-        return self.value is other.value or bool(self.value == other.value)
-
-    __hash__ = None
-
-    def __str__(self) -> str:
-        return f"the value {self.value!r}"
-
-
-def _check_spec(what: str, captured: list, called: list) -> None:
-    """Raises `ValueError` for the first leaf that differs."""
-    before, now = [path for path, _ in captured], [path for path, _ in called]
-    if before != now:
+def _check_alike(what: str, captured: Any, called: Any) -> None:
+    """Raises `ValueError` for the first leaf that is of another kind than the captured one."""
+    before, now = dict(leaves(captured)), dict(leaves(called))
+    if list(before) != list(now):
         missing = [path for path in before if path not in now]
         surplus = [path for path in now if path not in before]
         raise ValueError(
             f"{what}s have another structure than captured: missing {missing}, not expected "
             f"{surplus}; capture another function for them"
         )
-    for (path, one), (_, other) in zip(captured, called, strict=True):
-        if one != other:
-            hint = "a graph has fixed shapes: capture one for each (CapturedBuckets, for batches)"
-            if isinstance(one, _Value):
+    for path, one in before.items():
+        kind, other = _kind_of(one), _kind_of(now[path])
+        if kind is not other and not bool(kind == other):
+            hint = "a graph has fixed shapes: capture one for each"
+            if not isinstance(one, Tensor):
                 hint = "numbers of the host are part of the graph: capture again, or pass a tensor"
             raise ValueError(
-                f"{what} {path or 'itself'}: captured with {one}, called with {other}; {hint}"
+                f"{what} {path or 'itself'}: captured with {kind}, called with {other}; {hint}"
             )
 
 
-def _copy_leaves(into: Any, source: Any) -> None:
+def _kind_of(leaf: Any) -> Any:
+    """Data type, shape and device of a tensor, in words; other values are their own kind."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)} on {leaf.device}"
+
+
+def _copy_tensors(into: Any, source: Any) -> None:
     """Copies every tensor of a tree into the tensor in its place."""
     for (_, mine), (_, theirs) in zip(leaves(into), leaves(source), strict=True):
         if isinstance(mine, Tensor) and mine.data_ptr() != theirs.data_ptr():

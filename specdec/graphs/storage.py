@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specdec.arguments import check_type
 from specdec.graphs.tree import owned_tensors
 
 
@@ -97,7 +96,6 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
     """
     found = []
     for module in modules:
-        check_type("module", module, nn.Module)
         for part in module.modules():  # faster than parameters(), and made in every call
             tensors = (*part._parameters.values(), *part._buffers.values())
             found += [tensor.data_ptr() for tensor in tensors if tensor is not None]

@@ -27,9 +27,12 @@ _SYNCING_OPS = {
 }
 _INDEXING_OPS = {"aten.index", "aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 _COPYING_OPS = {"aten._to_copy", "aten.copy_", "aten.lift_fresh"}
-_HOST_METHODS = {"tolist", "numpy", "cpu", "__array__", "item"}
-_PRINTING = {"__repr__", "__str__", "__format__"}
-_SAVING = {"__reduce_ex__", "storage", "untyped_storage"}
+_METHODS = {
+    **dict.fromkeys(("tolist", "numpy", "cpu", "__array__", "item"), "copies a tensor to the host"),
+    **dict.fromkeys(("__repr__", "__str__", "__format__"), "copies a tensor, to print it"),
+    **dict.fromkeys(("__reduce_ex__", "storage", "untyped_storage"), "is how a tensor is saved"),
+}
+"""Methods that read a CPU tensor's memory and so never reach the dispatcher."""
 
 
 class HostSyncError(RuntimeError):
@@ -37,16 +40,10 @@ class HostSyncError(RuntimeError):
 
 
 class _RefuseHostMethods(TorchFunctionMode):
-    """Catches methods that read a CPU tensor's memory and so never reach the dispatcher."""
-
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
-        if name in _HOST_METHODS and args and isinstance(args[0], Tensor):
-            raise HostSyncError(f"Tensor.{name}() copies a tensor to the host")
-        if name in _PRINTING and args and isinstance(args[0], Tensor):
-            raise HostSyncError("printing a tensor copies it to the host")
-        if name in _SAVING and args and isinstance(args[0], Tensor):
-            raise HostSyncError(f"Tensor.{name}() is how a tensor is saved, which copies it")
+        if name in _METHODS and args and isinstance(args[0], Tensor):
+            raise HostSyncError(f"Tensor.{name}() {_METHODS[name]}")
         return func(*args, **(kwargs or {}))
 
 

@@ -1,8 +1,6 @@
-"""Nested tuples, lists, dictionaries and dataclasses of tensors, and the tensors that an object
-owns.
-"""
+"""Nested tuples, lists, dictionaries and dataclasses of tensors, and the tensors of an object."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,10 +9,6 @@ from torch import Tensor
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Everything in a tree that is no container, with its path, in order.
-
-    Args:
-        tree: tensors and other values in nested tuples, lists, dictionaries and dataclasses.
-        path: of the tree itself.
 
     Example:
         >>> list(leaves({"a": (1, None)}))
@@ -28,25 +22,16 @@ def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(part, path + name)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """The same tree with `function(tensor)` in place of each tensor.
-
-    Example:
-        >>> import torch
-        >>> map_tensors(torch.numel, ({"a": torch.zeros(2, 3)}, "b"))
-        ({'a': 6}, 'b')
-    """
+def clone_tensors(tree: Any) -> Any:
+    """The same tree with a copy of each tensor; one that is there twice gets two."""
     if isinstance(tree, Tensor):
-        return function(tree)
+        return tree.clone()
     if isinstance(tree, dict):
-        return type(tree)((key, map_tensors(function, part)) for key, part in tree.items())
+        return type(tree)((key, clone_tensors(part)) for key, part in tree.items())
     if _is_record(tree):
-        changed = {f.name: map_tensors(function, getattr(tree, f.name)) for f in fields(tree)}
-        return replace(tree, **changed)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_tensors(function, part) for part in tree))
+        return replace(tree, **{f.name: clone_tensors(getattr(tree, f.name)) for f in fields(tree)})
     if isinstance(tree, tuple | list):
-        return type(tree)(map_tensors(function, part) for part in tree)
+        return getattr(tree, "_make", type(tree))(map(clone_tensors, tree))
     return tree
 
 
@@ -66,32 +51,23 @@ def owned_tensors(owner: Any) -> dict[str, Tensor]:
         ["['a'].counts"]
     """
     found: dict[str, Tensor] = {}
-    _collect(owner, "", found, set())
+    seen: set[int] = set()
+
+    def collect(part: Any, path: str) -> None:
+        if isinstance(part, Tensor):
+            found[path] = part
+        elif id(part) not in seen and not isinstance(part, type):
+            seen.add(id(part))
+            parts = _parts(part)
+            for name, child in _attributes(part) if parts is None else parts:
+                collect(child, path + name)
+
+    collect(owner, "")
     return found
-
-
-def _collect(owner: Any, path: str, found: dict[str, Tensor], seen: set[int]) -> None:
-    if isinstance(owner, Tensor):
-        found[path] = owner
-        return
-    if id(owner) in seen or isinstance(owner, type):
-        return
-    parts = _parts(owner)
-    if parts is None and hasattr(owner, "__dict__") and not callable(owner):
-        transient = getattr(owner, "transient_attributes", ())
-        attributes = vars(owner).items()
-        parts = [(f".{name}", part) for name, part in attributes if name not in transient]
-    if parts is None:
-        return
-    seen.add(id(owner))
-    for name, part in parts:
-        _collect(part, path + name, found, seen)
 
 
 def _parts(tree: Any) -> list[tuple[str, Any]] | None:
     """Named children of a container, `None` for anything else."""
-    if isinstance(tree, Tensor):
-        return None
     if isinstance(tree, dict):
         return [(f"[{key!r}]", part) for key, part in tree.items()]
     if _is_record(tree):
@@ -101,6 +77,13 @@ def _parts(tree: Any) -> list[tuple[str, Any]] | None:
     if isinstance(tree, tuple | list):
         return [(f"[{i}]", part) for i, part in enumerate(tree)]
     return None
+
+
+def _attributes(owner: Any) -> list[tuple[str, Any]]:
+    """Named attributes of an object that is no function."""
+    transient = getattr(owner, "transient_attributes", ())
+    found = {} if callable(owner) else getattr(owner, "__dict__", {})
+    return [(f".{name}", part) for name, part in found.items() if name not in transient]
 
 
 def _is_record(tree: Any) -> bool:

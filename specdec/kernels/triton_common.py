@@ -37,36 +37,31 @@ class Table(NamedTuple):
     index_stride: int
 
 
+class States(NamedTuple):
+    """A tensor `[B, heads, N or S, width]` as a kernel argument; any strides whose last is 1."""
+
+    data: Tensor
+    row_stride: int
+    head_stride: int
+    index_stride: int
+
+
 class Rows(NamedTuple):
-    """Logits and how they become probabilities, as a kernel argument.
+    """Logits and how they become probabilities, as a kernel argument."""
 
-    Args:
-        logits: `[B, N, V]`.
-        num_indices: N.
-        vocab: V.
-        params: of the B rows; what is `None` there is compiled away.
-    """
-
-    logits: Table
-    num_indices: int
-    vocab: int
-    params: WarpParams
+    logits: Table  # [B, N, V]
+    num_indices: int  # N
+    vocab: int  # V
+    params: WarpParams  # of the B rows; what is None there is compiled away
 
 
 class Partials(NamedTuple):
-    """Softmax partials of every chunk.
+    """Softmax partials of every chunk."""
 
-    Args:
-        row_max: `[B, N, C]` float32, the chunk's largest logit.
-        row_sum: `[B, N, C]` float32, its sum of `exp((logit - row_max) / temperature)`.
-        best: `[B, N, C]` int32, the first token with the largest logit; `None` without greedy rows.
-        num_chunks: C.
-    """
-
-    row_max: Tensor
-    row_sum: Tensor
-    best: Tensor | None
-    num_chunks: int
+    row_max: Tensor  # [B, N, C] float32, the chunk's largest logit
+    row_sum: Tensor  # [B, N, C] float32, its sum of exp((logit - row_max) / temperature)
+    best: Tensor | None  # [B, N, C] int32, first token of the largest logit; for greedy rows only
+    num_chunks: int  # C
 
 
 def table_of(tensor: Tensor) -> Table:
@@ -74,6 +69,12 @@ def table_of(tensor: Tensor) -> Table:
     if tensor.dim() == 3 and tensor.stride(2) != 1:
         tensor = tensor.contiguous()
     return Table(tensor, *tensor.stride()[:2])
+
+
+def states_of(tensor: Tensor) -> States:
+    """A tensor `[B, heads, N or S, width]`; copied only if its last stride is not 1."""
+    tensor = tensor if tensor.stride(3) == 1 else tensor.contiguous()
+    return States(tensor, *tensor.stride()[:3])
 
 
 def rows_of(logits: Tensor, params: WarpParams) -> Rows:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import check_state
-from specdec.kernels.verify import find_draft_faults
+from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.contracts import fault_text
 from specdec.loop.outcome import Outcome, StepScores
 from specdec.loop.processors import process_step

@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from specdec.graphs import Captured, CaptureError, GraphPool, HostSyncError, no_host_sync
-from specdec.graphs.capture import explain_failure
+from specdec.graphs import Captured, CaptureError, GraphPool
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import CAPTURED_CHUNKS, prefill, prefill_chunk
 from specdec.loop.state import Signature, StepState
@@ -175,13 +174,8 @@ class StepRunner:
 
     def _run_eagerly(self, function: Callable[[], Any], is_last: bool) -> Any:
         # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
-        if not is_last or self.parts.target.is_fused:
-            return self._pool.run(function)
-        try:
-            with no_host_sync():
-                return self._pool.run(function)
-        except HostSyncError as error:
-            raise CaptureError(explain_failure(error)) from error
+        is_guarded = is_last and not self.parts.target.is_fused
+        return self._pool.run(function, is_guarded=is_guarded)
 
     @property
     def graphs(self) -> dict[int, Captured]:

@@ -1,5 +1,6 @@
 """Samplers: from a draft and the target's logits to a verdict."""
 
+from specdec.arguments import check_choice
 from specdec.kernels import philox
 from specdec.samplers.base import Sampler
 from specdec.samplers.block import BlockSampler
@@ -33,11 +34,7 @@ def sampler_named(name: str) -> Sampler:
     """
     if name == "ensemble":
         raise ValueError("the ensemble sampler needs a weight: pass EnsembleSampler(0.9)")
-    if name not in SAMPLERS:
-        raise ValueError(
-            f"there is no sampler {name!r}; expected one of {', '.join(SAMPLERS)}, or a Sampler"
-        )
-    return SAMPLERS[name]()
+    return SAMPLERS[check_choice("sampler", name, SAMPLERS, advice="or pass a Sampler")]()
 
 
 __all__ = [

@@ -4,12 +4,11 @@ Legend: B rows, K draft tokens, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from specdec.arguments import check_type, shown
+from specdec.arguments import shown
 from specdec.kernels import VerifyUniforms, verify_points
 from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
@@ -64,7 +63,7 @@ class Sampler(nn.Module, ABC):
             ValueError: the draft's vocabulary or length does not fit the logits.
         """
         _check_fit(draft, target_logits)
-        if warp.is_greedy:  # every rule's value where all target distributions are one-hot
+        if warp.is_greedy:
             return self.accept_greedily(draft, target_logits)
         return self.accept(draft, target_logits, warp, noise)
 
@@ -73,20 +72,11 @@ class Sampler(nn.Module, ABC):
         """As `forward`, for inputs that fit, in a batch where some row samples."""
 
     def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
-        """As `forward`, where every distribution of the target is one-hot."""
+        """As `forward`, where every distribution of the target is one-hot: what `accept` gives
+        then, without probabilities. A rule that accepts other tokens, too, overrides it.
+        """
         largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verdict_of_points(draft, tokens, largest)
-
-
-def verdict_of_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
-    """The verdict where the target's token is known at every index.
-
-    Args:
-        draft: K tokens per row.
-        target_tokens: `[B, K + 1]`.
-        largest_logits: `[B, K + 1]` of the target.
-    """
-    return verify_points(draft, target_tokens, largest_logits)
+        return verify_points(draft, tokens, largest)
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -97,16 +87,16 @@ def check_sampler(sampler: Sampler) -> None:
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     for flag in ("uses_draft_probs", "uses_accept_draws"):
-        check_type(f"{name}.{flag}", getattr(sampler, flag), bool)
-    advice = "see specdec.samplers.draw_by_inversion"
-    check_type(f"{name}.draw_draft", sampler.draw_draft, Callable, advice=advice)
+        if not isinstance(value := getattr(sampler, flag), bool):
+            raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
+    if not callable(rule := sampler.draw_draft):
+        raise TypeError(f"{name}.draw_draft must be a function, got {shown(rule)}")
     source = sampler.noise_type
     if not (isinstance(source, type) and issubclass(source, Noise)):
         raise TypeError(f"{name}.noise_type must be a subclass of Noise, got {shown(source)}")
 
 
 def _check_fit(draft: Draft, target_logits: Tensor) -> None:
-    check_type("draft", draft, Draft)
     rows, width = draft.tokens.shape
     if target_logits.shape[:2] != (rows, width + 1):
         raise ValueError(

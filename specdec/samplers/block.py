@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_blocks, verify_tokens
+from specdec.kernels import verify
 from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -20,29 +20,19 @@ class BlockSampler(Sampler):
     normalised max(0, P_n p_{n+1} - q_{n+1}), after the whole draft from p_{K+1}. Where a draft is a
     point mass no rule accepts more than the token-wise one, and this is that one.
 
-    The example is the paper's: p = (1/3, 2/3), q = (2/3, 1/3), K = 2. Token by token, 10/9 tokens
-    are accepted per block on average, and 11/9 as a block.
-
     Reference: Sun et al., arXiv:2403.10444, Alg. 2 (their M_b is our target, M_s our draft, gamma
     our K, tau our number accepted).
 
     Example:
         >>> import torch
         >>> from specdec.samplers import BlockSampler, Noise, RejectionSampler, Warp
-        >>> from specdec.samplers import draw_by_inversion
         >>> from specdec.types import Draft
-        >>> rows, p, q = 50000, torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])
-        >>> noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=3)
-        >>> warp, drafted = Warp(rows), q.log().expand(rows, 2, 2)
-        >>> draws = [
-        ...     draw_by_inversion(drafted[:, i : i + 1], warp, noise, i, wants_probs=True)
-        ...     for i in range(2)
-        ... ]
-        >>> tokens, probs = (torch.cat(parts, dim=1) for parts in zip(*draws))
-        >>> draft = Draft(tokens, probs)
-        >>> logits = p.log().expand(rows, 3, 2)
+        >>> p, q = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3])  # the paper's
+        >>> logits, rows = p.log().expand(60000, 3, 2), torch.arange(60000)
+        >>> tokens = torch.stack([rows % 3 // 2, rows // 3 % 3 // 2], dim=1)  # as often as q says
+        >>> draft, noise = Draft(tokens, q.expand(60000, 2, 2)), Noise(rows.tolist()).at(rows, 3)
         >>> for sampler in (RejectionSampler(), BlockSampler()):
-        ...     mean = sampler(draft, logits, warp, noise).num_accepted.double().mean()
+        ...     mean = sampler(draft, logits, Warp(60000), noise).num_accepted.double().mean()
         ...     print(f"{9 * mean:.1f} / 9")
         10.0 / 9
         11.0 / 9
@@ -52,7 +42,5 @@ class BlockSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""
-        # For point masses the two rules are one, and the token-wise one is cheaper.
-        verify = verify_tokens if draft.probs is None else verify_blocks
         params = warp.params(target_logits)
-        return verify(draft, target_logits, params, chain_uniforms(draft, noise))
+        return verify(draft, target_logits, params, chain_uniforms(draft, noise), by_block=True)

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from specdec.samplers.base import Sampler, verdict_of_points
+from specdec.kernels import verify_points
+from specdec.samplers.base import Sampler
 from specdec.samplers.drawing import draw_by_race
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -40,4 +41,4 @@ class CouplingSampler(Sampler):
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""
         winners = noise.race(target_logits, warp, index=0)
-        return verdict_of_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, winners, target_logits.amax(dim=-1))

@@ -23,10 +23,6 @@ class EnsembleSampler(Sampler):
     Args:
         target_weight: w in 0..1; 1 is `RejectionSampler`.
 
-    Raises:
-        TypeError: w is no number.
-        ValueError: w out of range.
-
     Example:
         >>> EnsembleSampler(target_weight=0.9).lossless
         False

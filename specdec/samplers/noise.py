@@ -19,7 +19,6 @@ the position of the token, and are used by nothing else.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -27,8 +26,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_tensor, check_type
-from specdec.kernels import first_arrival, race, uniforms
+from specdec.arguments import check_integer, check_tensor
+from specdec.kernels import first_arrival, race, step_uniforms
 from specdec.types import keep_rows
 
 if TYPE_CHECKING:
@@ -74,7 +73,7 @@ class StepNoise:
 
     @cached_property
     def _uniforms(self) -> tuple[Tensor, ...]:
-        return uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
+        return step_uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
 
     def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
         """The winners of exponential races between tokens.
@@ -126,10 +125,6 @@ class Noise:
         seeds: one integer in 0..2**64 - 1 per row.
         device: where numbers are made; the bits are the same everywhere.
 
-    Raises:
-        TypeError: no sequence of integers.
-        ValueError: a seed is out of range.
-
     Example:
         >>> noise = Noise([7, 7])
         >>> step = noise.at(torch.tensor([3, 3]), width=5)
@@ -139,10 +134,8 @@ class Noise:
     """
 
     def __init__(self, seeds: list[int], *, device: torch.device | str = "cpu"):
-        check_type("seeds", seeds, Sequence, advice="one integer per row")
         for row, seed in enumerate(seeds):
-            check_type(f"seed of row {row}", seed, int)
-            if not 0 <= seed <= MAX_SEED:
+            if not 0 <= check_integer(f"seed of row {row}", seed) <= MAX_SEED:
                 raise ValueError(
                     f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1"
                 )
@@ -167,5 +160,4 @@ class Noise:
             width: numbers per stream, K + 1 for a chain.
         """
         check_tensor("start", start, (len(self._key),), (torch.long,))
-        check_integer("width", width, 1)
         return StepNoise(self._key, start, width)

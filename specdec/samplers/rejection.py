@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_tokens
+from specdec.kernels import verify
 from specdec.samplers.base import Sampler, chain_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -37,4 +37,5 @@ class RejectionSampler(Sampler):
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token."""
         params = warp.params(target_logits)
-        return verify_tokens(draft, target_logits, params, chain_uniforms(draft, noise))
+        uniforms = chain_uniforms(draft, noise)
+        return verify(draft, target_logits, params, uniforms, by_block=False)

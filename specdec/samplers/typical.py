@@ -15,9 +15,10 @@ class TypicalSampler(Sampler):
     """Accepts draft tokens that are likely enough for the target's uncertainty. This does not keep
     the target's distribution.
 
-    Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))), where p are the target's
-    probabilities after temperature and truncation and H is their entropy in nats; the extra token
-    is drawn from p. Greedy rows are exact, since p is one-hot there.
+    Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))) or p(x) = 1, where p are the
+    target's probabilities after temperature and truncation and H is their entropy in nats; the
+    extra token is drawn from p. Greedy rows are exact: p is one-hot there, so just the target's
+    token is accepted.
 
     For a draft drawn from q, let A be the probability that a token of q is accepted, and q' the
     distribution q restricted to the accepted tokens. The distribution of each output token is off
@@ -26,10 +27,6 @@ class TypicalSampler(Sampler):
     Args:
         epsilon: probability from which a token is always accepted, in 0..1.
         delta: scales the threshold that depends on the entropy, >= 0.
-
-    Raises:
-        TypeError: epsilon or delta is no number.
-        ValueError: epsilon or delta out of range.
 
     Example:
         >>> TypicalSampler(epsilon=0.1).lossless
@@ -56,7 +53,7 @@ class TypicalSampler(Sampler):
         entropy = -torch.special.xlogy(probs, probs).sum(dim=-1)
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
         of_draft = probs[:, :-1].gather(-1, draft.tokens.clamp(min=0)[..., None])[..., 0]
-        is_accepted = of_draft > threshold[:, :-1]
+        is_accepted = (of_draft > threshold[:, :-1]) | (of_draft == 1)
         if draft.num_valid is not None:
             index = torch.arange(is_accepted.shape[1], device=draft.num_valid.device)
             is_accepted = is_accepted & (index < draft.num_valid[:, None])

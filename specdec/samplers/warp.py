@@ -9,30 +9,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.arguments import (
-    check_device,
-    check_integer,
-    check_number,
-    check_tensor,
-    check_type,
-    shown,
-)
-from specdec.kernels import (
-    Truncation,
-    WarpParams,
-    find_cutoff,
-    sample,
-    sample_tokens,
-    warp_probs,
-)
+from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
+from specdec.kernels import Truncation, WarpParams, find_cutoff, sample, sample_tokens, warp_probs
 from specdec.types import keep_rows
 
 Values = float | int | None | Sequence
 
 
 class Warp:
-    """Temperature, top-k, top-p and min-p, one value per row, in the order in which HF applies its
-    logits warpers.
+    """The sampling parameters of a batch (HF's logits warpers, vLLM's `SamplingParams`):
+    temperature, top-k, top-p and min-p, one value per row, in the order of HF's warpers.
 
     Temperature 0 is the limit: a one-hot distribution on the largest logit, the lowest id among
     equals. A batch may mix greedy and sampled rows.
@@ -73,12 +59,10 @@ class Warp:
     ):
         check_integer("batch_size", batch_size, 0)
         device = check_device("device", device)
-        temperatures = _per_row(
-            "temperature", temperature, batch_size, 1.0, "a number >= 0", _is_temperature
-        )
-        top_ks = _per_row("top_k", top_k, batch_size, 0, "an integer >= 0 (0 keeps all)", _is_count)
-        top_ps = _per_row("top_p", top_p, batch_size, 1.0, "a number in 0..1", _is_fraction)
-        min_ps = _per_row("min_p", min_p, batch_size, 0.0, "a number in 0..1", _is_fraction)
+        temperatures = _per_row("temperature", temperature, batch_size)
+        top_ks = _per_row("top_k", top_k, batch_size)
+        top_ps = _per_row("top_p", top_p, batch_size)
+        min_ps = _per_row("min_p", min_p, batch_size)
         self.batch_size = batch_size
         self._device = device
         self.is_greedy = all(t == 0 for t in temperatures)
@@ -159,7 +143,6 @@ class Warp:
         Raises:
             ValueError: of another signature.
         """
-        check_type("other", other, Warp)
         if (other.signature, other.batch_size) != (self.signature, self.batch_size):
             raise ValueError(
                 f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
@@ -238,28 +221,21 @@ class Warp:
         return other
 
 
-def _is_temperature(value) -> bool:
-    return 0 <= value < math.inf
+_RANGES: dict[str, tuple[float, str, Callable[[float], bool]]] = {
+    "temperature": (1.0, "a number >= 0", lambda value: 0 <= value < math.inf),
+    "top_k": (0, "an integer >= 0 (0 keeps all)", lambda v: 0 <= v < 2**63 and int(v) == v),
+    "top_p": (1.0, "a number in 0..1", lambda value: 0 <= value <= 1),
+    "min_p": (0.0, "a number in 0..1", lambda value: 0 <= value <= 1),
+}
+"""What `None` stands for, which values are allowed, in words, and by a test."""
 
 
-def _is_count(value) -> bool:
-    return 0 <= value < 2**63 and int(value) == value
-
-
-def _is_fraction(value) -> bool:
-    return 0 <= value <= 1
-
-
-def _per_row(
-    name: str, given: Values, rows: int, default, expected: str, is_valid: Callable
-) -> list:
+def _per_row(name: str, given: Values, rows: int) -> list:
+    default, expected, is_valid = _RANGES[name]
     if isinstance(given, Tensor):
         given = given.tolist()
-    values = (
-        list(given)
-        if isinstance(given, Sequence) and not isinstance(given, str | bytes)
-        else [given] * rows
-    )
+    is_list = isinstance(given, Sequence) and not isinstance(given, str | bytes)
+    values = list(given) if is_list else [given] * rows
     if len(values) != rows:
         raise ValueError(
             f"{name} has {len(values)} values for a batch of {rows} rows; give one per row, or a "

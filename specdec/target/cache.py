@@ -231,7 +231,7 @@ class SlotCache(Cache):
         `[B, heads, num_attended, width]` views.
         """
         keys, values = self._views[layer_idx]
-        if writes_slots(key_states, self.keys[layer_idx]):
+        if key_states.is_cuda and writes_slots(key_states, self.keys[layer_idx]):
             slots = self.window.slots_on(key_states.device)
             storage = self.keys[layer_idx], self.values[layer_idx]
             write_slots(*storage, key_states, value_states, slots)

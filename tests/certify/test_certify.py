@@ -17,9 +17,8 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.certify import ForeignSampler, certify, huggingface_rule
-from specdec.kernels import draw
+from specdec.kernels import draw, verify_points
 from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
-from specdec.samplers.base import verdict_of_points
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 FEW = ((3, 2, 12),)
@@ -251,7 +250,7 @@ class MistakenRace(CouplingSampler):
             chance = warp(logits)[:, :-1].gather(2, safe[..., None])[..., 0]
             kept = torch.where((chance > 0) & (draft.tokens >= 0), safe, winners[:, :-1])
             winners = torch.cat([kept, winners[:, -1:]], dim=1)
-        return verdict_of_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, winners, target_logits.amax(dim=-1))
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specdec.graphs import (
-    Captured,
-    CapturedBuckets,
-    CaptureError,
-    GraphPool,
-    no_host_sync,
-    weight_addresses,
-)
-from specdec.graphs.tree import leaves, map_tensors, owned_tensors
+from specdec.graphs import Captured, CaptureError, GraphPool, no_host_sync
+from specdec.graphs.tree import leaves, owned_tensors
 
 
 @dataclass(frozen=True)
@@ -82,6 +75,12 @@ def test_outputs_are_the_same_tensors_in_every_call_and_inputs_are_copied():
     assert values(first) == values(mix(*tree(2))) != kept
 
 
+def test_a_tensor_that_is_given_twice_is_two_inputs():
+    x = torch.zeros(2)
+    captured = Captured(torch.sub, (x, x))
+    assert captured(torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0])).tolist() == [4.0, 5.0]
+
+
 def test_warm_up_calls_are_real_ones_and_pool_run_stands_for_them():
     total = torch.zeros(())
 
@@ -101,7 +100,7 @@ CHANGED = {
     "another shape": (lambda t: (t[0], t[1]._replace(x=torch.zeros(2, 3))), r"\[1\]\.x.*\[2, 2\]"),
     "another dtype": (lambda t: (t[0], t[1]._replace(x=t[1].x.double())), "float32.*float64"),
     "a tensor for none": (lambda t: (t[0], t[1]._replace(y=t[1].x)), r"\[1\]\.y.*None.*float32"),
-    "another number": (lambda t: (t[0], t[1]._replace(count=8)), "value 7.*value 8.*host"),
+    "another number": (lambda t: (t[0], t[1]._replace(count=8)), "captured with 7.*with 8.*host"),
     "a missing key": (
         lambda t: (Pair(t[0].first, {"a": t[0].second["a"]}), t[1]),
         r"missing \[\"\[0\]\.second\['b'\]\"\]",
@@ -148,6 +147,8 @@ def test_a_function_that_waits_for_the_device_is_refused_by_operation_and_line()
     assert "test_capture.py" in str(error.value)
     assert "the guilty line" in str(error.value)
     assert "on the device" in str(error.value)
+    with pytest.raises(CaptureError, match="the guilty line"):
+        GraphPool("cpu").run(lambda: waits(torch.ones(2)), is_guarded=True)
 
 
 def test_a_function_without_tensors_among_its_inputs_needs_a_device():
@@ -171,106 +172,30 @@ def test_a_captured_call_makes_no_host_synchronisation():
         captured(*tree(2))
 
 
-ROWS = torch.tensor([3.0])
-
-
-def by_row(x: Tensor, pair: dict) -> tuple:
-    return x.cumsum(dim=1) + pair["y"][:, None], {"rows": pair["y"] * 2}
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 99))
-def test_a_bucketed_function_gives_what_the_function_gives_for_every_batch_size(counts, seed):
-    generator = torch.Generator().manual_seed(seed)
-    example = (torch.zeros(1, 3), {"y": torch.zeros(1)})
-    captured = CapturedBuckets(by_row, example, [1, 2, 5])
-    if seed % 2:
-        captured.capture_all()
-    for count in counts:
-        inputs = torch.randn(count, 3, generator=generator), {"y": torch.ones(count) * seed}
-        assert values(captured(*inputs)) == values(by_row(*inputs))
-
-
-def test_rows_that_fill_a_bucket_are_the_examples_in_every_call():
-    seen = []
-
-    def note(x):
-        seen.append(x.tolist())
-        return x
-
-    captured = CapturedBuckets(note, (torch.full((1,), -1.0),), [3], warmup=0)
-    for row in (torch.tensor([7.0, 8.0, 9.0]), torch.tensor([5.0])):
-        captured(row)
-    assert seen == [[7.0, 8.0, 9.0], [5.0, -1.0, -1.0]]
-
-
-def test_bucketed_functions_refuse_what_they_cannot_hold():
-    example = (torch.zeros(1, 3), {"y": torch.zeros(1)})
-    with pytest.raises(ValueError, match="at least one"):
-        CapturedBuckets(by_row, example, [])
-    captured = CapturedBuckets(by_row, example, [2])
-    with pytest.raises(ValueError, match="3 rows is larger than the largest bucket, 2"):
-        captured(torch.zeros(3, 3), {"y": torch.zeros(3)})
-    with pytest.raises(ValueError, match="one entry per row"):
-        captured(torch.zeros(2, 3), {"y": torch.zeros(1)})
-    with pytest.raises(ValueError, match=r"input \[0\].*\[1, 3\].*\[1, 4\]"):
-        captured(torch.zeros(2, 4), {"y": torch.zeros(2)})
-
-
-@given(st.integers(0, 99))
-def test_a_tree_that_is_mapped_keeps_its_structure(seed):
-    other = map_tensors(torch.neg, tree(seed))
-    for (path, one), (name, negated) in zip(leaves(tree(seed)), leaves(other), strict=True):
-        assert path == name
-        assert (-one).equal(negated) if isinstance(one, Tensor) else one == negated
-
-
 def test_owned_tensors_are_found_through_objects_and_cycles_and_once():
     class Owner:
         transient_attributes = ("scratch",)
 
         def __init__(self):
-            self.own, self.scratch = ROWS, torch.zeros(1)
+            self.own, self.scratch = torch.ones(1), torch.zeros(1)
             self.parts = [tree(0), {"me": self}]
 
-    found = owned_tensors(Owner())
-    assert found[".own"] is ROWS
+    owner = Owner()
+    found = owned_tensors(owner)
+    assert found[".own"] is owner.own
     assert ".parts[0][0].second['a'][0]" in found
     assert not any("scratch" in name for name in found)
 
 
-def doubled(x):
-    """Twice its input."""
-    return x * 2
-
-
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("options", "named"),
     [
-        (lambda: Captured(5, (torch.zeros(2),)), "function must be a function, got 5"),
-        (lambda: Captured(doubled, torch.zeros(2)), r"example_inputs must be .*; one arg.* \(x,\)"),
-        (lambda: Captured(doubled, [torch.zeros(2)]), "example_inputs must be a tuple, got a list"),
-        (lambda: Captured(doubled, (torch.zeros(2),), warmup=1.5), "warmup must be an integer"),
-        (lambda: Captured(doubled, (torch.zeros(2),), warmup=-1), "warmup must be an integer >= 0"),
-        (
-            lambda: Captured(doubled, (torch.zeros(2),), pool="x"),
-            "pool must be a GraphPool",
-        ),
-        (lambda: Captured(doubled, (torch.zeros(2),), device="nope"), "device must be a torch dev"),
-        (lambda: GraphPool(None), "device must be a torch device"),
-        (lambda: CapturedBuckets(doubled, (torch.zeros(1),), [1.5]), "sizes must be a sequence"),
-        (lambda: CapturedBuckets(doubled, (torch.zeros(1),), 5), "sizes must be a sequence"),
-        (lambda: CapturedBuckets(doubled, (torch.tensor(1.0),), [2]), "have one entry per row"),
-        (lambda: CapturedBuckets(doubled, (torch.zeros(0, 2),), [2]), "have one entry per row"),
-        (lambda: weight_addresses("x"), "module must be a Module, got 'x'"),
+        ({"example_inputs": torch.zeros(2)}, r"example_inputs.*\(x,\)"),
+        ({"warmup": 1.5}, "warmup"),
+        ({"warmup": -1}, "warmup"),
+        ({"device": "nope"}, "device"),
     ],
 )
-def test_what_a_capture_is_given_is_checked(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        make()
-
-
-@pytest.mark.parametrize("function", [torch.sum, lambda x: x.sum(0, keepdim=True)])
-def test_outputs_of_buckets_have_one_entry_per_row(function):
-    buckets = CapturedBuckets(function, (torch.zeros(1, 2),), [2, 4])
-    with pytest.raises(ValueError, match="of the outputs must have one entry for each of 4 rows"):
-        buckets(torch.ones(3, 2))
+def test_what_a_capture_is_given_is_checked(options, named):
+    with pytest.raises((TypeError, ValueError), match=named):
+        Captured(torch.neg, **({"example_inputs": (torch.zeros(2),)} | options))

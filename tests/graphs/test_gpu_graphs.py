@@ -29,7 +29,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.drafters import EagleHead
-from specdec.graphs import Captured, CapturedBuckets, CaptureError, GraphPool, StorageMovedError
+from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
 from specdec.loop.token_buffer import TokenBuffer
@@ -351,16 +351,6 @@ def test_a_released_function_is_captured_again():
     assert captured(x).tolist() == [2, 2, 6]
     assert first.tolist() == [1, 2, 3]
     assert captured(x) is captured(x)
-
-
-def test_a_bucketed_function_gives_what_the_function_gives():
-    captured = CapturedBuckets(
-        lambda x: x.cumsum(1), (torch.zeros(1, 8, device="cuda"),), [1, 4, 8]
-    )
-    captured.capture_all()
-    for count in (8, 3, 1, 5):
-        x = torch.randn(count, 8, device="cuda")
-        assert captured(x).equal(x.cumsum(1))
 
 
 def test_a_capture_that_fails_names_the_line_and_leaves_the_device_usable():

@@ -14,8 +14,8 @@ from kernel_cases import DTYPES
 
 from specdec import Target
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots, writes_slots
-from specdec.kernels.attention import MAX_WINDOW
-from specdec.kernels.write_slots import write_slots as define_write_slots
+from specdec.kernels.attention.reference import MAX_WINDOW
+from specdec.kernels.write_slots.reference import write_slots as define_write_slots
 from specdec.types import Draft
 
 pytestmark = pytest.mark.gpu

@@ -5,20 +5,17 @@ kernels are its definition: run by Triton's interpreter.
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
-from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
-from kernel_cases import DTYPES
+from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
-from specdec.kernels.attention import MAX_WINDOW, triton, visible_slots
+from specdec.kernels.attention import triton
+from specdec.kernels.attention.reference import MAX_WINDOW, visible_slots
 from specdec.kernels.attention.triton import Tiles
 from specdec.target.masks import any_of, block, causal_within, slot_mask
 
-seeds = st.integers(0, 2**32 - 1)
 sizes = st.builds(
     Sizes,
     rows=st.integers(1, 2),
@@ -47,9 +44,6 @@ cuts = st.builds(
     num_stages=st.just(3),
     num_splits=st.sampled_from([1, 2, 3, 9]),
 )
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="here kernels are compiled; see test_attention_gpu"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +66,7 @@ def _bfloat16_products_are_of_numbers(monkeypatch):
 
 
 @interpreted
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(sizes, options, cuts, st.sampled_from(DTYPES), seeds)
 def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
     case = random_case(sizes, seed, dtype=dtype, **options)
@@ -83,12 +77,9 @@ def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
 @pytest.mark.parametrize(
     ("width", "value_width", "group", "dtype"),
     [
-        (64, 64, 8, torch.bfloat16),
-        (80, 80, 1, torch.float16),
-        (96, 96, 2, torch.float32),
-        (128, 128, 4, torch.bfloat16),
+        (80, 80, 8, torch.float16),
         (192, 128, 1, torch.float32),
-        (256, 256, 2, torch.float16),
+        (256, 256, 2, torch.bfloat16),
     ],
     ids=str,
 )
@@ -101,30 +92,20 @@ def test_the_kernels_are_the_definition_at_the_widths_of_real_models(
 
 
 @interpreted
-@pytest.mark.parametrize("num_splits", [1, 4])
-def test_the_kernels_are_the_definition_where_keys_hold_all_heads_values(num_splits):
+def test_the_kernels_are_the_definition_where_keys_hold_all_heads_values():
     """DeepSeek's absorbed form: one head of 576 channels, whose first 512 are the values."""
     case = random_case(Sizes(2, 2, 1, 16, 576, 512, 48), 1, dtype=torch.bfloat16, lengths=[48, 3])
-    tiles = Tiles(16, 16, 4, 3, num_splits)
+    tiles = Tiles(16, 16, 4, 3, 4)
     assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
 
 
 @interpreted
-@pytest.mark.parametrize("num_splits", [1, 2, 3])
-def test_a_sink_takes_its_weight_once_however_many_splits_a_row_has(num_splits):
-    sizes = Sizes(2, 2, 2, 2, 16, 16, 48)
-    case = random_case(sizes, 1, dtype=torch.float32, lengths=[48, 3], has_sinks=True)
-    tiles = Tiles(16, 16, 4, 3, num_splits)
-    assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
-
-
-@interpreted
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 32, 33, 64])
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 64])
 def test_lengths_at_the_edges_of_tiles_are_read_to_their_end(length):
     """Each row's last value is far from all others, so a slot too few or too many shows."""
     case = random_case(Sizes(3, 1, 1, 1, slots=64), length, lengths=[length, 1, 64])
     case.values[0, :, length - 1] = 1000.0
-    for num_splits in (1, 2, 4):
+    for num_splits in (1, 4):
         tiles = Tiles(16, 16, 4, 3, num_splits)
         assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from kernel_cases import seeds
 
 from specdec.kernels import find_faults, verify_points
-from specdec.kernels.verify import find_draft_faults
+from specdec.kernels.verify.reference import find_draft_faults
 from specdec.types import Draft, Fault
-
-seeds = st.integers(0, 2**32 - 1)
 
 
 def sound_draft(rows=3, width=2, vocab=5, *, num_valid=None):

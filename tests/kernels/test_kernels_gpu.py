@@ -35,15 +35,15 @@ from specdec.kernels import (
     Truncation,
     WarpParams,
     find_cutoff,
-    mtp_shift,
     race,
     sample,
     sample_tokens,
     shift_window,
     warp_probs,
 )
-from specdec.kernels.truncate import find_cutoff as defined_cutoff
-from specdec.kernels.truncate import is_kept
+from specdec.kernels.mtp_shift import reference as mtp_shift
+from specdec.kernels.truncate.reference import find_cutoff as defined_cutoff
+from specdec.kernels.truncate.reference import is_kept
 
 pytestmark = pytest.mark.gpu
 
@@ -205,7 +205,7 @@ def test_a_window_is_the_definitions(dtype):
         context, past = shift_on_gpu(*sizes, seed=seed, dtype=dtype)
         options = {"trash": 64, "num_later": seed}
         width = max(sizes[1], sizes[2]) + 1
-        expected = mtp_shift.mtp_shift(context, past, width, **options)
+        expected = mtp_shift.shift_window(context, past, width, **options)
         assert_equal(tuple(shift_window(context, past, width, **options)), tuple(expected))
 
 

@@ -1,4 +1,4 @@
-"""`mtp_shift`: the definition against lists of rows, and the Triton kernel, run by Triton's
+"""`shift_window`: the definition against lists of rows, and the Triton kernel, run by Triton's
 interpreter, against the definition.
 """
 
@@ -6,19 +6,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import DTYPES, interpreted, seeds, shift_case
 
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
-from kernel_cases import shift_case
-
-from specdec.kernels import PastRows, mtp_shift, shift_window
-from specdec.kernels.mtp_shift import triton
+from specdec.kernels import PastRows, shift_window
+from specdec.kernels.mtp_shift import reference, triton
 from specdec.types import Context
 
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
-)
-seeds = st.integers(0, 2**32 - 1)
 TRASH = 64
 
 
@@ -52,13 +45,13 @@ def expected_row(case, b, width, num_later):
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 4), st.integers(1, 5))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(seeds, sizes, st.integers(0, 3), st.integers(0, 3))
 def test_a_window_is_the_end_of_the_rows_of_a_text(seed, size, extra, num_later):
     num_rows, num_columns, num_past, num_features = size
     case = shift_case(num_rows, num_columns, num_past, num_features, seed=seed)
     width = max(num_columns, num_past) + extra
-    window = mtp_shift.mtp_shift(*case, width, trash=TRASH, num_later=num_later)
+    window = reference.shift_window(*case, width, trash=TRASH, num_later=num_later)
     for b in range(num_rows):
         tokens, features, slots = expected_row(case, b, width, num_later)
         assert window.tokens[b].tolist() == tokens
@@ -74,20 +67,20 @@ def test_a_window_is_the_end_of_the_rows_of_a_text(seed, size, extra, num_later)
 
 
 @interpreted
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     seeds,
     sizes,
     st.integers(0, 3),
     st.integers(0, 3),
-    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from(DTYPES),
 )
 def test_the_kernel_is_the_definition(seed, size, extra, num_later, dtype):
     case = shift_case(*size, seed=seed, dtype=dtype)
     width = max(size[1], size[2]) + extra
     options = {"trash": TRASH, "num_later": num_later}
-    expected = mtp_shift.mtp_shift(*case, width, **options)
-    found = triton.mtp_shift(*case, width, block=4, **options)
+    expected = reference.shift_window(*case, width, **options)
+    found = triton.shift_window(*case, width, block=4, **options)
     for name, value, other in zip(expected._fields, found, expected, strict=True):
         assert value.equal(other), name
 
@@ -96,23 +89,20 @@ def test_the_kernel_is_the_definition(seed, size, extra, num_later, dtype):
 def test_the_kernel_takes_views_of_any_strides():
     """A window's own end is what the next call remembers; features may be part of wider ones."""
     context, past = shift_case(3, 4, 3, 10, seed=1)
-    window = triton.mtp_shift(context, past, 6, trash=TRASH, block=16)
+    window = triton.shift_window(context, past, 6, trash=TRASH, block=16)
     wide = torch.randn(3, 4, 20)
     context = Context(context.tokens, wide[..., 5:15], context.start, context.num_new, 20)
     remembered = window.past(3)
-    found = triton.mtp_shift(context, remembered, 5, trash=TRASH, num_later=1, block=16)
-    expected = mtp_shift.mtp_shift(context, remembered, 5, trash=TRASH, num_later=1)
+    found = triton.shift_window(context, remembered, 5, trash=TRASH, num_later=1, block=16)
+    expected = reference.shift_window(context, remembered, 5, trash=TRASH, num_later=1)
     assert all(map(torch.equal, found, expected))
 
 
-def test_widths_that_do_not_fit_are_refused():
+@pytest.mark.parametrize("operation", [shift_window, triton.shift_window])
+def test_widths_that_do_not_fit_are_refused(operation):
     context, past = shift_case(2, 3, 4, 5, seed=0)
-    for operation in (shift_window, triton.mtp_shift):
-        with pytest.raises(ValueError, match="a window of 3 rows cannot hold the 4 rows"):
-            operation(context, past, 3, trash=TRASH)
-        narrow = PastRows(past.tokens, past.features[..., :4])
-        with pytest.raises(ValueError, match="4 wide and the context's 5"):
-            operation(context, narrow, 4, trash=TRASH)
-        bare = Context(context.tokens, None, context.start, context.num_new, 20)
-        with pytest.raises(ValueError, match="needs a context with features"):
-            operation(bare, past, 4, trash=TRASH)
+    narrow = PastRows(past.tokens, past.features[..., :4])
+    bare = Context(context.tokens, None, context.start, context.num_new, 20)
+    for *inputs, width in ((context, past, 3), (context, narrow, 4), (bare, past, 4)):
+        with pytest.raises(ValueError, match=r"window of 3|4 wide|context with features"):
+            operation(*inputs, width, trash=TRASH)

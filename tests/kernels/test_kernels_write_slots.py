@@ -6,19 +6,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("triton", reason="Triton is there on Linux only")
-
-from kernel_cases import DTYPES
+from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import write_slots, writes_slots
 from specdec.kernels.write_slots import triton
 from specdec.target.cache import KeyValueShape, SlotCache
 
 WAYS = {"definition": write_slots, "kernel": triton.write_slots}
-interpreted = pytest.mark.skipif(
-    torch.cuda.is_available(), reason="here kernels are compiled; see test_attention_gpu"
-)
 sizes = st.tuples(*(st.integers(1, most) for most in (3, 3, 4)))  # rows, heads, tokens
 widths = st.tuples(st.sampled_from([3, 8]), st.sampled_from([1, 8, 12]))
 
@@ -26,7 +20,7 @@ widths = st.tuples(st.sampled_from([3, 8]), st.sampled_from([1, 8, 12]))
 @interpreted
 @pytest.mark.parametrize("way", WAYS)
 @settings(max_examples=15)
-@given(sizes, widths, st.sampled_from(DTYPES), st.booleans(), st.integers(0, 2**32 - 1))
+@given(sizes, widths, st.sampled_from(DTYPES), st.booleans(), seeds)
 def test_a_windows_states_are_written_to_its_slots_and_nowhere_else(
     way, sizes, widths, dtype, is_transposed, seed
 ):
@@ -58,20 +52,14 @@ def test_a_slot_outside_the_cache_is_not_written_by_the_kernel():
 
 
 @interpreted
-def test_a_cache_that_writes_by_the_kernel_is_the_same(monkeypatch):
+def test_a_cache_that_is_written_by_the_kernel_is_the_same():
     shapes = {0: KeyValueShape(2, 4, 6, torch.float32, torch.device("cpu"))}
     one, other = SlotCache(3, 16, shapes), SlotCache(3, 16, shapes)
     slots = torch.tensor([[0, 1], [7, 8], [3, 16]])
     states = torch.randn(3, 2, 2, 4), torch.randn(3, 2, 2, 6)
     one.open_window(slots, num_attended=9)
-    theirs = one.update(*states, 0)
-    monkeypatch.setattr("specdec.target.cache.writes_slots", lambda *_: True)
-    monkeypatch.setattr("specdec.target.cache.write_slots", triton.write_slots)
-    other.open_window(slots, num_attended=9)
-    ours = other.update(*states, 0)
-    for mine, his in zip(ours, theirs, strict=True):
-        assert torch.equal(mine, his)
-        assert mine.stride() == his.stride()
+    one.update(*states, 0)
+    triton.write_slots(other.keys[0], other.values[0], *states, slots)
     assert torch.equal(other.keys[0], one.keys[0])
     assert torch.equal(other.values[0], one.values[0])
 

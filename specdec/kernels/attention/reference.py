@@ -44,11 +44,12 @@ def ragged_attention(
     """Attention of a few queries per row over the slots that the row has filled.
 
     A row's length is its largest query slot plus 1: what lies at or beyond it may be anything, NaN
-    too, and changes nothing.
+    too, and changes nothing. On a GPU time and memory traffic follow the lengths, not the number of
+    slots.
 
     Args:
         query: `[B, Hq, N, D]`.
-        keys: `[B, Hkv, S, D]`; head h of the queries reads head `h // (Hq / Hkv)`.
+        keys: `[B, Hkv, S, D]`, any strides; head h of the queries reads head `h // (Hq / Hkv)`.
         values: `[B, Hkv, S, Dv]`.
         slots: `[B, N]` int64, the slot of each query. A query at or beyond S (a token to forget)
             sees nothing, and its result is 0.
@@ -56,6 +57,9 @@ def ragged_attention(
 
     Returns:
         `[B, N, Hq, Dv]` of the dtype of `query`; computed in float32, or in float64 if that is it.
+
+    Raises:
+        ValueError: a `window_visible` for more than `MAX_WINDOW` queries, on a GPU.
 
     Example:
         >>> states = torch.zeros(1, 1, 4, 2)

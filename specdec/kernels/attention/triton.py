@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.attention.reference import CAUSAL, MAX_WINDOW, AttentionOptions
-from specdec.kernels.triton_common import INFINITY, LOG2_E, Table, table_of
+from specdec.kernels.triton_common import INFINITY, LOG2_E, States, Table, states_of, table_of
 
 TILE_BYTES = 32 * 1024  # of keys and values
 PROGRAMS_PER_PROCESSOR = 2  # which fit: three stages of a loop keep two tiles in shared memory
@@ -23,73 +23,41 @@ FUSION = {"enable_fp_fusion": True}
 
 
 class Tiles(NamedTuple):
-    """How the work is cut.
+    """How the work is cut."""
 
-    Args:
-        block_slots: slots of a tile, a power of two from 16.
-        block_rows: query rows of a tile, a power of two from 16.
-        num_warps, num_stages: of a program.
-        num_splits: C.
-    """
-
-    block_slots: int
-    block_rows: int
-    num_warps: int
+    block_slots: int  # of a tile, a power of two from 16
+    block_rows: int  # query rows of a tile, a power of two from 16
+    num_warps: int  # of a program
     num_stages: int
-    num_splits: int
-
-
-class States(NamedTuple):
-    """A tensor `[B, heads, N or S, width]` as a kernel argument; any strides whose last is 1."""
-
-    data: Tensor
-    row_stride: int
-    head_stride: int
-    index_stride: int
+    num_splits: int  # C
 
 
 class Partials(NamedTuple):
-    """What each split of a row found. Splits without slots are not written, but for the first.
+    """What each split of a row found. Splits without slots are not written, but for the first."""
 
-    Args:
-        out: `[B, Hq, N, C, Dv]` float32, sums of weighted values.
-        row_max: `[B, Hq, N, C]` float32, the largest score times log2(e).
-        row_sum: `[B, Hq, N, C]` float32, the sum of weights, relative to `row_max`.
-    """
-
-    out: Tensor
-    row_max: Tensor
-    row_sum: Tensor
+    out: Tensor  # [B, Hq, N, C, Dv] float32, sums of weighted values
+    row_max: Tensor  # [B, Hq, N, C] float32, the largest score times log2(e)
+    row_sum: Tensor  # [B, Hq, N, C] float32, the sum of weights, relative to row_max
 
 
 class Arguments(NamedTuple):
-    """All arguments of both launches but the sizes of tiles; what is `None` is compiled away.
-
-    Args:
-        slots: `[B, N]` int64.
-        visible: `[B, N, N]` bool.
-        sinks: `[Hq]`.
-        out: `[B, N, Hq, Dv]`, contiguous.
-        scale: of the scores.
-        num_kv_heads: Hkv.
-        group: Hq / Hkv.
-    """
+    """All arguments of both launches but the sizes of tiles; what is `None` is compiled away."""
 
     query: States
     key: States
     value: States
-    slots: Table
-    visible: Table | None
-    sinks: Tensor | None
-    out: Tensor
+    slots: Table  # [B, N] int64
+    visible: Table | None  # [B, N, N] bool
+    sinks: Tensor | None  # [Hq]
+    out: Tensor  # [B, N, Hq, Dv], contiguous
     partials: Partials | None
-    scale: float
+    scale: float  # of the scores
     softcap: float | None
     sliding_window: int | None
     num_queries: int
     num_slots: int
-    num_kv_heads: int
-    group: int
+    num_kv_heads: int  # Hkv
+    group: int  # Hq / Hkv
     num_splits: int
 
 
@@ -102,8 +70,7 @@ def ragged_attention(
     *,
     tiles: Tiles | None = None,
 ) -> Tensor:
-    """As `kernels.ragged_attention`; `tiles` replaces the default cut."""
-    query, keys, values = (_with_unit_stride(states) for states in (query, keys, values))
+    """As the definition; `tiles` replaces the default cut."""
     rows, num_heads, num_queries, width = query.shape
     value_width = values.shape[3]
     out = query.new_empty(rows, num_queries, num_heads, value_width)
@@ -181,10 +148,6 @@ def _cut_width(width: int) -> dict[str, int]:
     return {"width": width, "head_width": head, "tail_width": padded_tail}
 
 
-def _with_unit_stride(states: Tensor) -> Tensor:
-    return states if states.stride(3) == 1 else states.contiguous()
-
-
 def _arguments(
     query: Tensor,
     keys: Tensor,
@@ -201,7 +164,6 @@ def _arguments(
         where = {"dtype": torch.float32, "device": query.device}
         sums = torch.empty(*shape, values.shape[3], **where)
         partials = Partials(sums, torch.empty(shape, **where), torch.empty(shape, **where))
-    states = (States(tensor, *tensor.stride()[:3]) for tensor in (query, keys, values))
     visible = options.window_visible
     if visible is not None and num_queries > MAX_WINDOW:
         raise ValueError(
@@ -209,7 +171,7 @@ def _arguments(
             f"{MAX_WINDOW}; attend with a dense mask instead"
         )
     return Arguments(
-        *states,
+        *map(states_of, (query, keys, values)),
         slots=table_of(slots),
         visible=None if visible is None else table_of(visible),
         sinks=None if options.sinks is None else options.sinks.contiguous(),

@@ -12,7 +12,7 @@ from specdec.kernels.mask_window.reference import MaskWindow, WindowSpec
 
 
 def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
-    """As `kernels.expand_window`."""
+    """As the definition."""
     rows, num_committed = len(tokens), tokens.shape[1] - spec.shift
     width, count = num_committed + spec.num_later, spec.num_draft_tokens
     shapes = (rows, width), (rows, width), (rows, count), (rows,), (rows,)

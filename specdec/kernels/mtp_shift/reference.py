@@ -1,4 +1,4 @@
-"""`mtp_shift`: the definition, in plain PyTorch.
+"""`shift_window`: the definition, in plain PyTorch.
 
 Legend: B rows, N new tokens of a context, H remembered rows, W window, M later passes, F feature
 width. A *row t* of a head is the pair (token t + 1, feature of position t); it sits in slot t.
@@ -46,7 +46,7 @@ class ShiftedWindow(NamedTuple):
         return PastRows(self.tokens[:, first:], self.features[:, first:])
 
 
-def mtp_shift(
+def shift_window(
     context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
 ) -> ShiftedWindow:
     """Shifts the new rows of a context to the right end of a window of fixed width, and fills the
@@ -71,7 +71,7 @@ def mtp_shift(
         >>> rows = torch.arange(4.0).view(1, 4, 1)
         >>> context = Context(torch.tensor([[6, 7, -1]]), rows[:, 2:], 2 * one, one, 8)
         >>> past = PastRows(torch.tensor([[5, 6]]), rows[:, :2])
-        >>> window = mtp_shift(context, past, 3, trash=16, num_later=1)
+        >>> window = shift_window(context, past, 3, trash=16, num_later=1)
         >>> window.tokens, window.slots
         (tensor([[5, 6, 7]]), tensor([[0, 1, 2, 3]]))
     """
@@ -97,7 +97,7 @@ def mtp_shift(
 def check_widths(context: Context, past: PastRows, width: int) -> None:
     """Raises `ValueError` for inputs of shapes that do not fit together."""
     if context.features is None:
-        raise ValueError("mtp_shift needs a context with features")
+        raise ValueError("shift_window needs a context with features")
     num_past = past.tokens.shape[1]
     if width < num_past:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""`mtp_shift` on a GPU, in one launch: a program copies one block of one row's features.
+"""`shift_window` on a GPU, in one launch: a program copies one block of one row's features.
 
 Legend: B rows, N new tokens of a context, H remembered rows, W window, M later passes, F feature
 width.
@@ -18,19 +18,12 @@ BLOCK = 1024
 
 
 class Source(NamedTuple):
-    """Rows to copy from, as a kernel argument. Both tensors are contiguous.
+    """Rows to copy from, as a kernel argument. Both tensors are contiguous."""
 
-    Args:
-        tokens: `[B, rows]`, or `[B, 1 + rows]` where the anchor comes first.
-        features: `[B, rows, F]`.
-        num_rows: N or H.
-        has_anchor: 1 where the anchor comes first.
-    """
-
-    tokens: Tensor
-    features: Tensor
-    num_rows: int
-    has_anchor: int
+    tokens: Tensor  # [B, rows], or [B, 1 + rows] where the anchor comes first
+    features: Tensor  # [B, rows, F]
+    num_rows: int  # N or H
+    has_anchor: int  # 1 where the anchor comes first
 
 
 class Sizes(NamedTuple):
@@ -42,7 +35,7 @@ class Sizes(NamedTuple):
     trash: int
 
 
-def mtp_shift(
+def shift_window(
     context: Context,
     past: PastRows,
     width: int,
@@ -51,7 +44,7 @@ def mtp_shift(
     num_later: int = 0,
     block: int = BLOCK,
 ) -> ShiftedWindow:
-    """As `reference.mtp_shift`; a program copies `block` channels, a power of two."""
+    """As the definition; a program copies `block` channels, a power of two."""
     check_widths(context, past, width)
     features = context.features
     num_rows, num_columns, num_features = features.shape

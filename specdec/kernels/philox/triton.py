@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -> Tensor:
-    """As `kernels.uniforms`, in one launch."""
+    """As the definition, in one launch."""
     rows, count = len(position), num_streams * width
     out = torch.empty(rows, num_streams, width, dtype=torch.float64, device=position.device)
     if out.numel():
@@ -36,19 +36,8 @@ def to_uniforms(high, low):
 
 @triton.jit
 def token_uniforms(key, row, position, stream, chunk, block: tl.constexpr):
-    """Uniforms of the tokens of a chunk. The counter is (position, token // 2, stream, 0); its four
-    words serve two tokens.
-
-    Args:
-        key: `[B, 2]` int64, the two 32-bit words of each row's seed.
-        row: which of the B seeds.
-        position: in the text.
-        stream: different streams have independent noise.
-        chunk: the tokens are `chunk * block` and those after it.
-        block: number of tokens, even.
-
-    Returns:
-        `[block]` float64.
+    """`[block]` float64 uniforms of the tokens from `chunk * block` on, where `block` is even. The
+    counter is (position, token // 2, stream, 0), whose four words serve two tokens.
     """
     seed = tl.load(key + 2 * row) | (tl.load(key + 2 * row + 1) << 32)
     pair = (chunk * (block // 2) + tl.arange(0, block // 2)).to(tl.uint32)

@@ -1,4 +1,4 @@
-"""`race_weights`: the definition of `race`, in plain PyTorch.
+"""`race`: the definition, in plain PyTorch.
 
 Legend: B rows, N window indices, V vocabulary.
 """
@@ -8,6 +8,19 @@ from einops import rearrange
 from torch import Tensor
 
 from specdec.kernels.philox.reference import philox, to_uniforms
+from specdec.kernels.truncate import warp_probs
+from specdec.kernels.truncate.reference import WarpParams
+
+
+def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
+    """Draws tokens `[B, N]` from logits by an exponential race.
+
+    Args:
+        logits: `[B, N, V]`.
+        params: how they become probabilities.
+        key, position, stream: of the noise, see `race_weights`.
+    """
+    return race_weights(warp_probs(logits, params), key, position, stream)
 
 
 def race_weights(weights: Tensor, key: Tensor, position: Tensor, stream: int) -> Tensor:

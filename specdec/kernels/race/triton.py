@@ -19,19 +19,12 @@ BLOCK, NUM_WARPS = 1024, 4
 
 
 class Heats(NamedTuple):
-    """The race within every chunk.
+    """The race within every chunk."""
 
-    Args:
-        row_max: `[B, N, C]` float32, the chunk's largest logit.
-        time: `[B, N, C]` float64, the least arrival time, with weights relative to `row_max`.
-        winner: `[B, N, C]` int32, the token that arrives then.
-        num_chunks: C.
-    """
-
-    row_max: Tensor
-    time: Tensor
-    winner: Tensor
-    num_chunks: int
+    row_max: Tensor  # [B, N, C] float32, the chunk's largest logit
+    time: Tensor  # [B, N, C] float64, the least arrival time, with weights relative to row_max
+    winner: Tensor  # [B, N, C] int32, the token that arrives then
+    num_chunks: int  # C
 
 
 def race(
@@ -44,7 +37,7 @@ def race(
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
 ) -> Tensor:
-    """As `kernels.race`; a program has `num_warps` warps and `block` tokens, a power of two."""
+    """As the definition; a program has `num_warps` warps and `block` tokens, a power of two."""
     rows, device = rows_of(logits, params), logits.device
     shape = *logits.shape[:2], triton.cdiv(rows.vocab, block)
     row_max = torch.empty(shape, dtype=torch.float32, device=device)

@@ -1,15 +1,37 @@
-"""`draw`: an index in proportion to weights, by inverting their cumulative sum.
+"""`sample`: the definition, and `draw`, in plain PyTorch.
 
-Legend: V weights of a row.
+Legend: B rows, N window indices, V vocabulary, or weights of a row.
 """
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.truncate import warp_probs
+from specdec.kernels.truncate.reference import WarpParams
+
 WIDE = 16384
 """From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
 row costs more memory traffic than all else in a draw."""
 BLOCK = 512
+
+
+def sample(
+    logits: Tensor, params: WarpParams, uniforms: Tensor, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draws tokens, and returns the probabilities that they were drawn from.
+
+    Args:
+        logits: `[B, V]` or `[B, N, V]`.
+        params: how they become probabilities.
+        uniforms: `[B]` or `[B, N]` float64 in [0, 1).
+        out: filled with the probabilities; of the shape of `logits`, float32 (float64 for float64
+            logits), any strides whose last is 1. `None` allocates it.
+
+    Returns:
+        Tokens of the shape of `uniforms`, and `out`.
+    """
+    probs = warp_probs(logits, params, out)
+    return draw(probs, uniforms), probs
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

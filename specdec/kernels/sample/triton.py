@@ -35,7 +35,7 @@ def sample(
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
 ) -> Tensor:
-    """The tokens of `kernels.sample`; fills `probs`, of the shape of `logits`, if it is given.
+    """The tokens of the definition; fills `probs`, of the shape of `logits`, if it is given.
 
     A program has `num_warps` warps and `block` tokens, a power of two.
     """

@@ -35,7 +35,7 @@ def is_wide(logits: Tensor) -> bool:
 
 
 def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
-    """`reference.warp_probs`, to the last bit, written to `out` (float32) if it is given."""
+    """`reference.warp_probs`, to the last bit."""
     probs = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
     table = _window(probs)
     for b, n, row in _rows(logits):

@@ -56,12 +56,15 @@ class Truncation(NamedTuple):
     max_top_k: int = 0
 
 
-def warp_probs(logits: Tensor, params: WarpParams) -> Tensor:
-    """Probabilities of the shape of `logits`, float32 (float64 for float64 logits)."""
+def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
+    """Probabilities of the shape of `logits`, float32 (float64 for float64 logits); written to
+    `out` if it is given.
+    """
     scaled = kept = scale(logits, params.temperature)
     if params.cutoff is not None:
         kept = drop_below(scaled, params.cutoff)
-    return one_hot_greedy_rows(kept.softmax(dim=-1), logits, params.is_greedy)
+    probs = one_hot_greedy_rows(kept.softmax(dim=-1), logits, params.is_greedy)
+    return probs if out is None else out.copy_(probs)
 
 
 def one_hot_greedy_rows(probs: Tensor, logits: Tensor, is_greedy: Tensor | None) -> Tensor:
@@ -95,6 +98,11 @@ def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncati
 
     Ties at the k-th logit are kept. Of ties at the edge of top-p those of the lowest ids are
     dropped. Min-p keeps a token whose probability is at least `min_p` times the largest.
+
+    Args:
+        logits: `[B, V]` or `[B, N, V]`.
+        temperature: `[B]` > 0, or `None` for 1.
+        truncation: what to keep.
     """
     scaled = left = scale(logits, temperature)
     cutoff = None

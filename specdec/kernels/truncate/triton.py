@@ -45,31 +45,18 @@ MOST = tl.constexpr(2**63 - 1)  # above every pair
 
 
 class Candidates(NamedTuple):
-    """The pairs of each row among which its cutoff is searched; `[B, N]` if not said otherwise.
+    """The pairs of each row among which its cutoff is searched; `[B, N]` if not said otherwise."""
 
-    Args:
-        peak: float32, the row's largest scaled logit.
-        mass: float32, the row's sum of `exp(logit - peak)`.
-        low: int64, the least pair that is listed.
-        high: int64, the largest pair that is listed.
-        count: int64, how many pairs lie from `low` to `high`.
-        below: int64, the mass below `low`.
-        through: int64, the mass up to `high`.
-        pairs: `[B, N, capacity]` int64, the list, in any order.
-        capacity: how many pairs can be listed.
-        unit: the number of units in the mass of a most likely token.
-    """
-
-    peak: Tensor
-    mass: Tensor
-    low: Tensor
-    high: Tensor
-    count: Tensor
-    below: Tensor
-    through: Tensor
-    pairs: Tensor
-    capacity: int
-    unit: float
+    peak: Tensor  # float32, the row's largest scaled logit
+    mass: Tensor  # float32, the row's sum of exp(logit - peak)
+    low: Tensor  # int64, the least pair that is listed
+    high: Tensor  # int64, the largest pair that is listed
+    count: Tensor  # int64, how many pairs lie from low to high
+    below: Tensor  # int64, the mass below low
+    through: Tensor  # int64, the mass up to high
+    pairs: Tensor  # [B, N, capacity] int64, the list, in any order
+    capacity: int  # how many pairs can be listed
+    unit: float  # the number of units in the mass of a most likely token
 
 
 class Tables(NamedTuple):
@@ -92,12 +79,10 @@ def find_cutoff(
     part: int = PART,
     held: int = HELD,
 ) -> Cutoff:
-    """As `kernels.find_cutoff`, with exact sums where the definition rounds them.
+    """As the definition, with exact sums where that rounds them.
 
     Args:
-        logits: `[B, V]` or `[B, N, V]`.
-        temperature: `[B]` or `None`.
-        truncation: what to keep.
+        logits, temperature, truncation: as of the definition.
         block: tokens of a chunk, a power of two.
         num_warps: of a program that reads a chunk.
         samples: tokens of a sample, a power of two.

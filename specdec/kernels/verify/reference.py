@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
-from specdec.types import PAD_TOKEN, Draft, Fault
+from specdec.kernels.truncate import warp_probs
+from specdec.kernels.truncate.reference import WarpParams
+from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
 
 SUM_TOLERANCE = 1e-3
 """How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
@@ -27,6 +29,43 @@ class VerifyUniforms(NamedTuple):
 
     accept: Tensor
     resample: Tensor
+
+
+def verify(
+    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms, *, by_block: bool
+) -> Verdict:
+    """Accepts a prefix of a draft by `block_rule`, or else by `token_rule`, draws one more token,
+    and says what is wrong with the inputs.
+
+    For drafts without probabilities or tokens both rules are the same. On a GPU the token rule
+    judges `Fault.DRAFT_PROBS` at each row's rejected token only: it reads no other row of draft
+    probabilities in full.
+
+    Args:
+        draft: K tokens per row.
+        logits: `[B, K + 1, V]` of the target.
+        params: how they become probabilities.
+        uniforms: to accept and to resample.
+        by_block: which rule.
+    """
+    has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
+    rule = block_rule if by_block and has_blocks else token_rule
+    tokens, num_accepted = rule(draft, warp_probs(logits, params), uniforms)
+    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+
+
+def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
+    """`point_rule`, with what is wrong with the target's logits.
+
+    Args:
+        draft: K tokens per row; probabilities are not used, so they cannot be wrong.
+        target_tokens: `[B, K + 1]`.
+        largest_logits: `[B, K + 1]`, the largest logits of the rows that the tokens come from.
+    """
+    tokens, num_accepted = point_rule(draft, target_tokens)
+    faults = find_target_faults(largest_logits, num_accepted)
+    return Verdict(tokens, num_accepted, draft.num_valid, faults)
 
 
 def token_rule(

@@ -1,5 +1,5 @@
-"""`verify_tokens` and `verify_blocks` on a GPU, in four launches: softmax partials of the target's
-rows; accept; residual sums; and finalize, which draws the extra token.
+"""`verify` on a GPU, in four launches: softmax partials of the target's rows; accept; residual
+sums; and finalize, which draws the extra token.
 
 Legend: as `triton_accept`.
 """
@@ -35,28 +35,22 @@ def verify(
     block: int = BLOCK,
     num_warps: int = NUM_WARPS,
 ) -> Verdict:
-    """As `kernels.verify_blocks` if `by_block`, else as `kernels.verify_tokens`; a program has
-    `num_warps` warps and `block` tokens, a power of two.
-    """
-    count, width = draft.tokens.shape
-    tokens = torch.empty(count, width + 1, dtype=torch.long, device=logits.device)
+    """As the definition; a program has `num_warps` warps and `block` tokens, a power of two."""
+    (count, width), device = draft.tokens.shape, logits.device
+    tokens = torch.empty(count, width + 1, dtype=torch.long, device=device)
     outcome = Outcome(tokens, torch.empty_like(tokens[:, 0]), torch.empty_like(tokens[:, 0]))
     if count:
+        inputs = Inputs(
+            draft.tokens.contiguous(),
+            None if draft.probs is None else table_of(draft.probs),
+            None if draft.num_valid is None else draft.num_valid.contiguous(),
+            table_of(uniforms.accept),
+            table_of(uniforms.resample[:, None]),
+        )
         by_block = by_block and draft.probs is not None and width > 0  # else the rules are the same
-        rows, inputs = rows_of(logits, params), _inputs_of(draft, uniforms)
         with torch.cuda.device_of(logits):
-            _launch(rows, inputs, outcome, by_block, block, num_warps)
+            _launch(rows_of(logits, params), inputs, outcome, by_block, block, num_warps)
     return Verdict(*outcome[:2], draft.num_valid, outcome.faults)
-
-
-def _inputs_of(draft: Draft, uniforms: VerifyUniforms) -> Inputs:
-    return Inputs(
-        draft.tokens.contiguous(),
-        None if draft.probs is None else table_of(draft.probs),
-        None if draft.num_valid is None else draft.num_valid.contiguous(),
-        table_of(uniforms.accept),
-        table_of(uniforms.resample[:, None]),
-    )
 
 
 def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -> None:

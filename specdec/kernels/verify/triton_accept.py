@@ -26,59 +26,40 @@ DRAFT_TOKEN = tl.constexpr(int(Fault.DRAFT_TOKEN))
 
 
 class Inputs(NamedTuple):
-    """A draft and the uniforms.
+    """A draft and the uniforms."""
 
-    Args:
-        tokens: `[B, K]` int64, contiguous.
-        probs: `[B, K, V]`; `None` for point masses.
-        num_valid: `[B]` int64, or `None` for K.
-        accept: `[B, K]` float64.
-        resample: `[B, 1]` float64.
-    """
-
-    tokens: Tensor
-    probs: Table | None
-    num_valid: Tensor | None
-    accept: Table
-    resample: Table
+    tokens: Tensor  # [B, K] int64, contiguous
+    probs: Table | None  # [B, K, V]; None for point masses
+    num_valid: Tensor | None  # [B] int64, or None for K
+    accept: Table  # [B, K] float64
+    resample: Table  # [B, 1] float64
 
 
 class Target(NamedTuple):
-    """The target's distributions, as all launches after `accept_kernel` compute them.
-
-    Args:
-        row_max: `[B, N]` float32, the largest logit; these three are the tuple for `read_probs`.
-        row_sum: `[B, N]` float32, NaN where the logits give no distribution.
-        one_hot: `[B, N]` int32.
-        path: `[B, N]` float64, P_0..P_K of the block rule; 1 by the token rule.
+    """The target's distributions, as all launches after `accept_kernel` compute them: the first
+    three are the tuple for `read_probs`.
     """
 
-    row_max: Tensor
-    row_sum: Tensor
-    one_hot: Tensor
-    path: Tensor
+    row_max: Tensor  # [B, N] float32, the largest logit
+    row_sum: Tensor  # [B, N] float32, NaN where the logits give no distribution
+    one_hot: Tensor  # [B, N] int32
+    path: Tensor  # [B, N] float64, P_0..P_K of the block rule; 1 by the token rule
 
 
 class Residuals(NamedTuple):
-    """Sums over the chunks of residuals, `[B, S, C]` float32 each.
+    """Sums over the chunks of residuals, `[B, S, C]` float32 each."""
 
-    Args:
-        residual: of `max(0, P_i * target - draft)`.
-        draft: of the draft probabilities, NaN where one is negative.
-        num_residuals: S.
-    """
-
-    residual: Tensor
-    draft: Tensor
-    num_residuals: int
+    residual: Tensor  # of max(0, P_i * target - draft)
+    draft: Tensor  # of the draft probabilities, NaN where one is negative
+    num_residuals: int  # S
 
 
 class Outcome(NamedTuple):
-    """tokens `[B, K + 1]`, num_accepted `[B]` and faults `[B]`, int64."""
+    """What is returned, int64."""
 
-    tokens: Tensor
-    num_accepted: Tensor
-    faults: Tensor
+    tokens: Tensor  # [B, K + 1]
+    num_accepted: Tensor  # [B]
+    faults: Tensor  # [B]
 
 
 class Tables(NamedTuple):

@@ -7,16 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.triton_common import Table, table_of
-
-
-class States(NamedTuple):
-    """A tensor `[B, H, N or S, width]` as a kernel argument; any strides whose last is 1."""
-
-    data: Tensor
-    row_stride: int
-    head_stride: int
-    index_stride: int
+from specdec.kernels.triton_common import States, Table, states_of, table_of
 
 
 class Copy(NamedTuple):
@@ -40,12 +31,12 @@ class Arguments(NamedTuple):
 def write_slots(
     keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, slots: Tensor
 ) -> None:
-    """As `kernels.write_slots`; a slot outside the cache is not written."""
+    """As the definition; a slot outside the cache is not written."""
     rows, num_heads, count, width = key_states.shape
     if not slots.numel():
         return
     copies = (
-        Copy(_states(source), _states(target.transpose(1, 2)))
+        Copy(states_of(source), states_of(target.transpose(1, 2)))
         for source, target in ((key_states, keys), (value_states, values))
     )
     arguments = Arguments(*copies, table_of(slots), keys.shape[1], num_heads, count)
@@ -58,12 +49,6 @@ def write_slots(
             padded_value_width=triton.next_power_of_2(value_states.shape[3]),
             num_warps=1,
         )
-
-
-def _states(tensor: Tensor) -> States:
-    """A source is copied if its last stride is not 1; a cache's never is."""
-    tensor = tensor if tensor.stride(3) == 1 else tensor.contiguous()
-    return States(tensor, *tensor.stride()[:3])
 
 
 @triton.jit
