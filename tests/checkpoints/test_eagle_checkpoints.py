@@ -54,7 +54,7 @@ def published_logits(files, config, drafted):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_is_read_as_its_producer_means_it_and_drafts_so(case, tmp_path):
+def test_a_checkpoint_is_read_as_its_producer_means_it(case, tmp_path):
     files, expected = CASES[case]
     checkpoint = read_checkpoint(files.write(tmp_path), TARGET)
     assert checkpoint.config == expected
