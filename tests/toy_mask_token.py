@@ -8,8 +8,7 @@ and fails if a module of another family has been imported on the way.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,10 +16,10 @@ from architectures import build
 from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator
-from specdec.checkpoints import Family, Misreading, Source, Translation, survey_checkpoint
+from specdec.checkpoints import Family, Source, Translation, survey_checkpoint
 from specdec.checkpoints.export import layer_keys, write_checkpoint
-from specdec.checkpoints.layer_ids import check_boundaries, other_boundaries
-from specdec.checkpoints.sizes import describe_layer, read_layer
+from specdec.checkpoints.layer_ids import check_layers
+from specdec.checkpoints.layers import read_layer
 from specdec.drafters.head import HeadDrafter
 from specdec.evaluation import evaluate
 from specdec.heads.config import LayerConfig
@@ -107,17 +106,12 @@ def translate(folder, source, target, options) -> Translation:
     config = ToyConfig(
         layer,
         vocab_size,
-        check_boundaries(options.get("feature_layers", fields.get("features")), None),
+        check_layers("feature_layers", options.get("feature_layers", fields.get("features"))),
         fields.integer("toy_mask_token_id", low=0, high=vocab_size - 1),
     )
     if target is not None:
         check_target(target, layer.hidden_size, vocab_size, what=fields.origin)
     return Translation(config, folder.tensors(), fields)
-
-
-def misreadings(config: ToyConfig, target) -> Iterator[Misreading]:
-    for name, layers in other_boundaries(config.feature_layers, target.config.num_hidden_layers):
-        yield Misreading(name, replace(config, feature_layers=layers), f"feature_layers={layers}")
 
 
 TOY = Family(
@@ -126,9 +120,7 @@ TOY = Family(
     detect=detect,
     translate=translate,
     head=ToyHead,
-    describe=lambda config: [("head", f"toy, {describe_layer(config.layer, 1)['sizes']}")],
-    misreadings=misreadings,
-    options={"feature_layers": tuple},
+    options={"feature_layers": ()},
 )
 
 
@@ -206,7 +198,7 @@ def main(folder: Path) -> None:
     checkpoint = survey.load(target)
     print(describe(survey, checkpoint))
     prompts = torch.tensor([[5, 9, 2, 7], [1, 3, 8, 4]])
-    readings = alternatives(checkpoint, target)
+    readings = alternatives(survey, checkpoint, target)
     print(table(try_readings(readings, ToyDrafter, target, prompts, max_new_tokens=8)))
 
     drafter = ToyDrafter(checkpoint.build(), target, NUM_DRAFT_TOKENS)

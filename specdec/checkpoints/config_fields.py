@@ -4,24 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
-LIMITS = {
-    "hidden_size": 2**17,
-    "target_hidden_size": 2**17,
-    "intermediate_size": 2**20,
-    "num_hidden_layers": 64,
-    "num_attention_heads": 4096,
-    "num_key_value_heads": 4096,
-    "head_dim": 2**13,
-    "vocab_size": 2**23,
-    "draft_vocab_size": 2**23,
-    "truncated_vocab_size": 2**23,
-    "num_aux_hidden_states": 64,
-    "max_position_embeddings": 2**31,
-    "parallel_draft_step": 2**10,
-}
+LIMITS = {"num_hidden_layers": 64, "max_position_embeddings": 2**31}
 """Largest values that are accepted; larger ones would only exhaust the memory."""
+MAX_SIZE = 2**23
+"""The largest of all other numbers."""
 
 
 class ConfigFields:
@@ -70,46 +58,43 @@ class ConfigFields:
     def integer(
         self, name: str, default: int | None = None, *, low: int = 1, high: int | None = None
     ) -> int:
-        """An integer in `low..high`, where `high` is by default `LIMITS[name]`."""
-        value, high = self.get(name, default), LIMITS[name] if high is None else high
+        """An integer in `low..high`, where `high` is by default that of `LIMITS`."""
+        value, high = self.get(name, default), high or LIMITS.get(name, MAX_SIZE)
         if value is None:
             raise ValueError(f"{self.origin} lacks {name}")
-        if type(value) is not int or not low <= value <= high:
-            self._refuse(name, f"an integer in {low}..{high}")
-        return value
+        fits = type(value) is int and low <= value <= high
+        return self._checked(name, value, fits, f"an integer in {low}..{high}")
 
     def flag(self, name: str, *, default: bool = False) -> bool:
         """True or false."""
         value = self.get(name, default)
-        return value if type(value) is bool else self._refuse(name, "true or false")
+        return self._checked(name, value, type(value) is bool, "true or false")
 
     def number(self, name: str, default: float | None = None) -> float | None:
         """A positive finite number, or `default`."""
         value = self.get(name, default)
-        if value is not None and not (type(value) in (int, float) and 0 < value < math.inf):
-            self._refuse(name, "a positive number")
+        fits = value is None or (type(value) in (int, float) and 0 < value < math.inf)
+        self._checked(name, value, fits, "a positive number")
         return value if value is None else float(value)
 
     def text(self, name: str, default: str) -> str:
         """A string."""
         value = self.get(name, default)
-        return value if isinstance(value, str) else self._refuse(name, "a string")
+        return self._checked(name, value, isinstance(value, str), "a string")
 
     def strings(self, name: str) -> list[str]:
         """A list of strings; empty where it is absent."""
         value = self.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-            self._refuse(name, "a list of strings")
-        return value
+        fits = isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+        return self._checked(name, value, fits, "a list of strings")
 
     def section(self, name: str) -> ConfigFields:
         """A nested object; empty where it is absent."""
         value = self.get(name, {})
-        if not isinstance(value, dict):
-            self._refuse(name, "an object")
+        self._checked(name, value, isinstance(value, dict), "an object")
         return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
 
-    def _refuse(self, name: str, expected: str) -> NoReturn:
-        shown = repr(self.raw.get(name))
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
-        raise ValueError(f"{self.origin}: {name} must be {expected}, got {shown}")
+    def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
+        if not fits:
+            raise ValueError(f"{self.origin}: {name} must be {expected}, got {repr(value)[:80]}")
+        return value

@@ -8,99 +8,26 @@ the files.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Iterator
-from typing import TypedDict
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from transformers import PreTrainedModel
 
-from specdec.arguments import hints_of
-from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.family import (
-    Family,
-    Misreading,
-    Source,
-    Translation,
-    misread,
-    refuse_unsupported,
+from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
+from specdec.checkpoints.files import CheckpointFolder
+from specdec.checkpoints.layer_ids import CONVENTIONS, LayerIds, find_layer_ids
+from specdec.checkpoints.reading import (
+    HeadReading,
+    Tensors,
+    canonical,
+    open_head,
+    unsupported_weights,
 )
-from specdec.checkpoints.files import CheckpointFolder, StoredTensor
-from specdec.checkpoints.layer_ids import Convention, LayerIds
 from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
-
-
-class EagleOptions(TypedDict, total=False):
-    """What a caller may know better than a checkpoint's configuration says; `None` leaves it.
-
-    `layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever
-    the producer usually means. `feature_layers`: the boundaries themselves (or `"final"`).
-    `rope_theta`: base of the rotary embedding. `norm_before_residual` and `feedback_norm`: as in
-    `EagleConfig`.
-    """
-
-    layer_convention: Convention | None
-    feature_layers: tuple[FeatureLayer, ...] | None
-    rope_theta: float | None
-    norm_before_residual: bool | None
-    feedback_norm: bool | None
-
-
-_PREFIXES = ("model.", "speculator.")
-_AUX_NORMS = {
-    f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
-    for i, level in enumerate(("low", "mid", "high"))
-}
-_OTHER_NAMES = {
-    # speculators 0.1, EAGLE-1
-    "fusion_fc.": "fc.",
-    "transformer.": "layers.0.",
-    # Hugging Face's DFlash assistants
-    "encoder.fc.": "fc.",
-    "encoder.output_norm_enc.": "hidden_norm.",
-    # TorchSpec's DFlash
-    "context_proj.": "fc.",
-    "context_norm.": "hidden_norm.",
-    "final_norm.": "norm.",
-}
-"""How names begin that some producers have of their own, and how the head's do."""
-_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
-
-
-def canonical_names(names: Iterable[str]) -> dict[str, str]:
-    """Maps the head's names to the names in the file; `ValueError` if two of them mean the same.
-
-    Example:
-        >>> canonical_names(["midlayer.hidden_norm.weight"])
-        {'layers.0.hidden_norm.weight': 'midlayer.hidden_norm.weight'}
-    """
-    renamed = {name: _canonical(name) for name in names}
-    taken, result = set(renamed.values()), {}
-    for name, canonical in renamed.items():
-        later = _LATER_HIDDEN_NORM.fullmatch(canonical)
-        if later is not None:
-            # SGLang calls the norm of layers after the first so, all others input_layernorm.
-            usual = f"layers.{later[1]}.input_layernorm.weight"
-            canonical = canonical if usual in taken else usual
-        if canonical in result:
-            raise ValueError(f"{name} and {result[canonical]} are two names for one tensor")
-        result[canonical] = name
-    return result
-
-
-def _canonical(name: str) -> str:
-    while name.startswith(_PREFIXES):
-        name = name.partition(".")[2]
-    for theirs, ours in _OTHER_NAMES.items():
-        if name.startswith(theirs):
-            return ours + name.removeprefix(theirs)
-    if name.startswith("midlayer."):
-        name = "layers.0." + name.removeprefix("midlayer.")
-    return _AUX_NORMS.get(name, name)
-
 
 _NVIDIA_KEYS = {
     "use_aux_hidden_state",
@@ -126,14 +53,14 @@ def detect(folder: CheckpointFolder) -> Source | None:
     without a mark of the producer. The kind is `"EAGLE-1"` (and 2) or `"EAGLE-3"`.
     """
     # A target's own files may hold more tensors than are read at once.
-    in_file = folder.tensors(lambda name: "midlayer." in name or _canonical(name) in _MARKS)
+    in_file = folder.tensors(lambda name: "midlayer." in name or canonical(name) in _MARKS)
     source = _producer(folder.fields, in_file)
     is_other = any(is_so for is_so, _ in _other_designs(folder.fields, in_file))
     return source and source._replace(is_sure=not is_other)
 
 
 def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
-    names, architectures = set(map(_canonical, in_file)), fields.strings("architectures")
+    names, architectures = set(map(canonical, in_file)), fields.strings("architectures")
     nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
     if fields.raw.get("speculators_model_type") == "eagle":
         return Source("speculators", "EAGLE-1", "config.json has speculators_model_type 'eagle'")
@@ -168,16 +95,14 @@ def _unsupported(
         layer = fields.text("transformer_layer_architecture", "auto")
         is_other = layer not in ("auto", "LlamaDecoderLayer", "Qwen3DecoderLayer")
         yield is_other, f"transformer_layer_architecture {layer!r}"
-    yield from unsupported_layers(fields, source, names)
+    yield from unsupported_wiring(fields, source, names)
 
 
 def _other_designs(fields: ConfigFields, names: Collection[str]) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): marks of heads that are not EAGLE's."""
     kind = fields.get("speculators_model_type", "eagle3")
-    yield (
-        kind not in ("eagle", "eagle3"),
-        f"speculators_model_type {kind!r} (expected 'eagle' or 'eagle3')",
-    )
+    is_other = kind not in ("eagle", "eagle3")
+    yield is_other, f"speculators_model_type {kind!r} (expected 'eagle' or 'eagle3')"
     for key in ("ptd_token_id", "mask_token_id", "pard_token"):
         yield fields.get(key) is not None, f"{key}: a parallel (mask-token) head"
     for key in ("dflash_config", "block_size", "markov_rank", "medusa_num_heads"):
@@ -186,7 +111,7 @@ def _other_designs(fields: ConfigFields, names: Collection[str]) -> Iterator[tup
     yield has_hidden, "tensor mask_hidden: a parallel (mask-token) head"
 
 
-def unsupported_layers(
+def unsupported_wiring(
     fields: ConfigFields, source: Source, names: Collection[str]
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): layers and weights that no head of EAGLE's wiring can have."""
@@ -195,81 +120,55 @@ def unsupported_layers(
     yield steps > 1, "eagle_config.parallel_draft_step > 1: parallel draft heads"
     has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
     yield has_parallel and steps == 1, "tensors parallel_draft_heads.*: parallel draft heads"
-    yield (
-        fields.get("kv_lora_rank") is not None or any("kv_a_proj" in name for name in names),
-        "kv_lora_rank: a drafter with multi-head latent attention (MLA)",
-    )
-    has_experts = any(".experts." in name for name in names)
-    yield has_experts, "tensors *.experts.*: a mixture-of-experts drafter"
-    yield fields.flag("mlp_bias"), "mlp_bias: biases in the MLP"
-    is_quantised = fields.get("quantization_config") is not None
-    yield is_quantised, "quantization_config: quantised weights"
-    kinds = set(fields.strings("layer_types"))
-    yield (
-        source.producer in ("speculators", "DeepSpec") and bool(kinds - {"full_attention"}),
-        f"layer_types {sorted(kinds)}: only full_attention layers",
-    )
+    yield from unsupported_weights(fields, names)
+    others = set(fields.strings("layer_types")) - {"full_attention"}
+    is_windowed = source.producer in ("speculators", "DeepSpec") and bool(others)
+    yield is_windowed, f"layer_types {sorted(others)}: only full_attention layers"
     is_mtp = eagle.flag("use_mtp_layernorm")
     yield is_mtp, "eagle_config.use_mtp_layernorm: norms of an MTP module"
     for key in ("use_input_layernorm_in_first_layer", "next_layer_regular"):
         yield not eagle.flag(key, default=True), f"eagle_config.{key}: false"
     if source.producer == "DeepSpec":
-        others = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
-        yield bool(others), f"architectures {others} (of DeepSpec, Qwen3Eagle3Model is read)"
+        unknown = [a for a in fields.strings("architectures") if a != "Qwen3Eagle3Model"]
+        yield bool(unknown), f"architectures {unknown} (of DeepSpec, Qwen3Eagle3Model is read)"
         is_deep = fields.integer("num_hidden_layers", 1) > 1
         yield is_deep, "num_hidden_layers > 1 (DeepSpec's layers all read the embedding)"
 
 
 def translate(
-    folder: CheckpointFolder, source: Source, target: PreTrainedModel | None, options: EagleOptions
+    folder: CheckpointFolder,
+    source: Source,
+    target: PreTrainedModel | None,
+    options: Mapping[str, Any],
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
-    fields, in_file = folder.fields, folder.tensors()
-    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
-        fields = sizes.fill_speculators(fields)
-    tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
+    fields, tensors = open_head(folder, source)
     refuse_unsupported(fields, _unsupported(fields, source, tensors))
     reading = EagleReading(fields, source, tensors, options)
     config = reading.config(target)
-    if config.fusion == "attention" and config.has_fc:
-        check_joined(config, fields, tensors.get("fc.weight"))
+    if config.joins_features:
+        reading.check_joined(config)
     fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
-    return Translation(config, tensors, fields, reading.unused)
+    unused = {}
+    if source.producer == "SpecForge" and not config.output_norm:
+        unused["norm.weight"] = "norm_output is false: no norm before the vocabulary head"
+    return Translation(config, tensors, fields, unused)
 
 
-class EagleReading:
-    """Reads one configuration, from its producer's terms to `EagleConfig`.
-
-    Args:
-        fields: config.json; a speculators file with its layer configuration filled in.
-        source: who wrote it.
-        names: tensors in the file, by the head's names; only optional parts of a head are
-            recognised by them.
-        options: of the caller, in the place of what the file holds.
-
-    Attributes:
-        unused: see `Translation`.
-    """
+class EagleReading(HeadReading):
+    """Reads one configuration, to `EagleConfig`."""
 
     def __init__(
-        self,
-        fields: ConfigFields,
-        source: Source,
-        names: dict[str, StoredTensor],
-        options: EagleOptions,
+        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
     ):
-        self.fields, self.source, self.names, self.options = fields, source, names, options
-        self.eagle, self.notes = fields.section("eagle_config"), fields.notes
-        self.is_eagle1 = source.kind == "EAGLE-1"
-        self.unused: dict[str, str] = {}
+        super().__init__(fields, source, tensors, options)
+        self.eagle, self.is_eagle1 = fields.section("eagle_config"), source.kind == "EAGLE-1"
 
     def config(self, target: PreTrainedModel | None) -> EagleConfig:
         """Every convention resolved, for a target if there is one."""
-        fields, names, num_layers = self.fields, self.names, None
+        fields, names, num_layers = self.fields, self.tensors, None
         layer, vocab_size = self._layer(), fields.integer("vocab_size")
-        is_speculators, draft_size = self.source.producer == "speculators", vocab_size
-        if not self.is_eagle1:
-            draft_size = sizes.read_draft_vocab_size(fields, is_speculators=is_speculators)
+        draft_size = vocab_size if self.is_eagle1 else self.draft_vocab_size()
         target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
         if target is not None:
             num_layers = target.config.get_text_config().num_hidden_layers
@@ -293,10 +192,10 @@ class EagleReading:
 
     def _num_layers(self) -> int:
         """Layers of the head; some configurations have the target's number instead."""
-        has_one = not any(name.startswith("layers.1.") for name in self.names)
-        is_midlayer = any("midlayer." in stored.name for stored in self.names.values())
-        is_speculators = self.source.producer == "speculators"  # whose EAGLE-1 always has one
-        if has_one and (is_midlayer or (is_speculators and self.is_eagle1)):
+        has_one = not any(name.startswith("layers.1.") for name in self.tensors)
+        is_midlayer = any("midlayer." in stored.name for stored in self.tensors.values())
+        # speculators' EAGLE-1 always has one.
+        if has_one and (is_midlayer or (self.is_speculators and self.is_eagle1)):
             said = self.fields.integer("num_hidden_layers", 1, high=4096)
             if said > 1:
                 self.notes.append(f"num_hidden_layers {said} is the target's: the file has one")
@@ -306,18 +205,14 @@ class EagleReading:
     def _layer(self) -> LayerConfig:
         fields, producer = self.fields, self.source.producer
         follows_hf = producer in ("speculators", "NVIDIA", "DeepSpec")
-        is_speculators_qwen3 = producer == "speculators" and fields.get("model_type") == "qwen3"
+        is_qwen3 = self.is_speculators and fields.get("model_type") == "qwen3"
         has_bias = fields.flag("attention_bias")
-        layer = sizes.read_layer(
-            fields,
+        return self.layer(
+            has_qk_norm=producer == "DeepSpec" or is_qwen3,
             attention_bias=has_bias or fields.flag("qkv_bias"),
             attention_output_bias=has_bias
-            and (follows_hf or "layers.0.self_attn.o_proj.bias" in self.names),
-            has_qk_norm=producer == "DeepSpec"
-            or is_speculators_qwen3
-            or "layers.0.self_attn.q_norm.weight" in self.names,
+            and (follows_hf or "layers.0.self_attn.o_proj.bias" in self.tensors),
         )
-        return rope.settle_rope(layer, self.options, self.notes)
 
     def _eagle1(self) -> dict[str, bool]:
         """Embedding and final feature through `fc`; no norm before the first layer or the head."""
@@ -334,10 +229,10 @@ class EagleReading:
                 f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
                 "of an EAGLE-1 head, which reads the final state"
             )
-        if self.source.producer == "speculators":
+        if self.is_speculators:
             return {"fc_bias": fields.flag("fusion_bias"), "output_norm": False}
         # The reference takes an absent key for true; a file that holds none can only mean false.
-        fc_bias = fields.flag("bias", default="fc.bias" in self.names)
+        fc_bias = fields.flag("bias", default="fc.bias" in self.tensors)
         if fields.get("bias") is None:
             word = "a" if fc_bias else "no"
             self.notes.append(f"no key bias: fc has {word} bias, as the file")
@@ -351,7 +246,7 @@ class EagleReading:
             "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
             "fc_norm": fields.flag("fc_norm") or fields.flag("use_aux_norm"),
             "norm_before_residual": fields.flag("norm_before_residual"),
-            "fc_bias": fields.flag("bias") and "fc.bias" in self.names,
+            "fc_bias": fields.flag("bias") and "fc.bias" in self.tensors,
         }
         if flags["norm_before_fc"] and flags["fc_norm"]:
             raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
@@ -364,7 +259,7 @@ class EagleReading:
             notes.append("use_aux_hidden_state is false: the final state is the feature, no fc")
             unmeant = [entry for entry in self._explicit_ids() if entry.ids]
             notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
-        if self.source.producer == "speculators" and fields.get("norm_before_residual") is None:
+        if self.is_speculators and fields.get("norm_before_residual") is None:
             notes.append(
                 "no norm_before_residual: false, speculators' default (vLLM would take it for true)"
             )
@@ -377,40 +272,27 @@ class EagleReading:
                     "norm_output is taken as SpecForge's: the norm before the vocabulary head; raw "
                     "feedback (vLLM and SGLang would take it for normalised feedback)"
                 )
-            if not flags["output_norm"]:
-                why = "norm_output is false: no norm before the vocabulary head"
-                self.unused["norm.weight"] = why
         else:
             flags["feedback_norm"] = fields.flag("norm_output")
             flags["output_norm"] = eagle.flag("use_last_layernorm", default=True)
-        for key in ("norm_before_residual", "feedback_norm"):
-            if key in self.options:
-                flags[key] = self.options[key]
-                notes.append(f"as asked for: {key} = {flags[key]}")
-        return flags
+        asked = {"norm_before_residual", "feedback_norm"} & self.options.keys()
+        return flags | {name: self.options[name] for name in asked}
 
     def _features(self, joins: bool, num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the head reads; one, the final state, if it does not join several."""
-        fields, producer = self.fields, self.source.producer
-        convention = layer_ids.check_convention(self.options.get("layer_convention"))
-        if "feature_layers" in self.options:
-            layers = layer_ids.check_boundaries(self.options["feature_layers"], num_layers)
-            if not joins and len(layers) != 1:
-                raise ValueError(f"the head reads one feature, got feature_layers {list(layers)}")
-            self.notes.append(f"as asked for: feature_layers = {layers}")
-            return layers
-        if not joins:
-            return ("final",)
+        producer, asked = self.source.producer, self.asked_layers(num_layers)
+        if asked is not None and not joins and len(asked) != 1:
+            raise ValueError(f"the head reads one feature, got feature_layers {list(asked)}")
+        if asked is not None or not joins:
+            return asked or ("final",)
         found = self._explicit_ids()
-        layers = layer_ids.read_layer_ids(
-            found, fields, num_layers, producer=producer, convention=convention
-        )
+        layers = self.boundaries(found, num_layers)
         if producer == "NVIDIA" and not found:
             self.notes.append(
                 "NVIDIA's exporter writes the ids, so the defaults are a guess here "
                 "(vllm-project/vllm#50170 measured 1 % acceptance on such a head)"
             )
-        elif producer == "NVIDIA" and convention is None:
+        elif producer == "NVIDIA" and "layer_convention" not in self.options:
             self.notes.append(
                 "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
             )
@@ -425,82 +307,20 @@ class EagleReading:
         # SpecForge's trainer hooks the outputs of layers. NVIDIA's heads are read as boundaries by
         # vLLM and, after measurement, by SGLang (sgl-project/sglang#32334).
         is_output = self.source.producer in ("SpecForge", "SafeAILab")
-        nested = "layer_output" if is_output else "boundary"
-        found = [LayerIds(key, self.fields.get(key), *taken) for key, taken in _TOP_LEVEL.items()]
-        found.append(LayerIds(f"eagle_config.{_IDS}", self.eagle.get(_IDS), nested))
-        found.append(LayerIds("eagle_config.layer_ids", self.eagle.get("layer_ids"), "boundary"))
-        return [entry for entry in found if entry.ids is not None]
+        nested = {f"eagle_config.{_IDS}": ("layer_output" if is_output else "boundary", 0)}
+        return find_layer_ids(self.fields, _ID_KEYS | nested)
 
 
 _IDS = "eagle_aux_hidden_state_layer_ids"
-_TOP_LEVEL: dict[str, tuple[Convention, int]] = {
+_ID_KEYS = {
     _IDS: ("boundary", 0),
     "aux_hidden_state_layer_ids": ("boundary", 0),
     "target_layer_ids": ("layer_output", -1),  # DeepSpec's -1 are the embeddings
     "eagle3_layers_to_capture": ("layer_output", 0),
     "aux_hidden_states_layer_ids": ("layer_output", 0),  # AngelSlim's
+    "eagle_config.layer_ids": ("boundary", 0),
 }
-"""Keys of ids at the top level, how their usual readers take them, and the lowest id."""
-
-
-def check_joined(config: EagleConfig, fields: ConfigFields, fc: StoredTensor | None) -> None:
-    """The number of features must be what the configuration and `fc` say."""
-    count, width, said = len(config.feature_layers), config.target_hidden_size, {}
-    if fields.get("num_aux_hidden_states") is not None:
-        said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
-    if fc is not None and len(fc.shape) == 2 and fc.shape[1] % width == 0:
-        said[f"fc.weight {list(fc.shape)} joins, at width {width},"] = fc.shape[1] // width
-    for what, number in said.items():
-        if number != count:
-            raise ValueError(
-                f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
-                f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
-            )
-
-
-def describe(config: EagleConfig) -> list[tuple[str, str]]:
-    """Lines (name, text)."""
-    kind = "EAGLE-3" if config.fusion == "attention" else "EAGLE-1 / EAGLE-2"
-    layer = sizes.describe_layer(config.layer, config.num_layers)
-    feedback = f"feedback {'after' if config.feedback_norm else 'before'} the norm"
-    lines = [
-        ("head", f"{kind}, {layer['sizes']}"),
-        ("features", _describe_features(config)),
-        ("norms", sizes.describe_norms(config, config.fusion == "attention", feedback)),
-        ("attention", layer["attention"]),
-        ("rope", layer["rope"]),
-    ]
-    if config.logit_scale != 1:
-        lines.append(("logits", f"times {config.logit_scale:g}"))
-    return lines
-
-
-def _describe_features(config: EagleConfig) -> str:
-    names = f"boundaries {', '.join(map(str, config.feature_layers))}"
-    if config.feature_layers == ("final",):
-        names = "the state after the final norm"
-    fc = "fc (with bias)" if config.fc_bias else "fc"
-    if config.fusion == "input":
-        joined = f"with the embedding through {fc}"
-    else:
-        joined = f"joined by {fc}" if config.has_fc else "taken as it is, without fc"
-    return f"{names}, {config.target_hidden_size} wide, {joined}"
-
-
-def misreadings(config: EagleConfig, target: PreTrainedModel) -> Iterator[Misreading]:
-    """Layers off by one, norms, and the base of the rotary embedding."""
-    text = target.config.get_text_config()
-    for name, layers in layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers):
-        yield misread(config, name, feature_layers=layers)
-    if config.fusion == "attention":
-        flags = {"feedback": "feedback_norm", "residual": "norm_before_residual"}
-        if not config.output_norm:
-            del flags["feedback"]  # there is no norm to leave out or to use
-        for what, flag in flags.items():
-            value = not getattr(config, flag)
-            name = f"{what} {'after' if value else 'before'} the norm"
-            yield misread(config, name, **{flag: value})
-    yield from rope.misread_bases(config, target)
+"""Keys of ids, how their usual readers take them, and the lowest id."""
 
 
 EAGLE = Family(
@@ -509,8 +329,18 @@ EAGLE = Family(
     detect=detect,
     translate=translate,
     head=EagleHead,
-    describe=describe,
-    misreadings=misreadings,
-    options=hints_of(EagleOptions),
+    options={
+        "layer_convention": CONVENTIONS,
+        "feature_layers": (),
+        "rope_theta": (),
+        "norm_before_residual": (True, False),
+        "feedback_norm": (True, False),
+    },
 )
-"""EAGLE-1, EAGLE-2 and EAGLE-3."""
+"""EAGLE-1, EAGLE-2 and EAGLE-3.
+
+The options are what a caller may know better than a checkpoint's configuration says.
+`layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever the
+producer usually means. `feature_layers`: the boundaries themselves (or `"final"`). `rope_theta`:
+base of the rotary embedding. `norm_before_residual` and `feedback_norm`: as in `EagleConfig`.
+"""

@@ -1,40 +1,130 @@
-"""What writing a head has in common in every family and layout."""
+"""Writes heads in the layouts that other engines read.
+
+A layout is written exactly: what it has no key or no tensor for is refused, since a file that
+another engine misreads is worse than none. What only some of its readers misread is noted.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.arguments import check_folder, make_folder
+from specdec.arguments import check_choice, check_path
 from specdec.checkpoints.vocab_map import write_vocab_map
-from specdec.heads.config import LayerConfig
-from specdec.heads.features import FeatureHeadConfig
+from specdec.heads.config import HeadConfig, LayerConfig
+from specdec.heads.features import FeatureHead, FeatureHeadConfig
 from specdec.printable import printable
+
+Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
+Pairs = Iterator[tuple[bool, str]]
+"""Is it there, and its name."""
+
+
+def save_head(
+    head: FeatureHead,
+    folder: str | Path,
+    layout: Layout | None = None,
+    *,
+    embed_tokens: Tensor,
+    lm_head: Tensor,
+    num_draft_tokens: int = 4,
+    verifier: str | None = None,
+    target_layers: int | None = None,
+) -> tuple[str, ...]:
+    """Writes `config.json` and `model.safetensors` of an EAGLE or a mask-token head.
+
+    `"safeailab"` is the layout of yuhuili's heads (EAGLE-1: `layers.0.*`; EAGLE-3: `midlayer.*`),
+    which SafeAILab's own code, vLLM and SGLang read (vLLM without a bias in EAGLE-1's `fc`).
+    `"speculators"` is that of RedHatAI's, read by vLLM: `eagle3`, with keys for the norms that
+    distinguish the newer dialects and for several layers; `peagle`, `dflash`, or for rows that
+    predict the next token `dspark`, without a Markov head. `"vllm"` is that of amazon's P-EAGLE
+    heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language model with
+    `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
+    EAGLE-3's layers of features are written for both of the conventions in use.
+
+    speculators reads a file without embeddings into memory that nobody has written, and without a
+    verifier asks the hub for "None"; so its files always have both.
+
+    Args:
+        head: the weights.
+        folder: made if need be; files in it are replaced.
+        layout: `None` is the usual one of the head's design, the first of `layouts_of`.
+        embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
+            the layout has them (a speculators file, a language model).
+        lm_head: `[V, H]`, the target's vocabulary head, written for a head without one of its own
+            where engines expect one in the file (EAGLE-3, P-EAGLE, PARD).
+        num_draft_tokens: what a speculators file proposes to draft per step. The proposal for a
+            block is all of it: the rows see each other, and vLLM's blocks have 1 + K of them.
+        verifier: Hugging Face id or folder of the target, for a speculators file.
+        target_layers: decoder layers N of the target, from which EAGLE-3's usual features follow.
+
+    Returns:
+        What some of the layout's readers do not understand, one line each.
+
+    Raises:
+        ValueError: an unknown layout, a head that the layout cannot express, or a speculators file
+            without a verifier or embeddings. Nothing has been written then.
+    """
+    config, design = head.config, getattr(head.config, "fusion", None) or head.config.alignment
+    layouts = layouts_of(design)
+    layout = layouts[0] if layout is None else layout
+    check_choice(f"layout of {design!r} heads", layout, layouts)
+    if obstacles := sorted(_obstacles(config, design, layout)):
+        other = " (layout='speculators' may)" if layout == "safeailab" else ""
+        raise ValueError(f"the {layout} layout cannot express {', '.join(obstacles)}{other}")
+    tensors = dict(head.state_dict())
+    if design not in ("input", "same-position", "next-token") and not config.has_lm_head:
+        tensors["lm_head.weight"] = lm_head.to(head.dtype)
+    if layout in ("speculators", "huggingface") and not config.has_embed_tokens:
+        table = _plain_table(embed_tokens, config)
+        is_masked_text = design in ("shifted", "unshifted")
+        tensors["embed_tokens.weight"] = table.to(head.dtype) if is_masked_text else table
+    if head.target_ids is not None:
+        tensors = _with_vocab_map(tensors, head.target_ids, config.vocab_size)
+    dtype = str(head.dtype).removeprefix("torch.")
+    if layout == "speculators":
+        num_draft_tokens = getattr(config, "max_draft_tokens", None) or num_draft_tokens
+        keys = _speculators(config, design, dtype, num_draft_tokens, verifier)
+    else:
+        keys = _KEYS[layout](config, dtype)
+    tensors = {_name_in(layout, design, name): tensor for name, tensor in tensors.items()}
+    write_checkpoint(folder, keys, tensors)
+    return tuple(_notes(config, target_layers)) if layout == "safeailab" else ()
+
+
+def layouts_of(design: str) -> tuple[Layout, ...]:
+    """Layouts that exist for a design of heads, the usual one first: the fusion of EAGLE heads, the
+    alignment of mask-token heads.
+
+    Example:
+        >>> layouts_of("same-position")
+        ('z-lab', 'speculators')
+    """
+    return tuple(layout for other, layout in _EXPRESSED if other == design)
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """Writes `config.json` and `model.safetensors`.
-
-    Args:
-        folder: made if need be; a head of the same tensors in it is replaced.
-        keys: of config.json.
-        tensors: by their names in the file.
+    """Writes `config.json` and `model.safetensors` into a folder, which is made if need be. A head
+    of the same tensors in it is replaced.
 
     Raises:
-        TypeError: no path.
         ValueError: no folder, or one that holds another model, a target perhaps; nothing has been
             written.
     """
-    folder = check_folder("folder", folder)
+    folder = check_path("folder", folder, what="a folder")
     _refuse_another_model(folder, tensors.keys())
-    make_folder("folder", folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"folder {folder} cannot be made: {error.strerror}") from error
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     (folder / "model.safetensors").write_bytes(save(tensors, metadata={"format": "pt"}))
     text = json.dumps(keys | {"producer": "specdec"}, indent=2)
@@ -59,25 +149,138 @@ def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
         )
 
 
-def with_vocab_map(
+def _name_in(layout: Layout, design: str, name: str) -> str:
+    """The name of a tensor in the file."""
+    if layout == "safeailab" and design == "attention":
+        return name.replace("layers.0.", "midlayer.")
+    is_model = layout == "huggingface" and not name.startswith("lm_head.")
+    return f"model.{name}" if is_model else name
+
+
+def _plain_table(embeddings: Tensor | None, config: HeadConfig) -> Tensor:
+    """The target's embeddings in their own type; `ValueError` if they cannot be copied."""
+    shape = [config.vocab_size, config.hidden_size]
+    if embeddings is None or not embeddings.is_floating_point() or list(embeddings.shape) != shape:
+        found = None if embeddings is None else (list(embeddings.shape), embeddings.dtype)
+        raise ValueError(
+            f"the head uses the target's embeddings, and such a file holds them: pass them as "
+            f"embed_tokens, {shape} floats, got {found}"
+        )
+    return embeddings
+
+
+def _with_vocab_map(
     tensors: dict[str, Tensor], target_ids: Tensor, vocab_size: int
 ) -> dict[str, Tensor]:
     """A head's tensors with `d2t` and `t2d`, and its draft ids in ascending order: engines that
     read `t2d` take them so.
-
-    Args:
-        tensors: with `lm_head.weight`.
-        target_ids: `[Vd]` ids of the target.
-        vocab_size: V.
-
-    Raises:
-        ValueError: a permuted full vocabulary, which no layout can express.
     """
     if len(target_ids) == vocab_size:
         raise ValueError("no layout can express a permuted full vocabulary")
     order = target_ids.argsort()
     d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
     return {**tensors, "lm_head.weight": tensors["lm_head.weight"][order], "d2t": d2t, "t2d": t2d}
+
+
+_SCALINGS = ("linear", "dynamic")
+"""Rotary scalings that SafeAILab's code knows; it wants exactly `type` and `factor`, a float."""
+
+
+def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str]:
+    """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
+    layer, rope = config.layer, config.layer.rope
+    kind, base = rope["rope_type"], rope["rope_theta"]
+    if kind not in ("default", *_SCALINGS):
+        yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
+    if kind in _SCALINGS and base != 10000:
+        yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
+    if layer.head_dim * layer.num_heads != layer.hidden_size:
+        yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
+    n, layers = target_layers, list(config.feature_layers)
+    if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
+        yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"
+
+
+_TABLES = {"has_embed_tokens", "has_lm_head"}
+_NORMS = {"norm_before_residual", "norm_before_fc", "fc_norm"}
+_LAYERS = {"num_layers", "attention_bias", "attention_output_bias", "has_qk_norm"}
+_BLOCK = _LAYERS | {"mask_token_id", "block_size"}
+_MODEL = _LAYERS | {"mask_token_id", "ties_embeddings", "max_positions"}
+_EXPRESSED: dict[tuple[str, Layout], set[str]] = {
+    ("input", "safeailab"): {"num_layers", "fc_bias", "attention_bias", "has_embed_tokens"},
+    ("attention", "safeailab"): _TABLES,
+    ("attention", "speculators"): _TABLES | _NORMS | _LAYERS | {"feedback_norm"},
+    ("shifted", "speculators"): _TABLES | _NORMS | _LAYERS | {"mask_token_id"},
+    ("shifted", "vllm"): _TABLES | _NORMS | {"num_layers", "mask_token_id"},
+    ("unshifted", "huggingface"): _TABLES | _MODEL,
+    ("same-position", "z-lab"): _BLOCK,
+    ("same-position", "speculators"): _TABLES | _BLOCK,
+    ("next-token", "speculators"): _TABLES | _BLOCK,
+}
+"""Flags of a head and of its layers that a layout has keys or tensors for. All others must have
+their defaults, or the values in `_INSTEAD`.
+"""
+_INSTEAD: dict[tuple[str, Layout], dict[str, Any]] = {
+    ("input", "safeailab"): {"output_norm": False, "has_lm_head": False},
+    ("same-position", "z-lab"): {"is_causal": False, "has_lm_head": False},
+    ("same-position", "speculators"): {"is_causal": False},
+    ("next-token", "speculators"): {"is_causal": False},
+}
+
+
+def _obstacles(config: FeatureHeadConfig, design: str, layout: Layout) -> Iterator[str]:
+    """What a layout cannot express."""
+    layer, kind = config.layer, (design, layout)
+    flags = {name: getattr(layer, name) for name in _LAYERS - {"num_layers"}}
+    usual = dict.fromkeys(flags, False)
+    for entry in fields(config):
+        if entry.default is not MISSING:
+            flags[entry.name], usual[entry.name] = getattr(config, entry.name), entry.default
+    usual |= _INSTEAD.get(kind, {})
+    for name in usual.keys() - _EXPRESSED[kind]:
+        if flags[name] != usual[name]:
+            yield f"{name}={flags[name]}"
+    others = [*_of_features(config, design, layout), *_of_layers(layer, design, layout)]
+    if "mask_token_id" in flags:
+        others.append((config.mask_token_id is None, "a mask without an id"))
+    if "block_size" in _EXPRESSED[kind]:
+        others.append((config.block_size is None, "a head without block_size"))
+        # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
+        others.append((not layer.has_qk_norm, "layers without norms of queries and keys"))
+    if layout == "huggingface":
+        is_other = config.max_positions != layer.max_position_embeddings
+        others.append((is_other, "max_positions other than max_position_embeddings"))
+        is_reduced = config.draft_vocab_size < config.vocab_size
+        others.append((is_reduced, "fewer ids than the target has"))
+    yield from (what for is_there, what in others if is_there)
+
+
+def _of_features(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
+    layers = list(config.feature_layers)
+    boundaries = [layer for layer in layers if layer != "final"]
+    if design == "input":
+        yield bool(boundaries), "other features than the final ones"
+        return
+    yield len(boundaries) < len(layers), "final features"
+    yield boundaries != sorted(boundaries), "features that are not in the order of layers"
+    yield layout in ("safeailab", "z-lab") and 0 in boundaries, "features of the embeddings"
+    yield layout == "safeailab" and len(boundaries) != 3, "other than three features"
+    is_other = config.target_hidden_size != config.hidden_size
+    yield layout == "z-lab" and is_other, "another width than the target's"
+
+
+def _of_layers(layer: LayerConfig, design: str, layout: Layout) -> Pairs:
+    bias, output_bias = layer.attention_bias, layer.attention_output_bias
+    if layout in ("speculators", "z-lab"):
+        yield bias != output_bias, "biases of q, k, v alone"
+    elif layout == "huggingface":
+        is_qwen2 = bias and not output_bias
+        yield is_qwen2 and layer.has_qk_norm, "biases of q, k, v alone beside has_qk_norm"
+        yield output_bias and not bias, "a bias of o_proj alone"
+    elif layout == "safeailab":
+        more = sorted(layer.rope.keys() - {"rope_type", "rope_theta", "factor"})
+        kind = layer.rope["rope_type"]
+        yield kind in _SCALINGS and bool(more), f"{', '.join(more)} of a {kind} rope_scaling"
 
 
 def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:
@@ -97,7 +300,94 @@ def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str
     }
 
 
-def features_of_layers(config: FeatureHeadConfig) -> dict[str, Any]:
+def _model_keys(name: str, kind: str, config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+    """Keys of an HF configuration: architecture, layers, rope in its new and its old form."""
+    layer = config.layer
+    scaling = {key: value for key, value in layer.rope.items() if key != "rope_theta"}
+    return {
+        "architectures": [name],
+        "model_type": kind,
+        **layer_keys(layer, config.num_layers, config.vocab_size),
+        "rope_theta": layer.rope["rope_theta"],
+        "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
+        "torch_dtype": dtype,
+    }
+
+
+_IDS = "eagle_aux_hidden_state_layer_ids"
+
+
+def _safeailab(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+    is_input, boundaries = config.fusion == "input", list(config.feature_layers)
+    name = "LlamaForCausalLM" if is_input else "LlamaForCausalLMEagle3"
+    keys = _model_keys(name, "llama", config, dtype)
+    scaling = keys["rope_scaling"]
+    if scaling is not None and scaling["rope_type"] in _SCALINGS:
+        keys["rope_scaling"] = {"type": scaling["rope_type"], "factor": float(scaling["factor"])}
+    elif scaling is not None:
+        scaling["type"] = scaling["rope_type"]  # the reference's older name
+    if is_input:
+        return {**keys, "bias": config.fc_bias, "qkv_bias": config.layer.attention_bias}
+    if config.target_hidden_size != config.hidden_size:
+        keys["target_hidden_size"] = config.target_hidden_size
+    # vLLM reads the key at the top, as boundaries; SGLang the nested one, as outputs of layers.
+    return {
+        **keys,
+        "draft_vocab_size": config.draft_vocab_size,
+        _IDS: boundaries,
+        "eagle_config": {_IDS: [b - 1 for b in boundaries], "use_aux_hidden_state": True},
+    }
+
+
+def _vllm(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+    return {
+        **_model_keys("LlamaForCausalLMEagle3", "llama", config, dtype),
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        _IDS: list(config.feature_layers),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        **_number_of_features(config),
+        "ptd_token_id": config.mask_token_id,
+        "parallel_drafting": True,
+    }
+
+
+def _huggingface(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+    layer, name = config.layer, "Llama"
+    if layer.has_qk_norm:
+        name = "Qwen3"
+    elif layer.attention_bias and not layer.attention_output_bias:
+        name = "Qwen2"
+    return {
+        **_model_keys(f"{name}ForCausalLM", name.lower(), config, dtype),
+        "attention_bias": layer.attention_output_bias,
+        "tie_word_embeddings": config.ties_embeddings,
+        "spd_type": "pard",
+        "pard_token": config.mask_token_id,
+    }
+
+
+def _z_lab(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+    outputs = [boundary - 1 for boundary in config.feature_layers]  # of layers, from 0
+    return {
+        **_model_keys("DFlashDraftModel", "qwen3", config, dtype),
+        "attention_bias": config.layer.attention_bias,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "block_size": config.block_size,
+        "dflash_config": {"target_layer_ids": outputs, "mask_token_id": config.mask_token_id},
+    }
+
+
+_KEYS: dict[str, Callable[[FeatureHeadConfig, str], dict[str, Any]]] = {
+    "safeailab": _safeailab,
+    "vllm": _vllm,
+    "huggingface": _huggingface,
+    "z-lab": _z_lab,
+}
+
+
+def _number_of_features(config: FeatureHeadConfig) -> dict[str, Any]:
     """Keys that vLLM reads where it reads those of the layers: in `transformer_layer_config` of a
     speculators file, since its reader keeps hardly any other (0.32.0,
     `transformers_utils/configs/speculators/algos.py`), and without them builds a head of three
@@ -106,30 +396,63 @@ def features_of_layers(config: FeatureHeadConfig) -> dict[str, Any]:
     return {"num_aux_hidden_states": len(config.feature_layers), "fc_norm": config.fc_norm}
 
 
-def speculators_keys(
-    algorithm: str,
-    layer: LayerConfig,
-    num_layers: int,
-    vocab_size: int,
-    *,
-    layers: dict[str, Any],
+_ALGORITHMS = {
+    "attention": ("eagle3", "Eagle3"),
+    "shifted": ("peagle", "PEagle"),
+    "same-position": ("dflash", "DFlash"),
+    "next-token": ("dspark", "DSpark"),  # vLLM runs every dflash file in the same position
+}
+
+
+def _speculators(
+    config: FeatureHeadConfig,
+    design: str,
     dtype: str,
     num_draft_tokens: int,
     verifier: str | None,
 ) -> dict[str, Any]:
-    """Nested keys of a speculators file: its layers, as a difference to HF's defaults, with more of
-    them in `layers`, and what it proposes to draft for which target.
-
-    Raises:
-        ValueError: no verifier; speculators would ask the hub for "None".
-    """
-    if not verifier:
+    """Keys of a speculators file; its layers are stored as a difference to HF's defaults."""
+    if not verifier:  # speculators would ask the hub for "None"
         raise ValueError(
             "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
         )
-    layer_class = Qwen3Config if layer.has_qk_norm else LlamaConfig
-    filled = layer_class(
-        **layer_keys(layer, num_layers, vocab_size),
+    kind, name = _ALGORITHMS[design]
+    keys = {
+        "architectures": [f"{name}DraftModel"],
+        "speculators_model_type": kind,
+        "speculators_version": "0.0.0",
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+    }
+    types = {"dtype": dtype, "tie_word_embeddings": False}
+    is_eagle, is_block = kind == "eagle3", kind in ("dflash", "dspark")
+    if not is_eagle:
+        keys |= {"mask_token_id": config.mask_token_id, **types}
+    if is_block:
+        keys |= {
+            "aux_hidden_state_layer_ids": list(config.feature_layers),
+            "block_size": config.block_size,
+            "sample_from_anchor": kind == "dspark",
+            # Without a sliding layer. vLLM makes every layer causal where it is false
+            # (transformers_utils/configs/speculators/algos.py, update_dflash).
+            "sliding_window_non_causal": True,
+        }
+    else:
+        keys |= {
+            _IDS: list(config.feature_layers),
+            "norm_before_residual": config.norm_before_residual,
+            "norm_before_fc": config.norm_before_fc,
+            "fc_norm": config.fc_norm,
+            "norm_output": is_eagle and config.feedback_norm,
+            "embed_requires_grad": not is_eagle,
+        }
+    if is_eagle:
+        keys |= types
+    if kind == "dspark":
+        keys |= {"markov_rank": 0, "enable_confidence_head": False}
+    layer = config.layer
+    filled = (Qwen3Config if layer.has_qk_norm else LlamaConfig)(
+        **layer_keys(layer, config.num_layers, config.vocab_size),
         attention_bias=layer.attention_bias,
         rope_parameters=dict(layer.rope),
         dtype=dtype,
@@ -141,9 +464,11 @@ def speculators_keys(
         "accept_tolerance": 0.0,
     }
     return {
-        "transformer_layer_config": filled.to_diff_dict() | layers,
+        **keys,
+        "transformer_layer_config": filled.to_diff_dict()
+        | ({} if is_block else _number_of_features(config)),
         "speculators_config": {
-            "algorithm": algorithm,
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposal],
             "verifier": {"name_or_path": verifier, "architectures": []},

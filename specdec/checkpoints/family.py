@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -45,26 +45,9 @@ class Translation:
     exact: frozenset[str] = frozenset()
 
 
-class Misreading(NamedTuple):
-    """A usual mistake in reading a head, which its tensors do not reveal: what is different, the
-    configuration so read, and the option that loads it so (`"rope_theta=10000"`).
-    """
-
-    name: str
-    config: Any
-    how: str
-
-
-def misread(config: Any, name: str, **changes) -> Misreading:
-    """The misreading in which some fields of the configuration have other values."""
-    how = ", ".join(f"{field}={value!r}" for field, value in changes.items())
-    return Misreading(name, replace(config, **changes), how)
-
-
 @dataclass(frozen=True)
 class Family:
-    """Heads of one design: how their checkpoints are recognised and read, and which misreadings the
-    parity check tries.
+    """Heads of one design: how their checkpoints are recognised and read.
 
     Its functions take and return the family's own configuration, a frozen dataclass that satisfies
     `specdec.heads.config.HeadConfig`.
@@ -79,9 +62,10 @@ class Family:
             another target.
         head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
             device: its state dict names the tensors that must be there.
-        describe: (config) -> lines (name, text) for `specdec inspect`.
-        misreadings: (config, target) -> what the parity check should try beside the vocabulary map.
-        options: the options that `translate` takes, each with its type hint.
+        options: what a caller may know better than a checkpoint's configuration: the options that
+            `translate` takes, each with the values that it may have, empty where `translate` checks
+            them. The parity check tries the other values of an option that is a field of the
+            configuration too.
     """
 
     name: str
@@ -89,9 +73,7 @@ class Family:
     detect: Callable[[CheckpointFolder], Source | None]
     translate: Callable[[CheckpointFolder, Source, PreTrainedModel | None, dict], Translation]
     head: Callable[[Any, Tensor | None], nn.Module]
-    describe: Callable[[Any], list[tuple[str, str]]]
-    misreadings: Callable[[Any, PreTrainedModel], Iterable[Misreading]]
-    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    options: Mapping[str, tuple] = field(default_factory=dict, hash=False)
 
 
 def refuse_unsupported(fields: ConfigFields, complaints: Iterable[tuple[bool, str]]) -> None:

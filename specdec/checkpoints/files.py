@@ -29,6 +29,9 @@ MAX_INDEX_BYTES = 32 * 2**20
 MAX_TENSORS = 4096
 """Most tensors that a head may consist of."""
 
+FLOATS = {"BF16", "F16", "F32", "F64"}
+"""Types of weights, in safetensors' words."""
+
 _PICKLED_TYPES = {
     **{torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.int16: "I16"},
     **{torch.int32: "I32", torch.int64: "I64", torch.float16: "F16", torch.bfloat16: "BF16"},
@@ -57,14 +60,8 @@ class StoredTensor:
 
 
 class CheckpointFolder:
-    """A checkpoint before any of its values is read.
-
-    Args:
-        path: of the folder.
-        allow_pickle: also read pickled `.bin` files, with `torch.load(weights_only=True)`.
-
-    Attributes:
-        fields: config.json.
+    """A checkpoint before any of its values is read; with `allow_pickle` also one in pickled `.bin`
+    files. Its `fields` are config.json.
 
     Raises:
         ValueError: no config.json, or one that cannot be read safely.
@@ -109,7 +106,6 @@ class CheckpointFolder:
 
 
 def _only(wanted: Wanted | None, names: Iterable[str], where: str) -> list[str]:
-    """The wanted ones of some names, which must not be too many."""
     names = [name for name in names if wanted is None or wanted(name)]
     if len(names) > MAX_TENSORS:
         raise ValueError(f"{where} {len(names)} tensors; at most {MAX_TENSORS} are read")
@@ -207,7 +203,7 @@ def _read_pickle(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object from a file of at most `max_bytes`; its strings become `printable`.
+    """Reads a JSON object; its strings become `printable`.
 
     Raises:
         ValueError: no such file (see `inside`), too large, not an object, NaN or infinity among its

@@ -16,6 +16,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
+from specdec.checkpoints.layers import in_one_line
 from specdec.heads.hf_layer import HFLayerConfig
 
 MAX_LAYERS = 512
@@ -43,8 +44,7 @@ def model_of_config(fields: ConfigFields) -> PreTrainedModel:
         with torch.device("meta"):
             return _language_model_class(config)._from_config(config)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(f"{fields.origin}: {type(error).__name__}: {reason}") from error
+        raise ValueError(f"{fields.origin}: {in_one_line(error)}") from error
 
 
 def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
@@ -80,10 +80,8 @@ def last_layer(model: PreTrainedModel) -> HFLayerConfig:
 
 
 def dense_layer(**changes: object) -> Callable[[PreTrainedModel], HFLayerConfig]:
-    """As a layer of the target's class with a plain MLP, whichever of its layers have one.
-
-    Args:
-        changes: values that fields of the configuration get; a list's value is that of all layers.
+    """As a layer of the target's class with a plain MLP, whichever of its layers have one; fields
+    of the configuration are changed, those that are lists for all layers alike.
     """
 
     def layer_of(model: PreTrainedModel) -> HFLayerConfig:
@@ -117,11 +115,8 @@ EXACT = "e_score_correction_bias"
 
 def fuse_experts(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Composes per-expert weights, as checkpoints store them, to those of HF's classes: stacked
-    over the experts, gate and up projections one after the other.
-
-    Args:
-        tensors: by name. Experts that are incomplete are left as they are, and will be reported as
-            unexpected.
+    over the experts, gate and up projections one after the other. Experts that are incomplete are
+    left as they are, and will be reported as unexpected.
     """
     parts: dict[str, dict[tuple[int, str], str]] = {}
     for name in tensors:

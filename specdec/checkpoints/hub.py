@@ -6,17 +6,12 @@ import re
 from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import (
-    GatedRepoError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from specdec.arguments import check_path
 from specdec.printable import printable
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
-_PATIENCE_S = 5.0
 
 
 def is_repository_id(name: str) -> bool:
@@ -33,10 +28,6 @@ def check_reachable(repository: str, *, revision: str | None = None) -> bool:
     """Asks the hub for a repository, once and briefly: its own client tries for a minute, file by
     file, before it says that there is no network.
 
-    Args:
-        repository: its id.
-        revision: branch, tag or commit.
-
     Returns:
         Whether the hub can be asked; if not, the repository is in the local cache.
 
@@ -44,28 +35,23 @@ def check_reachable(repository: str, *, revision: str | None = None) -> bool:
         ValueError: the hub has no such repository or grants no access; or it cannot be reached, and
             the local cache does not hold the repository.
     """
-    cached = isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str)
     try:
-        HfApi().model_info(repository, revision=revision, timeout=_PATIENCE_S)
-    except (RepositoryNotFoundError, RevisionNotFoundError, GatedRepoError) as error:
-        if cached:
-            return False
-        raise ValueError(
-            f"{repository} is no folder here, and the Hugging Face hub does not provide it "
-            f"({_reason(error)})"
-        ) from error
+        HfApi().model_info(repository, revision=revision, timeout=5.0)
     except Exception as error:  # offline, a proxy, a timeout: clients raise many kinds
-        if cached:
+        cached = try_to_load_from_cache(repository, "config.json", revision=revision)
+        if isinstance(cached, str):
             return False
-        raise ValueError(
-            f"{repository} is no folder here and is not in the local cache, and the Hugging Face "
-            f"hub cannot be reached ({_reason(error)})"
-        ) from error
+        is_refused = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
+        raise _unavailable(repository, error, is_refused=is_refused) from error
     return True
 
 
-def _reason(error: Exception) -> str:
-    return printable(" ".join(str(error).split())[:200]) or type(error).__name__
+def _unavailable(repository: str, error: Exception, *, is_refused: bool) -> ValueError:
+    reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
+    where = " and is not in the local cache, and the Hugging Face hub cannot be reached"
+    if is_refused:
+        where = ", and the Hugging Face hub does not provide it"
+    return ValueError(f"{repository} is no folder here{where} ({reason})")
 
 
 def find_folder(
@@ -75,11 +61,6 @@ def find_folder(
 
     Only JSON and safetensors files of the top folder are fetched, and pickled ones with
     `allow_pickle`. No code of the repository is ever loaded.
-
-    Args:
-        path_or_id: a folder, or an id like `"yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"`.
-        allow_pickle: fetch `.bin` files too.
-        revision: branch, tag or commit on the hub.
 
     Raises:
         ValueError: neither a folder nor a repository that is available.
@@ -103,8 +84,5 @@ def find_folder(
             local_files_only=not is_online,
         )
     except Exception as error:  # no network, no space, no access: the hub raises many kinds
-        raise ValueError(
-            f"{path_or_id} is no folder here, and the Hugging Face hub does not provide it "
-            f"({_reason(error)})"
-        ) from error
+        raise _unavailable(str(path_or_id), error, is_refused=True) from error
     return Path(folder)

@@ -7,8 +7,8 @@ and hardly anything that it drafts is accepted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.target.features import FeatureLayer
@@ -16,6 +16,7 @@ from specdec.target.features import FeatureLayer
 Convention = Literal["boundary", "layer_output"]
 
 _WORDS = {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}
+CONVENTIONS = tuple(_WORDS)
 _MAX_LAYER = 4096
 
 
@@ -28,6 +29,21 @@ class LayerIds(NamedTuple):
     ids: object
     usual: Convention
     least: int = 0
+
+
+def find_layer_ids(
+    fields: ConfigFields, keys: Mapping[str, tuple[Convention, int]]
+) -> list[LayerIds]:
+    """Those of some keys under which ids stand; `section.key` is nested. Each key comes with how
+    its usual readers take ids, and the lowest id.
+    """
+    found = []
+    for key, taken in keys.items():
+        section, _, name = key.rpartition(".")
+        ids = (fields.section(section) if section else fields).get(name)
+        if ids is not None:
+            found.append(LayerIds(key, ids, *taken))
+    return found
 
 
 def read_layer_ids(
@@ -43,7 +59,7 @@ def read_layer_ids(
     Args:
         found: explicit ids; without any, the boundaries 2, N // 2 and N - 3 that all producers take
             for granted (symbolic where N is not known).
-        fields: the configuration.
+        fields: the configuration, whose notes say what was decided.
         num_layers: N of the target, or `None` where no target is known.
         producer: whose conventions `found` follows.
         convention: how to take the ids, whatever the producer usually means.
@@ -122,32 +138,24 @@ def _usual(num_layers: int) -> tuple[int, ...]:
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
-def check_convention(convention: object) -> Convention | None:
-    """A caller's convention; `ValueError` if there is no such."""
-    if convention not in (None, *_WORDS):
-        raise ValueError(
-            f"layer_convention must be 'boundary' or 'layer_output', got {convention!r}"
-        )
-    return convention
+def check_layers(name: str, layers: Any, num_layers: int | None = None) -> tuple[FeatureLayer, ...]:
+    """A caller's boundaries (or `"final"`).
 
-
-def check_boundaries(
-    layers: Sequence[FeatureLayer], num_layers: int | None
-) -> tuple[FeatureLayer, ...]:
-    """A caller's boundaries (or `"final"`); `ValueError` if there are none, one is
-    named twice, or the target does not have one.
+    Raises:
+        TypeError: no list or tuple.
+        ValueError: there are none, one is named twice, or the target does not have one.
     """
-    layers = tuple(layers)
+    if not isinstance(layers, list | tuple):
+        raise TypeError(f"{name} must be a tuple of boundaries, got {str(layers)[:80]!r}")
     for layer in layers:
         is_boundary = type(layer) is int and layer >= 0
         if layer != "final" and not (is_boundary and layer <= (num_layers or layer)):
             raise ValueError(
-                f"feature_layers {list(layers)} must be boundaries 0..{num_layers or 'N'} or "
-                "'final'"
+                f"{name} {list(layers)} must be boundaries 0..{num_layers or 'N'} or 'final'"
             )
     if not layers or len(set(layers)) < len(layers):
-        raise ValueError(f"feature_layers {list(layers)} must name at least one, and none twice")
-    return layers
+        raise ValueError(f"{name} {list(layers)} must name at least one, and none twice")
+    return tuple(layers)
 
 
 def other_boundaries(

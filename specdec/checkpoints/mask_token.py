@@ -8,66 +8,44 @@ read features as keys and values.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields as fields_of
 from dataclasses import replace
-from typing import TypedDict
+from typing import Any, get_args
 
 import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from specdec.arguments import hints_of
-from specdec.checkpoints import layer_ids, rope, sizes
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.eagle import (
-    EagleReading,
-    canonical_names,
-    check_joined,
-    unsupported_layers,
-)
-from specdec.checkpoints.family import (
-    Family,
-    Misreading,
-    Source,
-    Translation,
-    misread,
-    refuse_unsupported,
-)
+from specdec.checkpoints.eagle import EagleReading, unsupported_wiring
+from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
-from specdec.checkpoints.layer_ids import Convention, LayerIds
+from specdec.checkpoints.layer_ids import (
+    CONVENTIONS,
+    check_layers,
+    evenly_spaced,
+    find_layer_ids,
+)
+from specdec.checkpoints.reading import HeadReading, Tensors, open_head, unsupported_weights
 from specdec.heads.config import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 from specdec.target.hf_model import MAX_VOCAB_PADDING
 
-
-class MaskTokenOptions(TypedDict, total=False):
-    """What a caller may know better than a checkpoint's configuration says; `None` leaves it.
-
-    `mask_token_id`: of the masks, where the configuration names none or another. `alignment` and
-    `is_causal`: as in `MaskTokenConfig`. `layer_convention`, `feature_layers`, `rope_theta`,
-    `norm_before_residual`: as in `specdec.checkpoints.eagle.EagleOptions`.
-    """
-
-    mask_token_id: int | None
-    alignment: Alignment | None
-    is_causal: bool | None
-    layer_convention: Convention | None
-    feature_layers: tuple[FeatureLayer, ...] | None
-    rope_theta: float | None
-    norm_before_residual: bool | None
-
-
-Tensors = dict[str, StoredTensor]
-
 P_EAGLE, PARD, DFLASH, DSPARK = "P-EAGLE", "PARD", "DFlash", "DSpark"
 _SPECULATORS = {"peagle": P_EAGLE, "dflash": DFLASH, "dflash2": DFLASH, "dspark": DSPARK}
 _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-_MAX_BLOCK = 1024
-_CONFIDENCE = "an estimate of acceptance, on which no draft token depends"
+_ID_KEYS = {
+    "target_layer_ids": ("layer_output", -1),
+    "dflash_config.target_layer_ids": ("layer_output", 0),
+    "dflash_config.layer_ids": ("boundary", 0),
+    "aux_hidden_state_layer_ids": ("boundary", 0),
+}
+"""Keys of layer ids of DFlash, how their usual readers take them, and the lowest id."""
 _WITHOUT_MEANING = (
     "parallel_drafting",  # vLLM's switch
     "sliding_window_non_causal",  # of sliding layers
@@ -118,20 +96,20 @@ def translate(
     folder: CheckpointFolder,
     source: Source,
     target: PreTrainedModel | None,
-    options: MaskTokenOptions,
+    options: Mapping[str, Any],
 ) -> Translation:
     """Reads the whole configuration; see `Family`."""
-    fields, in_file = folder.fields, folder.tensors()
-    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
-        fields = sizes.fill_speculators(fields)
-    tensors = {name: in_file[other] for name, other in canonical_names(in_file).items()}
+    fields, tensors = open_head(folder, source)
     refuse_unsupported(fields, _unsupported(folder, fields, source, tensors))
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
+    if config.joins_features:
+        reading.check_joined(config)
     for key in _WITHOUT_MEANING:
         fields.get(key)
-    unused = {name: _CONFIDENCE for name in tensors if name.startswith("confidence_head.")}
-    return Translation(config, reading.tensors, fields, unused)
+    why = "an estimate of acceptance, on which no draft token depends"
+    unused = {name: why for name in tensors if name.startswith("confidence_head.")}
+    return Translation(config, tensors, fields, unused)
 
 
 def _unsupported(
@@ -140,26 +118,20 @@ def _unsupported(
     """Pairs (condition, message): what a mask-token head of the library cannot have."""
     flash = fields.section("dflash_config")
     yield from _corrections(fields, flash, names)
-    beside = {
-        name
-        for name in ("warp_model.bin", "pard_warp_model", "mask_embedding.pt")
-        if (folder.path / name).exists()
-    }
+    beside = {path.name for path in folder.path.iterdir()}
     is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
-    yield (
-        is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & beside),
-        "PARD-2: a language model that reads the target's features through warp_model",
-    )
+    is_pard2 = is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & beside)
+    yield is_pard2, "PARD-2: a language model that reads the target's features through warp_model"
     yield "mask_embedding.pt" in beside, "mask_embedding.pt: a pickled embedding of the masks"
     if source.kind == P_EAGLE:
-        yield from unsupported_layers(fields, source, names)
+        yield from unsupported_wiring(fields, source, names)
     else:
-        yield fields.get("kv_lora_rank") is not None, "kv_lora_rank: latent attention (MLA)"
-        yield any(".experts." in name for name in names), "tensors *.experts.*: experts"
-        yield fields.flag("mlp_bias"), "mlp_bias: biases in the MLP"
-        is_quantised = fields.get("quantization_config") is not None
-        yield is_quantised, "quantization_config: quantised weights"
-    yield from _sliding(fields, flash)
+        yield from unsupported_weights(fields, names)
+    kinds = set(fields.strings("layer_types")) - {"full_attention"}
+    yield bool(kinds), f"layer_types {sorted(kinds)}: only full_attention layers"
+    for section in (fields, flash):
+        for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
+            yield section.flag(key), f"{key}: a draft with sliding windows"
     if source.kind == PARD:
         model_type = fields.text("model_type", "llama")
         yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
@@ -186,65 +158,32 @@ def _corrections(
     )
 
 
-def _sliding(fields: ConfigFields, flash: ConfigFields) -> Iterator[tuple[bool, str]]:
-    """Pairs (condition, message): sliding windows."""
-    kinds = set(fields.strings("layer_types")) - {"full_attention"}
-    yield bool(kinds), f"layer_types {sorted(kinds)}: only full_attention layers"
-    for section in (fields, flash):
-        for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
-            yield section.flag(key), f"{key}: a draft with sliding windows"
-
-
-class MaskTokenReading:
-    """Reads one configuration, from its producer's terms to `MaskTokenConfig`.
-
-    Args:
-        fields: config.json; a speculators file with its layer configuration filled in.
-        source: who wrote it.
-        tensors: in the file, by the head's names.
-        options: of the caller, in the place of what the file holds.
-
-    Attributes:
-        tensors: as given, with shapes that differ between producers made equal.
+class MaskTokenReading(HeadReading):
+    """Reads one configuration, to `MaskTokenConfig`. Tensors of which the shape differs between
+    producers are replaced.
     """
 
     def __init__(
-        self, fields: ConfigFields, source: Source, tensors: Tensors, options: MaskTokenOptions
+        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
     ):
-        self.fields, self.source, self.options = fields, source, options
-        self.tensors, self.notes = dict(tensors), fields.notes
+        super().__init__(fields, source, tensors, options)
         self.flash = fields.section("dflash_config")
 
     def p_eagle(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """An EAGLE-3 head, and what its masks are."""
-        fields = self.fields
-        producer = {"amazon": "vLLM"}.get(self.source.producer, self.source.producer)
-        source = Source(producer, "EAGLE-3", self.source.why)
-        reading = EagleReading(fields, source, self.tensors, self.options)
-        eagle = reading.config(target)
+        fields, producer = self.fields, self.source.producer
+        source = Source("vLLM" if producer == "amazon" else producer, "EAGLE-3", self.source.why)
+        eagle = EagleReading(fields, source, self.tensors, self.options).config(target)
         if not eagle.has_fc:
             raise ValueError(f"{fields.origin}: a P-EAGLE head joins features through fc")
-        check_joined(eagle, fields, self.tensors.get("fc.weight"))
         if eagle.feedback_norm:
             self.notes.append("norm_output has no meaning here: nothing is fed back")
         self._reshape("mask_hidden", (1, 1, eagle.feature_width))
+        names = [field.name for field in fields_of(MaskTokenConfig) if hasattr(eagle, field.name)]
         return MaskTokenConfig(
             **self._design("shifted", "input"),
-            layer=eagle.layer,
-            vocab_size=eagle.vocab_size,
-            draft_vocab_size=eagle.draft_vocab_size,
-            feature_layers=eagle.feature_layers,
-            target_hidden_size=eagle.target_hidden_size,
-            num_layers=eagle.num_layers,
+            **{name: getattr(eagle, name) for name in names},
             mask_token_id=self._mask_token(eagle.vocab_size),
-            norm_before_fc=eagle.norm_before_fc,
-            fc_norm=eagle.fc_norm,
-            fc_bias=eagle.fc_bias,
-            norm_before_residual=eagle.norm_before_residual,
-            output_norm=eagle.output_norm,
-            has_embed_tokens=eagle.has_embed_tokens,
-            has_lm_head=eagle.has_lm_head,
-            logit_scale=eagle.logit_scale,
         )
 
     def pard(self, target: PreTrainedModel | None) -> MaskTokenConfig:
@@ -274,26 +213,25 @@ class MaskTokenReading:
 
     def dflash(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """A block of masks that reads features as keys and values."""
-        fields, is_speculators = self.fields, self.source.producer == "speculators"
+        fields = self.fields
         self._refuse_options("norm_before_residual")
-        layer = self._layer(has_output_bias=True)
-        theirs = None
+        layer, theirs = self._layer(has_output_bias=True), None
         if self.source.producer == "Hugging Face":
             if target is None:
                 raise ValueError(f"{fields.origin} leaves vocab_size to the target: pass one")
             theirs = target.config.get_text_config().vocab_size
-        vocab_size = draft_size = fields.integer("vocab_size", theirs)
-        if is_speculators:
-            draft_size = sizes.read_draft_vocab_size(fields, is_speculators=True)
+        vocab_size = fields.integer("vocab_size", theirs)
+        draft_size = self.draft_vocab_size() if self.is_speculators else vocab_size
         target_hidden_size = fields.integer("target_hidden_size", layer.hidden_size)
         num_layers = self._num_target_layers(target)
         if target is not None:
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
         alignment = "same-position"
-        if self.source.kind == DSPARK or self._says("sample_from_anchor"):
+        says = [section.flag("sample_from_anchor") for section in (fields, self.flash)]
+        if self.source.kind == DSPARK or any(says):
             alignment = "next-token"
             self.notes.append("rows predict the token after their own position (next-token)")
-        config = MaskTokenConfig(
+        return MaskTokenConfig(
             **self._design(alignment, "keys"),
             layer=layer,
             vocab_size=vocab_size,
@@ -306,26 +244,17 @@ class MaskTokenReading:
             has_embed_tokens="embed_tokens.weight" in self.tensors,
             has_lm_head="lm_head.weight" in self.tensors or draft_size < vocab_size,
         )
-        check_joined(config, fields, self.tensors.get("fc.weight"))
-        return config
 
-    def _design(self, alignment: str, context: str) -> dict:
+    def _design(self, alignment: str, context: str) -> dict[str, Any]:
         """Alignment and context, and whether rows are causal, with the caller's options."""
-        given = self.options.get("alignment", alignment)
-        is_causal = self.options.get("is_causal", context != "keys")
-        for name in ("alignment", "is_causal"):
-            if name in self.options:
-                self.notes.append(f"as asked for: {name} = {self.options[name]}")
-        return {"alignment": given, "context": context, "is_causal": is_causal}
+        usual = {"alignment": alignment, "is_causal": context != "keys"}
+        asked = {name: self.options.get(name, value) for name, value in usual.items()}
+        return {**asked, "context": context}
 
     def _refuse_options(self, *names: str) -> None:
         given = sorted(set(names) & self.options.keys())
         if given:
             raise ValueError(f"{', '.join(given)}: a {self.source.kind} head has none; drop it")
-
-    def _says(self, key: str) -> bool:
-        """A flag at the top level or in `dflash_config`."""
-        return self.fields.flag(key) or self.flash.flag(key)
 
     def _mask_token(self, vocab_size: int) -> int | None:
         """The id of masks: the option, the one in the file, or a tensor of the head's instead."""
@@ -335,7 +264,6 @@ class MaskTokenReading:
         named = {key: value for key, value in named.items() if value is not None}
         text = flash.get("mask_token")
         if "mask_token_id" in options:
-            self.notes.append(f"as asked for: mask_token_id = {options['mask_token_id']}")
             named = {"mask_token_id (asked for)": options["mask_token_id"]}
         elif "mask_embedding" in self.tensors and not named:
             self._reshape("mask_embedding", (1, 1, fields.integer("hidden_size")))
@@ -358,17 +286,13 @@ class MaskTokenReading:
 
     def _layer(self, *, has_output_bias: bool) -> LayerConfig:
         """Layers of HF's Llama, Qwen2 or Qwen3."""
-        fields = self.fields
-        has_bias = fields.flag("attention_bias")
+        kind, has_bias = self.fields.get("model_type"), self.fields.flag("attention_bias")
         in_file = "layers.0.self_attn.q_proj.bias" in self.tensors
-        layer = sizes.read_layer(
-            fields,
-            attention_bias=has_bias or (in_file and fields.get("model_type") == "qwen2"),
+        return self.layer(
+            has_qk_norm=kind == "qwen3",
+            attention_bias=has_bias or (in_file and kind == "qwen2"),
             attention_output_bias=has_bias and has_output_bias,
-            has_qk_norm="layers.0.self_attn.q_norm.weight" in self.tensors
-            or fields.get("model_type") == "qwen3",
         )
-        return rope.settle_rope(layer, self.options, self.notes)
 
     def _num_target_layers(self, target: PreTrainedModel | None) -> int | None:
         """N, which the configuration may name as well."""
@@ -391,7 +315,7 @@ class MaskTokenReading:
     def _block_size(self) -> int:
         """At the top level (older files), in `dflash_config`, or speculators' default."""
         found = {
-            section.integer("block_size", high=_MAX_BLOCK)
+            section.integer("block_size", high=1024)
             for section in (self.fields, self.flash)
             if section.get("block_size") is not None
         }
@@ -406,38 +330,22 @@ class MaskTokenReading:
 
     def _features(self, num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the head reads."""
-        convention = layer_ids.check_convention(self.options.get("layer_convention"))
-        if "feature_layers" in self.options:
-            layers = layer_ids.check_boundaries(self.options["feature_layers"], num_layers)
-            self.notes.append(f"as asked for: feature_layers = {layers}")
-            return layers
-        found = [
-            LayerIds("target_layer_ids", self.fields.get("target_layer_ids"), "layer_output", -1),
-            LayerIds(
-                "dflash_config.target_layer_ids", self.flash.get("target_layer_ids"), "layer_output"
-            ),
-            LayerIds("dflash_config.layer_ids", self.flash.get("layer_ids"), "boundary"),
-            LayerIds(
-                "aux_hidden_state_layer_ids",
-                self.fields.get("aux_hidden_state_layer_ids"),
-                "boundary",
-            ),
-        ]
-        found = [entry for entry in found if entry.ids is not None]
-        if found:
-            given = {"producer": self.source.producer, "convention": convention}
-            return layer_ids.read_layer_ids(found, self.fields, num_layers, **given)
-        if self.source.producer == "speculators" or num_layers is None:
+        fields, asked = self.fields, self.asked_layers(num_layers)
+        if asked is not None:
+            return asked
+        if found := find_layer_ids(fields, _ID_KEYS):
+            return self.boundaries(found, num_layers)
+        if self.is_speculators or num_layers is None:
             raise ValueError(
-                f"{self.fields.origin} names no layers of features; pass feature_layers=(...) with "
-                "the boundaries that are meant"
+                f"{fields.origin} names no layers of features; pass feature_layers=(...) with the "
+                "boundaries that are meant"
             )
         key = "num_hidden_layers"
-        if self.fields.get("target_num_hidden_layers") is not None:
+        if fields.get("target_num_hidden_layers") is not None:
             key = "num_target_layers"
-        layers = layer_ids.evenly_spaced(self.fields.integer(key, 1, high=64), num_layers)
+        layers = evenly_spaced(fields.integer(key, 1, high=64), num_layers)
         self.notes.append(f"no layer ids: {key}, evenly spaced: boundaries {list(layers)}")
-        return layer_ids.check_boundaries(layers, num_layers)
+        return check_layers("feature_layers", layers, num_layers)
 
     def _reshape(self, name: str, shape: tuple[int, ...]) -> None:
         """Gives a vector the shape that it has in the head."""
@@ -482,80 +390,25 @@ def _with_rows(stored: StoredTensor, count: int) -> StoredTensor:
     )
 
 
-def describe(config: MaskTokenConfig) -> list[tuple[str, str]]:
-    """Lines (name, text)."""
-    kind = {"input": P_EAGLE, "none": PARD}.get(config.context, DFLASH)
-    layer = sizes.describe_layer(config.layer, config.num_layers)
-    masks = f"token {config.mask_token_id}"
-    if config.mask_token_id is None:
-        masks = "a learned embedding"
-    if config.context == "input":
-        masks += " and a learned feature"
-    after_fc = ["after fc"] if config.context == "keys" else []
-    lines = [
-        ("head", f"{kind}, {layer['sizes']}"),
-        ("rows", f"{_ROWS[config.alignment]}; {'causal' if config.is_causal else 'bidirectional'}"),
-        ("masks", masks),
-        ("features", _describe_features(config)),
-        ("norms", sizes.describe_norms(config, config.context == "input", *after_fc)),
-        ("attention", layer["attention"]),
-        ("rope", layer["rope"]),
-    ]
-    if config.block_size is not None:
-        drafts = f"at most {config.max_draft_tokens} draft tokens"
-        lines.insert(3, ("block", f"{config.block_size} rows, {drafts}"))
-    if config.max_positions is not None:
-        lines.append(("positions", f"{config.max_positions}"))
-    return lines
-
-
-_ROWS = {
-    "shifted": "shifted: row t is token t + 1 beside feature t and predicts token t + 2",
-    "unshifted": "unshifted: row t is token t and predicts token t + 1",
-    "same-position": "same position: block row j at n + j predicts the token there, j >= 1",
-    "next-token": "next token: block row j at n + j predicts the token after it",
-}
-
-
-def _describe_features(config: MaskTokenConfig) -> str:
-    if config.context == "none":
-        return "none: a language model of its own"
-    names = f"boundaries {', '.join(map(str, config.feature_layers))}"
-    how = "beside the embedding" if config.context == "input" else "as keys and values"
-    return f"{names}, {config.target_hidden_size} wide, joined by fc, {how}"
-
-
-def misreadings(config: MaskTokenConfig, target: PreTrainedModel) -> Iterator[Misreading]:
-    """Layers off by one, what a row predicts and what it sees, norms, the base of the rope."""
-    text = target.config.get_text_config()
-    if config.feature_layers:
-        others = layer_ids.other_boundaries(config.feature_layers, text.num_hidden_layers)
-        for name, layers in others:
-            yield misread(config, name, feature_layers=layers)
-    if config.context == "keys":
-        changed = "next-token" if config.alignment == "same-position" else "same-position"
-        if config.block_size is None or config.block_size > 1:
-            name = f"rows predict {changed.replace('-', ' ')}"
-            yield misread(config, name, alignment=changed)
-        if config.block_size is not None:
-            value = not config.is_causal
-            name = "causal block" if value else "bidirectional block"
-            yield misread(config, name, is_causal=value)
-    if config.context == "input":
-        value = not config.norm_before_residual
-        name = f"residual {'after' if value else 'before'} the norm"
-        yield misread(config, name, norm_before_residual=value)
-    yield from rope.misread_bases(config, target)
-
-
 MASK_TOKEN = Family(
     name="mask token",
     marks="keys ptd_token_id, pard_token, dflash_config, or tensor mask_hidden",
     detect=detect,
     translate=translate,
     head=MaskTokenHead,
-    describe=describe,
-    misreadings=misreadings,
-    options=hints_of(MaskTokenOptions),
+    options={
+        "mask_token_id": (),
+        "alignment": get_args(Alignment),
+        "is_causal": (True, False),
+        "layer_convention": CONVENTIONS,
+        "feature_layers": (),
+        "rope_theta": (),
+        "norm_before_residual": (True, False),
+    },
 )
-"""P-EAGLE, PARD and DFlash."""
+"""P-EAGLE, PARD and DFlash.
+
+The options are what a caller may know better than a checkpoint's configuration says.
+`mask_token_id`: of the masks, where the configuration names none or another. `alignment` and
+`is_causal`: as in `MaskTokenConfig`. The others are as in `specdec.checkpoints.eagle.EAGLE`.
+"""

@@ -8,7 +8,7 @@ values read.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_options, check_type
+from specdec.arguments import check_choice
 from specdec.checkpoints.family import Family, Source, Translation
-from specdec.checkpoints.files import CheckpointFolder, StoredTensor, names_of
+from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor, names_of
 from specdec.checkpoints.hub import find_folder
-from specdec.checkpoints.sizes import inert_keys
+from specdec.checkpoints.layers import inert_keys
 from specdec.checkpoints.vocab_map import read_vocab_map
 
-FLOATS = {"BF16", "F16", "F32", "F64"}
 MAP_TYPES = {"d2t": {"I32", "I64"}, "t2d": {"BOOL", "U8", "I8", "I32", "I64"}}
 
 HARMLESS = {
@@ -83,6 +82,7 @@ class Survey:
             every HF configuration has.
         notes: what was decided and why, one line each.
         exact: names of tensors that keep the data type of the file.
+        reread: (options of the family) -> the configuration, read with these as well.
     """
 
     folder: Path
@@ -95,7 +95,8 @@ class Survey:
     unread: dict[str, str]
     unread_keys: tuple[str, ...]
     notes: tuple[str, ...]
-    exact: frozenset[str] = frozenset()
+    exact: frozenset[str]
+    reread: Callable[..., Any]
 
     def load(self, target: PreTrainedModel | None = None) -> Checkpoint:
         """Reads the values.
@@ -156,33 +157,44 @@ def survey_checkpoint(
             as not given.
 
     Raises:
-        TypeError: an option that the family does not have, or a value of another type.
+        TypeError: an option that the family does not have.
         ValueError: a checkpoint of none of the families, one that is unsafe or damaged, of an
             unsupported kind, in contradiction with itself, or made for another target. Tensors that
             do not fit are listed in the result's `faults`.
     """
-    check_type("allow_pickle", allow_pickle, bool)  # 'no' would be true
-    check_type("ignore_tensors", ignore_tensors, Collection[str])
-    check_type("revision", revision, str | None)
+    check_choice("allow_pickle", allow_pickle, (True, False))  # 'no' would be true
     path = find_folder(path_or_id, allow_pickle=allow_pickle, revision=revision)
     folder = CheckpointFolder(path, allow_pickle=allow_pickle)
     family, source = _recognise(folder, families)
     given = {name: value for name, value in options.items() if value is not None}
     if unknown := given.keys() - family.options:
         raise TypeError(f"unknown option {names_of(unknown)}; expected {names_of(family.options)}")
-    check_options(given, family.options)
+    for name, value in given.items():
+        if family.options[name]:
+            check_choice(name, value, family.options[name])
     read = family.translate(folder, source, target, given)
+    notes = [*read.fields.notes, *(f"as asked for: {n} = {value!r}" for n, value in given.items())]
     if (path / "adapter_config.json").exists():
-        note = "an adapter lies beside the head: it may want the target with it merged in"
-        read.fields.notes.append(note)
-    expected = _expected_tensors(family, read.config)
-    faults, unread = _compare(expected, read, ignore_tensors)
-    unread_keys = tuple(sorted(read.fields.unread - inert_keys()))
+        notes.append("an adapter lies beside the head: it may want the target with it merged in")
+    expected = expected_tensors(family, read.config)
+    faults, unread = _compare(expected, read, frozenset(ignore_tensors))
+    shown = source
     if folder.fields.get("producer") == "specdec":
-        source = source._replace(producer="specdec", why=f"its own word; {source.why}")
-    notes = tuple(read.fields.notes)
-    wiring = read.config, read.tensors, expected
-    return Survey(path, family, source, *wiring, faults, unread, unread_keys, notes, read.exact)
+        shown = source._replace(producer="specdec", why=f"its own word; {source.why}")
+    return Survey(
+        folder=path,
+        family=family,
+        source=shown,
+        config=read.config,
+        stored=read.tensors,
+        expected=expected,
+        faults=faults,
+        unread=unread,
+        unread_keys=tuple(sorted(read.fields.unread - inert_keys())),
+        notes=tuple(notes),
+        exact=read.exact,
+        reread=lambda **more: family.translate(folder, source, target, given | more).config,
+    )
 
 
 def family_of(path: str | Path, *, families: Sequence[Family]) -> Family | None:
@@ -219,7 +231,7 @@ def _recognise(folder: CheckpointFolder, families: Iterable[Family]) -> tuple[Fa
     )
 
 
-def _expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
+def expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]:
     """Names and shapes of a head's weights: those of the head itself, built without memory."""
     count, ids = config.draft_vocab_size, None
     if count < config.vocab_size:
@@ -230,21 +242,24 @@ def _expected_tensors(family: Family, config: Any) -> dict[str, tuple[int, ...]]
 
 
 def _compare(
-    expected: dict[str, tuple[int, ...]], read: Translation, ignore_tensors: Collection[str]
+    expected: dict[str, tuple[int, ...]], read: Translation, ignored: Collection[str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """What is wrong with the tensors, in words; and those to be left unread, with the reason."""
-    stored, config = read.tensors, read.config
+    stored, config, unread = read.tensors, read.config, {}
     maps = {"d2t": (config.draft_vocab_size,), "t2d": (config.vocab_size,)}
     wanted = expected | {name: shape for name, shape in maps.items() if name in stored}
-    surplus = {name: stored[name] for name in stored.keys() - wanted.keys()}
-    ignored = {n: "ignored on request" for n, t in surplus.items() if t.name in ignore_tensors}
-    reasons = {name: _harmless(name) for name in surplus} | ignored | read.unused
-    unread = {name: reasons[name] for name in surplus if reasons[name]}
-    missing, unexpected = wanted.keys() - stored.keys(), surplus.keys() - unread.keys()
+    missing, unexpected = wanted.keys() - stored.keys(), []
+    for name in stored.keys() - wanted.keys():
+        reasons = [why for pattern, why in HARMLESS.items() if re.fullmatch(pattern, name)]
+        reasons += ["ignored on request"] * (stored[name].name in ignored)
+        reasons += [read.unused[name]] if name in read.unused else []
+        if reasons:
+            unread[name] = reasons[-1]
+        else:
+            unexpected.append(name)
     faults = [f"missing {names_of(missing)}"] if missing else []
     faults += [f"unexpected {names_of(unexpected)}"] if unexpected else []
-    there = sorted(wanted.keys() & stored.keys())
-    for name in there:
+    for name in sorted(wanted.keys() & stored.keys()):
         if stored[name].shape != wanted[name]:
             shape = list(stored[name].shape)
             faults.append(f"{name} has shape {shape}, not {list(wanted[name])}")
@@ -252,10 +267,6 @@ def _compare(
         if stored[name].dtype not in (types := MAP_TYPES.get(name, FLOATS)):
             faults.append(f"{name} is stored as {stored[name].dtype}, not one of {names_of(types)}")
     return tuple(faults), unread
-
-
-def _harmless(name: str) -> str | None:
-    return next((why for pattern, why in HARMLESS.items() if re.fullmatch(pattern, name)), None)
 
 
 def _share_copies(

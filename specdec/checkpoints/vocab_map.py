@@ -15,13 +15,7 @@ from torch import Tensor
 def read_vocab_map(
     d2t: Tensor | None, t2d: Tensor | None, *, draft_vocab_size: int, vocab_size: int
 ) -> tuple[Tensor | None, list[str]]:
-    """Turns offsets into absolute ids and checks them.
-
-    Args:
-        d2t: `[Vd]` offsets, or `None`.
-        t2d: `[V]` membership, or `None`.
-        draft_vocab_size: Vd.
-        vocab_size: V.
+    """Turns offsets `[Vd]` into absolute ids and checks them, also against membership `[V]`.
 
     Returns:
         `[Vd]` int64 ids of the target, `None` for the identity on the full vocabulary; and notes.

@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.prompt or prompts, return_tensors="pt", padding=True, padding_side="left"
     ).to(model.device)
     trials = try_readings(
-        alternatives(checkpoint, model),
+        alternatives(survey, checkpoint, model),
         drafters[survey.family],
         model,
         inputs.input_ids,

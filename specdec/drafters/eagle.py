@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from specdec.checkpoints.eagle import EAGLE
-from specdec.checkpoints.eagle_export import Layout, save_head
+from specdec.checkpoints.export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.heads.context import ContextRows
 from specdec.heads.eagle import EagleHead
@@ -29,7 +29,7 @@ class EagleDrafter(HeadDrafter):
     one-token prompt) proposes nothing, since there is no feature to draft from.
 
     `from_pretrained` reads the heads of SafeAILab (yuhuili), SpecForge (lmsys), speculators
-    (RedHatAI), NVIDIA and DeepSpec, with the options of `specdec.checkpoints.eagle.EagleOptions`.
+    (RedHatAI), NVIDIA and DeepSpec, with the options of `specdec.checkpoints.eagle.EAGLE`.
 
     EAGLE-3 normalises embeddings, so a target's constant on them makes no difference.
     `EagleConfig.logit_scale` can make up for a target's scale on its logits.
@@ -68,7 +68,7 @@ class EagleDrafter(HeadDrafter):
             folder,
             layout,
             lm_head=target.lm_head.weight,
-            embeddings=target.embeddings.weight,
+            embed_tokens=target.embeddings.weight,
             num_draft_tokens=max(self.num_draft_tokens, 1),
             verifier=verifier or target.name,
             target_layers=target.num_layers,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.mask_token import MASK_TOKEN
-from specdec.checkpoints.mask_token_export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Kind
 from specdec.heads.mask_token import MaskTokenHead
@@ -40,7 +40,7 @@ class MaskTokenDrafter(HeadDrafter):
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
     heads (z-lab, speculators), with the options of
-    `specdec.checkpoints.mask_token.MaskTokenOptions`.
+    `specdec.checkpoints.mask_token.MASK_TOKEN`.
 
     Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K.
 

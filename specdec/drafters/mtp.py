@@ -11,8 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from specdec.checkpoints.mtp import MTP
-from specdec.checkpoints.mtp_export import save_head
+from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Drafting
 from specdec.heads.config import LayerConfig
@@ -96,8 +95,8 @@ class MTPDrafter(HeadDrafter):
         return min(self.config.num_layers, self.num_draft_tokens)
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the head in the library's own layout, see `save_head`."""
-        save_head(self.head, folder)
+        """Writes the head in the library's own layout, see `save_modules`."""
+        save_modules(self.head, folder)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

@@ -136,7 +136,7 @@ def test_a_head_of_other_features_than_the_default_needs_their_layers(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"layer_convention": "layers"}, "'boundary', 'layer_output' or None, got 'layers'"),
+        ({"layer_convention": "layers"}, "'boundary' or 'layer_output', got 'layers'"),
         ({"feature_layers": (1, 2, 9)}, "must be boundaries 0..8 or 'final'"),
         ({"feature_layers": (1, 2, 2)}, "none twice"),
         ({"feature_layers": (1, 2)}, "leads to 2 features"),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import VOCAB
-from checkpoint_parts import DRAFT_VOCAB, HIDDEN, Files, noise, rope, tiny_llama
+from checkpoint_parts import DRAFT_VOCAB, HIDDEN, noise, rope, tiny_llama
 from checkpoint_writer import specforge
 from mask_checkpoints import (
     MASK,
@@ -31,7 +31,7 @@ from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter
 from specdec.heads.config import LayerConfig
-from specdec.inspection import alternatives, describe
+from specdec.inspection import alternatives
 
 TARGET = tiny_llama()
 LAYER = LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5)
@@ -195,22 +195,12 @@ def test_a_checkpoint_is_read_as_its_producer_means_it(name, tmp_path):
     for key, tensor in head.state_dict().items():
         assert tensor.equal(tensors[key]), key
     assert head.training is False
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name != ASSISTANT])
-def test_it_is_read_alike_without_a_target_and_described(name, tmp_path):
-    files, expected = CASES[name]
-    found = survey(files.write(tmp_path), None)
+    if name == ASSISTANT:  # which leaves its vocabulary to the target
+        return
+    found = survey(tmp_path, None)
     assert found.config == expected
     assert found.faults == ()
     assert found.unread_keys in ((), ("auto_map",), ("auto_map", "num_target_layers")), name
-    text = describe(found, None)
-    kind = {"input": "P-EAGLE", "none": "PARD", "keys": "DFlash"}[expected.context]
-    assert f"head          {kind}, " in text
-    assert expected.alignment.split("-")[0] in text
-    masks = "a learned embedding" if expected.mask_token_id is None else f"token {MASK}"
-    assert f"masks         {masks}" in text
-    assert ("bidirectional" in text) == (not expected.is_causal)
 
 
 def test_an_assistant_needs_its_target_and_may_have_no_sliding_windows(tmp_path):
@@ -276,6 +266,7 @@ UNSUPPORTED = {
     "Domino: a GRU": z_lab(dflash={"projector_type": "domino"}),
     "Domino: a GRU corrects": z_lab().plus(prefix_gru__weight_ih_l0=noise(3, HIDDEN)),
     "PARD-2": pard(pard2_target_layers=[1, 2]),
+    "speculators_model_type 'hydra'": speculators_dflash(speculators_model_type="hydra"),
     "speculators_model_type 'dflash2'": speculators_dflash(speculators_model_type="dflash2"),
     "layer_types .'sliding_attention'.": z_lab(layer_types=["full_attention", "sliding_attention"]),
     "use_swa: a draft with sliding windows": z_lab(dflash={"use_swa": True}),
@@ -284,7 +275,7 @@ UNSUPPORTED = {
     "dflash_config.causal: true": z_lab(dflash={"causal": True}),
     "dflash_config.use_aux_hidden_state: false": z_lab(dflash={"use_aux_hidden_state": False}),
     "model_type 'gpt_neox'": pard("gpt_neox"),
-    "kv_lora_rank": pard(kv_lora_rank=16),
+    "kv_lora_rank: a": pard(kv_lora_rank=16),
     "kv_lora_rank: a drafter": amazon(kv_lora_rank=16),
     "mlp_bias": pard(mlp_bias=True),
     "quantization_config": z_lab(quantization_config={"bits": 4}),
@@ -377,12 +368,6 @@ def test_a_caller_may_know_better(name, tmp_path):
     assert "asked for" in " ".join(found.notes)
 
 
-def test_the_rope_base_may_be_another(tmp_path):
-    for files in (amazon(), pard(), z_lab()):
-        found = survey(files.write(tmp_path), rope_theta=7.0)
-        assert found.config.layer.rope["rope_theta"] == 7.0
-
-
 def test_options_that_make_no_sense_are_refused(tmp_path):
     folder = pard().write(tmp_path / "pard")
     with pytest.raises(ValueError, match="feature_layers: a PARD head has none; drop it"):
@@ -407,9 +392,10 @@ def test_a_sequential_head_is_left_to_its_own_family(tmp_path):
 def test_other_readings_are_those_that_the_tensors_allow(tmp_path):
     names = {}
     for kind, files in {"p-eagle": amazon(), "pard": pard(), "dflash": z_lab()}.items():
-        checkpoint = read(files.write(tmp_path / kind))
-        names[kind] = [reading.name for reading in alternatives(checkpoint, TARGET)]
-        for reading in alternatives(checkpoint, TARGET):
+        found = survey(files.write(tmp_path / kind))
+        readings = alternatives(found, found.load(TARGET), TARGET)
+        names[kind] = [reading.name for reading in readings]
+        for reading in readings:
             reading.checkpoint.build()  # the same tensors fit
     assert names["pard"] == ["as read", "rope base 10000, the target's"]
     assert names["p-eagle"][:3] == [
@@ -417,20 +403,14 @@ def test_other_readings_are_those_that_the_tensors_allow(tmp_path):
         "one layer lower: boundaries 1, 3, 4",
         "one layer higher: boundaries 3, 5, 6",
     ]
-    assert "residual after the norm" in names["p-eagle"]
+    assert "norm_before_residual True" in names["p-eagle"]
     assert "d2t as absolute ids" not in names["dflash"]
     assert names["dflash"][1:5] == [
         "one layer lower: boundaries 1, 4",
         "one layer higher: boundaries 3, 6",
-        "rows predict next token",
-        "causal block",
+        "alignment next-token",
+        "is_causal True",
     ]
-
-
-def test_a_file_that_is_of_no_known_kind_of_speculators_is_refused(tmp_path):
-    files = speculators_dflash(speculators_model_type="hydra")
-    with pytest.raises(ValueError, match="speculators_model_type 'hydra'"):
-        survey(files.write(tmp_path))
 
 
 def test_a_confidence_head_is_left_unread(tmp_path):
@@ -438,10 +418,3 @@ def test_a_confidence_head_is_left_unread(tmp_path):
     found = survey(files.plus(confidence_head__proj__weight=noise(1, HIDDEN)).write(tmp_path))
     assert found.faults == ()
     assert "on which no draft token depends" in found.unread["confidence_head.proj.weight"]
-
-
-def test_tensors_of_training_are_left_unread(tmp_path):
-    files = speculators_dflash().plus(verifier_norm__weight=noise(HIDDEN))
-    assert list(survey(Files(files.config, files.tensors).write(tmp_path)).unread) == [
-        "verifier_norm.weight"
-    ]

@@ -10,90 +10,69 @@ import re
 
 import pytest
 import torch
-from checkpoint_parts import survey_checkpoint, tiny_llama
+from checkpoint_parts import tiny_llama
 from checkpoint_writer import nvidia, safeailab_eagle1, safeailab_eagle3, specforge
 from eagle_heads import flagged, head_for
 from fitted_heads import learn_by_heart
+from mask_checkpoints import pard, specforge_peagle, z_lab
+from mask_heads import learned
 from safetensors.torch import load_file, save_file
 
 from specdec import SpeculativeGenerator, Target, zoo
+from specdec.checkpoints import survey_checkpoint
+from specdec.checkpoints.eagle import EAGLE
+from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.cli import main
-from specdec.drafters import EagleDrafter
+from specdec.drafters import EagleDrafter, MaskTokenDrafter
 from specdec.heads.eagle import EagleHead
-from specdec.inspection import alternatives, table, try_readings
-from specdec.inspection.parity import Trial
+from specdec.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
 TARGET = tiny_llama(rope_parameters=ROPE)
 WRAPPED = Target(TARGET)
-PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3], [5, 8, 9, 7, 9], [3, 2, 3, 8, 4]])
-NEW_TOKENS = 40
+PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
+NEW_TOKENS = 24
 
 
 @functools.cache
 def head_that_knows(name):
-    """The greedy text behind `PROMPTS`, by heart."""
-    flags = {
-        "residual": {"norm_before_residual": True, "feature_layers": (3, 5, 6)},
-        "feedback": {"feedback_norm": True, "feature_layers": (2, 4, 5)},
-        "rope": {"feature_layers": (3, 5, 6)},
-    }[name]
+    """The greedy text after `PROMPTS`, by heart."""
     generator = SpeculativeGenerator(WRAPPED, None)
     text = generator.generate(PROMPTS, max_new_tokens=NEW_TOKENS, do_sample=False).sequences
-    head = head_for(TARGET, rope=ROPE, **flags)
-    if name == "feedback":
-        head.norm.weight.data[:] = torch.tensor([1.0, -1.0]).repeat(16)  # unlike raw states
-        head.norm.weight.requires_grad_(False)
-    return learn_by_heart(TARGET, head, text, is_blind=name != "rope")
+    if name == "dflash":
+        return learned(TARGET, name, 2, text, feature_layers=(3, 5), rope=ROPE)
+    flags = {"norm_before_residual": True} if name == "residual" else {}
+    head = head_for(TARGET, rope=ROPE, feature_layers=(3, 5, 6), **flags)
+    return learn_by_heart(TARGET, head, text, is_blind=name == "residual")
 
 
 def misread(head, **changes):
     """The same weights under a config that says something else."""
-    other = EagleHead(flagged(head.config, **changes), head.target_ids)
+    other = type(head)(flagged(head.config, **changes), head.target_ids)
     other.load_state_dict(head.state_dict())
     return other
 
 
 def saved(head, folder):
-    EagleDrafter(head, TARGET).save_pretrained(folder, "speculators", verifier="a/b")
+    drafter = EagleDrafter if isinstance(head, EagleHead) else MaskTokenDrafter
+    drafter(head, TARGET, 2).save_pretrained(folder, "speculators", verifier="a/b")
     return folder
 
 
 def compare(folder, **options):
-    checkpoint = survey_checkpoint(folder, TARGET, **options).load(TARGET)
-    readings = alternatives(checkpoint, TARGET)
+    survey = survey_checkpoint(folder, TARGET, families=(EAGLE, MASK_TOKEN), **options)
+    readings = alternatives(survey, survey.load(TARGET), TARGET)
+    drafter = EagleDrafter if survey.family is EAGLE else MaskTokenDrafter
     options = {"max_new_tokens": NEW_TOKENS, "num_draft_tokens": 2}
-    trials = try_readings(readings, EagleDrafter, TARGET, PROMPTS, **options)
+    trials = try_readings(readings, drafter, TARGET, PROMPTS, **options)
     return max(trials, key=lambda trial: trial.acceptance_length).reading, table(trials)
 
 
 FAULTS = {
-    "ids of the other convention": (
-        "residual",
-        {"feature_layers": (2, 4, 5)},
-        "one layer higher: boundaries 3, 5, 6",
-    ),
-    "ids shifted twice": (
-        "residual",
-        {"feature_layers": (4, 6, 7)},
-        "one layer lower: boundaries 3, 5, 6",
-    ),
-    "ids of something else": (
-        "feedback",
-        {"feature_layers": (0, 1, 8)},
-        "the default boundaries 2, 4, 5",
-    ),
-    "residual": (
-        "residual",
-        {"norm_before_residual": False},
-        "residual after the norm",
-    ),
-    "feedback": ("feedback", {"feedback_norm": False}, "feedback after the norm"),
-    "rope base": (
-        "rope",
-        {"rope": {"rope_type": "default", "rope_theta": 1e6}},
-        "rope base 100, the target's",
-    ),
+    "layers": ("residual", {"feature_layers": (2, 4, 5)}, "one layer higher: boundaries 3, 5, 6"),
+    "norm": ("residual", {"norm_before_residual": False}, "norm_before_residual True"),
+    "rope base": ("rope", {"rope": ROPE | {"rope_theta": 1e6}}, "rope base 100, the target's"),
+    "rows": ("dflash", {"alignment": "next-token"}, "alignment same-position"),
 }
 
 
@@ -105,11 +84,16 @@ def test_the_parity_check_names_the_fault(fault, tmp_path):
     assert f"'{expected}' accepts more; to load the head so: {best.how}" in shown
 
 
-@pytest.mark.parametrize("name", ["residual", "feedback", "rope"])
+@pytest.mark.parametrize("name", ["residual", "rope", "dflash"])
 def test_the_parity_check_finds_no_fault_in_a_sound_head(name, tmp_path):
     best, shown = compare(saved(head_that_knows(name), tmp_path))
     assert best.name == "as read", shown
     assert "no usual misreading accepts more" in shown
+
+
+def test_a_causal_reading_of_a_block_is_noticed(tmp_path):
+    best, shown = compare(saved(head_that_knows("dflash"), tmp_path), is_causal=True)
+    assert best.name == "is_causal False", shown
 
 
 def test_the_parity_check_names_a_map_of_absolute_ids(tmp_path):
@@ -130,8 +114,9 @@ def test_the_parity_check_names_a_map_of_absolute_ids(tmp_path):
 
 def test_each_alternative_is_what_its_options_load(tmp_path):
     folder = saved(head_for(TARGET, draft_vocab_size=20, feature_layers=(3, 5, 6)), tmp_path)
-    checkpoint = survey_checkpoint(folder, TARGET).load(TARGET)
-    readings = [r for r in alternatives(checkpoint, TARGET) if "d2t" not in r.how]
+    survey = survey_checkpoint(folder, TARGET, families=(EAGLE,))
+    readings = alternatives(survey, survey.load(TARGET), TARGET)
+    readings = [r for r in readings if "d2t" not in r.how]
     assert len(readings) >= 6
     options = {"max_new_tokens": 16, "num_draft_tokens": 3}
     trials = try_readings(readings, EagleDrafter, TARGET, PROMPTS, **options)
@@ -148,15 +133,17 @@ def test_a_head_of_final_features_is_tried_before_the_final_norm(tmp_path):
     no_aux = {"use_aux_hidden_state": False, "eagle_aux_hidden_state_layer_ids": []}
     for i, files in enumerate((nvidia(eagle=no_aux).but("fc.weight"), safeailab_eagle1())):
         folder = files.write(tmp_path / str(i))
-        checkpoint = survey_checkpoint(folder, TARGET).load(TARGET)
-        names = {reading.name: reading for reading in alternatives(checkpoint, TARGET)}
+        survey = survey_checkpoint(folder, TARGET, families=(EAGLE,))
+        readings = alternatives(survey, survey.load(TARGET), TARGET)
+        names = {reading.name: reading for reading in readings}
         assert names["before the final norm"].checkpoint.config.feature_layers == (8,)
         assert names["as read"].checkpoint.config.feature_layers == ("final",)
 
 
 def test_a_small_advantage_is_called_noise(tmp_path):
-    checkpoint = survey_checkpoint(safeailab_eagle3().write(tmp_path), TARGET).load(TARGET)
-    readings = alternatives(checkpoint, TARGET)[:2]
+    folder = safeailab_eagle3().write(tmp_path)
+    survey = survey_checkpoint(folder, TARGET, families=(EAGLE,))
+    readings = alternatives(survey, survey.load(TARGET), TARGET)[:2]
     trials = [Trial(readings[0], 2.0, 0.1, [0.5]), Trial(readings[1], 2.3, 0.1, [0.6])]
     assert "within the noise" in table(trials)
     trials[1] = Trial(readings[1], 2.5, 0.1, [0.6])
@@ -173,8 +160,8 @@ def test_the_report_names_every_decision(tmp_path, capsys):
     for line in (
         r"producer +SpecForge \(tensors midlayer",
         "head +EAGLE-3, 1 layer, width 32",
-        "features +boundaries 2, 4, 5, 32 wide, joined by fc",
-        "norms +before the vocabulary head; one per feature before fc; residual raw",
+        "features +boundary 2, boundary 4, boundary 5; 32 wide",
+        "wiring +fusion attention, has_fc True, fc_bias False, norm_before_fc False, fc_norm True",
         "rope +rope_theta 1000000.0",
         "vocabulary +20 draft ids, 61 of the target",
         "parts +embeddings: its own; vocabulary head: its own",
@@ -194,9 +181,10 @@ def test_a_head_of_the_librarys_own_is_called_so(name, capsys):
 
 
 def test_every_saved_head_names_its_producer(tmp_path):
-    checkpoint = survey_checkpoint(safeailab_eagle3().write(tmp_path / "a"), TARGET).load(TARGET)
+    files, families = safeailab_eagle3().write(tmp_path / "a"), (EAGLE,)
+    checkpoint = survey_checkpoint(files, TARGET, families=families).load(TARGET)
     EagleDrafter(checkpoint.build(), TARGET).save_pretrained(tmp_path / "b")
-    survey = survey_checkpoint(tmp_path / "b", TARGET)
+    survey = survey_checkpoint(tmp_path / "b", TARGET, families=families)
     assert survey.source.producer == "specdec"
     assert survey.unread_keys == ()
     assert survey.config == checkpoint.config
@@ -215,13 +203,13 @@ def test_a_faulty_checkpoint_is_reported_and_ends_in_one_line(tmp_path, capsys):
 def test_options_reach_the_reading(tmp_path, capsys):
     folder = str(nvidia(ids=(1, 3, 6)).write(tmp_path))
     for options, layers in (
-        ([], "1, 3, 6"),
-        (["--layer-convention", "layer_output"], "2, 4, 7"),
-        (["--feature-layers", "0,8,final"], "0, 8, final"),
+        ([], "boundary 1, boundary 3, boundary 6"),
+        (["--layer-convention", "layer_output"], "boundary 2, boundary 4, boundary 7"),
+        (["--feature-layers", "0,8,final"], "boundary 0, boundary 8, the state after"),
     ):
         assert main(["inspect", folder, *options, "--rope-theta", "7"]) == 0
         report = capsys.readouterr().out
-        assert f"boundaries {layers}," in report
+        assert f"features      {layers}" in report
         assert "rope_theta 7.0" in report
     assert main(["inspect", folder, "--feature-layers", "two"]) == 2
     assert "--feature-layers must be boundaries like 2,16,29" in capsys.readouterr().err
@@ -248,3 +236,21 @@ def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
     wrong = specforge().write(tmp_path / "wrong")
     assert main(["inspect", str(wrong), "--target", "zoo"]) == 2
     assert "hidden size of 32, but LlamaForCausalLM has 128" in capsys.readouterr().err
+
+
+def test_the_command_shows_every_kind(tmp_path, capsys):
+    shown = {}
+    for name, files, options in (
+        ("dflash", z_lab(), []),
+        ("pard", pard(), ["--rope-theta", "7"]),
+        ("p-eagle", specforge_peagle(), ["--mask-token-id", "5"]),
+    ):
+        assert main(["inspect", str(files.write(tmp_path / name)), *options]) == 0
+        shown[name] = capsys.readouterr().out
+    assert "block_size 6" in shown["dflash"]
+    assert "boundary 2, boundary 5; 32 wide" in shown["dflash"]
+    assert "features      none" in shown["pard"]
+    assert "rope_theta 7.0" in shown["pard"]
+    assert "mask_token_id 5" in shown["p-eagle"]
+    assert main(["inspect", str(tmp_path / "p-eagle")]) == 2
+    assert "names no id of a mask token; pass mask_token_id=" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Decoder layers of a head, from the keys that all producers share: sizes, activation, rope."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from transformers import LlamaConfig, Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from specdec.arguments import check_number
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.heads.config import LayerConfig
+from specdec.heads.rotary import rotary_table
+
+LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+"""Decoder layers that speculators builds heads of, by their `model_type`."""
+
+DEFAULT_ROPE_THETA = 10000.0
+
+ROPE_KEYS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "yarn": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "longrope": ("short_factor", "long_factor"),
+}
+"""Rotary scalings that are read, and the keys that each must have. HF does not miss all of them: it
+takes `max_position_embeddings` for the original one.
+"""
+
+_INERT = {
+    *("torch_dtype", "dtype", "transformers_version", "architectures", "model_type"),
+    *("max_window_layers", "sliding_window", "use_sliding_window", "layer_types"),
+    *("speculators_version", "speculators_config", "embed_requires_grad", "max_sequence_length"),
+    *("ttt_length", "step_loss_decay", "num_target_layers", "target_model_name_or_path"),
+    *("draft_num_hidden_layers", "producer", "_torchspec_version"),
+}
+
+
+def inert_keys() -> set[str]:
+    """Keys that say nothing about how a head is wired: of training, of files, of any HF model."""
+    return _INERT.union(*(kind().to_dict() for kind in LAYER_CLASSES.values()))
+
+
+def in_one_line(error: Exception) -> str:
+    """The kind of an error of another library and what it says, for a message of one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def fill_speculators(fields: ConfigFields) -> ConfigFields:
+    """Completes `transformer_layer_config`, stored as a difference to HF's defaults: fields of the
+    layers and of the top level side by side.
+
+    Raises:
+        ValueError: a layer type that speculators' heads do not have, or impossible values.
+    """
+    layers = fields.section("transformer_layer_config")
+    kind = layers.text("model_type", "qwen3")
+    if kind not in LAYER_CLASSES:
+        raise ValueError(
+            f"{layers.origin}: not supported: model_type {kind!r} (expected llama or qwen3)"
+        )
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"):
+        layers.integer(name, 1)  # bounded before HF's class allocates by them
+    known = LAYER_CLASSES[kind]().to_dict().keys() | {"rope_theta", "rope_scaling"}
+    given = {k: v for k, v in layers.raw.items() if k in known and k != "model_type"}
+    try:
+        filled = LAYER_CLASSES[kind](**given).to_dict()
+    except Exception as error:  # HF raises errors of many kinds for values it cannot take
+        raise ValueError(f"{layers.origin}: {in_one_line(error)}") from error
+    others = {k: v for k, v in layers.raw.items() if k not in known}
+    own = {k: v for k, v in (others | filled).items() if v is not None}
+    top = {k: v for k, v in fields.raw.items() if k != "transformer_layer_config"}
+    return ConfigFields(top | own, fields.origin)
+
+
+def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
+    """The decoder layers of a head with a Llama's or Qwen3's keys, and flags that producers express
+    each in its own way (`attention_bias`, `attention_output_bias`, `has_qk_norm`).
+
+    Raises:
+        ValueError: a value of a wrong type or size, or a rope whose angles HF cannot compute.
+    """
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads or (fields.get("head_dim") is None and hidden % heads):
+        raise ValueError(
+            f"{fields.origin}: {heads} query heads, {kv_heads} key/value heads and a width of "
+            f"{hidden} do not divide evenly"
+        )
+    activation = fields.text("hidden_act", "silu")
+    if activation not in ACT2FN:
+        raise ValueError(f"{fields.origin}: hidden_act {activation!r} is not one of HF's")
+    layer = LayerConfig(
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=fields.integer("head_dim", hidden // heads, high=2**13),
+        rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+        hidden_act=activation,
+        rope=_read_rope(fields),
+        max_position_embeddings=fields.integer("max_position_embeddings", 2048),
+        **flags,
+    )
+    return _check_rope(layer)
+
+
+def _read_rope(fields: ConfigFields) -> dict:
+    """HF's `rope_parameters`, from its new or its old keys."""
+    section = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    given = fields.section(section)
+    origin = given.origin
+    rope = {key: given.get(key) for key in given.raw if given.get(key) is not None}
+    kind = rope.pop("rope_type", rope.pop("type", "default"))
+    rope.pop("type", None)
+    if kind == "mrope":  # on text its three positions are one
+        rope.pop("mrope_section", None)
+        kind = "default"
+        fields.notes.append("rope type mrope is the default one on text")
+    known = ROPE_KEYS.keys() & {"default", *ROPE_INIT_FUNCTIONS}
+    if not isinstance(kind, str) or kind not in known:
+        raise ValueError(f"{origin}: not supported: rope type {kind!r}; known: {sorted(known)}")
+    if missing := [key for key in ROPE_KEYS[kind] if key not in rope]:
+        raise ValueError(f"{origin}: rope type {kind!r} lacks {', '.join(missing)}")
+    partial = rope.pop("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
+    if partial != 1.0:
+        raise ValueError(f"{origin}: not supported: partial_rotary_factor {partial!r}")
+    inner, outer = given.number("rope_theta"), fields.number("rope_theta")
+    if inner is not None and outer is not None and inner != outer:
+        note = f"rope_theta {outer:g} beside {section}'s {inner:g}: the latter counts"
+        fields.notes.append(note)
+    if inner is None and outer is None:
+        fields.notes.append(
+            f"no rope_theta: base {DEFAULT_ROPE_THETA:g}, the producers' default, whatever the "
+            "target's is"
+        )
+    for key, value in rope.items():
+        numbers = value if isinstance(value, list) else [value]
+        if not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"{origin}: {key} must be a number or a list of them, got {value!r}")
+    return {**rope, "rope_type": kind, "rope_theta": inner or outer or DEFAULT_ROPE_THETA}
+
+
+def with_theta(layer: LayerConfig, theta: float) -> LayerConfig:
+    """The layer with another base of its rope; `ValueError` if that is no positive number."""
+    check_number("rope_theta", theta, above=0)
+    return _check_rope(replace(layer, rope={**layer.rope, "rope_theta": float(theta)}))
+
+
+def _check_rope(layer: LayerConfig) -> LayerConfig:
+    """`ValueError` where HF cannot compute angles of the rope that the layer names."""
+    try:
+        angles = rotary_table(layer, 2, dtype=torch.float32)
+    except Exception as error:  # of any kind: numbers that HF's formulas do not take
+        raise ValueError(f"rope {layer.rope} cannot be used: {in_one_line(error)}") from error
+    if not angles.isfinite().all():
+        raise ValueError(f"rope {layer.rope} leads to angles that are not finite")
+    return layer

@@ -1,0 +1,161 @@
+"""What reading heads over a target's features has in common: names, sizes, features, descriptions.
+
+EAGLE's heads and heads over masks have the same tensors under the same names; in each family's
+module stands what differs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.family import Source
+from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+from specdec.checkpoints.layer_ids import LayerIds, check_layers, read_layer_ids
+from specdec.checkpoints.layers import fill_speculators, read_layer, with_theta
+from specdec.heads.config import LayerConfig
+from specdec.heads.features import FeatureHeadConfig
+from specdec.target.features import FeatureLayer
+
+Tensors = dict[str, StoredTensor]
+
+_PREFIXES = ("model.", "speculator.")
+_AUX_NORMS = {
+    f"aux_norm_{level}.weight": f"fc_norm.{i}.weight"
+    for i, level in enumerate(("low", "mid", "high"))
+}
+_OTHER_NAMES = {
+    "midlayer.": "layers.0.",
+    # speculators 0.1, EAGLE-1
+    "fusion_fc.": "fc.",
+    "transformer.": "layers.0.",
+    # Hugging Face's DFlash assistants
+    "encoder.fc.": "fc.",
+    "encoder.output_norm_enc.": "hidden_norm.",
+    # TorchSpec's DFlash
+    "context_proj.": "fc.",
+    "context_norm.": "hidden_norm.",
+    "final_norm.": "norm.",
+}
+"""How names begin that some producers have of their own, and how the head's do."""
+_LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
+
+
+def canonical(name: str) -> str:
+    """The head's name of a tensor.
+
+    Example:
+        >>> canonical("model.midlayer.hidden_norm.weight")
+        'layers.0.hidden_norm.weight'
+    """
+    while name.startswith(_PREFIXES):
+        name = name.partition(".")[2]
+    for theirs, ours in _OTHER_NAMES.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return _AUX_NORMS.get(name, name)
+
+
+def canonical_names(names: Iterable[str]) -> dict[str, str]:
+    """Maps the head's names to the names in the file; `ValueError` if two of them mean the same."""
+    renamed = {name: canonical(name) for name in names}
+    taken, result = set(renamed.values()), {}
+    for name, ours in renamed.items():
+        later = _LATER_HIDDEN_NORM.fullmatch(ours)
+        if later is not None:
+            # SGLang calls the norm of layers after the first so, all others input_layernorm.
+            usual = f"layers.{later[1]}.input_layernorm.weight"
+            ours = ours if usual in taken else usual
+        if ours in result:
+            raise ValueError(f"{name} and {result[ours]} are two names for one tensor")
+        result[ours] = name
+    return result
+
+
+def open_head(folder: CheckpointFolder, source: Source) -> tuple[ConfigFields, Tensors]:
+    """The configuration, of speculators with its layers filled in, and tensors by the head's
+    names.
+    """
+    fields, in_file = folder.fields, folder.tensors()
+    if source.producer == "speculators" and "transformer_layer_config" in fields.raw:
+        fields = fill_speculators(fields)
+    return fields, {name: in_file[other] for name, other in canonical_names(in_file).items()}
+
+
+def unsupported_weights(fields: ConfigFields, names: Collection[str]) -> Iterator[tuple[bool, str]]:
+    """Pairs (condition, message): layers that no head of the library has."""
+    is_latent = fields.get("kv_lora_rank") is not None or any("kv_a_proj" in n for n in names)
+    yield is_latent, "kv_lora_rank: a drafter with multi-head latent attention (MLA)"
+    has_experts = any(".experts." in name for name in names)
+    yield has_experts, "tensors *.experts.*: a mixture-of-experts drafter"
+    yield fields.flag("mlp_bias"), "mlp_bias: biases in the MLP"
+    is_quantised = fields.get("quantization_config") is not None
+    yield is_quantised, "quantization_config: quantised weights"
+
+
+class HeadReading:
+    """Reads one configuration, from its producer's terms to those of the head. Options of the
+    caller stand in the place of what the file holds.
+    """
+
+    def __init__(
+        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
+    ):
+        self.fields, self.source, self.options = fields, source, options
+        self.tensors, self.notes = tensors, fields.notes
+        self.is_speculators = source.producer == "speculators"
+
+    def layer(self, *, has_qk_norm: bool, **biases: bool) -> LayerConfig:
+        """The decoder layers; a norm of queries in the file also says that there is one."""
+        has_qk_norm = has_qk_norm or "layers.0.self_attn.q_norm.weight" in self.tensors
+        layer = read_layer(self.fields, has_qk_norm=has_qk_norm, **biases)
+        theta = self.options.get("rope_theta")
+        return layer if theta is None else with_theta(layer, theta)
+
+    def draft_vocab_size(self) -> int:
+        """How many ids the head can propose; an absent key may have speculators' default."""
+        fields, names = self.fields, ("draft_vocab_size", "truncated_vocab_size")
+        vocab_size = fields.integer("vocab_size")
+        sizes = {fields.integer(name) for name in names if fields.get(name) is not None}
+        if len(sizes) > 1:
+            raise ValueError(f"{fields.origin}: {' and '.join(names)} differ: {sorted(sizes)}")
+        if not sizes and self.is_speculators and names[0] not in fields.raw:
+            sizes.add(32000)
+            self.notes.append("no draft_vocab_size: 32000, speculators' default")
+        elif not sizes:
+            sizes.add(vocab_size)
+            self.notes.append("no draft_vocab_size: the full vocabulary")
+        size = sizes.pop()
+        if size > vocab_size:
+            raise ValueError(
+                f"{fields.origin}: {size} draft ids are more than the vocabulary's {vocab_size}"
+            )
+        return size
+
+    def asked_layers(self, num_layers: int | None) -> tuple[FeatureLayer, ...] | None:
+        """The boundaries that the caller names."""
+        layers = self.options.get("feature_layers")
+        return None if layers is None else check_layers("feature_layers", layers, num_layers)
+
+    def boundaries(self, found: list[LayerIds], num_layers: int | None) -> tuple[FeatureLayer, ...]:
+        """The boundaries that the file names, by the caller's convention or its producer's."""
+        reader = {"producer": self.source.producer}
+        reader["convention"] = self.options.get("layer_convention")
+        return read_layer_ids(found, self.fields, num_layers, **reader)
+
+    def check_joined(self, config: FeatureHeadConfig) -> None:
+        """The number of features must be what the configuration and `fc` say."""
+        count, width, said = len(config.feature_layers), config.target_hidden_size, {}
+        fields, fc = self.fields, self.tensors.get("fc.weight")
+        if fields.get("num_aux_hidden_states") is not None:
+            said["num_aux_hidden_states is"] = fields.integer("num_aux_hidden_states")
+        if fc is not None and len(fc.shape) == 2 and fc.shape[1] % width == 0:
+            said[f"fc.weight {list(fc.shape)} joins, at width {width},"] = fc.shape[1] // width
+        for what, number in said.items():
+            if number != count:
+                raise ValueError(
+                    f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
+                    f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
+                )
