@@ -1,4 +1,4 @@
-"""Checks of arguments; each error message names the expected and the given value.
+"""Checks of arguments at the public edge; each message names the expected and the given value.
 
 A value of another type raises `TypeError`, a value out of range or a name that does not exist
 `ValueError`. No check waits for a device.
@@ -17,55 +17,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor, nn
 
-_WORDS = {
-    bool: "True or False",
-    int: "an integer",
-    float: "a number",
-    str: "a string",
-    dict: "a dictionary",
-    NoneType: "None",
-    Callable: "a function",
-}
-_ABSTRACT = (Tensor, nn.Module)
-
-
-def check_type(name: str, value: Any, hint: Any, *, advice: str = "") -> Any:
-    """Returns the value, if it is of the type that a hint names.
-
-    Args:
-        name: of the argument.
-        value: that came.
-        hint: a class or a hint such as `int | None`, `tuple[int, ...]` or `Literal["a", "b"]`. A
-            boolean is no number here, and a string no sequence; an integer is a number.
-        advice: what to do instead, appended to the message.
-
-    Raises:
-        TypeError: a value of another type.
-        ValueError: a string that is none of the names that a `Literal` lists.
-
-    Example:
-        >>> check_type("top_k", 5, int | None)
-        5
-        >>> check_type("fc_bias", "false", bool)
-        Traceback (most recent call last):
-            ...
-        TypeError: fc_bias must be True or False, got 'false'
-    """
-    if _fits(value, hint):
-        return value
-    message = f"{name} must be {_words(hint)}, got {shown(value)}{advice and '; '}{advice}"
-    kind = ValueError if _is_name(hint) and isinstance(value, str) else TypeError
-    raise kind(message)
-
 
 def check_integer(
     name: str, value: Any, low: int | None = None, high: int | None = None, *, advice: str = ""
 ) -> int:
-    """Returns an integer in `low..high`.
-
-    Raises:
-        TypeError: no integer.
-        ValueError: one out of range.
+    """Returns an integer in `low..high`; a boolean is none.
 
     Example:
         >>> check_integer("batch_size", 0, 1)
@@ -73,7 +29,12 @@ def check_integer(
             ...
         ValueError: batch_size must be an integer >= 1, got 0
     """
-    return _in_range(name, value, int, low, high, advice)
+    expected = f"an integer{_range(low, high)}"
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(_message(name, expected, value, advice))
+    if (low is not None and value < low) or (high is not None and value > high):
+        raise ValueError(_message(name, expected, value, advice))
+    return value
 
 
 def check_number(
@@ -86,18 +47,14 @@ def check_number(
     below: float | None = None,
     advice: str = "",
 ) -> float:
-    """Returns a finite number in `low..high`, or between `above` and `below`.
+    """Returns a finite number in `low..high`, or between `above` and `below`; a boolean is none.
 
     Args:
-        name: of the argument.
-        value: that came.
+        name: of the argument, for the message.
+        value: what was given.
         low, high: ends of the range, themselves allowed.
         above, below: ends that are not.
         advice: what to do instead, appended to the message.
-
-    Raises:
-        TypeError: no number.
-        ValueError: one out of range, NaN or infinity.
 
     Example:
         >>> check_number("epsilon", 1.5, 0, 1)
@@ -105,26 +62,21 @@ def check_number(
             ...
         ValueError: epsilon must be a number in 0..1, got 1.5
     """
-    if _fits(value, float) and math.isfinite(value):
-        got = f"got {shown(value)}{advice and '; '}{advice}"
-        if above is not None and not value > above:
-            raise ValueError(f"{name} must be a number > {above}, {got}")
-        if below is not None and not value < below:
-            raise ValueError(f"{name} must be a number < {below}, {got}")
-    return _in_range(name, value, float, low, high, advice)
+    expected = f"a number{_range(low, high)}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(_message(name, expected, value, advice))
+    is_in = (low is None or value >= low) and (high is None or value <= high)
+    if above is not None and not value > above:
+        expected, is_in = f"a number > {above}", False
+    elif below is not None and not value < below:
+        expected, is_in = f"a number < {below}", False
+    if not is_in or not math.isfinite(value):
+        raise ValueError(_message(name, expected, value, advice))
+    return value
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any], *, advice: str = "") -> Any:
-    """Returns one of the values that are allowed.
-
-    Args:
-        name: of the argument.
-        value: that came.
-        choices: that are allowed, in the order of the message.
-        advice: what to do instead, appended to the message.
-
-    Raises:
-        ValueError: none of them.
+    """Returns one of the values that are allowed; 1 is not `True`.
 
     Example:
         >>> check_choice("proposal", "samples", ("sample", "argmax"))
@@ -135,15 +87,11 @@ def check_choice(name: str, value: Any, choices: Iterable[Any], *, advice: str =
     choices = tuple(choices)
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value
-    words = _listed([*map(repr, choices)])
-    raise ValueError(f"{name} must be {words}, got {shown(value)}{advice and '; '}{advice}")
+    raise ValueError(_message(name, _listed([*map(repr, choices)]), value, advice))
 
 
 def check_device(name: str, value: Any) -> torch.device:
     """Returns the device that a value names.
-
-    Raises:
-        TypeError, ValueError: there is none of that name.
 
     Example:
         >>> check_device("device", "gpu")
@@ -151,7 +99,7 @@ def check_device(name: str, value: Any) -> torch.device:
             ...
         ValueError: device must be a torch device such as 'cpu' or 'cuda:0', got 'gpu'
     """
-    message = f"{name} must be a torch device such as 'cpu' or 'cuda:0', got {shown(value)}"
+    message = _message(name, "a torch device such as 'cpu' or 'cuda:0'", value)
     if isinstance(value, bool) or not isinstance(value, str | int | torch.device):
         raise TypeError(message)
     try:
@@ -171,15 +119,11 @@ def check_tensor(
     """Returns a tensor of a shape, data type and device.
 
     Args:
-        name: of the argument.
-        value: that came.
+        name: of the argument, for the message.
+        value: what was given.
         shape: `None` stands for any size.
-        dtypes: that it may have; empty for all.
-        device: where it must be; `None` for anywhere.
-
-    Raises:
-        TypeError: no tensor, or one of another data type.
-        ValueError: another shape or device.
+        dtypes: one of these; empty for all.
+        device: where the tensor must be; `None` for anywhere.
 
     Example:
         >>> check_tensor("tokens", torch.zeros(2, 3), (2, None), (torch.long,))
@@ -188,7 +132,7 @@ def check_tensor(
         TypeError: tokens must be int64, got float32
     """
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {shown(value)}")
+        raise TypeError(_message(name, "a tensor", value))
     own = value.shape
     wrong = len(own) != len(shape)
     if not wrong:
@@ -205,126 +149,23 @@ def check_tensor(
     return value
 
 
-def check_fields(record: Any) -> None:
-    """Checks every field of a dataclass against its type hint.
-
-    Raises:
-        TypeError, ValueError: see `check_type`; the message names the class and the field.
-
-    Example:
-        >>> from dataclasses import dataclass
-        >>> @dataclass
-        ... class Flags:
-        ...     has_bias: bool = False
-        >>> check_fields(Flags("no"))
-        Traceback (most recent call last):
-            ...
-        TypeError: Flags.has_bias must be True or False, got 'no'
-    """
-    kind = type(record)
-    hints = hints_of(kind)
-    for field in fields(record):
-        check_type(f"{kind.__name__}.{field.name}", getattr(record, field.name), hints[field.name])
-
-
-def check_options(options: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
-    """Checks options against their type hints; names without a hint are left to the caller.
-
-    Raises:
-        TypeError, ValueError: see `check_type`.
-
-    Example:
-        >>> check_options({"rope_theta": "big"}, {"rope_theta": float | None})
-        Traceback (most recent call last):
-            ...
-        TypeError: rope_theta must be a number or None, got 'big'
-    """
-    for name, value in options.items():
-        if name in hints:
-            check_type(name, value, hints[name])
-
-
-@cache
-def hints_of(kind: type) -> dict[str, Any]:
-    """The type hints of a class's own annotations: a dataclass, or a `TypedDict` of options."""
-    return get_type_hints(kind)
-
-
-def check_folder(name: str, value: Any) -> Path:
-    """Returns a folder that files can be written into, if the path can be one; makes nothing.
-
-    Raises:
-        TypeError: no path.
-        ValueError: an empty path, or one of a file.
-
-    Example:
-        >>> check_folder("folder", "")
-        Traceback (most recent call last):
-            ...
-        ValueError: folder must be the path of a folder, got ''
-    """
-    path = check_path(name, value, what="a folder")
-    there = next(p for p in (path, *path.absolute().parents) if p.exists())
-    if not there.is_dir():
-        raise ValueError(f"{name} must be the path of a folder, but {there} is a file")
-    return path
-
-
-def make_folder(name: str, value: Any) -> Path:
-    """Returns a folder that files can be written into, and makes it where it is not there.
-
-    Raises:
-        TypeError: no path.
-        ValueError: an empty path, one of a file, or a folder that cannot be made.
-    """
-    path = check_folder(name, value)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"{name} {path} cannot be made: {error.strerror}") from error
-    return path
-
-
-def check_file(name: str, value: Any) -> Path:
-    """Returns the path of a file that can be written: in a folder that is there.
-
-    Raises:
-        TypeError: no path.
-        ValueError: an empty path, one of a folder, or one in a folder that is not there.
-
-    Example:
-        >>> check_file("output", "nowhere/run.jsonl")
-        Traceback (most recent call last):
-            ...
-        ValueError: output must be the path of a file, but there is no folder nowhere
-    """
-    path = check_path(name, value, what="a file")
-    if path.is_dir():
-        raise ValueError(f"{name} must be the path of a file, but {path} is a folder")
-    if not path.parent.is_dir():
-        raise ValueError(f"{name} must be the path of a file, but there is no folder {path.parent}")
-    return path
-
-
 def check_path(name: str, value: Any, *, what: str = "a file or a folder") -> Path:
-    """Returns a path that a file system can have.
+    """Returns a path that a file system can have; nothing needs to be there.
 
     Args:
-        name: of the argument.
-        value: that came, a string or a `Path`.
+        name: of the argument, for the message.
+        value: a string or a `Path`.
         what: is expected there, for the message.
-
-    Raises:
-        TypeError: no path.
-        ValueError: an empty path, or one that no file can have.
     """
-    check_type(name, value, str | Path)
+    message = _message(name, f"the path of {what}", value)
+    if not isinstance(value, str | Path):
+        raise TypeError(message)
     try:
         if not str(value) or "\0" in str(value):
             raise OSError
         Path(value).exists()
-    except OSError as error:
-        raise ValueError(f"{name} must be the path of {what}, got {shown(value)}") from error
+    except OSError as error:  # such as a name that is too long
+        raise ValueError(message) from error
     return Path(value)
 
 
@@ -340,33 +181,107 @@ def shown(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     plain = bool | int | float | str | bytes | NoneType | list | tuple | set | dict
-    if not isinstance(value, plain) or _holds(value, _ABSTRACT):
+    if not isinstance(value, plain) or _holds_tensors(value):
         return f"a {type(value).__name__}"
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:76]} ..."
 
 
-def _holds(value: Any, kinds: tuple[type, ...]) -> bool:
-    parts = value.values() if isinstance(value, dict) else value
-    is_container = isinstance(value, list | tuple | set | dict)
-    return is_container and any(isinstance(part, kinds) or _holds(part, kinds) for part in parts)
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value.values()]
+    if not isinstance(value, list | tuple | set):
+        return isinstance(value, Tensor | nn.Module)
+    return any(map(_holds_tensors, value))
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _in_range(name: str, value: Any, kind: type, low, high, advice: str):
-    is_kind = _fits(value, kind)
-    is_finite = is_kind and (kind is int or math.isfinite(value))
-    if is_finite and (low is None or value >= low) and (high is None or value <= high):
+def _message(name: str, expected: str, value: Any, advice: str = "") -> str:
+    return f"{name} must be {expected}, got {shown(value)}{advice and '; '}{advice}"
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is None:
+        return ""
+    return f" >= {low}" if high is None else f" in {low}..{high}"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
+
+
+# Everything below goes away with its last caller.
+
+_WORDS = {
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    dict: "a dictionary",
+    NoneType: "None",
+    Callable: "a function",
+}
+
+
+def check_type(name: str, value: Any, hint: Any, *, advice: str = "") -> Any:
+    """Returns the value, if it is of the type that a hint names."""
+    if _fits(value, hint):
         return value
-    words = _WORDS[kind]
-    if low is not None:
-        words += f" >= {low}" if high is None else f" in {low}..{high}"
-    raise (ValueError if is_kind else TypeError)(
-        f"{name} must be {words}, got {shown(value)}{advice and '; '}{advice}"
-    )
+    message = _message(name, _words(hint), value, advice)
+    raise (ValueError if _is_name(hint) and isinstance(value, str) else TypeError)(message)
+
+
+def check_fields(record: Any) -> None:
+    """Checks every field of a dataclass against its type hint."""
+    kind = type(record)
+    hints = hints_of(kind)
+    for field in fields(record):
+        check_type(f"{kind.__name__}.{field.name}", getattr(record, field.name), hints[field.name])
+
+
+def check_options(options: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Checks options against their type hints; names without a hint are left to the caller."""
+    for name, value in options.items():
+        if name in hints:
+            check_type(name, value, hints[name])
+
+
+@cache
+def hints_of(kind: type) -> dict[str, Any]:
+    """The type hints of a class's own annotations: a dataclass, or a `TypedDict` of options."""
+    return get_type_hints(kind)
+
+
+def check_folder(name: str, value: Any) -> Path:
+    """Returns a folder that files can be written into, if the path can be one; makes nothing."""
+    path = check_path(name, value, what="a folder")
+    there = next(p for p in (path, *path.absolute().parents) if p.exists())
+    if not there.is_dir():
+        raise ValueError(f"{name} must be the path of a folder, but {there} is a file")
+    return path
+
+
+def make_folder(name: str, value: Any) -> Path:
+    """Returns a folder that files can be written into, and makes it where it is not there."""
+    path = check_folder(name, value)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{name} {path} cannot be made: {error.strerror}") from error
+    return path
+
+
+def check_file(name: str, value: Any) -> Path:
+    """Returns the path of a file that can be written: in a folder that is there."""
+    path = check_path(name, value, what="a file")
+    if path.is_dir():
+        raise ValueError(f"{name} must be the path of a file, but {path} is a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{name} must be the path of a file, but there is no folder {path.parent}")
+    return path
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -426,10 +341,6 @@ def _choices(hint: Any) -> Iterator[str]:
             yield from ("True", "False") if arg is bool else _choices(arg)
     else:
         yield _words(hint)
-
-
-def _listed(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def _is_name(hint: Any) -> bool:

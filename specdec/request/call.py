@@ -19,12 +19,11 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from specdec.arguments import check_integer, check_type, shown
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.request.grammar import GrammarProcessor
-from specdec.request.options import Options, is_warper, num_sequences, resolve_options
-from specdec.request.processors import name_of, refuse_stateful
-from specdec.request.prompts import Prompts
-from specdec.request.sampling import WARPS, neutral
+from specdec.request.options import Options, resolve_options
+from specdec.request.processors import refuse_stateful
+from specdec.request.prompts import Prompts, check_ids
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -102,6 +101,15 @@ class GenerateOptions(TypedDict, total=False):
     num_draft_tokens: int
 
 
+_LEAST = {
+    "max_new_tokens": 1,
+    "num_return_sequences": 1,
+    "min_new_tokens": 0,
+    "num_draft_tokens": 0,
+}
+_FLAGS = {"do_sample", "output_scores", "output_logits", "neutral", "draft_probs"}
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """The arguments of one call. `read` and `from_hook` check them.
@@ -140,7 +148,10 @@ class Request:
         missing = rows - len(self.prompts.lengths)
         if missing == 0:
             return self
-        warp = {name: _extended(value, missing) for name, value in self.options.warp.items()}
+        warp = {
+            name: [*value, *value[-1:] * missing] if isinstance(value, list) else value
+            for name, value in self.options.warp.items()
+        }
         seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
         options = replace(self.options, warp=warp)
         return replace(self, prompts=self.prompts.filled_to(rows), options=options, seeds=seeds)
@@ -156,10 +167,15 @@ class Request:
             ValueError: a prompt or an option that cannot be right.
         """
         input_ids, attention_mask = _unpack(input_ids, attention_mask)
-        # Ids and mask first: HF's own messages about them are obscure.
-        prompts = _read_prompts(target, input_ids, attention_mask, None)
+        check_ids(input_ids)
         resolved = read_options(target, input_ids, options)
-        prompts = _read_prompts(target, input_ids, attention_mask, resolved.padding_id)
+        prompts = Prompts.read(
+            input_ids,
+            attention_mask,
+            vocab_size=target.vocab_size,
+            device=target.device,
+            padding_id=resolved.padding_id,
+        )
         prompts = prompts.repeated(resolved.num_sequences)
         return cls._checked(target, prompts, resolved, options.get("seed"))
 
@@ -175,7 +191,8 @@ class Request:
         """Reads a call that HF has resolved already. What it passes on without a mask has no
         padding: it has looked for the padding id itself, and drops masks of ones.
         """
-        prompts = _read_prompts(target, input_ids, attention_mask, None)
+        vocab_size, device = target.vocab_size, target.device
+        prompts = Prompts.read(input_ids, attention_mask, vocab_size=vocab_size, device=device)
         return cls._checked(target, prompts, options, seed)
 
     @classmethod
@@ -189,111 +206,52 @@ class Request:
                 f"but the target has {limit} positions; shorten the prompt or pass max_new_tokens "
                 f"<= {max(0, limit - max(prompts.lengths))}"
             )
-        is_greedy = Warp(rows, **options.warp).is_greedy
-        seeds = None if is_greedy else _read_seeds(target, seed, rows, options.num_sequences)
-        processors = _start_processors(prompts, options, target.vocab_size)
-        return cls(prompts, options, seeds, processors)
+        seeds = None
+        if not Warp(rows, **options.warp).is_greedy:
+            seeds = _read_seeds(target, seed, rows, options.num_sequences)
+        return cls(prompts, options, seeds, _start_processors(prompts, options))
 
 
 def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
-    """Checks and resolves the options of a call; its seed is left out.
-
-    Args:
-        target: of the generator.
-        input_ids: `[B, T]` the padded prompts.
-        options: some of `GenerateOptions`.
+    """Resolves some of `GenerateOptions`, checked for what HF would ignore or take for something
+    else. The seed is left out, and so is what is `None`.
 
     Raises:
         TypeError, ValueError: an unknown keyword, or an option that cannot be right.
     """
-    options = {name: value for name, value in options.items() if name != "seed"}
-    _check_names_and_types(options)
-    _check_ids(options, target.vocab_size)
-    own = {n: options.pop(n) for n in ("draft_probs", "num_draft_tokens") if n in options}
-    model = neutral(target.model) if options.pop("neutral", False) else target.model
-    copies = num_sequences(model, options)
-    rows = copies * len(input_ids)
-    target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
-    warp = {name: options.pop(name, None) for name in WARPS}
-    warp = {n: _per_sequence(v, rows, copies) for n, v in warp.items() if v is not None}
-    Warp(rows, **warp)
-    per_row, uniform = _split_warp(warp)
-    passed = options.get("logits_processor") or ()
-    names = [name_of(p) for p in passed]
-    resolved = resolve_options(model, input_ids, **options, **uniform)
-    resolved.check_sampling(uniform)
-    own_warpers = [n for n, p in zip(names, passed, strict=True) if is_warper(p)]
-    resolved = resolved.with_warp(own_warpers, **per_row)
-    sampling = replace(resolved.sampling, processors=names)
-    return replace(resolved, sampling=sampling, **own)
-
-
-def _check_names_and_types(options: dict) -> None:
-    """Raises `TypeError` for a keyword that `generate` does not have, and for values that HF would
-    take for something else.
-    """
     for name in options.keys() - GenerateOptions.__annotations__.keys():
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
-        hint = f"known are {', '.join(GenerateOptions.__annotations__)}"
-        hint += "; other options of HF generate work through model.generate(..., "
-        hint += "custom_generate=generator)"
+        hint = f"known are {', '.join(GenerateOptions.__annotations__)}; other options of HF "
+        hint += "generate work through model.generate(..., custom_generate=generator)"
         if name == "token_type_ids":
             hint = "decoder-only models have no such input; leave it out"
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")
-    counts = {"max_new_tokens": 1, "min_new_tokens": 0, "num_return_sequences": 1}
-    for name, least in {**counts, "num_draft_tokens": 0}.items():
-        if options.get(name) is not None:
-            check_integer(name, options[name], least)
-    least, most = options.get("min_new_tokens"), options.get("max_new_tokens")
-    if least is not None and most is not None and least > most:
-        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
-    tokenizer = options.get("tokenizer")
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-        raise TypeError(f"tokenizer must be the target's, got {type(tokenizer).__name__}")
-    check_type("draft_probs", options.get("draft_probs", True), bool)
-    for name in ("do_sample", "output_scores", "output_logits", "neutral"):
-        if options.get(name) is not None:
-            check_type(name, options[name], bool)
+    options = {n: value for n, value in options.items() if value is not None and n != "seed"}
+    for name in _LEAST.keys() & options.keys():
+        check_integer(name, options[name], _LEAST[name])
+    for name in _FLAGS & options.keys():
+        check_choice(name, options[name], (True, False))
     config = options.get("generation_config")
-    if isinstance(config, dict):
+    if not isinstance(config, GenerationConfig | None):
         raise TypeError(
-            "generation_config must be a GenerationConfig, got a dictionary; pass "
-            "GenerationConfig(**config), or its entries as keywords"
+            f"generation_config must be a GenerationConfig, got {shown(config)}; "
+            "GenerationConfig(**options) makes one"
         )
-    if config is not None:
-        check_type("generation_config", config, GenerationConfig)
-    _check_callables("logits_processor", options.get("logits_processor"), "LogitsProcessorList")
-    _check_callables("stopping_criteria", options.get("stopping_criteria"), "StoppingCriteriaList")
-
-
-def _check_callables(name: str, given: object, wrapper: str) -> None:
-    """Raises `TypeError` unless an option is `None` or a list of instances that can be called."""
-    if given is None:
-        return
-    if not isinstance(given, list | tuple):
-        raise TypeError(f"{name} must be a list, got {shown(given)}; pass {wrapper}([...])")
-    for item in given:
-        if not callable(item) or isinstance(item, type):
-            raise TypeError(f"{name} must hold functions of (ids, scores), got {shown(item)}")
-
-
-def _check_ids(options: dict, vocab_size: int) -> None:
-    """Raises `TypeError` or `ValueError` for ids that a call names and the target does not have.
-    Those of a model's own configuration are left as they are: some name -1 for none.
-    """
-    for name in ("eos_token_id", "pad_token_id"):
-        advice = "it must be an id of the target's vocabulary"
-        advice += "; [] lets no token end a text" if name == "eos_token_id" else ""
-        ids = options.get(name)
-        if ids is None:
-            continue
-        if isinstance(ids, Tensor):
-            ids = options[name] = ids.tolist()
-        is_list = isinstance(ids, list | tuple) and name == "eos_token_id"
-        for value in ids if is_list else [ids]:
-            check_integer(name, value, 0, vocab_size - 1, advice=advice)
+    tokenizer = options.get("tokenizer")
+    if tokenizer is not None and not hasattr(tokenizer, "decode"):
+        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
+    least, most = options.get("min_new_tokens", 0), options.get("max_new_tokens")
+    if most is not None and least > most:
+        raise ValueError(f"min_new_tokens={least} is more than max_new_tokens={most}")
+    # Ids of a model's own configuration are left as they are: some name -1 for none.
+    ends = options.get("eos_token_id", [])
+    for value in ends if isinstance(ends, list | tuple) else [ends]:
+        advice = "[] lets no token end a text"
+        check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
+    check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
+    return resolve_options(target, input_ids, options)
 
 
 def _unpack(
@@ -312,46 +270,21 @@ def _unpack(
     return input_ids["input_ids"], input_ids.get("attention_mask")
 
 
-def _read_prompts(
-    target: Target, input_ids: Tensor, attention_mask: Tensor | None, padding_id: int | None
-) -> Prompts:
-    """The batch. Without a mask, padding ids before a row's first other token are padding and all
-    others are tokens, as in batches that are padded for HF's `generate`.
-
-    Raises:
-        ValueError: a batch without a mask in which a row ends in the padding id: either right
-            padding, or a token.
-    """
-    if attention_mask is None and padding_id is not None:
-        attention_mask = (input_ids != padding_id).cumsum(dim=1).clamp(max=1)
-        ends_in_padding = (input_ids[:, -1] == padding_id).tolist()
-        if len(input_ids) > 1 and any(ends_in_padding):
-            raise ValueError(
-                f"row {ends_in_padding.index(True)} of the batch ends in the padding id "
-                f"{padding_id}, which may be padding or a token; pass the attention_mask"
-            )
-    return Prompts.read(
-        input_ids, attention_mask, vocab_size=target.vocab_size, device=target.device
-    )
-
-
 def _start_processors(
-    prompts: Prompts, options: Options, vocab_size: int
+    prompts: Prompts, options: Options
 ) -> tuple[tuple[slice, LogitsProcessorList], ...]:
     """See `Request.processors`; refuses those that may keep state."""
     if not options.processors:
         return ()
-    if options.processors_alone is None:
-        groups = [(slice(0, len(prompts.padded)), prompts.padded, options.processors)]
-    else:
+    refuse_stateful(options.processors)
+    groups = [(slice(0, len(prompts.padded)), prompts.padded, options.processors)]
+    if options.processors_alone is not None:
         rows = enumerate(prompts.alone())
         groups = [(slice(n, n + 1), ids, options.processors_alone(ids)) for n, ids in rows]
-    started = [
+    return tuple(
         (rows, LogitsProcessorList(_started(p, ids, rows.start) for p in processors))
         for rows, ids, processors in groups
-    ]
-    refuse_stateful(started[0][1], groups[0][1], vocab_size)
-    return tuple(started)
+    )
 
 
 def _started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
@@ -359,59 +292,22 @@ def _started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsP
     return processor.start(ids, first_row) if is_grammar else processor
 
 
-def _split_warp(values: dict) -> tuple[dict, dict]:
-    """Values that only specdec knows (one per row, and temperature 0), and those that HF can apply
-    in its own order, among the other processors of a configuration.
-    """
-    per_row, uniform = {}, {}
-    for name, value in values.items():
-        if value is None:
-            continue
-        if isinstance(value, int | float) and not (name == "temperature" and value == 0):
-            uniform[name] = int(value) if name == "top_k" else float(value)
-        else:
-            per_row[name] = value
-    return per_row, uniform
-
-
-def _per_sequence(value, rows: int, copies: int):
-    """A value for each prompt as one for each of its rows; other values as they are."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
-    if copies > 1 and isinstance(value, list | tuple) and len(value) * copies == rows:
-        return [item for item in value for _ in range(copies)]
-    return value
-
-
-def _extended(value, missing: int):
-    """A sampling value for so many rows more: a scalar holds for all."""
-    values = value.tolist() if isinstance(value, Tensor) else value
-    if not isinstance(values, Sequence):
-        return value
-    return [*values, *[values[-1]] * missing]
-
-
 def _read_seeds(
     target: Target, seed: int | Sequence[int] | Tensor | None, rows: int, copies: int
 ) -> list[int]:
     if seed is None:
         return _random_seeds(target, rows)
-    if isinstance(seed, Tensor):
-        seed = seed.tolist()
-    if copies > 1 and isinstance(seed, Sequence) and len(seed) * copies == rows:
-        seeds = [_following(value, copy) for value in seed for copy in range(copies)]
-    elif isinstance(seed, Sequence):
-        seeds = list(seed)
-    else:
-        seeds = [_following(seed, copy) for copy in range(copies)] * (rows // copies)
+    seed = seed.tolist() if isinstance(seed, Tensor) else seed
+    seeds = list(seed) if isinstance(seed, Sequence) else [seed] * (rows // copies)
+    for value in seeds:
+        check_integer("seed", value, 0, 2**64 - 1)
+    if len(seeds) * copies == rows:
+        seeds = [(value + copy) % 2**64 for value in seeds for copy in range(copies)]
     if len(seeds) != rows:
         raise ValueError(
             f"seed has {len(seeds)} values for a batch of {rows} rows; give one per row, or a "
             "single value"
         )
-    for value in seeds:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(f"seed must be an integer or one integer per row, got {value!r}")
     return seeds
 
 
@@ -424,9 +320,3 @@ def _random_seeds(target: Target, rows: int) -> list[int]:
     for group in [] if spread is None else spread.device_mesh.get_all_groups():
         distributed.broadcast_object_list(seeds, group=group, group_src=0)
     return seeds
-
-
-def _following(seed: int, copy: int) -> int:
-    """The seed of a prompt's rows; what is no seed is left for the check of all."""
-    is_seed = type(seed) is int and 0 <= seed < 2**64
-    return (seed + copy) % 2**64 if is_seed else seed

@@ -16,7 +16,6 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import check_type
 from specdec.target import Target
 
 
@@ -135,7 +134,6 @@ def _check_positions(position_ids: Tensor | None, attention_mask: Tensor | None)
     """Raises `ValueError` for positions that are not 0, 1, ... over the real tokens of each row."""
     if position_ids is None:
         return
-    check_type("position_ids", position_ids, Tensor)
     mask = torch.ones_like(position_ids) if attention_mask is None else attention_mask
     is_real = mask.to(position_ids.device) != 0
     counted = is_real.long().cumsum(dim=-1) - 1

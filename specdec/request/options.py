@@ -6,8 +6,10 @@ keeps its arguments receives exactly what plain `generate` would use, including 
 processor and stopping criterion of a configuration.
 """
 
+from __future__ import annotations
+
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -27,7 +29,10 @@ from transformers import (
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
 from specdec.request.hook import with_stop_strings
-from specdec.request.sampling import BESIDE_WARPS, Sampling, with_config
+from specdec.request.processors import name_of
+from specdec.request.sampling import BESIDE_WARPS, WARPS, Sampling, neutral, with_config
+from specdec.samplers.warp import Warp
+from specdec.target import Target
 
 _WARPERS = {  # in HF's order, with the attribute that holds the value
     TemperatureLogitsWarper: "temperature",
@@ -85,7 +90,7 @@ class Options:
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
         tokenizer: PreTrainedTokenizerBase | None = None,
-    ) -> "Options":
+    ) -> Options:
         """Takes what HF hands to a decoding function.
 
         Args:
@@ -98,13 +103,11 @@ class Options:
             ValueError: the configuration asks for something that specdec does not do.
         """
         _refuse_unsupported(config)
-        eos = [
-            e for c in criteria if isinstance(c, EosTokenCriteria) for e in c.eos_token_id.tolist()
-        ]
+        ends = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
+        eos = torch.cat(ends).tolist() if ends else []
         limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
         others = [c for c in criteria if not isinstance(c, EosTokenCriteria | MaxLengthCriteria)]
         padding_id = config.pad_token_id
-        pad = padding_id if padding_id is not None else next(iter(eos), 0)
         history, warp = _split_warpers(processors, config)
         return cls(
             sampling=Sampling.resolved(config, eos),
@@ -112,7 +115,7 @@ class Options:
             processors=LogitsProcessorList(history),
             criteria=StoppingCriteriaList(others),
             eos=tuple(eos),
-            pad=pad,
+            pad=padding_id if padding_id is not None else next(iter(eos), 0),
             max_length=min(limits),
             padding_id=None if padding_id in eos else padding_id,
             num_sequences=config.num_return_sequences or 1,
@@ -121,89 +124,99 @@ class Options:
             tokenizer=tokenizer,
         )
 
-    def check_sampling(self, given: dict) -> None:
-        """Raises `ValueError` for sampling values that were given to greedy options."""
-        if given and self.is_greedy:
-            name, value = next(iter(given.items()))
-            raise ValueError(
-                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
-                "leave it out"
-            )
 
-    @property
-    def is_greedy(self) -> bool:
-        """HF decodes greedily with these options."""
-        return self.warp == {"temperature": 0.0}
-
-    def with_warp(self, own_warpers: list[str], **values) -> "Options":
-        """These options with sampling values of specdec's own in place: one per row, or 0.
-
-        Args:
-            own_warpers: names of the warpers among the processors that the user passed.
-            values: arguments of `Warp`.
-
-        Raises:
-            ValueError: the options are greedy and a value is not, or other warpers are in use; HF
-                applies those in an order that values of one's own cannot join.
-        """
-        if not values:
-            return self
-        if self.is_greedy:
-            self.check_sampling({n: v for n, v in values.items() if not _is_zero(v)})
-            return self
-        others = [*(n for n in self.sampling.settings if n in BESIDE_WARPS), *own_warpers]
-        if others:
-            raise ValueError(
-                f"{', '.join(values)} cannot be set per row beside {', '.join(others)}, which HF "
-                "applies in an order of its own; give one value for all rows, or leave the others "
-                "out"
-            )
-        listed = {n: list(v) if isinstance(v, tuple) else v for n, v in values.items()}
-        sampling = replace(self.sampling, **listed)
-        return replace(self, warp=self.warp | values, sampling=sampling)
-
-
-def num_sequences(model: PreTrainedModel, options: dict) -> int:
-    """Number of sequences per prompt, of the call or of its configuration."""
-    configs = options.get("generation_config"), model.generation_config
-    values = [getattr(config, "num_return_sequences", None) for config in configs]
-    return next((n for n in (options.get("num_return_sequences"), *values) if n is not None), 1)
-
-
-def resolve_options(model: PreTrainedModel, input_ids: Tensor, **options) -> Options:
-    """What `model.generate(input_ids, **options)` would do.
+def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
+    """What `target.model.generate(input_ids, **given)` would do, and specdec's own options.
 
     Args:
-        model: the target.
+        target: of the generator.
         input_ids: `[B, T]` the padded prompts.
-        options: keyword arguments of HF's `generate`; those that are `None` are left out.
+        given: some of `GenerateOptions`, checked, none of which is `None`.
 
     Raises:
         TypeError, ValueError: HF refuses an option, or the options ask for something that specdec
             does not do.
     """
+    given = dict(given)
+    own = {name: given.pop(name) for name in ("draft_probs", "num_draft_tokens") if name in given}
+    model = neutral(target.model) if given.pop("neutral", False) else target.model
+    warp = {name: given.pop(name) for name in WARPS if name in given}
+    config, given = _merged(model.generation_config, given)
+    copies = config.num_return_sequences or 1
+    rows = copies * len(input_ids)
+    target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
+    warp = {name: _per_sequence(value, rows, copies) for name, value in warp.items()}
+    Warp(rows, **warp)
+    if not config.do_sample:
+        _refuse_sampling(warp)
+        warp = {}
+    # HF applies a value of all rows among the other processors of a configuration. Only specdec
+    # knows values of single rows, and temperature 0.
+    of_rows = {n: v for n, v in warp.items() if isinstance(v, list) or (n, v) == ("temperature", 0)}
+    uniform = {n: v for n, v in warp.items() if n not in of_rows}
+    config.update(**{n: int(v) if n == "top_k" else float(v) for n, v in uniform.items()})
+    resolved = _resolved(with_config(model, config), input_ids, **given)
+    passed = given.get("logits_processor", ())
+    sampling = replace(resolved.sampling, **of_rows, processors=[name_of(p) for p in passed])
+    if of_rows:
+        others = [name for name in sampling.settings if name in BESIDE_WARPS]
+        others += [name_of(p) for p in passed if type(p) in _WARPERS]
+        if others:
+            raise ValueError(
+                f"{', '.join(of_rows)} cannot be set per row beside {', '.join(others)}, which HF "
+                "applies in an order of its own; give one value for all rows, or leave the others "
+                "out"
+            )
+    return replace(resolved, warp=resolved.warp | of_rows, sampling=sampling, **own)
+
+
+def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dict]:
+    """One configuration of a call: keywords, then its `generation_config`, then the model's own, as
+    in HF; and the keywords that are no settings.
+    """
+    config = copy.deepcopy(options.pop("generation_config", GenerationConfig()))
+    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config, config.update(**options)
+
+
+def _resolved(
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    stopping_criteria: StoppingCriteriaList | None = None,
+    **given,
+) -> Options:
+    """What HF makes of a model's own configuration and of processors and criteria for a batch.
+
+    HF takes `None` for no end-of-sequence id. It keeps the tokenizer from decoding functions and
+    then misses it, so it must not see stop strings.
+    """
+    config = model.generation_config
+    criteria = with_stop_strings(stopping_criteria, config.stop_strings, tokenizer)
+    config.stop_strings = None
+    if config.eos_token_id in ([], ()):
+        config.eos_token_id = None
+    own = LogitsProcessorList(given.pop("logits_processor", ()))
     notes = []
-    given = {name: value for name, value in options.items() if value is not None}
-    tokenizer = given.pop("tokenizer", None)
-    given, shell = _take_stop_strings(model, given, tokenizer)
-    given, shell = _take_no_ends(shell, given)
-    kept = {name: given.pop(name) for name in ("output_scores", "output_logits") if name in given}
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
-        generation_config.update(**kept)
         resolved = logits_processor, stopping_criteria, generation_config
         taken = Options.from_resolved(*resolved, tokenizer)
 
         def alone(ids: Tensor) -> LogitsProcessorList:
-            own = LogitsProcessorList(given.get("logits_processor") or ())
             return _processors_alone(model, generation_config, own, ids, input_ids.shape[1])
 
         notes.append(replace(taken, processors_alone=alone))
         return input_ids
 
-    # The padding is ours to handle: an all-ones mask keeps HF from warning about it.
-    shell.generate(
-        input_ids, attention_mask=torch.ones_like(input_ids), custom_generate=take_notes, **given
+    model.generate(
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),  # padding is ours: no warning about it
+        logits_processor=own,
+        stopping_criteria=criteria,
+        custom_generate=take_notes,
+        **given,
     )
     return notes[0]
 
@@ -233,52 +246,23 @@ def _processors_alone(
     return LogitsProcessorList(_split_warpers(processors, config)[0])
 
 
-def _take_stop_strings(
-    model: PreTrainedModel, options: dict, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[dict, PreTrainedModel]:
-    """Options with stop strings as a criterion, and the model to resolve them with: HF keeps the
-    tokenizer from decoding functions and then misses it, so it must not see stop strings, not even
-    those of the model's own configuration.
-    """
-    config, own, options = options.get("generation_config"), model.generation_config, dict(options)
-    sources = options.pop("stop_strings", None), config and config.stop_strings, own.stop_strings
-    strings = next((found for found in sources if found is not None), None)
-    if strings is None:
-        return options, model
-    options["stopping_criteria"] = with_stop_strings(
-        options.get("stopping_criteria"), strings, tokenizer
-    )
-    shell = with_config(model, copy.deepcopy(own))
-    shell.generation_config.stop_strings = None
-    if config is not None:
-        options["generation_config"] = config = copy.deepcopy(config)
-        config.stop_strings = None
-    return options, shell
+def _per_sequence(value, rows: int, copies: int):
+    """A value for each prompt as a list of one for each of its rows; other values as they are."""
+    value = value.tolist() if isinstance(value, Tensor) else value
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        return value
+    is_of_prompts = copies > 1 and len(value) * copies == rows
+    return [item for item in value for _ in range(copies if is_of_prompts else 1)]
 
 
-def _take_no_ends(model: PreTrainedModel, options: dict) -> tuple[dict, PreTrainedModel]:
-    """Options and model with no end-of-sequence id, where `eos_token_id` is an empty list: HF takes
-    `None` for the id of its configuration.
-    """
-    ids = options.get("eos_token_id")
-    if not (isinstance(ids, list | tuple) and len(ids) == 0):
-        return options, model
-    options, shell = dict(options), with_config(model, copy.deepcopy(model.generation_config))
-    del options["eos_token_id"]
-    shell.generation_config.eos_token_id = None
-    if (config := options.get("generation_config")) is not None:
-        options["generation_config"] = config = copy.deepcopy(config)
-        config.eos_token_id = None
-    return options, shell
-
-
-def is_warper(processor: LogitsProcessor) -> bool:
-    """Whether a processor is one of the four that `Warp` stands for."""
-    return type(processor) in _WARPERS
-
-
-def _is_zero(value) -> bool:
-    return isinstance(value, int | float) and value == 0
+def _refuse_sampling(warp: dict) -> None:
+    """Raises `ValueError` for sampling values in greedy decoding, but for temperature 0."""
+    for name, value in warp.items():
+        if (name, value) != ("temperature", 0):
+            raise ValueError(
+                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
+                "leave it out"
+            )
 
 
 def _split_warpers(
@@ -293,7 +277,7 @@ def _split_warpers(
     if not config.do_sample:
         return list(processors), {}
     split = len(processors)
-    while split and is_warper(processors[split - 1]):
+    while split and type(processors[split - 1]) in _WARPERS:
         split -= 1
     tail = processors[split:]
     ranks = [list(_WARPERS).index(type(warper)) for warper in tail]
@@ -303,49 +287,38 @@ def _split_warpers(
     return list(processors[:split]), values
 
 
-_ASSISTANT_SETTINGS = {  # of HF's assisted generation, with HF's own defaults
-    "num_assistant_tokens": (20,),
-    "num_assistant_tokens_schedule": ("constant", "heuristic"),
-    "assistant_confidence_threshold": (0.4,),
-    "assistant_lookbehind": (10,),
-    "target_lookbehind": (10,),
-    "assistant_ensemble_weight": (),
-    "speculation_type": (),
+_SEARCH = (
+    "specdec decodes greedily or samples, with num_return_sequences=n for several samples of a "
+    "prompt; use HF generate for beam or contrastive search and for constraints"
+)
+_ONLY_HF = "leave it out, or use HF generate"
+_ASSISTED = (
+    "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
+    "num_draft_tokens of its own"
+)
+_UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked for
+    "num_beams": ((1,), _SEARCH),
+    "penalty_alpha": ((0,), _SEARCH),
+    "dola_layers": ((0,), _SEARCH),
+    "constraints": ((), _SEARCH),
+    "force_words_ids": ((), _SEARCH),
+    "output_attentions": ((False,), _ONLY_HF),
+    "output_hidden_states": ((False,), _ONLY_HF),
+    "use_mtp": ((False,), _ASSISTED),
+    "prompt_lookup_num_tokens": ((0,), _ASSISTED),
+    "assistant_early_exit": ((0,), _ASSISTED),
+    "num_assistant_tokens": ((20,), _ASSISTED),
+    "num_assistant_tokens_schedule": (("constant", "heuristic"), _ASSISTED),
+    "assistant_confidence_threshold": ((0.4,), _ASSISTED),
+    "assistant_lookbehind": ((10,), _ASSISTED),
+    "target_lookbehind": ((10,), _ASSISTED),
+    "assistant_ensemble_weight": ((), _ASSISTED),
+    "speculation_type": ((), _ASSISTED),
 }
 
 
 def _refuse_unsupported(config: GenerationConfig) -> None:
-    wanted = {"num_beams": 1, "penalty_alpha": 0, "dola_layers": 0}
-    for name, usual in wanted.items():
+    for name, (usual, reason) in _UNSUPPORTED.items():
         value = getattr(config, name, None)
-        is_more = isinstance(value, str) or (value is not None and value > usual)
-        if is_more:
-            raise ValueError(
-                f"{name}={value} is not supported: specdec decodes greedily or samples, with "
-                "num_return_sequences=n for several samples of a prompt; use HF generate for beam "
-                "or contrastive search"
-            )
-    for name in ("output_attentions", "output_hidden_states"):
-        if getattr(config, name, False):
-            raise ValueError(
-                f"{name}=True is not supported by specdec; leave it out, or use HF generate"
-            )
-    for name in ("constraints", "force_words_ids"):
-        if getattr(config, name, None) is not None:
-            raise ValueError(
-                f"{name} asks for constrained beam search, which specdec does not do; use HF "
-                "generate"
-            )
-    for name in ("use_mtp", "prompt_lookup_num_tokens", "assistant_early_exit"):
-        if getattr(config, name, None):
-            raise ValueError(
-                f"{name} asks for HF's assisted generation; leave it out, here the generator's "
-                "drafter drafts"
-            )
-    for name, defaults in _ASSISTANT_SETTINGS.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in defaults:
-            raise ValueError(
-                f"{name}={value!r} is a setting of HF's assisted generation and has no effect "
-                "here; leave it out and set the drafter's own num_draft_tokens"
-            )
+        if value is not None and value not in usual:
+            raise ValueError(f"{name}={value!r} is not supported: {reason}")

@@ -1,9 +1,18 @@
-"""Reads a padded batch of prompts: checks it, and moves every row to slot 0."""
+"""Padded batches of prompts: one is checked and every row moved to column 0, or one is made."""
 
+from __future__ import annotations
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
+
+from specdec.arguments import check_tensor, shown
+
+_INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,69 +38,64 @@ class Prompts:
         *,
         vocab_size: int,
         device: torch.device,
-    ) -> "Prompts":
+        padding_id: int | None = None,
+    ) -> Prompts:
         """Checks a batch as HF users pass it.
 
         Args:
             input_ids: `[B, T]` integers.
             attention_mask: `[B, T]`, 1 for real tokens: one unbroken run per row, padded left or
-                right. `None` when every token is real.
+                right. Without a mask, padding ids before a row's first other token are padding and
+                all others are tokens, as in batches that are padded for HF's `generate`.
             vocab_size: ids must be below it.
             device: where the tokens are needed.
+            padding_id: `None` where no id stands for padding.
 
         Raises:
             TypeError: `input_ids` is no integer tensor.
             ValueError: wrong shape, an empty prompt, a mask with holes or with other values than 0
-                and 1, or ids outside the vocabulary.
+                and 1, ids outside the vocabulary, or a batch without a mask in which a row ends in
+                the padding id: either right padding, or a token.
         """
-        _check_ids(input_ids)
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = attention_mask
+        if mask is None:
+            mask = _mask_of(input_ids, padding_id)
         if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
-            shape = list(mask.shape) if isinstance(mask, Tensor) else type(mask).__name__
-            raise ValueError(
-                f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}, got "
-                f"{shape}"
-            )
-        if mask.layout != torch.strided or mask.is_meta:
-            raise TypeError(
-                "attention_mask must be a plain tensor with data, got layout "
-                f"{mask.layout} on {mask.device}"
-            )
+            wanted = f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}"
+            raise ValueError(f"{wanted}, got {shown(mask)}")
         mask = mask.to(input_ids.device)
-        if bool(((mask != 0) & (mask != 1)).any()):
-            odd = mask[(mask != 0) & (mask != 1)][0].item()
+        is_odd = (mask != 0) & (mask != 1)
+        if is_odd.any():
             raise ValueError(
-                f"attention_mask must hold 1 for real tokens and 0 for padding, got {odd}; an "
-                "additive mask (0 and -inf) is not one"
+                "attention_mask must hold 1 for real tokens and 0 for padding, got "
+                f"{mask[is_odd][0].item()}; an additive mask (0 and -inf) is not one"
             )
         mask = mask != 0
-        lengths = mask.sum(dim=1).tolist()
+        lengths = mask.sum(dim=1)
+        first = mask.long().argmax(dim=1)
+        columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+        is_run = (columns >= first[:, None]) & (columns < (first + lengths)[:, None])
+        outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
+        lengths = lengths.tolist()
         if 0 in lengths:
             raise ValueError(
                 f"row {lengths.index(0)} of the batch is all padding; every prompt needs at least "
                 "one token"
             )
-        first = mask.long().argmax(dim=1)
-        columns = torch.arange(input_ids.shape[1], device=input_ids.device)
-        ends = first + torch.tensor(lengths, device=input_ids.device)
-        is_run = ((columns >= first[:, None]) & (columns < ends[:, None])) == mask
-        if not is_run.all():
-            row = int((~is_run.all(dim=1)).long().argmax())
+        if (wrong := (is_run != mask).any(dim=1)).any():
             raise ValueError(
-                f"the attention_mask of row {row} has holes; real tokens must be one unbroken run, "
-                "with padding "
-                "on the left or on the right only"
+                f"the attention_mask of row {int(wrong.long().argmax())} has holes; real tokens "
+                "must be one unbroken run, with padding on the left or on the right only"
             )
-        source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
-        tokens = input_ids.gather(1, source)
-        outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
         if outside.any():
             row, column = outside.nonzero()[0].tolist()
             raise ValueError(
                 f"input_ids[{row}, {column}] is {int(input_ids[row, column])}, outside the "
-                "target's vocabulary "
-                f"of {vocab_size}; was the prompt encoded with the target's tokenizer?"
+                f"target's vocabulary of {vocab_size}; was the prompt encoded with the target's "
+                "tokenizer?"
             )
+        source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
+        tokens = input_ids.gather(1, source)
         return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
 
     def alone(self) -> list[Tensor]:
@@ -99,43 +103,49 @@ class Prompts:
         rows = zip(self.tokens.split(1), self.lengths, strict=True)
         return [row[:, :length] for row, length in rows]
 
-    def repeated(self, count: int) -> "Prompts":
+    def repeated(self, count: int) -> Prompts:
         """Each prompt `count` times, in rows that follow each other."""
-        if count == 1:
-            return self
         tables = (table.repeat_interleave(count, dim=0) for table in (self.padded, self.tokens))
         return Prompts(*tables, [length for length in self.lengths for _ in range(count)])
 
-    def filled_to(self, rows: int) -> "Prompts":
+    def filled_to(self, rows: int) -> Prompts:
         """So many rows: after those of the batch, prompts of the one token 0."""
         missing = rows - len(self.lengths)
-        if missing == 0:
-            return self
-        padded = torch.nn.functional.pad(self.padded, (0, 0, 0, missing))
-        tokens = torch.nn.functional.pad(self.tokens, (0, 0, 0, missing))
-        return Prompts(padded, tokens, [*self.lengths, *[1] * missing])
+        tables = (pad(table, (0, 0, 0, missing)) for table in (self.padded, self.tokens))
+        return Prompts(*tables, [*self.lengths, *[1] * missing])
 
 
-def _check_ids(input_ids: Tensor) -> None:
-    if not isinstance(input_ids, Tensor):
-        raise TypeError(
-            f"input_ids must be an integer tensor [B, T], got {type(input_ids).__name__}; "
-            "tokenizer(text, return_tensors='pt').input_ids is one"
-        )
-    if input_ids.layout != torch.strided or input_ids.is_meta:
-        raise TypeError(
-            "input_ids must be a plain tensor with data, got layout "
-            f"{input_ids.layout} on {input_ids.device}; call to_dense() on a sparse one"
-        )
-    if input_ids.is_floating_point() or input_ids.is_complex() or input_ids.dtype == torch.bool:
-        raise TypeError(f"input_ids must hold integer token ids, got dtype {input_ids.dtype}")
-    if input_ids.dim() != 2:
-        raise ValueError(
-            f"input_ids must be [B, T], got shape {list(input_ids.shape)}; add a batch dimension "
-            "with ids[None]"
-        )
+def check_ids(input_ids: Tensor) -> None:
+    """Raises `TypeError` or `ValueError` for what is no batch `[B, T]` of token ids."""
+    check_tensor("input_ids", input_ids, (None, None), _INTEGERS)
     if input_ids.numel() == 0:
         raise ValueError(
-            f"the prompt is empty (shape {list(input_ids.shape)}); pass at least one token, "
-            "for example the tokenizer's bos_token_id"
+            f"the prompt is empty (input_ids of shape {list(input_ids.shape)}); pass at least one "
+            "token, for example the tokenizer's bos_token_id"
         )
+
+
+def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and mask `[B, T]` of rows of token ids, padded on the left.
+
+    Example:
+        >>> left_padded([[5], [6, 7]], torch.device("cpu"))[0]
+        tensor([[0, 5],
+                [6, 7]])
+    """
+    ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+    both = ids, [torch.ones_like(row) for row in ids]
+    ids, mask = (pad_sequence(table, batch_first=True, padding_side="left") for table in both)
+    return ids.to(device), mask.to(device)
+
+
+def _mask_of(input_ids: Tensor, padding_id: int | None) -> Tensor:
+    if padding_id is None:
+        return torch.ones_like(input_ids)
+    ends_in_padding = (input_ids[:, -1] == padding_id).tolist()
+    if len(input_ids) > 1 and any(ends_in_padding):
+        raise ValueError(
+            f"row {ends_in_padding.index(True)} of the batch ends in the padding id {padding_id}, "
+            "which may be padding or a token; pass the attention_mask"
+        )
+    return (input_ids != padding_id).cumsum(dim=1).clamp(max=1)

@@ -1,8 +1,6 @@
-"""Bad input is refused before anything is computed, with a message that says what to do.
-
-Every message names what was expected, what was given, or the way out; the model is left as it was
-found. What looks bad but is not (padded vocabularies, a draft model with fewer positions, logits
-that nobody reads) must work.
+"""Bad input is refused before anything is computed, with the name of what is wrong; the model is
+left as it was found. What looks bad but is not (padded vocabularies, a draft model with fewer
+positions, logits that nobody reads) must work.
 """
 
 import math
@@ -28,13 +26,12 @@ from specdec import (
     zoo,
 )
 from specdec.drafters.model import check_same_tokenizer
-from specdec.samplers import Noise, Warp
 
 MODEL = build("llama")
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
-TOO_LONG = torch.ones(1, 129, dtype=torch.long)
 WITH_HOLE = torch.tensor([[1, 1, 1, 1, 1], [1, 0, 1, 1, 1]])
+EITHER = ValueError, TypeError
 
 
 @pytest.fixture(autouse=True)
@@ -51,182 +48,111 @@ def cell(row: int, column: int, value: int) -> torch.Tensor:
 
 
 PROMPTS = {
-    "empty": ((IDS[:, :0],), ValueError, r"empty \(shape \[2, 0\]\); pass at least one token"),
-    "no rows": ((IDS[:0],), ValueError, r"empty \(shape \[0, 5\]\)"),
-    "1-D": ((IDS[0],), ValueError, r"\[B, T\], got shape \[5\]; add a batch dimension"),
-    "float": ((IDS.float(),), TypeError, "integer token ids, got dtype torch.float32"),
-    "bool": ((IDS.bool(),), TypeError, "integer token ids, got dtype torch.bool"),
-    "list": ((IDS.tolist(),), TypeError, "integer tensor .*got list; tokenizer"),
-    "text": (("def main():",), TypeError, "integer tensor .*got str; tokenizer"),
-    "all padding": ((IDS, MASK * 0), ValueError, "row 0 .* all padding; .* at least one token"),
-    "one row all padding": (
-        (IDS, MASK * torch.tensor([[1], [0]])),
-        ValueError,
-        "row 1 of the batch is all padding",
-    ),
-    "hole": ((IDS, WITH_HOLE), ValueError, "row 1 has holes; .* unbroken run"),
-    "mask shape": ((IDS, MASK[:, :4]), ValueError, r"input_ids, \[2, 5\], got \[2, 4\]"),
-    "mask 4-D": ((IDS, MASK[:, None, None]), ValueError, r"\[2, 5\], got \[2, 1, 1, 5\]"),
-    "additive mask": (
-        (IDS, (1 - MASK) * torch.finfo(torch.float32).min),
-        ValueError,
-        r"1 for real tokens and 0 for padding, got -3\.4.*; an additive mask",
-    ),
-    "mask of counts": ((IDS, MASK * 2), ValueError, "0 for padding, got 2"),
-    "mask list": ((IDS, MASK.tolist()), ValueError, r"\[2, 5\], got list"),
-    "negative id": ((cell(1, 2, -1),), ValueError, r"input_ids\[1, 2\] is -1, .*vocabulary of 61"),
-    "large id": ((cell(0, 4, 61),), ValueError, r"\[0, 4\] is 61, .* 61; .*target's tokenizer\?"),
-    "too long": ((TOO_LONG,), ValueError, "129 tokens .* has 128 positions; shorten the prompt"),
+    "empty": ((IDS[:, :0],), ValueError, "empty"),
+    "no rows": ((IDS[:0],), ValueError, "empty"),
+    "1-D": ((IDS[0],), ValueError, "input_ids"),
+    "float": ((IDS.float(),), TypeError, "input_ids"),
+    "bool": ((IDS.bool(),), TypeError, "input_ids"),
+    "list": ((IDS.tolist(),), TypeError, "input_ids"),
+    "text": (("def main():",), TypeError, "input_ids"),
+    "all padding": ((IDS, MASK * 0), ValueError, "row 0 .* all padding"),
+    "one row": ((IDS, MASK * torch.tensor([[1], [0]])), ValueError, "row 1 .* all padding"),
+    "hole": ((IDS, WITH_HOLE), ValueError, "row 1 has holes"),
+    "mask shape": ((IDS, MASK[:, :4]), ValueError, "attention_mask"),
+    "mask 4-D": ((IDS, MASK[:, None, None]), ValueError, "attention_mask"),
+    "additive mask": ((IDS, (1 - MASK) * -1e30), ValueError, "additive mask"),
+    "mask of counts": ((IDS, MASK * 2), ValueError, "attention_mask"),
+    "mask list": ((IDS, MASK.tolist()), ValueError, "attention_mask"),
+    "negative id": ((cell(1, 2, -1),), ValueError, r"input_ids\[1, 2\] is -1"),
+    "large id": ((cell(0, 4, 61),), ValueError, r"input_ids\[0, 4\] is 61"),
+    "too long": ((torch.ones(1, 129).long(),), ValueError, "129 tokens .* has 128 positions"),
 }
 
 
 @pytest.mark.parametrize("name", PROMPTS)
-@pytest.mark.parametrize("method", ["generate", "stream", "start"])
-def test_a_bad_prompt_is_refused(name, method):
+def test_a_bad_prompt_is_refused(name):
     args, error, message = PROMPTS[name]
     with pytest.raises(error, match=message):
-        getattr(GENERATOR, method)(*args, max_new_tokens=4)
+        GENERATOR.generate(*args, max_new_tokens=4)
 
 
-SAMPLED = {"do_sample": True}
-OPTIONS = {
-    "unknown, close": ({"max_new_token": 4}, TypeError, "did you mean 'max_new_tokens'"),
-    "unknown, far": ({"frobnicate": 4}, TypeError, "'frobnicate': known are .*custom_generate"),
-    "too many": ({"max_new_tokens": 124}, ValueError, "129.* 128 positions; .* <= 123"),
-    "none": ({"max_new_tokens": 0}, ValueError, "max_new_tokens must be an integer >= 1, got 0"),
-    "negative temperature": (
-        SAMPLED | {"temperature": -0.5},
-        ValueError,
-        ">= 0, got -0.5 in row 0",
-    ),
-    "NaN temperature": (SAMPLED | {"temperature": math.nan}, ValueError, ">= 0, got nan in row 0"),
-    "infinite temperature": (SAMPLED | {"temperature": math.inf}, ValueError, "got inf in row 0"),
-    "text temperature": (SAMPLED | {"temperature": "hot"}, ValueError, "got 'hot' in row 0"),
-    "temperatures": (SAMPLED | {"temperature": [1.0, -1.0]}, ValueError, "got -1.0 in row 1"),
-    "3 temperatures": (
-        SAMPLED | {"temperature": [1.0, 1.0, 1.0]},
-        ValueError,
-        "temperature has 3 values for a batch of 2 rows; give one per row, or a single value",
-    ),
-    "3 seeds": (SAMPLED | {"seed": [1, 2, 3]}, ValueError, "seed has 3 values for a batch of 2"),
-    "temperature, greedy": ({"temperature": 0.7}, ValueError, "0.7 has no effect .*do_sample=True"),
-    "top_k, greedy": ({"top_k": 5}, ValueError, "top_k=5 has no effect .*do_sample=True"),
-    "top_k": (SAMPLED | {"top_k": -1}, ValueError, "top_k must be an integer >= 0 .*got -1"),
-    "top_p": (SAMPLED | {"top_p": 1.5}, ValueError, r"top_p must be .*0\.\.1, got 1.5"),
-    "min_p": (SAMPLED | {"min_p": -0.1}, ValueError, r"min_p must be .*0\.\.1, got -0.1"),
-    "temperatures beside typical_p": (
-        {
-            "generation_config": GenerationConfig(do_sample=True, typical_p=0.5, eta_cutoff=0.1),
-            "temperature": [0.7, 0.8],
-        },
-        ValueError,
-        "temperature cannot be set per row beside typical_p, eta_cutoff, .* one value for all rows",
-    ),
-    "large seed": (SAMPLED | {"seed": 2**64}, ValueError, r"expected an integer in 0\.\.2\*\*64"),
-    "negative seed": (SAMPLED | {"seed": [0, -1]}, ValueError, r"seed of row 1 is -1; expected"),
-    "float seed": (SAMPLED | {"seed": 1.0}, TypeError, "seed must be an integer.*got 1.0"),
-    "bool seed": (SAMPLED | {"seed": True}, TypeError, "seed must be an integer.*got True"),
-    "beams": ({"generation_config": GenerationConfig(num_beams=3)}, ValueError, "num_beams=3 .*HF"),
-    "several, greedy": (
-        {"num_return_sequences": 2},
-        ValueError,
-        "do not support `num_return_sequences` different than 1",
-    ),
-    "several, text": (SAMPLED | {"num_return_sequences": "2"}, TypeError, "an integer.*, got '2'"),
-    "seeds, several": (
-        SAMPLED | {"num_return_sequences": 2, "seed": [1, 2, 3]},
-        ValueError,
-        "seed has 3 values for a batch of 4 rows",
-    ),
-    "attentions": (
-        {
-            "generation_config": GenerationConfig(
-                output_attentions=True, return_dict_in_generate=True
-            )
-        },
-        ValueError,
-        "output_attentions=True is not supported",
-    ),
-    "stop strings without tokenizer": (
-        {"stop_strings": ["x"]},
-        ValueError,
-        r"need the target's tokenizer: pass tokenizer=tokenizer, or .*StopStringCriteria\(",
-    ),
-    "tokenizer": ({"tokenizer": "gpt2"}, TypeError, "must be the target's, got str"),
-    "no stop string": ({"stop_strings": ["x", ""]}, ValueError, "not empty, got .'x', ''"),
-    "stop numbers": ({"stop_strings": [7]}, TypeError, r"list of strings, got \[7\]"),
-    "scores": ({"output_scores": 3}, TypeError, "output_scores must be True or False, got 3"),
-    "minimum": (
-        {"min_new_tokens": 2.5},
-        TypeError,
-        r"min_new_tokens must be an integer.*, got 2\.5",
-    ),
-    "minimum, close": ({"min_new_token": 4}, TypeError, "did you mean 'min_new_tokens'"),
-    "token types": ({"token_type_ids": IDS}, TypeError, "no such input; leave it out"),
-}
+@pytest.mark.parametrize("method", ["stream", "start"])
+def test_every_door_checks_when_it_is_called(method):
+    with pytest.raises(ValueError, match="row 1 has holes"):
+        getattr(GENERATOR, method)(IDS, WITH_HOLE, max_new_tokens=4)
+    with pytest.raises(ValueError, match="temperature"):
+        getattr(GENERATOR, method)(IDS, MASK, do_sample=True, temperature=-1.0)
 
 
-TOKENIZER = zoo.load_tokenizer()
-OPTIONS |= {
-    "end beyond": ({"eos_token_id": VOCAB}, ValueError, r"eos_token_id .* 0\.\.60, got 61; .*\[\]"),
-    "end below": ({"eos_token_id": [1, -5]}, ValueError, r"eos_token_id .* 0\.\.60, got -5"),
-    "end bool": ({"eos_token_id": True}, TypeError, "eos_token_id must be an integer.*, got True"),
-    "end float": ({"eos_token_id": 1.5}, TypeError, "eos_token_id must be an integer.*, got 1.5"),
-    "end text": (
-        {"eos_token_id": "</s>"},
-        TypeError,
-        "eos_token_id must be an integer.*, got '</s",
+BEAMS, ATTENTIONS = GenerationConfig(num_beams=3), GenerationConfig(output_attentions=True)
+ETA = GenerationConfig(do_sample=True, eta_cutoff=0.1)
+OPTIONS = [
+    (TypeError, "did you mean 'max_new_tokens'", {"max_new_token": 4}),
+    (TypeError, "'frobnicate': known are .*custom_generate", {"frobnicate": 4}),
+    (TypeError, "leave it out", {"token_type_ids": IDS}),
+    (ValueError, "128 positions; .* <= 123", {"max_new_tokens": 124}),
+    (ValueError, "max_new_tokens", {"max_new_tokens": 0}),
+    (TypeError, "max_new_tokens", {"max_new_tokens": 2.5}),
+    (TypeError, "min_new_tokens", {"min_new_tokens": 2.5}),
+    (ValueError, "min_new_tokens", {"min_new_tokens": -1}),
+    (ValueError, "min_new_tokens=5 is more", {"min_new_tokens": 5}),
+    (ValueError, "temperature=0.7 has no effect", {"temperature": 0.7}),
+    (ValueError, "top_k=5 has no effect", {"top_k": 5}),
+    (ValueError, "num_return_sequences", {"num_return_sequences": 2}),
+    (ValueError, "num_return_sequences", {"num_return_sequences": 0}),
+    (ValueError, "beams=3 is not supported", {"generation_config": BEAMS}),
+    (ValueError, "output_attentions", {"generation_config": ATTENTIONS}),
+    (ValueError, "beside eta_cutoff", {"generation_config": ETA, "temperature": [0.7, 0.8]}),
+    (TypeError, r"GenerationConfig\(\*\*", {"generation_config": {"top_k": 3}}),
+    (TypeError, "generation_config", {"generation_config": GenerationConfig}),
+    (ValueError, "stop_strings need the target's tokenizer", {"stop_strings": ["x"]}),
+    (ValueError, "stop_strings", {"stop_strings": ["x", ""]}),
+    (ValueError, "stop_strings", {"stop_strings": []}),
+    (TypeError, "stop_strings", {"stop_strings": [7]}),
+    (TypeError, "tokenizer", {"tokenizer": "gpt2"}),
+    (ValueError, "output_scores", {"output_scores": 3}),
+    (ValueError, "draft_probs", {"draft_probs": 1}),
+    (ValueError, r"eos_token_id .*\[\] lets no token end", {"eos_token_id": VOCAB}),
+    (ValueError, "eos_token_id", {"eos_token_id": [1, -5]}),
+    (TypeError, "eos_token_id", {"eos_token_id": True}),
+    (TypeError, "eos_token_id", {"eos_token_id": "</s>"}),
+    (TypeError, "eos_token_id", {"eos_token_id": [[1]]}),
+    (ValueError, "pad_token_id", {"pad_token_id": -1}),
+    (TypeError, "pad_token_id", {"pad_token_id": [0]}),
+    (EITHER, "trace", {"trace": "yes"}),
+    (EITHER, "check", {"check": None}),
+    (TypeError, "function", {"logits_processor": lambda ids, scores: scores}),
+    (ValueError, "logits processor int may keep state", {"logits_processor": [5]}),
+    (TypeError, "MaxTimeCriteria", {"stopping_criteria": [transformers.MaxTimeCriteria]}),
+    (TypeError, r"TextStreamer\(tokenizer\)", {"streamer": transformers.TextStreamer}),
+]
+SAMPLED = [
+    *((ValueError, "temperature", {"temperature": v}) for v in (-0.5, math.nan, math.inf, "hot")),
+    (ValueError, "temperature .*row 1", {"temperature": [1.0, -1.0]}),
+    (ValueError, "3 values for a batch of 2 rows", {"temperature": [1.0, 1.0, 1.0]}),
+    *((ValueError, "top_k", {"top_k": value}) for value in (-1, 2**63)),
+    (ValueError, "top_p", {"top_p": 1.5}),
+    (ValueError, "min_p", {"min_p": -0.1}),
+    (ValueError, "seed has 3 values for a batch of 2", {"seed": [1, 2, 3]}),
+    *((ValueError, "seed", {"seed": value}) for value in (2**64, [0, -1])),
+    *((TypeError, "seed", {"seed": value}) for value in (1.0, True, "ab")),
+    (TypeError, "num_return_sequences", {"num_return_sequences": "2"}),
+    (ValueError, "3 values .* 4 rows", {"num_return_sequences": 2, "seed": [1, 2, 3]}),
+    *(
+        (ValueError, f"keys and values of {2 * n} rows", {"num_return_sequences": n})
+        for n in (10**8, 10**15)
     ),
-    "end nested": ({"eos_token_id": [[1]]}, TypeError, "eos_token_id must be an integer"),
-    "pad beyond": ({"pad_token_id": 10**12}, ValueError, r"pad_token_id .* in 0\.\.60, got"),
-    "pad below": ({"pad_token_id": -1}, ValueError, r"pad_token_id .* in 0\.\.60, got -1"),
-    "pad list": ({"pad_token_id": [0]}, TypeError, r"pad_token_id must be an integer.*, got \[0\]"),
-    "trace": ({"trace": "yes"}, TypeError, "trace must be True or False, got 'yes'"),
-    "check": ({"check": None}, TypeError, "check must be True or False, got None"),
-    "minimum below": ({"min_new_tokens": -1}, ValueError, "min_new_tokens .* >= 0, got -1"),
-    "minimum above": ({"min_new_tokens": 5}, ValueError, "min_new_tokens=5 is more than max_new_t"),
-    "no sequences": ({"num_return_sequences": 0}, ValueError, "num_return_sequences .* >= 1"),
-    "too many sequences": (
-        SAMPLED | {"num_return_sequences": 10**8},
-        ValueError,
-        "keys and values of 200000000 rows .* generate at most",
-    ),
-    "huge top_k": (SAMPLED | {"top_k": 2**63}, ValueError, "top_k must be an integer >= 0"),
-    "bytes": (SAMPLED | {"temperature": b"11"}, ValueError, "temperature must be a number .*b'11'"),
-    "configuration dict": (
-        {"generation_config": {"top_k": 3}},
-        TypeError,
-        r"got a dictionary; pass GenerationConfig\(\*\*config\)",
-    ),
-    "configuration class": (
-        {"generation_config": GenerationConfig},
-        TypeError,
-        "must be a GenerationConfig, got the class GenerationConfig",
-    ),
-    "no list of processors": (
-        {"logits_processor": lambda ids, scores: scores},
-        TypeError,
-        r"logits_processor must be a list, got a function; pass LogitsProcessorList",
-    ),
-    "no processors": ({"logits_processor": [5]}, TypeError, "must hold functions of .*, got 5"),
-    "classes": (
-        {"stopping_criteria": [transformers.MaxTimeCriteria]},
-        TypeError,
-        "must hold functions .*got the class MaxTimeCriteria",
-    ),
-    "no text": ({"stop_strings": ""}, ValueError, "strings that are not empty, got"),
-    "no texts": ({"stop_strings": []}, ValueError, "strings that are not empty, got"),
-    "half a character": (
-        {"stop_strings": "\ud800", "tokenizer": TOKENIZER},
-        ValueError,
-        "must be valid Unicode",
-    ),
-    "streamer class": (
-        {"streamer": transformers.TextStreamer},
-        TypeError,
-        r"got the class; pass TextStreamer\(tokenizer\)",
-    ),
-}
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "options"),
+    [*OPTIONS, *((e, m, {"do_sample": True} | o) for e, m, o in SAMPLED)],
+    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+)
+def test_a_bad_option_is_refused(error, message, options):
+    with pytest.raises(error, match=message):
+        GENERATOR.generate(IDS, MASK, **{"max_new_tokens": 4} | options)
 
 
 def test_an_empty_list_of_ends_lets_no_token_end_a_text():
@@ -245,20 +171,6 @@ def test_an_empty_list_of_ends_lets_no_token_end_a_text():
     assert config.eos_token_id == first
 
 
-def test_tensors_without_data_are_refused():
-    with pytest.raises(TypeError, match="input_ids must be a plain tensor with data, got layout"):
-        GENERATOR.generate(IDS.to_sparse(), max_new_tokens=4)
-    with pytest.raises(TypeError, match="attention_mask must be a plain tensor with data"):
-        GENERATOR.generate(IDS, MASK.to("meta"), max_new_tokens=4)
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_a_bad_option_is_refused(name):
-    options, error, message = OPTIONS[name]
-    with pytest.raises(error, match=message):
-        GENERATOR.generate(IDS, MASK, **{"max_new_tokens": 4} | options)
-
-
 def test_the_longest_generation_that_fits_the_positions_is_not_refused():
     for name in ("llama", "gpt2", "opt"):
         model = build(name)
@@ -272,115 +184,71 @@ def test_the_longest_generation_that_fits_the_positions_is_not_refused():
 
 def test_the_hook_refuses_what_it_cannot_honour():
     hook = {"max_new_tokens": 4, "custom_generate": GENERATOR}
-    with pytest.raises(ValueError, match=r"another model .*generator.target.model.generate"):
+    with pytest.raises(ValueError, match="another model"):
         build("llama", seed=1).generate(IDS, **hook)
     cache = transformers.DynamicCache()
     MODEL(IDS[:, :3], past_key_values=cache)
-    with pytest.raises(ValueError, match=r"past_key_values holds tokens already; .*whole prompt"):
+    with pytest.raises(ValueError, match="past_key_values"):
         MODEL.generate(IDS, past_key_values=cache, **hook)
-    with pytest.raises(ValueError, match="does not know: inputs_embeds"):
+    with pytest.raises(ValueError, match="inputs_embeds"):
         MODEL.generate(inputs_embeds=MODEL.get_input_embeddings()(IDS), **hook)
-    with pytest.raises(ValueError, match="num_beams=2 is not supported"):
+    with pytest.raises(ValueError, match="num_beams"):
         MODEL.generate(IDS, num_beams=2, **hook)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (
-            lambda: ModelDrafter(MODEL, -1),
-            ValueError,
-            "must be an integer >= 0, got -1; 0 decodes plainly",
-        ),
-        (lambda: ModelDrafter(MODEL, 1.5), TypeError, "must be an integer.*, got 1.5"),
-        (
-            lambda: PromptLookupDrafter(-1),
-            ValueError,
-            "must be an integer >= 0, got -1; 0 decodes plainly",
-        ),
-        (lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2), ValueError, "min_ngram=2, max"),
-        (
-            lambda: SpeculativeGenerator(MODEL, MODEL),
-            TypeError,
-            r"got Llama.*ModelDrafter\(model\)",
-        ),
-        (lambda: SpeculativeGenerator(MODEL, None, "blok"), ValueError, "no sampler 'blok'; exp"),
-        (lambda: SpeculativeGenerator(MODEL, None, "ensemble"), ValueError, r"EnsembleSampler\(0"),
-        (lambda: SpeculativeGenerator(MODEL, "eagle"), ValueError, "no drafter 'eagle'; .*from_pr"),
-        (
-            lambda: SpeculativeGenerator(MODEL, PromptLookupDrafter),
-            TypeError,
-            r"got the class; pass PromptLookupDrafter\(\)",
-        ),
-        (
-            lambda: SpeculativeGenerator(MODEL, None, RejectionSampler),
-            TypeError,
-            r"got the class; pass RejectionSampler\(\)",
-        ),
-        (lambda: SpeculativeGenerator(MODEL, None, None), TypeError, "sampler .*got None"),
-        (
-            lambda: SpeculativeGenerator(MODEL, None, prefill_chunk_size=0),
-            ValueError,
-            "prefill_chunk_size must be an integer >= 1, got 0",
-        ),
-        (lambda: SpeculativeGenerator(torch.nn.Linear(2, 2), None), TypeError, "got Linear"),
-        (lambda: SpeculativeGenerator("gpt2", None), TypeError, "PreTrainedModel, got str"),
-        (lambda: ModelDrafter(torch.nn.Linear(2, 2)), TypeError, "PreTrainedModel, got Linear"),
-        (
-            lambda: SpeculativeGenerator(MODEL, ModelDrafter(build("llama")).to("meta")),
-            ValueError,
-            r"draft model is on meta and the target on cpu; .*drafter.to\('cpu'\)",
-        ),
-    ],
-)
-def test_parts_that_do_not_fit_are_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
+PARTS = {
+    "K of a model": ("num_draft_tokens", lambda: ModelDrafter(MODEL, -1)),
+    "fraction of K": ("num_draft_tokens", lambda: ModelDrafter(MODEL, 1.5)),
+    "K of lookup": ("num_draft_tokens", lambda: PromptLookupDrafter(-1)),
+    "n-grams": ("min_ngram=2", lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2)),
+    "draft model": ("PreTrainedModel", lambda: ModelDrafter(torch.nn.Linear(2, 2))),
+    "proposal": ("proposal", lambda: ModelDrafter(MODEL, proposal="greedy")),
+    "no heat": ("draft_temperature", lambda: ModelDrafter(MODEL, draft_temperature=0.0)),
+    "infinite heat": ("draft_temperature", lambda: ModelDrafter(MODEL, draft_temperature=math.inf)),
+    "heat of argmax": (
+        "proposal='argmax'",
+        lambda: ModelDrafter(MODEL, proposal="argmax", draft_temperature=0.5),
+    ),
+    "head": ("from_pretrained", lambda: EagleDrafter(MODEL, MODEL)),
+    "target weight": ("target_weight", lambda: EnsembleSampler("0.9")),
+    "large weight": ("target_weight", lambda: EnsembleSampler(1.2)),
+    "NaN": ("target_weight", lambda: EnsembleSampler(math.nan)),
+    "epsilon": ("epsilon", lambda: TypicalSampler(epsilon=1.5)),
+    "delta": ("delta", lambda: TypicalSampler(delta=math.inf)),
+    "feature layers": ("feature_layers", lambda: Target(MODEL, feature_layers=5)),
+    "target's name": ("from_pretrained", lambda: Target("gpt2")),
+    "rows of a cache": ("batch_size", lambda: Target(MODEL).init_cache(0, 5)),
+    "no model": ("PreTrainedModel", lambda: SpeculativeGenerator("gpt2", None)),
+    "a module": ("Linear", lambda: SpeculativeGenerator(torch.nn.Linear(2, 2), None)),
+    "drafter": (r"ModelDrafter\(model\)", lambda: SpeculativeGenerator(MODEL, MODEL)),
+    "drafter's name": ("drafter 'eagle'", lambda: SpeculativeGenerator(MODEL, "eagle")),
+    "drafter's class": (
+        r"PromptLookupDrafter\(\)",
+        lambda: SpeculativeGenerator(MODEL, PromptLookupDrafter),
+    ),
+    "elsewhere": (
+        "draft model is on meta",
+        lambda: SpeculativeGenerator(MODEL, ModelDrafter(build("llama")).to("meta")),
+    ),
+    "sampler's name": ("sampler 'blok'", lambda: SpeculativeGenerator(MODEL, None, "blok")),
+    "ensemble": (r"EnsembleSampler\(0", lambda: SpeculativeGenerator(MODEL, None, "ensemble")),
+    "sampler's class": (
+        r"RejectionSampler\(\)",
+        lambda: SpeculativeGenerator(MODEL, None, RejectionSampler),
+    ),
+    "no sampler": ("sampler", lambda: SpeculativeGenerator(MODEL, None, None)),
+    "chunk": ("prefill_chunk", lambda: SpeculativeGenerator(MODEL, None, prefill_chunk_size=0)),
+    "graphs": ("graphs", lambda: SpeculativeGenerator(MODEL, None, graphs=1)),
+    "bytes": ("kept_bytes", lambda: SpeculativeGenerator(MODEL, None, kept_bytes=1.5)),
+    "steps": ("steps_ahead", lambda: SpeculativeGenerator(MODEL, None, steps_ahead=True)),
+    "generation": ("generation", lambda: GENERATOR.step("x")),
+}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"graphs": 1}, "graphs must be True, False or 'auto', got 1"),
-        ({"kept_bytes": 1.5}, "kept_bytes must be an integer.*, got 1.5"),
-        ({"kept_bytes": "a"}, "kept_bytes must be an integer.*, got 'a'"),
-        ({"steps_ahead": True}, "steps_ahead must be an integer.*, got True"),
-    ],
-)
-def test_settings_of_a_generator_are_checked(options, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        SpeculativeGenerator(MODEL, None, **options)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Target(MODEL, feature_layers=5), "feature_layers must be .*got 5; boundaries"),
-        (lambda: Target(MODEL, feature_layers=None), "feature_layers must be .*got None"),
-        (lambda: Target(MODEL, fuse="x"), "fuse must be True or False"),
-        (lambda: Target(MODEL).init_cache(0, 5), "batch_size must be an integer >= 1, got 0"),
-        (lambda: Target(MODEL).init_cache(1, "a"), "num_slots must be an integer.*, got 'a'"),
-        (lambda: Target("gpt2"), r"AutoModelForCausalLM.from_pretrained\('gpt2'\)"),
-        (lambda: GENERATOR.step("x"), "generation must be a Generation, got 'x'; generator.start"),
-        (lambda: Warp(2, device="tpu9"), "device must be a torch device"),
-        (lambda: Warp("a"), "batch_size must be an integer.*, got 'a'"),
-        (lambda: Warp(2).at_temperature(-1), "temperature must be a number > 0, got -1"),
-        (lambda: Noise(None), "seeds must be a Sequence, got None; one integer per row"),
-        (lambda: Noise(["a"]), "seed of row 0 must be an integer.*, got 'a'"),
-        (lambda: Noise([1]).at(3, 3), "start must be a tensor, got 3"),
-        (lambda: Warp(2)([[1.0]]), r"logits must be a tensor of floats, got \[\[1.0\]\]"),
-        (lambda: Warp(2)(torch.zeros(2, 5).long()), "logits must be a tensor of floats, got a in"),
-        (lambda: Warp(2)(torch.zeros(3, 5)), r"logits must be \[2, V\] or .*, got \[3, 5\]"),
-        (lambda: Warp(2)(torch.zeros(5)), r"logits must be \[2, V\] or .*, got \[5\]"),
-        (lambda: Warp(2).draw(torch.zeros(2, 5), None), "uniforms must be a tensor, got None"),
-        (lambda: Warp(2).load(None), "other must be a Warp, got None"),
-        (lambda: Noise([1]).at(torch.tensor([1]), 2).uniform(99), "99 is not a valid Stream"),
-        (lambda: RejectionSampler()(None, None, Warp(1), None), "draft must be a Draft, got None"),
-        (lambda: Noise([1]).at(torch.tensor([1]), 0), "width must be an integer >= 1, got 0"),
-    ],
-)
-def test_what_parts_are_given_is_checked(make, message):
-    with pytest.raises((TypeError, ValueError), match=message):
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_do_not_fit_are_refused(name):
+    message, make = PARTS[name]
+    with pytest.raises(EITHER, match=message):
         make()
 
 
@@ -405,31 +273,6 @@ def test_what_can_be_checked_without_the_target_is_checked_before_it_is_tried(ca
         UNTRIED[case](model)
     with pytest.raises(ValueError, match="ran a trial forward"):
         SpeculativeGenerator(model, None)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: EnsembleSampler("0.9"), "target_weight must be a number.*, got '0.9'"),
-        (lambda: EnsembleSampler(True), "target_weight must be a number.*, got True"),
-        (lambda: TypicalSampler(epsilon=None), "epsilon must be a number.*, got None"),
-        (lambda: TypicalSampler(delta=[0.1]), r"delta must be a number.*, got \[0.1\]"),
-        (lambda: EagleDrafter(MODEL, MODEL), r"expected a head first .*from_pretrained\(path_or"),
-        (lambda: EagleDrafter("head", MODEL), "expected a head first .*got str"),
-        (lambda: EagleDrafter.from_pretrained("head", "target"), "PreTrainedModel, got str"),
-    ],
-)
-def test_constructors_of_parts_check_types(make, message):
-    with pytest.raises(TypeError, match=message):
-        make()
-
-
-def test_a_parameter_out_of_range_is_refused():
-    for make in (lambda: TypicalSampler(delta=math.inf), lambda: TypicalSampler(delta=math.nan)):
-        with pytest.raises(ValueError, match="delta must be a number >= 0"):
-            make()
-    with pytest.raises(ValueError, match=r"must be a number in 0\.\.1, got nan"):
-        EnsembleSampler(math.nan)
 
 
 def test_names_of_the_command_line_work_in_python():
@@ -521,11 +364,6 @@ def test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can(name):
             assert len(step.draft_tokens) == min(4, max(0, 16 + 1 - length))
             assert step.num_accepted == len(step.draft_tokens)
             length += len(step.new_tokens)
-
-
-def test_a_fraction_of_a_token_is_refused():
-    with pytest.raises(TypeError, match=r"max_new_tokens must be an integer.*, got 2\.5"):
-        GENERATOR.generate(IDS, max_new_tokens=2.5)
 
 
 def test_a_target_put_in_training_mode_later_is_refused():

@@ -10,9 +10,8 @@ from architectures import VOCAB, build
 from drafting import ConstantDrafter, perturbed, ragged_prompts, to_right_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerFast
+from letters import LETTERS, letter_tokenizer
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from specdec import CouplingSampler, GrammarProcessor, ModelDrafter, SpeculativeGenerator
 
@@ -88,16 +87,19 @@ def plain(processor, **options):
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_text_in_a_grammar_is_that_of_plain_decoding(drafter):
-    expected = plain(FromScratch())
     generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
-    options = OPTIONS | {"logits_processor": [GrammarProcessor(Brackets)]}
-    for _ in range(2):  # one processor serves any number of calls
-        result = generator.generate(IDS, MASK, **options)
-        assert torch.equal(result.sequences, expected)
+    result = generator.generate(IDS, MASK, **OPTIONS, logits_processor=[GrammarProcessor(Brackets)])
+    assert torch.equal(result.sequences, plain(FromScratch()))
     assert sum(result.stats.accepted) < sum(result.stats.drafted)
-    right = generator.generate(*to_right_padding(IDS, MASK), **options)
-    assert right.new_tokens.tolist() == expected[:, WIDTH:].tolist()
-    assert torch.equal(plain(GrammarProcessor(Brackets), custom_generate=generator), expected)
+
+
+def test_one_processor_serves_calls_of_any_kind():
+    expected, processor = plain(FromScratch()), GrammarProcessor(Brackets)
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
+    for inputs in ((IDS, MASK), to_right_padding(IDS, MASK)):
+        result = generator.generate(*inputs, **OPTIONS, logits_processor=[processor])
+        assert result.new_tokens.tolist() == expected[:, WIDTH:].tolist()
+    assert torch.equal(plain(processor, custom_generate=generator), expected)
 
 
 def test_sampled_text_in_a_grammar_does_not_depend_on_the_drafter():
@@ -133,9 +135,6 @@ def test_a_grammar_processor_outside_of_a_generator_says_where_it_runs():
         plain(GrammarProcessor(Brackets))
 
 
-LETTERS = [chr(40 + token) for token in range(VOCAB)]
-
-
 def test_xgrammars_matcher_gives_the_text_of_its_own_processor_in_hf():
     xgrammar = pytest.importorskip("xgrammar")
     own = pytest.importorskip("xgrammar.contrib.hf")
@@ -157,10 +156,7 @@ def test_xgrammars_matcher_gives_the_text_of_its_own_processor_in_hf():
 def test_llguidances_matcher_gives_the_text_of_its_mask_in_hf():
     llguidance = pytest.importorskip("llguidance")
     pytest.importorskip("llguidance.hf"), pytest.importorskip("llguidance.torch")
-    tokenizer = Tokenizer(BPE({letter: token for token, letter in enumerate(LETTERS)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=LETTERS[EOS])
+    tokenizer = letter_tokenizer(eos_token=LETTERS[EOS])
     tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=VOCAB)
     rules = 'start: "(" item ("," item)* ")"\nitem: /[0-9A-Z]{1,3}/ | start\n'
     rules = llguidance.grammar_from("lark", rules)

@@ -9,9 +9,8 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts, to_right_padding
-from tokenizers import Tokenizer, decoders, pre_tokenizers
-from tokenizers.models import BPE
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedTokenizerFast
+from letters import LETTERS, letter_tokenizer
+from transformers import GenerationConfig, LogitsProcessorList
 
 from specdec import ModelDrafter, SpeculativeGenerator
 
@@ -20,15 +19,6 @@ GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL), 3))
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 6)
 NUM_NEW = 14
 ROWS = [ids[mask.bool()][None] for ids, mask in zip(IDS, MASK, strict=True)]
-LETTERS = [chr(40 + token) for token in range(VOCAB)]
-
-
-def letter_tokenizer() -> PreTrainedTokenizerFast:
-    """One letter per token."""
-    tokenizer = Tokenizer(BPE({letter: token for token, letter in enumerate(LETTERS)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 
 
 def alone(row: int, **options) -> list[int]:
@@ -82,9 +72,14 @@ def options_of(name: str, ends: str) -> tuple[dict, GenerationConfig]:
     return given, GenerationConfig(max_new_tokens=NUM_NEW, **options)
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "ends", "side"),
+    [
+        *((name, "pad", "left") for name in CASES),
+        *((name, "eos", "left") for name in ("penalty", "minimum", "stop string")),
+        *((name, "pad", "right") for name in ("penalty", "of the prompt", "own")),
+    ],
+)
 def test_a_row_of_a_batch_gets_the_text_that_hf_gives_it_alone(name, ends, side):
     expected = [alone(row, **CASES[name], **ENDS[ends]) for row in range(len(ROWS))]
     assert expected != [alone(row, **ENDS[ends]) for row in range(len(ROWS))]  # it does something
@@ -98,8 +93,9 @@ def test_a_row_of_a_batch_gets_the_text_that_hf_gives_it_alone(name, ends, side)
     assert [tokens[:length] for tokens, length in found] == expected
 
 
-@pytest.mark.parametrize("ends", ENDS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "ends"), [*((name, "pad") for name in CASES), ("penalty", "eos"), ("minimum", "eos")]
+)
 def test_through_the_hook_a_batch_gets_the_text_that_hf_gives_the_batch(name, ends):
     given, config = options_of(name, ends)
     ids = IDS.masked_fill(MASK == 0, config.pad_token_id)
