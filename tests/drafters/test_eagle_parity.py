@@ -245,3 +245,12 @@ def test_features_are_those_of_hfs_plain_forward_at_the_boundaries_named(kind, s
         )
         worst = max(worst, largest_difference(seen, expected))
     assert worst < 1e-4 if shift == 0 else worst > 1e-2
+
+
+def test_a_target_in_half_precision_takes_a_head_in_float32():
+    model = build("llama", dtype=torch.bfloat16)
+    head = head_for(build("llama"), has_lm_head=False)
+    ids, mask = ragged_prompts(model.config.vocab_size, 7, 1, 4)
+    generator = SpeculativeGenerator(model, EagleDrafter(head, model, 3))
+    result = generator.generate(ids, mask, max_new_tokens=8, do_sample=True, seed=1)
+    assert result.lengths == [8] * 3
