@@ -79,20 +79,20 @@ def make(name, num_draft_tokens=4, **options):
 # A drafter at work without a target.
 
 
-def loop_of(drafter, prompts, seed=0, vocab_width=32, **others):
+def loop_of(drafter, prompts, seed=0, *, hidden_size=32, dtype=torch.float32, **others):
     """The loop as the drafter sees it, with random features where it reads any."""
     width, layers = drafter.num_draft_tokens, drafter.feature_layers
     if not layers:
         return PlainLoop(prompts, width, **others)
     generator = torch.Generator().manual_seed(seed)
-    shape = len(prompts), 60, len(layers) * vocab_width
-    table = torch.randn(shape, generator=generator)
+    shape = len(prompts), 60, len(layers) * hidden_size
+    table = torch.randn(shape, generator=generator, dtype=dtype)
     return eagle_heads.FeatureLoop(prompts, width, table, **others)
 
 
-def fresh_state(drafter, rows):
+def fresh_state(drafter, rows, vocab_size=VOCAB):
     """A state for texts of at most 60 tokens."""
-    return drafter.init_state(rows, 60, vocab_size=VOCAB, device=CPU)
+    return drafter.init_state(rows, 60, vocab_size=vocab_size, device=CPU)
 
 
 def propose(drafter, loop, state, warp, *, count=None, context=None, rows=None):
@@ -115,6 +115,49 @@ def is_valid(draft):
     if draft.num_valid is None:
         return torch.ones_like(draft.tokens, dtype=torch.bool)
     return offsets < draft.num_valid[:, None]
+
+
+def random_texts(seed, most):
+    """Three prompts of ids up to `most`, one of which has one token, and a source of numbers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integer(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    prompts = [[integer(0, most) for _ in range(integer(2, 9))] for _ in range(3)]
+    prompts[seed % 3] = prompts[seed % 3][:1]
+    return prompts, integer
+
+
+def commit_some(loop, draft, count, integer, most):
+    """An accepted prefix of each row and one token more; one row has ended."""
+    new = []
+    for tokens, valid in zip(draft.tokens.tolist(), is_valid(draft).sum(1).tolist(), strict=True):
+        new.append([*tokens[: integer(0, min(valid, count))], integer(0, most)])
+    new[integer(0, 2)] = []
+    loop.commit(new)
+
+
+def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, warp=None, **sizes):
+    """Yields (loop, draft, noise) of every proposal over random texts; what belongs to no row is
+    NaN or an impossible id.
+    """
+    prompts, integer = random_texts(seed, vocab_size - 1)
+    sizes |= {"garbage": -1 - 1000 * integer(0, 1), "slack": integer(0, 9)}
+    loop, state = loop_of(drafter, prompts, seed, **sizes), fresh_state(drafter, 3, vocab_size)
+    loop.prefill(drafter, state, chunk_size)
+    for _ in range(num_steps):
+        draft, noise = propose(drafter, loop, state, warp or {})
+        yield loop, draft, noise
+        commit_some(loop, draft, drafter.num_draft_tokens, integer, vocab_size - 1)
+
+
+def check_probs(head, draft, row, logits):
+    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
+    ids = range(logits.shape[-1]) if head.target_ids is None else head.target_ids
+    expected = torch.zeros_like(draft.probs[row], dtype=logits.dtype)
+    expected[:, torch.as_tensor(ids)] = logits.softmax(dim=-1)
+    torch.testing.assert_close(draft.probs[row].to(expected), expected, rtol=0, atol=1e-6)
 
 
 # Drafters that are always right.

@@ -20,6 +20,7 @@ from drafter_table import (
     ROOM,
     WIDE,
     WITH_LOGITS,
+    commit_some,
     eagle,
     fresh_state,
     is_valid,
@@ -27,6 +28,7 @@ from drafter_table import (
     make,
     masks,
     propose,
+    random_texts,
 )
 from drafting import ragged_prompts, to_right_padding
 from eagle_heads import FeatureLoop
@@ -388,29 +390,7 @@ def test_a_proposal_is_drawn_at_its_own_temperature_or_is_the_most_likely_token(
 
 # Law 9.
 
-
-def random_texts(seed):
-    """Three prompts of few ids, so that lookup finds some; one of them has one token. And a source
-    of further numbers.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    prompts = [[integer(0, 5) for _ in range(integer(2, 9))] for _ in range(3)]
-    prompts[seed % 3] = prompts[seed % 3][:1]
-    return prompts, integer
-
-
-def commit_some(loop, draft, count, integer):
-    """An accepted prefix of each row and one token more; one row has ended."""
-    new = []
-    for tokens, valid in zip(draft.tokens.tolist(), is_valid(draft).sum(1).tolist(), strict=True):
-        accepted = tokens[: integer(0, min(valid, count))]
-        new.append([*accepted, integer(0, 5)])
-    new[integer(0, 2)] = []
-    loop.commit(new)
+FEW = 5  # ids of a text, so that lookup finds some
 
 
 def assert_same(draft, other, where):
@@ -443,15 +423,15 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
     name, seed, counts, warp, chunk_size, slack, garbage
 ):
     drafter, warp = make(name), WARPS[warp]
-    prompts, integer = random_texts(seed)
+    prompts, integer = random_texts(seed, FEW)
     loop, state = loop_of(drafter, prompts, garbage=garbage, slack=slack), fresh_state(drafter, 3)
     loop.prefill(drafter, state, chunk_size)
     for count in counts:
         draft, noise = propose(drafter, loop, state, warp, count=count)
-        scratch = loop.context_from_scratch()
-        expected, _ = propose(
-            drafter, loop, fresh_state(drafter, 3), warp, count=count, context=scratch
-        )
+        again, fresh = copy.copy(loop), fresh_state(drafter, 3)  # the text so far is a prompt
+        again.num_new = [min(len(row) - 1, 1) for row in loop.rows]
+        again.prefill(drafter, fresh, 16)
+        expected, _ = propose(drafter, again, fresh, warp, count=count)
         where = is_valid(expected)
         if drafter.feature_layers:  # a row without anything new has ended
             where &= torch.tensor(loop.num_new)[:, None] > 0
@@ -466,7 +446,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
         other, _ = propose(drafter, few, kept, warp, count=count, rows=rows)
         chosen = Draft(draft.tokens[rows], None if draft.probs is None else draft.probs[rows])
         assert_same(other, chosen, where[rows])
-        commit_some(loop, draft, count, integer)
+        commit_some(loop, draft, count, integer, FEW)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -560,7 +540,7 @@ def test_what_must_not_be_read_changes_nothing(name, seed, warp):
     attended to, that are written in this step or hold what was rejected, the trash slot.
     """
     drafter, warp = make(name), WARPS[warp]
-    prompts, integer = random_texts(seed)
+    prompts, integer = random_texts(seed, FEW)
     loop, features = loop_of(drafter, prompts, garbage=0), bool(drafter.feature_layers)
     if features:
         loop.garbage_feature = 0.0
@@ -581,4 +561,4 @@ def test_what_must_not_be_read_changes_nothing(name, seed, warp):
         assert draft.tokens[where].equal(expected.tokens[where])
         if draft.probs is not None:
             assert draft.probs[where].equal(expected.probs[where])
-        commit_some(loop, draft, 4, integer)
+        commit_some(loop, draft, 4, integer, FEW)

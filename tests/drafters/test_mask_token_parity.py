@@ -10,19 +10,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from drafting import drawing
-from eagle_heads import FeatureLoop, stand_in
+from drafter_table import CPU, check_probs, drive, fresh_state, loop_of, propose
+from eagle_heads import stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import ALIGNMENTS, VOCAB, WIRINGS, random_drafter, random_head, tables_of
+from mask_heads import ALIGNMENTS, VOCAB, WIDTH, WIRINGS, random_drafter, random_head, tables_of
 from mask_reference import draft_logits
-from plain_loop import PlainLoop
 
 from specdec.drafters import MaskTokenDrafter
-from specdec.samplers import Noise, Warp
 from specdec.types import Context
 
-CPU = torch.device("cpu")
+FLOAT64 = {"dtype": torch.float64}
 HEADS = {name: random_head(config) for name, config in WIRINGS.items()}
 TARGETS = {name: stand_in(config) for name, config in WIRINGS.items()}
 seeds = st.integers(0, 2**32 - 1)
@@ -41,63 +39,20 @@ class Recorder:
         monkeypatch.setattr(head, "logits", call)
 
 
-def loop_of(config, prompts, width, generator, **others):
-    """A loop that brings features where the head reads any."""
-    if not config.feature_layers:
-        return PlainLoop(prompts, width, **others)
-    shape = len(prompts), 40, config.feature_width
-    table = torch.randn(shape, generator=generator, dtype=torch.float64)
-    return FeatureLoop(prompts, width, table, **others)
-
-
-def propose(drafter, loop, state):
-    """The next proposal of a loop."""
-    starts = torch.tensor([len(row) - 1 for row in loop.rows])
-    rows = len(loop.rows)
-    step = Noise(list(range(rows))).at(starts, loop.width)
-    return drafter.propose(loop.context(), state, drawing(drafter, Warp(rows), step))
-
-
-def drive(name, seed, *, width=3, chunk_size=4, num_steps=4, patch):
+def drafts_of(name, seed, *, width=3, chunk_size=4, patch):
     """Yields (row's text, its features, what the head computed) for every proposal."""
-    config, generator = WIRINGS[name], torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    rows = 3
-    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(rows)]
-    prompts[seed % rows] = prompts[seed % rows][:1]
-    kwargs = {"garbage": -1 - 1000 * integer(0, 1), "slack": integer(0, 9)}
-    loop = loop_of(config, prompts, width, generator, **kwargs)
-    table = getattr(loop, "table", None)
-    recorder = Recorder(HEADS[name], patch)
-    drafter = MaskTokenDrafter(HEADS[name], TARGETS[name], width, proposal="sample")
-    state = drafter.init_state(rows, 40, vocab_size=VOCAB, device=CPU)
-    loop.prefill(drafter, state, chunk_size)
-    for _ in range(num_steps):
-        draft = propose(drafter, loop, state)
+    config, head = WIRINGS[name], HEADS[name]
+    recorder = Recorder(head, patch)
+    drafter = MaskTokenDrafter(head, TARGETS[name], width, proposal="sample")
+    sizes = FLOAT64 | {"hidden_size": config.target_hidden_size}
+    for loop, draft, _ in drive(drafter, seed, vocab_size=VOCAB, chunk_size=chunk_size, **sizes):
         for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
             reads = count > 0 or not config.feature_layers
             assert int(draft.num_valid[b]) == (width if reads else 0)
             if reads:
-                check_probs(HEADS[name], draft, b, recorder.logits[b])
-                features = None if table is None else table[b, : len(text) - 1]
+                check_probs(head, draft, b, recorder.logits[b])
+                features = loop.table[b, : len(text) - 1] if config.feature_layers else None
                 yield list(text), features, recorder.logits[b]
-        drafted = draft.tokens.tolist()
-        new = [[*drafted[b][: integer(0, width)], integer(0, VOCAB - 1)] for b in range(rows)]
-        new[integer(0, rows - 1)] = []  # a row that has ended
-        loop.commit(new)
-
-
-def check_probs(head, draft, row, logits):
-    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
-    for i, values in enumerate(logits):
-        probs = torch.zeros(VOCAB, dtype=values.dtype)
-        ids = range(VOCAB) if head.target_ids is None else head.target_ids.tolist()
-        for token, p in zip(ids, values.softmax(dim=0), strict=True):
-            probs[token] = p
-        torch.testing.assert_close(draft.probs[row, i], probs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", WIRINGS)
@@ -107,9 +62,8 @@ def check_probs(head, draft, row, logits):
 def test_every_draft_is_that_of_the_wiring_recomputed_without_cache(name, seed, width, chunk_size):
     checked, weights = 0, HEADS[name].state_dict()
     with pytest.MonkeyPatch.context() as patch:
-        for text, features, seen in drive(
-            name, seed, width=width, chunk_size=chunk_size, patch=patch
-        ):
+        sizes = {"width": width, "chunk_size": chunk_size}
+        for text, features, seen in drafts_of(name, seed, patch=patch, **sizes):
             case = WIRINGS[name], weights, tables_of(TARGETS[name]), text, features, width
             assert (seen - draft_logits(*case)).abs().max() < 1e-10
             checked += 1
@@ -151,7 +105,7 @@ def test_each_usual_fault_would_show(name, fault, monkeypatch):
     options = dict(FAULTS[fault])
     change_text = options.pop("text", lambda text: text)
     change_features = options.pop("features", lambda features: features)
-    for text, features, seen in drive(name, 3, patch=monkeypatch):
+    for text, features, seen in drafts_of(name, 3, patch=monkeypatch):
         if len(text) == 1:
             continue
         features = None if features is None else change_features(features)
@@ -171,11 +125,10 @@ def test_a_causal_head_proposes_the_same_first_tokens_for_any_k(name):
     drafts = []
     for width in (1, 2, 5):
         drafter = random_drafter(name, width, proposal="sample")
-        state = drafter.init_state(1, 30, vocab_size=VOCAB, device=CPU)
-        generator = torch.Generator().manual_seed(0)
-        loop = loop_of(drafter.config, [[3, 1, 4, 1]], width, generator)
+        state = fresh_state(drafter, 1, VOCAB)
+        loop = loop_of(drafter, [[3, 1, 4, 1]], hidden_size=WIDTH, **FLOAT64)
         loop.prefill(drafter, state, 8)
-        drafts.append(propose(drafter, loop, state))
+        drafts.append(propose(drafter, loop, state, {})[0])
     for draft in drafts[:2]:
         expected = drafts[2].probs[:, : draft.probs.shape[1]]
         torch.testing.assert_close(draft.probs, expected, rtol=0, atol=1e-10)
@@ -192,17 +145,17 @@ def test_rows_past_the_heads_positions_are_never_written_and_fewer_tokens_are_va
     head, target = random_head(replace(config, max_positions=limit)), stand_in(config)
     drafter = MaskTokenDrafter(head, target, width, proposal="sample")
     free = MaskTokenDrafter(random_head(config), target, width, proposal="sample")
-    states = [d.init_state(2, 40, vocab_size=VOCAB, device=CPU) for d in (drafter, free)]
+    states = [fresh_state(d, 2, VOCAB) for d in (drafter, free)]
     for state in states:  # zeros could hide a write
         for buffer in (*state.cache.keys.values(), *state.cache.values.values()):
             buffer.fill_(5.0)
-    loop = loop_of(config, [[3, 1, 4, 1, 5, 9], [2, 7, 1]], width, torch.Generator())
+    loop = loop_of(drafter, [[3, 1, 4, 1, 5, 9], [2, 7, 1]], hidden_size=WIDTH, **FLOAT64)
     for d, state in zip((drafter, free), states, strict=True):
         loop.prefill(d, state, 4)
     first = config.rows.first_row - config.rows.shift + 1
     seen = set()
     for step in range(14):
-        drafts = [propose(d, loop, s) for d, s in zip((drafter, free), states, strict=True)]
+        drafts = [propose(d, loop, s, {})[0] for d, s in zip((drafter, free), states, strict=True)]
         for b, row in enumerate(loop.rows):
             valid = int(drafts[0].num_valid[b])
             assert valid == min(max(limit - (len(row) - 1 + first), 0), width), step

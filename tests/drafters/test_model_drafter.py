@@ -11,6 +11,7 @@ import copy
 import pytest
 import torch
 from architectures import VOCAB, build
+from drafter_table import drive
 from drafting import drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,32 +58,6 @@ def check(draft, loop, model, gate, uniforms, vocab_size=VOCAB):
     return num_valid
 
 
-def drive(model, seed, gate, *, width=3, chunk_size=4):
-    """Runs the loop over random ragged prompts and checks each draft."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(3)]
-    prompts[seed % 3] = prompts[seed % 3][:1]
-    drafter = ModelDrafter(model, num_draft_tokens=width)
-    state = drafter.init_state(3, 40, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop(prompts, width)
-    loop.prefill(drafter, state, chunk_size)
-    noise = Noise([seed, seed + 1, seed + 2])
-    for _ in range(3):
-        starts = torch.tensor([len(row) - 1 for row in loop.rows])
-        step = noise.at(starts, width + 1)
-        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3, **gate), step))
-        check(draft, loop, model, gate, step.uniform(Stream.PROPOSE))
-        accepted = [integer(0, width) for _ in range(3)]
-        drafted = draft.tokens.tolist()
-        new = [[*drafted[b][:n], integer(0, VOCAB - 1)] for b, n in enumerate(accepted)]
-        new[integer(0, 2)] = []  # a row that has ended
-        loop.commit(new)
-
-
 @pytest.mark.parametrize("name", MODELS)
 @settings(max_examples=6)
 @given(seeds, st.sampled_from(list(GATES.values())), st.integers(1, 4), st.integers(1, 9))
@@ -90,7 +65,10 @@ def drive(model, seed, gate, *, width=3, chunk_size=4):
 def test_a_proposal_from_its_state_is_that_of_a_forward_without_cache(
     name, seed, gate, width, chunk_size
 ):
-    drive(MODELS[name], seed, gate, width=width, chunk_size=chunk_size)
+    drafter = ModelDrafter(MODELS[name], num_draft_tokens=width)
+    options = {"chunk_size": chunk_size, "warp": gate, "num_steps": 3}
+    for loop, draft, noise in drive(drafter, seed, vocab_size=VOCAB, **options):
+        check(draft, loop, MODELS[name], gate, noise.uniform(Stream.PROPOSE))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])

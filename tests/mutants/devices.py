@@ -4,7 +4,6 @@ from mutation import Fault, edit, swap
 
 _ATTENTION = "kernels/test_kernels_attention.py"
 _STEPS = "graphs/test_captured_steps.py"
-_HABITS = "request/test_hf_habits.py"
 
 
 DEVICES = [
@@ -29,16 +28,6 @@ DEVICES = [
                 "tl.where(new_max == -INFINITY, 0.0, new_max)",
             ),
             "new_max",
-        ),
-    ),
-    Fault(
-        "a query head reads the keys of another group",
-        "heads interleaved",
-        _ATTENTION,
-        edit(
-            "kernels.attention.triton:_attend_kernel",
-            "kv_head * a.group + query_row % a.group",
-            "kv_head + query_row % a.group * a.num_kv_heads",
         ),
     ),
     Fault(
@@ -131,14 +120,6 @@ DEVICES = [
         ),
     ),
     Fault(
-        *(
-            "all sequences of a prompt share its seed",
-            "transformers' num_return_sequences",
-            _HABITS,
-        ),
-        swap("request.call:_following", lambda right: lambda seed, *copy: seed),
-    ),
-    Fault(
         "NaN logits are emitted",
         "sglang#27883",
         "target/test_bad_models.py",
@@ -159,12 +140,6 @@ DEVICES = [
         "verl-SpeCo#67, SpecForge#534",
         "checkpoints/test_eagle_checkpoints.py",
         edit("checkpoints.vocab_map:read_vocab_map", "own + d2t.long()", "d2t.long()"),
-    ),
-    Fault(
-        "a head's last decoder layer never runs",
-        "mlx-lm#1485",
-        "drafters/test_eagle_parity.py",
-        edit("heads.eagle:EagleHead.forward", "in later:", "in later[:-1]:"),
     ),
     Fault(
         "the raw state is passed on where a normalised one was trained",

@@ -39,12 +39,6 @@ DRAWING = [
         ),
     ),
     Fault(
-        "the residual is the absolute difference",
-        "transformers#28166",
-        _LAW,
-        edit(_RULE("_resampled"), "residual.clamp_(min=0)", "residual.abs()"),
-    ),
-    Fault(
         "the extra token is drawn from the row before",
         "TensorRT-LLM#15098",
         _LAW,
@@ -71,12 +65,6 @@ DRAWING = [
         "vllm#46899",
         "test_sampler_laws.py",
         swap(_RULE("_is_valid"), lambda right: lambda draft: right(draft) | True),
-    ),
-    Fault(
-        "a block's prefix may be worth more than 1",
-        "arXiv:2403.10444",
-        _LAW,
-        edit(_RULE("block_rule"), ".clamp(max=1)", ""),
     ),
     Fault(
         "a block's residual is the token-wise one",
@@ -118,15 +106,6 @@ DRAWING = [
         swap("samplers.noise:Noise.at", _with_start(lambda start: 0 * start)),
     ),
     # Law 3.
-    Fault(
-        "greedy rows keep a soft distribution",
-        "jaymody/speculative-sampling#3",
-        "test_warp.py",
-        swap(
-            "kernels.truncate.reference:one_hot_greedy_rows",
-            lambda right: lambda probs, logits, is_greedy: probs,
-        ),
-    ),
     Fault(
         "greedy rows take the last of equal logits",
         "tpu-inference#3580",
@@ -232,20 +211,6 @@ DRAWING = [
         "transformers#47932",
         "drafters/test_proposals.py",
         swap("samplers.warp:Warp.draw", _laws_without_temperature),
-    ),
-    Fault(
-        "a draw in half precision, its probabilities in float32",
-        "deepseek-ai/DeepSpec#31",
-        "test_warp.py",
-        swap(
-            "samplers.warp:Warp.draw",
-            lambda right: (
-                lambda self, logits, uniforms, out=None: (
-                    right(self, logits.bfloat16(), uniforms)[0],
-                    right(self, logits, uniforms, out)[1],
-                )
-            ),
-        ),
     ),
     Fault(
         "the most likely token beside a soft distribution",

@@ -55,27 +55,10 @@ TEXTS = [
         ),
     ),
     Fault(
-        "the right token is drafted after for K = 1 only",
-        "vllm#9730",
-        _NEVER,
-        swap(
-            "heads.context:ContextRows.last",
-            lambda right: (
-                lambda self, out: right(replace(self, counts=self.counts.clamp(max=2)), out)
-            ),
-        ),
-    ),
-    Fault(
         "a step without draft tokens reads nothing",
         "a trial of draft lengths 4, 0",
         _LAWS("test_steps_without_a_draft_that_are_replayed_read_what_was_committed"),
         edit("loop.step:propose", "if most > 0", "if num_draft_tokens > 0"),
-    ),
-    Fault(
-        "a shorter draft counts as a whole one",
-        "vllm#41162",
-        _NEVER,
-        edit("loop.step:_num_valid", "state.all_valid.clamp(max=width)", "state.all_valid"),
     ),
     # Law 9.
     Fault(
@@ -110,12 +93,6 @@ TEXTS = [
         ),
     ),
     Fault(
-        "ids of a reduced vocabulary are the target's first",
-        "NeMo Automodel#2447",
-        "drafters/test_eagle_parity.py",
-        edit("heads.sharing:over_target_ids", "(-1, target_ids,", "(-1, target_ids.sort().values,"),
-    ),
-    Fault(
         "rows of a block see only what precedes them",
         "vllm's DFlash",
         _MASKS,
@@ -123,15 +100,6 @@ TEXTS = [
             "drafters.mask_token:MaskTokenDrafter._visible",
             "any_of(causal, block(first, last))",
             "causal",
-        ),
-    ),
-    Fault(
-        "a block is as wide as K asks for",
-        "z-lab/dflash: block_size",
-        _MASKS,
-        swap(
-            "heads.mask_token:MaskTokenConfig.num_later",
-            lambda right: lambda self, count: self.rows.first_row + count,
         ),
     ),
     Fault(
@@ -174,16 +142,6 @@ TEXTS = [
             "loop/test_generation_machine.py",
         ),
         edit(_COMMIT, "self.lengths += self.num_new", "self.lengths += self.num_new.amin()"),
-    ),
-    Fault(
-        "a rejection rewinds by one token too many",
-        "lablup/mlxcel#994",
-        "loop/test_generation_machine.py",
-        edit(
-            _COMMIT,
-            "self.lengths += self.num_new",
-            "self.lengths += self.num_new - (self.num_new > 1).long()",
-        ),
     ),
     Fault(
         "a row that is dropped leaves the wrong row behind",
@@ -249,16 +207,5 @@ TEXTS = [
         "LostRuins/koboldcpp#1276",
         _CONTRACT,
         edit(_COMMIT, "self.remaining.masked_fill_(is_eos, 0)", "pass"),
-    ),
-    Fault(
-        "only the first of several ids ends a row",
-        "transformers#48981",
-        _CONTRACT,
-        swap(
-            "loop.token_buffer:TokenBuffer.load",
-            lambda right: (
-                lambda self, *args, eos, **options: right(self, *args, eos=eos[:1], **options)
-            ),
-        ),
     ),
 ]
