@@ -411,7 +411,7 @@ def picked(loop, rows):
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@settings(max_examples=4)
+@settings(max_examples=3)
 @given(
     seeds,
     st.lists(st.integers(0, 4), min_size=2, max_size=5),
@@ -427,6 +427,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
     loop, state = loop_of(drafter, prompts, garbage=garbage, slack=slack), fresh_state(drafter, 3)
     loop.prefill(drafter, state, chunk_size)
     for count in counts:
+        before = copy.deepcopy(state)
         draft, noise = propose(drafter, loop, state, warp, count=count)
         again, fresh = copy.copy(loop), fresh_state(drafter, 3)  # the text so far is a prompt
         again.num_new = [min(len(row) - 1, 1) for row in loop.rows]
@@ -442,7 +443,7 @@ def test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_wou
             assert draft.tokens[where].equal(drawn[where])
         # Some of the rows, kept of a copy, go on alike.
         rows = [[2], [2, 1], [0, 2], [0, 1]][integer(0, 3)]
-        kept, few = copy.deepcopy(state).keep(rows), picked(loop, rows)
+        kept, few = before.keep(rows), picked(loop, rows)
         other, _ = propose(drafter, few, kept, warp, count=count, rows=rows)
         chosen = Draft(draft.tokens[rows], None if draft.probs is None else draft.probs[rows])
         assert_same(other, chosen, where[rows])

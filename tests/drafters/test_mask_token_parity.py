@@ -126,7 +126,8 @@ def test_a_causal_head_proposes_the_same_first_tokens_for_any_k(name):
     for width in (1, 2, 5):
         drafter = random_drafter(name, width, proposal="sample")
         state = fresh_state(drafter, 1, VOCAB)
-        loop = loop_of(drafter, [[3, 1, 4, 1]], hidden_size=WIDTH, **FLOAT64)
+        size = WIRINGS[name].target_hidden_size
+        loop = loop_of(drafter, [[3, 1, 4, 1]], hidden_size=size, **FLOAT64)
         loop.prefill(drafter, state, 8)
         drafts.append(propose(drafter, loop, state, {})[0])
     for draft in drafts[:2]:

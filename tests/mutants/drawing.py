@@ -51,7 +51,7 @@ DRAWING = [
     Fault(
         "a rejected point mass may be drawn again",
         "transformers#32867",
-        "test_sampler_laws.py",
+        _LAW,
         edit(_RULE("_resampled"), "target_row.scatter(-1, rejected, 0.0)", "target_row"),
     ),
     Fault(
@@ -63,7 +63,7 @@ DRAWING = [
     Fault(
         "a short row's invalid tokens are accepted",
         "vllm#46899",
-        "test_sampler_laws.py",
+        "test_sampler_laws.py::test_a_short_row_is_decided_as_a_draft_of_so_many_tokens",
         swap(_RULE("_is_valid"), lambda right: lambda draft: right(draft) | True),
     ),
     Fault(
@@ -102,7 +102,7 @@ DRAWING = [
     Fault(
         "noise is used again in the next step",
         "vllm#54282",
-        "test_noise.py",
+        "test_noise.py::test_no_step_of_a_generation_uses_the_noise_of_an_earlier_step",
         swap("samplers.noise:Noise.at", _with_start(lambda start: 0 * start)),
     ),
     # Law 3.
@@ -181,19 +181,19 @@ DRAWING = [
     Fault(
         "a token is accepted at exactly its ratio",
         "sglang#35771",
-        "test_rejection_zero.py",
+        "test_rejection_zero.py::test_a_token_is_accepted_strictly_below_its_ratio",
         edit(_RULE("token_rule"), "draft_of_draft < target", "draft_of_draft <= target"),
     ),
     Fault(
         "an id of weight 0 is drawn at a uniform of 0",
         "sglang#35771",
-        "test_rejection_zero.py",
+        "kernels/test_kernels_sample.py",
         edit("kernels.sample.reference:draw", "right=True", "right=False"),
     ),
     Fault(
         "an empty residual is drawn from",
         "jaymody/speculative-sampling#5",
-        "test_rejection_zero.py",
+        "test_rejection_zero.py::test_a_rejection_that_leaves_nothing_draws_from_the_target",
         edit(_RULE("_resampled"), "is_short & (residual.sum(dim=-1) > 0)", "is_short"),
     ),
     Fault(
