@@ -1,88 +1,126 @@
-"""Planted bugs: the record of one, and runs of a copied project that has it."""
+"""Planted faults: the record of one, ways to plant it into the running package, and test runs with
+it, each in a process of its own.
+"""
 
-import compileall
+import __future__
+
 import contextlib
+import importlib
+import inspect
 import io
+import linecache
 import os
-import shutil
+import re
 import sys
-import tempfile
+import textwrap
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).parent.parent
-ADDED = """
-
-import os  # from here on added by mutation.py
-
-import specdec
-
-if not specdec.__file__.startswith(os.getcwd() + os.sep):
-    raise RuntimeError(f"{specdec.__file__} is tested instead of the copy")
-hypothesis.settings.register_profile(
-    "mutants", parent=hypothesis.settings.get_profile("gate"), phases=[hypothesis.Phase.generate]
-)
-hypothesis.settings.load_profile("mutants")
-"""
-"""Closes the copied conftest.py: an exception there is pytest's exit status 4, and no failure is
-made smaller.
-"""
-
 PRELOADED = ["pytest", "transformers.models.llama.modeling_llama", "scipy.stats", "hypothesis"]
 """Imported once, and forked with every run: they take ten times as long as most tests."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mutant:
-    """A bug like one that the field has shipped, planted by replacing one piece of source.
+@dataclass(frozen=True)
+class Fault:
+    """A fault like one that the field has shipped.
 
     Args:
-        name: what the mutant does wrong, in words.
-        source: where the field did so: public issues, and their rows in the project's catalogue.
-        file: of the package.
-        old: a piece of its source that occurs once.
-        new: what takes its place.
-        caught_by: the test that must fail, as pytest names it within the tests' folder.
+        name: what is done wrong, in words.
+        source: where the field did so, as repository#number where it is public.
+        caught_by: the test or the file of tests that must fail, as pytest names it within the
+            tests' folder.
+        plant: changes the package in memory.
     """
 
     name: str
     source: str
-    file: str
-    old: str
-    new: str
     caught_by: str
-
-    def apply(self, source: str) -> str:
-        """The source of `file` with the bug in it.
-
-        Raises:
-            ValueError: the piece to replace does not occur exactly once.
-        """
-        if source.count(self.old) != 1:
-            raise ValueError(
-                f"mutant {self.name!r}: expected its old source once in {self.file}, found it "
-                f"{source.count(self.old)} times; the code has changed, so write the mutant anew"
-            )
-        return source.replace(self.old, self.new)
+    plant: Callable[[], None]
 
 
-def copy_project(folder: Path) -> Path:
-    """Copies package and tests to a folder; the zoo's weights, which are large, are linked."""
-    package = ROOT / "specdec"
-    shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(
-        package, folder / "specdec", ignore=shutil.ignore_patterns("__pycache__", "weights")
-    )
-    (folder / "specdec/zoo/weights").symlink_to(package / "zoo/weights")
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    with (folder / "tests/conftest.py").open("a") as conftest:
-        conftest.write(ADDED)
-    compileall.compile_dir(folder / "specdec", quiet=1)  # once for all mutants
-    return folder
+def swap(where: str, faulty_of: Callable) -> Callable[[], None]:
+    """Plants `faulty_of(right)` in the place of a function or method.
+
+    Args:
+        where: within `specdec`, as `"samplers.noise:Noise.keep"`.
+        faulty_of: makes the faulty one from the right one.
+    """
+
+    def plant():
+        owner, name, right = _find(where)
+        _put(owner, name, right, _as(right, faulty_of(_function(right))))
+
+    return plant
+
+
+def edit(where: str, old: str, new: str) -> Callable[[], None]:
+    """Plants a function or method with one piece of its source exchanged.
+
+    Args:
+        where: as in `swap`.
+        old: a piece that occurs once in it; white space makes no difference.
+        new: what takes its place.
+    """
+
+    def plant():
+        owner, name, right = _find(where)
+        source = textwrap.dedent(inspect.getsource(_function(right)))
+        pattern = r"\s*".join(re.escape(part) for part in re.findall(r"\w+|[^\w\s]", old))
+        if len(re.findall(pattern, source)) != 1:
+            raise ValueError(f"{old!r} does not occur once in {where}; the code has changed")
+        source, file = re.sub(pattern, lambda _: new, source), f"<planted in {where}>"
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+        module = importlib.import_module(f"specdec.{where.split(':')[0]}")
+        space = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, file, "exec", flags), vars(module), space)
+        _put(owner, name, right, space[name])
+
+    return plant
+
+
+def _find(where: str) -> tuple:
+    """The owner of a part of the package, its name there, and the part as it is stored."""
+    module, path = where.split(":")
+    owner = importlib.import_module(f"specdec.{module}")
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    return owner, name, inspect.getattr_static(owner, name)
+
+
+def _function(right):
+    """What a property, a static or class method or a Triton kernel wraps."""
+    for name in ("fget", "func", "__func__", "fn"):
+        right = getattr(right, name, right)
+    return right
+
+
+def _as(right, faulty):
+    """The faulty function as the same kind of attribute."""
+    is_wrapped = isinstance(right, property | cached_property | staticmethod | classmethod)
+    return type(right)(faulty) if is_wrapped else faulty
+
+
+def _put(owner, name: str, right, faulty) -> None:
+    """Binds it wherever the package, as far as it is imported, has the right one."""
+    setattr(owner, name, faulty)
+    modules = [m for n, m in list(sys.modules.items()) if n.split(".")[0] == "specdec"]
+    classes = [c for m in modules for c in vars(m).values() if inspect.isclass(c)]
+    for holder in (*modules, *classes):
+        for key, value in list(vars(holder).items()):
+            if value is right:
+                setattr(holder, key, faulty)
+            elif isinstance(value, staticmethod) and value.__func__ is right:
+                setattr(holder, key, staticmethod(faulty))
 
 
 def workers(count: int) -> ProcessPoolExecutor:
@@ -94,47 +132,36 @@ def workers(count: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(count, mp_context=context, max_tasks_per_child=1)
 
 
-def run_tests(project: Path, *tests: str) -> tuple[int, str]:
-    """Pytest's exit status and output in a copied project, up to the first failure; for `workers`.
+class _Planter:
+    """Plants after conftest.py has been read and before any test has."""
+
+    def __init__(self, plant: Callable[[], None] | None):
+        self.plant = plant
+
+    def pytest_sessionstart(self):
+        phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]  # nothing is made smaller
+        gate = hypothesis.settings.get_profile("gate")
+        hypothesis.settings.register_profile("planted", parent=gate, phases=phases)
+        hypothesis.settings.load_profile("planted")
+        if self.plant is not None:
+            self.plant()
+
+
+def run_tests(index: int | None, *tests: str) -> tuple[int, str]:
+    """Pytest's exit status and output up to the first failure; for `workers`.
 
     Args:
-        project: from `copy_project`.
+        index: of the fault to plant among `mutants.FAULTS`; `None` plants none.
         tests: as pytest names them within the tests' folder.
     """
-    output = io.StringIO()
-    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        status = _pytest(project, "-x", *(f"tests/{test}" for test in tests))
-    return status, output.getvalue()
-
-
-def run_planted(project: Path, mutant: Mutant) -> tuple[int, str]:
-    """As `run_tests`, of the test that is to catch a mutant, in a copy of a copied project."""
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "planted"
-        shutil.copytree(project, copy, symlinks=True)
-        file = copy / "specdec" / mutant.file
-        file.write_text(mutant.apply(file.read_text()))
-        return run_tests(copy, mutant.caught_by)
-
-
-def collect_tests(project: Path, *files: str) -> list[str]:
-    """Names of the ordinary tests in files of the tests' folder, as `Mutant.caught_by` gives them;
-    for `workers`.
-    """
-    names = []
-
-    class Collector:
-        def pytest_collection_finish(self, session):
-            names.extend(item.nodeid.removeprefix("tests/") for item in session.items)
-
-    with contextlib.redirect_stdout(io.StringIO()):
-        _pytest(project, "--collect-only", *(f"tests/{f}" for f in files), plugins=[Collector()])
-    return names
-
-
-def _pytest(project: Path, *arguments: str, plugins: list | None = None) -> int:
-    """Runs pytest in a project, which is where `import specdec` looks first."""
-    os.chdir(project)
+    os.chdir(ROOT)
     os.environ["OMP_NUM_THREADS"] = "1"
-    sys.path.insert(0, str(project))
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments], plugins=plugins))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    from mutants import FAULTS
+
+    plant = None if index is None else FAULTS[index].plant
+    output = io.StringIO()
+    arguments = ["-q", "-x", "-p", "no:cacheprovider", *(f"tests/{test}" for test in tests)]
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        status = int(pytest.main(arguments, plugins=[_Planter(plant)]))
+    return status, output.getvalue()

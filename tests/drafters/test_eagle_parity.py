@@ -9,12 +9,12 @@ the two agree to 1e-10, so nothing hides behind rounding.
 import pytest
 import torch
 from architectures import build
-from drafting import drawing, ragged_prompts
+from drafter_table import check_probs, drive
+from drafting import ragged_prompts
 from eagle_heads import (
     EAGLE3,
     VOCAB,
     WIRINGS,
-    FeatureLoop,
     features_and_logits,
     flagged,
     head_for,
@@ -28,9 +28,7 @@ from hypothesis import strategies as st
 
 from specdec import SpeculativeGenerator
 from specdec.drafters import EagleDrafter
-from specdec.samplers import Noise, Warp
 
-CPU = torch.device("cpu")
 HEADS = {name: random_head(config) for name, config in WIRINGS.items()}
 TARGETS = {name: stand_in(config) for name, config in WIRINGS.items()}
 seeds = st.integers(0, 2**32 - 1)
@@ -71,49 +69,18 @@ def largest_difference(seen, expected):
     return max((a - b).abs().max().item() for a, b in pairs if b.numel())
 
 
-def check_laws(head, draft, row, logits):
-    """The draft's laws are those of the logits, each at the target's id of the head's id."""
-    for i, values in enumerate(logits):
-        law = torch.zeros(VOCAB, dtype=values.dtype)
-        ids = range(VOCAB) if head.target_ids is None else head.target_ids.tolist()
-        for token, p in zip(ids, values.softmax(dim=0), strict=True):
-            law[token] = p
-        torch.testing.assert_close(draft.probs[row, i], law, rtol=0, atol=1e-6)
-
-
-def drive(config, head, target, seed, *, width=3, chunk_size=4, dtype=torch.float64, recorder):
+def drafts_of(config, head, target, seed, *, width=3, chunk_size=4, dtype=torch.float64, recorder):
     """Yields (row's text, its features, its draft, what the head computed) for every proposal."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    rows = 3
-    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(rows)]
-    prompts[seed % rows] = prompts[seed % rows][:1]
-    shape = rows, 40, config.feature_width
-    table = torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
     drafter = EagleDrafter(head, target, width)
-    state = drafter.init_state(rows, 40, vocab_size=VOCAB, device=CPU)
-    loop = FeatureLoop(
-        prompts, width, table, garbage=-1 - 1000 * integer(0, 1), slack=integer(0, 9)
-    )
-    loop.prefill(drafter, state, chunk_size)
-    noise = Noise([seed, seed + 1, seed + 2])
-    for _ in range(4):
-        recorder.clear()
-        step = noise.at(torch.tensor([len(row) - 1 for row in loop.rows]), width + 1)
-        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(rows), step))
+    sizes = {"vocab_size": VOCAB, "hidden_size": config.target_hidden_size, "dtype": dtype}
+    for loop, draft, _ in drive(drafter, seed, chunk_size=chunk_size, **sizes):
         for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
             assert int(draft.num_valid[b]) == (width if count else 0)
             if count:
                 seen = recorder.take(b)
-                check_laws(head, draft, b, seen[0])
-                yield list(text), table[b, : len(text) - 1], draft.tokens[b], seen
-        drafted = draft.tokens.tolist()
-        new = [[*drafted[b][: integer(0, width)], integer(0, VOCAB - 1)] for b in range(rows)]
-        new[integer(0, rows - 1)] = []  # a row that has ended
-        loop.commit(new)
+                check_probs(head, draft, b, seen[0])
+                yield list(text), loop.table[b, : len(text) - 1], draft.tokens[b], seen
+        recorder.clear()
 
 
 @pytest.mark.parametrize("name", WIRINGS)
@@ -127,7 +94,7 @@ def test_every_draft_step_is_that_of_the_wiring_recomputed_without_cache(
     with pytest.MonkeyPatch.context() as patch:
         recorder, checked = Recorder(head, patch), 0
         options = {"width": width, "chunk_size": chunk_size, "recorder": recorder}
-        for text, features, drafted, seen in drive(config, head, target, seed, **options):
+        for text, features, drafted, seen in drafts_of(config, head, target, seed, **options):
             expected = draft_outputs(
                 config, head.state_dict(), tables_of(target), text, features, drafted.tolist()
             )
@@ -145,7 +112,7 @@ def test_in_float32_it_is_to_1e_5(name, monkeypatch):
     target = stand_in(config, dtype=torch.float32)
     recorder, exact = Recorder(head, monkeypatch), HEADS[name].state_dict()
     options = {"dtype": torch.float32, "recorder": recorder}
-    for text, features, drafted, seen in drive(config, head, target, 7, **options):
+    for text, features, drafted, seen in drafts_of(config, head, target, 7, **options):
         tables = [table.double() for table in tables_of(target)]
         expected = draft_outputs(config, exact, tables, text, features.double(), drafted.tolist())
         assert largest_difference(seen, expected) < 1e-5
@@ -206,7 +173,7 @@ def test_each_usual_fault_would_show(fault, monkeypatch):
     """The negative controls: the reference with one fault is far from what the drafter computes."""
     head, target = HEADS["eagle3"], TARGETS["eagle3"]
     recorder, worst = Recorder(head, monkeypatch), 0.0
-    for text, features, drafted, seen in drive(EAGLE3, head, target, 3, recorder=recorder):
+    for text, features, drafted, seen in drafts_of(EAGLE3, head, target, 3, recorder=recorder):
         case = {"config": EAGLE3, "weights": head.state_dict(), "features": features, "text": text}
         case = FAULTS[fault](case | {"tables": tables_of(target), "drafted": drafted.tolist()})
         worst = max(worst, largest_difference(seen, draft_outputs(**case)))
@@ -245,3 +212,12 @@ def test_features_are_those_of_hfs_plain_forward_at_the_boundaries_named(kind, s
         )
         worst = max(worst, largest_difference(seen, expected))
     assert worst < 1e-4 if shift == 0 else worst > 1e-2
+
+
+def test_a_target_in_half_precision_takes_a_head_in_float32():
+    model = build("llama", dtype=torch.bfloat16)
+    head = head_for(build("llama"), has_lm_head=False)
+    ids, mask = ragged_prompts(model.config.vocab_size, 7, 1, 4)
+    generator = SpeculativeGenerator(model, EagleDrafter(head, model, 3))
+    result = generator.generate(ids, mask, max_new_tokens=8, do_sample=True, seed=1)
+    assert result.lengths == [8] * 3

@@ -1,7 +1,7 @@
 """`PromptLookupDrafter` finds what a plain search through a list finds, however the text arrived.
 
 The oracle is written from the class's own words. Texts have small alphabets, so that matches of
-every length overlap and compete.
+every length overlap and compete. Laws that all drafters share are in `test_laws.py`.
 """
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plain_loop import PlainLoop
 
 from specdec import PromptLookupDrafter
-from specdec.types import PAD_TOKEN, rows_to_keep
+from specdec.types import PAD_TOKEN
 
 CPU = torch.device("cpu")
 MAX_LENGTH = 40
@@ -74,49 +74,7 @@ def test_a_proposal_depends_on_the_text_and_not_on_how_it_arrived(
         loop.commit([data.draw(block) for _ in texts])
 
 
-@given(st.data(), batches, ngrams, st.integers(-1, 2))
-def test_what_lies_behind_the_text_of_a_row_is_never_looked_at(data, texts, ngram, poison):
-    drafter, state = make(3, ngram, len(texts))
-    loop = PlainLoop(texts, 3, slack=4)
-    loop.prefill(drafter, state, 5)
-    for _ in range(2):
-        context = loop.context()
-        is_unknown = torch.arange(MAX_LENGTH + 1) >= context.start[:, None]
-        state.tokens.masked_fill_(is_unknown, poison)
-        expected = [oracle(text, 3, *ngram) for text in loop.rows]
-        assert proposals(drafter.propose(context, state, told(drafter))) == expected
-        loop.commit([data.draw(st.lists(st.integers(0, 2), min_size=1, max_size=4)) for _ in texts])
-
-
-@given(st.data(), batches, ngrams)
-def test_rows_kept_of_a_state_go_on_as_they_were(data, texts, ngram):
-    drafter, state = make(3, ngram, len(texts))
-    loop = PlainLoop(texts, 3)
-    loop.prefill(drafter, state, 4)
-    is_live = st.lists(st.booleans(), min_size=len(texts), max_size=len(texts))
-    rows = rows_to_keep(data.draw(is_live.filter(any)))
-    kept, few = state.keep(rows), PlainLoop([texts[row] for row in rows], 3)
-    assert kept.tokens.data_ptr() == state.tokens.data_ptr()
-    expected = [oracle(text, 3, *ngram) for text in few.rows]
-    assert proposals(drafter.propose(few.context(), kept, told(drafter))) == expected
-
-
-@given(batches, texts, ngrams)
-def test_a_state_that_was_reset_remembers_nothing(texts, other, ngram):
-    drafter, state = make(3, ngram, len(texts))
-    drafter.propose(
-        PlainLoop([other] * len(texts), 3).context_from_scratch(),
-        state,
-        told(drafter),
-    )
-    state.reset()
-    loop = PlainLoop(texts, 3)
-    loop.prefill(drafter, state, 4)
-    expected = [oracle(text, 3, *ngram) for text in texts]
-    assert proposals(drafter.propose(loop.context(), state, told(drafter))) == expected
-
-
 @pytest.mark.parametrize(("smallest", "largest"), [(0, 3), (3, 2), (-1, 1)])
 def test_an_empty_range_of_ngrams_is_refused(smallest, largest):
-    with pytest.raises(ValueError, match="1 <= min_ngram <= max_ngram"):
+    with pytest.raises(ValueError, match="min_ngram"):
         PromptLookupDrafter(min_ngram=smallest, max_ngram=largest)

@@ -6,20 +6,21 @@ token, of another length in every row. What belongs to no row is NaN or an impos
 the two agree to 1e-10, so nothing hides in rounding.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
-from drafting import drawing
-from eagle_heads import FeatureLoop, stand_in
+from drafter_table import CPU, check_probs, drive, fresh_state, loop_of, propose
+from eagle_heads import stand_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import VOCAB, WIRINGS, random_head, tables_of
+from mask_heads import ALIGNMENTS, VOCAB, WIDTH, WIRINGS, random_drafter, random_head, tables_of
 from mask_reference import draft_logits
-from plain_loop import PlainLoop
 
 from specdec.drafters import MaskTokenDrafter
-from specdec.samplers import Noise, Warp
+from specdec.types import Context
 
-CPU = torch.device("cpu")
+FLOAT64 = {"dtype": torch.float64}
 HEADS = {name: random_head(config) for name, config in WIRINGS.items()}
 TARGETS = {name: stand_in(config) for name, config in WIRINGS.items()}
 seeds = st.integers(0, 2**32 - 1)
@@ -38,53 +39,20 @@ class Recorder:
         monkeypatch.setattr(head, "logits", call)
 
 
-def drive(name, seed, *, width=3, chunk_size=4, num_steps=4, patch):
+def drafts_of(name, seed, *, width=3, chunk_size=4, patch):
     """Yields (row's text, its features, what the head computed) for every proposal."""
-    config, generator = WIRINGS[name], torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    rows = 3
-    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(rows)]
-    prompts[seed % rows] = prompts[seed % rows][:1]
-    kwargs = {"garbage": -1 - 1000 * integer(0, 1), "slack": integer(0, 9)}
-    table = None
-    if config.feature_layers:
-        shape = rows, 40, config.feature_width
-        table = torch.randn(shape, generator=generator, dtype=torch.float64)
-        loop = FeatureLoop(prompts, width, table, **kwargs)
-    else:
-        loop = PlainLoop(prompts, width, **kwargs)
-    recorder = Recorder(HEADS[name], patch)
-    drafter = MaskTokenDrafter(HEADS[name], TARGETS[name], width, proposal="sample")
-    state = drafter.init_state(rows, 40, vocab_size=VOCAB, device=CPU)
-    loop.prefill(drafter, state, chunk_size)
-    noise = Noise([seed, seed + 1, seed + 2])
-    for _ in range(num_steps):
-        step = noise.at(torch.tensor([len(row) - 1 for row in loop.rows]), width + 1)
-        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(rows), step))
+    config, head = WIRINGS[name], HEADS[name]
+    recorder = Recorder(head, patch)
+    drafter = MaskTokenDrafter(head, TARGETS[name], width, proposal="sample")
+    sizes = FLOAT64 | {"hidden_size": config.target_hidden_size}
+    for loop, draft, _ in drive(drafter, seed, vocab_size=VOCAB, chunk_size=chunk_size, **sizes):
         for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
             reads = count > 0 or not config.feature_layers
             assert int(draft.num_valid[b]) == (width if reads else 0)
             if reads:
-                check_probs(HEADS[name], draft, b, recorder.logits[b])
-                features = None if table is None else table[b, : len(text) - 1]
+                check_probs(head, draft, b, recorder.logits[b])
+                features = loop.table[b, : len(text) - 1] if config.feature_layers else None
                 yield list(text), features, recorder.logits[b]
-        drafted = draft.tokens.tolist()
-        new = [[*drafted[b][: integer(0, width)], integer(0, VOCAB - 1)] for b in range(rows)]
-        new[integer(0, rows - 1)] = []  # a row that has ended
-        loop.commit(new)
-
-
-def check_probs(head, draft, row, logits):
-    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
-    for i, values in enumerate(logits):
-        probs = torch.zeros(VOCAB, dtype=values.dtype)
-        ids = range(VOCAB) if head.target_ids is None else head.target_ids.tolist()
-        for token, p in zip(ids, values.softmax(dim=0), strict=True):
-            probs[token] = p
-        torch.testing.assert_close(draft.probs[row, i], probs, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", WIRINGS)
@@ -94,9 +62,8 @@ def check_probs(head, draft, row, logits):
 def test_every_draft_is_that_of_the_wiring_recomputed_without_cache(name, seed, width, chunk_size):
     checked, weights = 0, HEADS[name].state_dict()
     with pytest.MonkeyPatch.context() as patch:
-        for text, features, seen in drive(
-            name, seed, width=width, chunk_size=chunk_size, patch=patch
-        ):
+        sizes = {"width": width, "chunk_size": chunk_size}
+        for text, features, seen in drafts_of(name, seed, patch=patch, **sizes):
             case = WIRINGS[name], weights, tables_of(TARGETS[name]), text, features, width
             assert (seen - draft_logits(*case)).abs().max() < 1e-10
             checked += 1
@@ -138,7 +105,7 @@ def test_each_usual_fault_would_show(name, fault, monkeypatch):
     options = dict(FAULTS[fault])
     change_text = options.pop("text", lambda text: text)
     change_features = options.pop("features", lambda features: features)
-    for text, features, seen in drive(name, 3, patch=monkeypatch):
+    for text, features, seen in drafts_of(name, 3, patch=monkeypatch):
         if len(text) == 1:
             continue
         features = None if features is None else change_features(features)
@@ -146,3 +113,82 @@ def test_each_usual_fault_would_show(name, fault, monkeypatch):
         worst = max(worst, (seen - draft_logits(*case, **options)).abs().max().item())
     is_harmless = fault == "nothing" or fault in HARMLESS[name]
     assert worst < 1e-10 if is_harmless else worst > 1e-2
+
+
+# K, and the end of the positions.
+
+
+@pytest.mark.parametrize("name", [n for n in WIRINGS if WIRINGS[n].block_size is None])
+@torch.no_grad()
+def test_a_causal_head_proposes_the_same_first_tokens_for_any_k(name):
+    """Masks after a row make no difference to it."""
+    drafts = []
+    for width in (1, 2, 5):
+        drafter = random_drafter(name, width, proposal="sample")
+        state = fresh_state(drafter, 1, VOCAB)
+        size = WIRINGS[name].target_hidden_size
+        loop = loop_of(drafter, [[3, 1, 4, 1]], hidden_size=size, **FLOAT64)
+        loop.prefill(drafter, state, 8)
+        drafts.append(propose(drafter, loop, state, {})[0])
+    for draft in drafts[:2]:
+        expected = drafts[2].probs[:, : draft.probs.shape[1]]
+        torch.testing.assert_close(draft.probs, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ALIGNMENTS)
+@torch.no_grad()
+def test_rows_past_the_heads_positions_are_never_written_and_fewer_tokens_are_valid(name):
+    """A text that grows into the limit: proposals are those of a head without one, as long as they
+    last, and no slot at the limit is touched.
+    """
+    limit, width = 14, 3
+    config = WIRINGS[name]
+    head, target = random_head(replace(config, max_positions=limit)), stand_in(config)
+    drafter = MaskTokenDrafter(head, target, width, proposal="sample")
+    free = MaskTokenDrafter(random_head(config), target, width, proposal="sample")
+    states = [fresh_state(d, 2, VOCAB) for d in (drafter, free)]
+    for state in states:  # zeros could hide a write
+        for buffer in (*state.cache.keys.values(), *state.cache.values.values()):
+            buffer.fill_(5.0)
+    loop = loop_of(drafter, [[3, 1, 4, 1, 5, 9], [2, 7, 1]], hidden_size=WIDTH, **FLOAT64)
+    for d, state in zip((drafter, free), states, strict=True):
+        loop.prefill(d, state, 4)
+    first = config.rows.first_row - config.rows.shift + 1
+    seen = set()
+    for step in range(14):
+        drafts = [propose(d, loop, s, {})[0] for d, s in zip((drafter, free), states, strict=True)]
+        for b, row in enumerate(loop.rows):
+            valid = int(drafts[0].num_valid[b])
+            assert valid == min(max(limit - (len(row) - 1 + first), 0), width), step
+            seen.add(valid)
+            is_whole = config.block_size is None or len(row) - 1 + config.block_size <= limit
+            if is_whole:
+                torch.testing.assert_close(
+                    drafts[0].probs[b, :valid], drafts[1].probs[b, :valid], rtol=0, atol=1e-10
+                )
+        loop.commit([[1 + step % 7], [2 + step % 5]])
+    assert {0, 1, 2, 3} <= seen
+    for buffer in (*states[0].cache.keys.values(), *states[0].cache.values.values()):
+        assert bool((buffer[:, limit : states[0].cache.trash] == 5.0).all())
+
+
+def test_a_block_bounds_how_many_tokens_are_drafted():
+    config = WIRINGS["dflash"]
+    head, target = random_head(config), stand_in(config)
+    assert MaskTokenDrafter(head, target, 5).num_draft_tokens == 5
+    with pytest.raises(ValueError, match="predict 5 tokens"):
+        MaskTokenDrafter(head, target, 6)
+    dspark = WIRINGS["dspark"]
+    assert MaskTokenDrafter(random_head(dspark), target, 6).num_draft_tokens == 6
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "dflash"])
+def test_a_context_without_features_or_with_others_is_refused(name):
+    drafter = random_drafter(name)
+    state = drafter.init_state(1, 20, vocab_size=VOCAB, device=CPU)
+    one = torch.tensor([1])
+    context = Context(torch.tensor([[3, 1]]), None, 0 * one, one, num_attended=4)
+    with pytest.raises(ValueError, match="needs the target's features"):
+        drafter.prefill(context, state)
+    with pytest.raises(ValueError, match=r"was made for another target"):
+        drafter.prefill(replace(context, features=torch.zeros(1, 1, 5)), state)

@@ -1,4 +1,6 @@
-"""Laws 8 and 9, `ModelDrafter`: laws are those of a forward without cache, tokens are their draws.
+"""`ModelDrafter`: probabilities are those of a forward without cache, tokens are their draws; the
+end of the draft model's positions, and vocabularies of another size. Laws that all drafters share
+are in `test_laws.py`.
 
 The oracle runs the draft model without any cache over a row's committed and drafted tokens. The
 text arrives as in the loop: prefill in chunks, then blocks of an accepted prefix and one new token.
@@ -9,11 +11,11 @@ import copy
 import pytest
 import torch
 from architectures import VOCAB, build
+from drafter_table import drive
 from drafting import drawing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_loop import PlainLoop
-from scipy import stats
 
 from specdec import ModelDrafter
 from specdec.kernels import draw
@@ -56,73 +58,17 @@ def check(draft, loop, model, gate, uniforms, vocab_size=VOCAB):
     return num_valid
 
 
-def drive(model, seed, gate, *, width=3, chunk_size=4, garbage=-1, slack=0):
-    """Runs the loop over random ragged prompts, checks each draft and returns them all."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def integer(low, high):
-        return int(torch.randint(low, high + 1, (), generator=generator))
-
-    prompts = [[integer(0, VOCAB - 1) for _ in range(integer(1, 9))] for _ in range(3)]
-    prompts[seed % 3] = prompts[seed % 3][:1]
-    drafter = ModelDrafter(model, num_draft_tokens=width)
-    state = drafter.init_state(3, 40, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop(prompts, width, garbage=garbage, slack=slack)
-    loop.prefill(drafter, state, chunk_size)
-    noise, drafts = Noise([seed, seed + 1, seed + 2]), []
-    for _ in range(3):
-        starts = torch.tensor([len(row) - 1 for row in loop.rows])
-        step = noise.at(starts, width + 1)
-        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3, **gate), step))
-        check(draft, loop, model, gate, step.uniform(Stream.PROPOSE))
-        drafts.append(draft)
-        accepted = [integer(0, width) for _ in range(3)]
-        drafted = draft.tokens.tolist()
-        new = [[*drafted[b][:n], integer(0, VOCAB - 1)] for b, n in enumerate(accepted)]
-        new[integer(0, 2)] = []  # a row that has ended
-        loop.commit(new)
-    return drafts
-
-
-@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=5)
-@given(seeds, st.integers(1, 4), st.integers(1, 9))
+@settings(max_examples=6)
+@given(seeds, st.sampled_from(list(GATES.values())), st.integers(1, 4), st.integers(1, 9))
 @torch.no_grad()
 def test_a_proposal_from_its_state_is_that_of_a_forward_without_cache(
-    name, gate, seed, width, chunk_size
+    name, seed, gate, width, chunk_size
 ):
-    drive(MODELS[name], seed, gate, width=width, chunk_size=chunk_size)
-
-
-@pytest.mark.parametrize("width", [1, 3])
-@torch.no_grad()
-def test_a_block_that_was_accepted_whole_is_read_to_its_end(width):
-    """The last drafted token and the bonus token behind it have never been read."""
-    model, gate = MODELS["llama"], GATES["warped"]
-    drafter = ModelDrafter(model, num_draft_tokens=width)
-    state = drafter.init_state(2, 40, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop([[5], [7, 8, 9]], width)
-    loop.prefill(drafter, state, 8)
-    noise = Noise([1, 2])
-    for bonus in range(4):
-        step = noise.at(torch.tensor([len(row) - 1 for row in loop.rows]), width + 1)
-        draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(2, **gate), step))
-        check(draft, loop, model, gate, step.uniform(Stream.PROPOSE))
-        loop.commit([[*row, bonus] for row in draft.tokens.tolist()])
-
-
-@settings(max_examples=6)
-@given(seeds, st.integers(0, VOCAB - 1), st.integers(0, 6))
-@torch.no_grad()
-def test_what_a_context_holds_behind_a_row_changes_nothing(seed, garbage, slack):
-    clean = drive(MODELS["llama"], seed, GATES["plain"])
-    poisoned = drive(MODELS["llama"], seed, GATES["plain"], garbage=garbage)
-    loose = drive(MODELS["llama"], seed, GATES["plain"], slack=slack)
-    for one, other, third in zip(clean, poisoned, loose, strict=True):
-        assert torch.equal(one.tokens, other.tokens)
-        assert torch.equal(one.probs, other.probs)
-        torch.testing.assert_close(one.probs, third.probs, rtol=0, atol=1e-5)
+    drafter = ModelDrafter(MODELS[name], num_draft_tokens=width)
+    options = {"chunk_size": chunk_size, "warp": gate, "num_steps": 3}
+    for loop, draft, noise in drive(drafter, seed, vocab_size=VOCAB, **options):
+        check(draft, loop, MODELS[name], gate, noise.uniform(Stream.PROPOSE))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -146,7 +92,7 @@ def test_fewer_tokens_are_valid_where_the_positions_of_the_draft_model_end(name)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB - 6, VOCAB + 6])
-@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+@pytest.mark.parametrize("gate", [GATES["plain"], GATES["greedy"]], ids=str)
 @torch.no_grad()
 def test_laws_are_over_the_vocabulary_of_the_target(vocab_size, gate):
     model = MODELS["llama"]
@@ -161,49 +107,3 @@ def test_laws_are_over_the_vocabulary_of_the_target(vocab_size, gate):
     if draft.probs is not None:
         assert draft.probs.shape == (2, 3, vocab_size)
         assert not bool(draft.probs[..., VOCAB:].any())
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("rows", [[2], [2, 1], [0, 2], [0, 1], [0, 1, 2]])
-def test_rows_kept_of_a_state_go_on_as_they_were(rows):
-    drafter = ModelDrafter(MODELS["llama"], num_draft_tokens=3)
-    state = drafter.init_state(3, 30, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop([[1, 2, 3, 4], [5], [6, 7]], 3)
-    loop.prefill(drafter, state, 8)
-    few = PlainLoop([loop.rows[row] for row in rows], 3)
-    starts = torch.tensor([len(row) - 1 for row in few.rows])
-    step = Noise([4, 5, 6][: len(rows)]).at(starts, 4)
-    draft = drafter.propose(
-        few.context(), state.keep(rows), drawing(drafter, Warp(len(rows)), step)
-    )
-    check(draft, few, MODELS["llama"], GATES["plain"], step.uniform(Stream.PROPOSE))
-
-
-def chi_square_p_value(tokens, expected):
-    """Of counts against expected counts; ids expected fewer than 5 times share a bin."""
-    counts = torch.bincount(tokens, minlength=len(expected)).double()
-    rare = expected < 5
-    bins = [torch.cat([x[~rare], x[rare].sum()[None]]) for x in (counts, expected)]
-    bins = [x[bins[1] > 0].numpy() for x in bins]
-    return stats.chisquare(*bins, sum_check=False).pvalue
-
-
-@torch.no_grad()
-def test_tokens_drawn_many_times_match_the_laws_that_come_with_them():
-    """False-alarm rate 1e-9 per check. Laws half a temperature apart fail it by far."""
-    rows, gate = 6000, {"temperature": 0.8, "top_p": 0.95}
-    drafter = ModelDrafter(MODELS["llama"], num_draft_tokens=2)
-    state = drafter.init_state(rows, 8, vocab_size=VOCAB, device=CPU)
-    loop = PlainLoop([[5, 17, 3]] * rows, 2)
-    loop.prefill(drafter, state, 8)
-    step = Noise(list(range(rows))).at(torch.full((rows,), 2), 3)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(rows, **gate), step))
-    assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
-    for i in range(2):
-        law = draft.probs[:, i].double()
-        assert chi_square_p_value(draft.tokens[:, i], law.sum(0)) > 1e-9
-        flat = law.sqrt() / law.sqrt().sum(-1, keepdim=True)
-        assert chi_square_p_value(draft.tokens[:, i], flat.sum(0)) < 1e-9
-    same_first = draft.tokens[:, 0] == draft.tokens[:, 0].mode().values
-    law = draft.probs[same_first, 1].double()
-    assert chi_square_p_value(draft.tokens[same_first, 1], law.sum(0)) > 1e-9

@@ -107,45 +107,31 @@ class Run:
         return wrong
 
 
-DEPTHS_AND_TOKENS = dict.fromkeys(WIRINGS, (3, 4)) | {
-    "chain": (1, 2, 3, 5),  # fewer tokens than depths, as many, more
-    "target": (1, 2, 3, 5),
+DEPTHS_AND_TOKENS = dict.fromkeys(WIRINGS, (4,)) | {
+    "chain": (2, 3, 5),  # fewer tokens than depths, as many, more
+    "target": (3, 5),
     "one depth": (1, 4),
-    "two depths": (1, 2, 3, 4),
-    "five depths": (2, 4, 5, 7),
+    "five depths": (2, 7),
 }
 CASES = [(name, width) for name, widths in DEPTHS_AND_TOKENS.items() for width in widths]
 
 
 @pytest.mark.parametrize(("name", "width"), CASES)
 @settings(max_examples=4)
-@given(seeds, st.integers(1, 6))
-@torch.no_grad()
-def test_caches_and_proposals_are_those_of_a_recomputation(name, width, seed, chunk_size):
-    run = Run(random_drafter(name, width), seed, chunk_size)
-    for _ in range(5):
-        draft = run.propose()
-        assert run.worst_entry() < ROUNDING
-        assert run.num_wrong(draft, width) == 0
-        run.commit(draft)
-
-
-@pytest.mark.parametrize("name", ["chain", "target", "five depths"])
-@settings(max_examples=8)
 @given(seeds, st.integers(1, 6), st.data())
 @torch.no_grad()
-def test_the_number_of_draft_tokens_may_change_from_step_to_step(name, seed, chunk_size, data):
-    """A step of few tokens, or of none, leaves no depth with a hole."""
-    run = Run(random_drafter(name, 4), seed, chunk_size)
-    for _ in range(6):
-        width = data.draw(st.integers(0, 4))
-        draft = run.propose(max(width, 1))  # as the loop does: the token is dropped
-        draft = replace(draft, tokens=draft.tokens[:, :width])
+def test_caches_and_proposals_are_those_of_a_recomputation(name, width, seed, chunk_size, data):
+    """Drafts of any lengths: a step of few tokens, or of none, leaves no depth with a hole."""
+    run = Run(random_drafter(name, width), seed, chunk_size)
+    for step in range(6):
+        count = data.draw(st.integers(0, width)) if step % 2 else width
+        draft = run.propose(max(count, 1))  # as the loop does: the token is dropped
+        draft = replace(draft, tokens=draft.tokens[:, :count])
         assert run.worst_entry() < ROUNDING
-        assert run.num_wrong(draft, width) == 0
-        if width == 0:
+        assert run.num_wrong(draft, count) == 0
+        if count == 0:
             draft = replace(draft, num_valid=torch.zeros(ROWS, dtype=torch.long))
-        run.loop.width = width + 1  # what this step may commit
+        run.loop.width = count + 1  # what this step may commit
         run.commit(draft)
 
 
@@ -172,7 +158,7 @@ def test_rows_that_have_ended_change_nothing_and_others_go_on(name, seed):
 
 # Negative controls: the check above fails where nothing, or too little, is repaired.
 
-SEEDS = range(6)
+SEEDS = range(3)
 
 
 def errors(drafter_class, name, width, patterns):

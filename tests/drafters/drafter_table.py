@@ -1,0 +1,234 @@
+"""Every drafter of the library, one of a user's own, and drafters that are always right."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import eagle_heads
+import mask_heads
+import mtp_heads
+import torch
+from architectures import VOCAB, build
+from drafting import drawing, perturbed, ragged_prompts
+from eagle_oracle import oracle_drafter as eagle_oracle
+from mtp_oracle import TARGET as ORACLE_TARGET
+from mtp_oracle import oracle_drafter as mtp_oracle
+from plain_loop import PlainLoop
+from toy_mask_token import ToyDrafter, new_head
+
+from specdec import (
+    Draft,
+    EagleDrafter,
+    MaskTokenDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    NoDrafter,
+    PromptLookupDrafter,
+)
+from specdec.samplers import Noise, Warp
+from specdec.types import keep_rows
+
+MODEL = build("llama")
+CPU = torch.device("cpu")
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "has_embed_tokens": True}
+
+
+def eagle(model=MODEL, **flags):
+    """A head that is right often enough, and wrong often enough."""
+    return eagle_heads.informed(model, eagle_heads.head_for(model, **flags))
+
+
+def masks(name, model=MODEL, **flags):
+    """A mask-token head of the same kind."""
+    sizes = WIDE | {"has_lm_head": True} | flags
+    return mask_heads.informed(model, mask_heads.head_for(model, name, **sizes), 4)
+
+
+HEADS = {
+    "eagle1": lambda: eagle(kind="input", has_lm_head=True, output_norm=True),
+    "eagle3": lambda: eagle(**WIDE),
+    "eagle3, fewer ids": lambda: eagle(draft_vocab_size=40, **WIDE),
+    **{name: lambda name=name: masks(name) for name in mask_heads.ALIGNMENTS},
+    "p-eagle, fewer ids": lambda: masks("p-eagle", draft_vocab_size=40),
+    "mtp": lambda: mtp_heads.informed(MODEL),
+    "mtp, target's state": lambda: mtp_heads.informed(
+        MODEL, semantics="target", zero_first_embedding=True
+    ),
+    "mtp, looped": lambda: mtp_heads.informed(MODEL, num_depths=1),
+    "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
+}
+FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
+DRAFTERS = ["itself", "model", "lookup", *HEADS]
+WITH_LOGITS = [name for name in DRAFTERS if name != "lookup"]
+
+head_of = cache(lambda name: HEADS[name]())
+
+
+def make(name, num_draft_tokens=4, **options):
+    """A drafter of the table for `MODEL`."""
+    if name == "lookup":
+        return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
+    if name in HEADS:
+        found = (family for start, family in FAMILIES.items() if name.startswith(start))
+        family = next(found, MaskTokenDrafter)
+        return family(head_of(name), MODEL, num_draft_tokens, **options)
+    return ModelDrafter(
+        MODEL if name == "itself" else perturbed(MODEL), num_draft_tokens, **options
+    )
+
+
+# A drafter at work without a target.
+
+
+def loop_of(drafter, prompts, seed=0, *, hidden_size=32, dtype=torch.float32, **others):
+    """The loop as the drafter sees it, with random features where it reads any."""
+    width, layers = drafter.num_draft_tokens, drafter.feature_layers
+    if not layers:
+        return PlainLoop(prompts, width, **others)
+    generator = torch.Generator().manual_seed(seed)
+    shape = len(prompts), 60, len(layers) * hidden_size
+    table = torch.randn(shape, generator=generator, dtype=dtype)
+    return eagle_heads.FeatureLoop(prompts, width, table, **others)
+
+
+def fresh_state(drafter, rows, vocab_size=VOCAB):
+    """A state for texts of at most 60 tokens."""
+    return drafter.init_state(rows, 60, vocab_size=vocab_size, device=CPU)
+
+
+def propose(drafter, loop, state, warp, *, count=None, context=None, rows=None):
+    """The next draft of a loop, and its noise, which depends on rows and positions alone. Of no
+    tokens it is what the loop makes of it: one is drafted and dropped.
+    """
+    rows = list(range(len(loop.rows))) if rows is None else rows
+    count = drafter.num_draft_tokens if count is None else count
+    starts = torch.tensor([len(row) - 1 for row in loop.rows])
+    noise = Noise(rows).at(starts, max(count, 1) + 1)
+    told = drawing(drafter, Warp(len(rows), **warp), noise)
+    told = replace(told, num_draft_tokens=max(count, 1))
+    context = loop.context() if context is None else context
+    return drafter.propose(context, state, told), noise
+
+
+def is_valid(draft):
+    """`[B, K]` bool: tokens that a row proposes."""
+    offsets = torch.arange(draft.tokens.shape[1])
+    if draft.num_valid is None:
+        return torch.ones_like(draft.tokens, dtype=torch.bool)
+    return offsets < draft.num_valid[:, None]
+
+
+def random_texts(seed, most):
+    """Three prompts of ids up to `most`, one of which has one token, and a source of numbers."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def integer(low, high):
+        return int(torch.randint(low, high + 1, (), generator=generator))
+
+    prompts = [[integer(0, most) for _ in range(integer(2, 9))] for _ in range(3)]
+    prompts[seed % 3] = prompts[seed % 3][:1]
+    return prompts, integer
+
+
+def commit_some(loop, draft, count, integer, most):
+    """An accepted prefix of each row and one token more; one row has ended."""
+    new = []
+    for tokens, valid in zip(draft.tokens.tolist(), is_valid(draft).sum(1).tolist(), strict=True):
+        new.append([*tokens[: integer(0, min(valid, count))], integer(0, most)])
+    new[integer(0, 2)] = []
+    loop.commit(new)
+
+
+def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, warp=None, **sizes):
+    """Yields (loop, draft, noise) of every proposal over random texts; what belongs to no row is
+    NaN or an impossible id.
+    """
+    prompts, integer = random_texts(seed, vocab_size - 1)
+    sizes |= {"garbage": -1 - 1000 * integer(0, 1), "slack": integer(0, 9)}
+    loop, state = loop_of(drafter, prompts, seed, **sizes), fresh_state(drafter, 3, vocab_size)
+    loop.prefill(drafter, state, chunk_size)
+    for _ in range(num_steps):
+        draft, noise = propose(drafter, loop, state, warp or {})
+        yield loop, draft, noise
+        commit_some(loop, draft, drafter.num_draft_tokens, integer, vocab_size - 1)
+
+
+def check_probs(head, draft, row, logits):
+    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
+    ids = range(logits.shape[-1]) if head.target_ids is None else head.target_ids
+    expected = torch.zeros_like(draft.probs[row], dtype=logits.dtype)
+    expected[:, torch.as_tensor(ids)] = logits.softmax(dim=-1)
+    torch.testing.assert_close(draft.probs[row].to(expected), expected, rtol=0, atol=1e-6)
+
+
+# Drafters that are always right.
+
+MOST = 3
+ROOM, LEARNED = 60, 24  # new tokens of a text, and how many of them heads know by heart
+IDS, MASK = ragged_prompts(VOCAB, 8, 5)
+GREEDY = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+
+@cache
+def texts():
+    """HF's greedy texts after the prompts, without their padding."""
+    found = MODEL.generate(IDS, attention_mask=MASK, max_new_tokens=ROOM + MOST, **GREEDY)
+    return [found[0], found[1, 3:]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """`[B, S]`: the tokens that a drafter was shown, by position; -1 where it was shown none."""
+
+    tokens: torch.Tensor
+
+    def keep(self, rows):
+        return Shown(keep_rows(self.tokens, rows))
+
+    def reset(self):
+        self.tokens.fill_(-1)
+
+
+class Scribe(NoDrafter):
+    """Knows how the greedy text goes on, but only while it was shown every token of the text."""
+
+    num_draft_tokens = MOST
+
+    def init_state(self, batch_size, max_length, *, vocab_size, device):
+        return Shown(torch.full((batch_size, max_length + 1), -1))
+
+    def prefill(self, context, state):
+        offsets = torch.arange(context.tokens.shape[1])
+        is_real = offsets <= context.num_new[:, None]
+        slots = (context.start[:, None] + offsets).where(is_real, torch.tensor(-1))
+        state.tokens.scatter_(1, slots % state.tokens.shape[1], context.tokens)
+
+    def propose(self, context, state, drawing):
+        self.prefill(context, state)
+        text = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
+        count, steps = context.num_committed[:, None], torch.arange(drawing.num_draft_tokens)
+        positions = torch.arange(text.shape[1])
+        is_equal = state.tokens[:, : text.shape[1]] == text[:, : state.tokens.shape[1]]
+        knows = (is_equal | (positions >= count)).all(dim=1, keepdim=True)
+        return Draft((text.gather(1, count + steps) + ~knows) % VOCAB)
+
+
+@cache
+def _by_heart(name):
+    rows = [row[: len(row) - ROOM + LEARNED] for row in texts()]
+    return mask_heads.learned(MODEL, name, MOST, rows)
+
+
+ORACLES = {
+    "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
+    "scribe": lambda: (MODEL, Scribe()),
+    "eagle1": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle1", MOST)),
+    "eagle3": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle3", MOST)),
+    "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
+    "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
+    "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    **{
+        name: lambda name=name: (MODEL, MaskTokenDrafter(_by_heart(name), MODEL, MOST))
+        for name in mask_heads.ALIGNMENTS
+    },
+}
+"""Target and drafter, by name. Those of `MODEL` but itself know its greedy text only."""
