@@ -19,9 +19,8 @@ from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.heads.context import ContextRows, read_context
-from specdec.heads.rotary import rotary_table
 from specdec.heads.sharing import HoldsModel, borrow, look_up, model_of
-from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.target.cache import SlotCache
 from specdec.types import Context
 
 
@@ -31,7 +30,7 @@ class HeadState:
 
     Args:
         cache: of S slots.
-        angles: `[S + 1, 2 D]`, see `rotary_table`.
+        angles: `[S + 1, 2 D]`, of the layers' `rotary_table`.
     """
 
     cache: SlotCache
@@ -164,18 +163,21 @@ class HeadDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row."""
-        layer, dtype = self.config.layer, self.head.dtype
-        shape = KeyValueShape(layer.num_kv_heads, layer.head_dim, layer.head_dim, dtype, device)
-        shapes = dict.fromkeys(range(self.config.num_layers), shape)
+        layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
+        shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
         cache = SlotCache(batch_size, max_length, shapes)
-        table = rotary_table(layer, cache.num_slots + 1, dtype=dtype, device=device)
-        return HeadState(cache, table)
+        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where))
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the head that are used."""
+        return self.config.num_layers
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
-        has_own = self.config.has_embed_tokens
-        table = self.head.embed_tokens if has_own else self._borrowed.embeddings
-        return look_up(table, tokens).to(self.head.dtype)
+        head = self.head
+        table = head.embed_tokens if self.config.has_embed_tokens else self._borrowed.embeddings
+        return look_up(table, tokens).to(head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
@@ -183,24 +185,15 @@ class HeadDrafter(Drafter):
         """
         return self.head.logits(out, self._borrowed.lm_head)
 
-    def features_of(self, context: Context) -> Tensor:
-        """The target's features `[B, N, F]` in a context.
+    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
+        """The rows that the head reads of a context, see `read_context`."""
+        self.check_features(context)
+        return read_context(context, state.cache, shift=shift)
 
-        Raises:
-            ValueError: it has none.
-        """
+    def check_features(self, context: Context) -> None:
+        """Raises `ValueError` if a context has no features, which the head needs."""
         if context.features is None:
             raise ValueError(
                 f"the head needs the target's features {self.feature_layers}, and the context "
                 "brings none"
             )
-        return context.features
-
-    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
-        """The rows that the head reads of a context, see `read_context`.
-
-        Raises:
-            ValueError: the context has no features.
-        """
-        self.features_of(context)
-        return read_context(context, state.cache, shift=shift)

@@ -21,7 +21,6 @@ from specdec.heads.sharing import HoldsModel
 from specdec.heads.window import WindowPlan
 from specdec.kernels import MaskWindow, WindowSpec, expand_window
 from specdec.samplers.drawing import Drawing
-from specdec.target.masks import Visible, any_of, block, causal
 from specdec.types import Context, Draft
 
 
@@ -122,41 +121,37 @@ class MaskTokenDrafter(HeadDrafter):
     def _read(
         self, context: Context, state: HeadState, *, num_draft_tokens: int
     ) -> tuple[MaskWindow, Tensor]:
-        """One pass over the new tokens and the rows after them.
-
-        Args:
-            context: N new tokens.
-            state: extended in place.
-            num_draft_tokens: K; 0 for a pass without masks.
+        """One pass over the new tokens and, for K > 0, the rows after them.
 
         Returns:
             The rows, and the head's outputs `[B, R + M, H]`; of the last M rows alone where
             features are keys and values.
-
-        Raises:
-            ValueError: the context brings no features, or features of another width.
         """
         config, cache = self.config, state.cache
-        features = self.features_of(context) if config.joins_features else None
+        if config.joins_features:
+            self.check_features(context)
         spec = self._spec(cache.num_slots, num_draft_tokens)
         window = expand_window(context.tokens, context.start, context.num_new, spec)
         num_committed = window.slots.shape[1] - spec.num_later
-        is_keys = config.context == "keys"
+        visible = None
+        if not config.is_causal:  # rows of a block see all of it that is written
+            block = window.slots[:, num_committed:]
+            visible = (block < cache.trash)[:, None]
         plan = WindowPlan(
             cache,
             window.slots,
             num_attended=context.num_attended + max(spec.num_later - num_draft_tokens - 1, 0),
             table=state.angles,
-            visible=self._visible(window, spec),
-            num_silent=num_committed if is_keys else 0,
+            visible=visible,
         )
         step = plan.open(0)
+        is_keys = config.context == "keys"
         num_known = 1 if is_keys else num_committed
         embeds = self.embed(window.tokens[:, num_committed:] if is_keys else window.tokens)
         hidden = None
-        if features is not None:
+        if config.joins_features:
             num_masks = 0 if is_keys else spec.num_later
-            hidden = self.head.hidden_states(features, num_masks)
+            hidden = self.head.hidden_states(context.features, num_masks)
         embeds = self.head.with_masks(embeds, num_known)
         return window, self.head(embeds, hidden, step.angles, step.attend)
 
@@ -171,11 +166,3 @@ class MaskTokenDrafter(HeadDrafter):
             max_positions=min(config.max_positions or num_slots, num_slots),
             trash=num_slots,
         )
-
-    def _visible(self, window: MaskWindow, spec: WindowSpec) -> Visible:
-        """Rows see what precedes them, or the whole block as well."""
-        if self.config.is_causal:
-            return causal
-        first = window.first_later
-        last = (first + spec.num_later - 1).clamp(max=spec.max_positions - 1)
-        return any_of(causal, block(first, last))

@@ -30,7 +30,7 @@ from specdec.target.joint import (
     separate_weights,
     siblings,
 )
-from specdec.target.masks import causal, slot_mask
+from specdec.target.masks import window_mask
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
 from specdec.target.wrappers import adapters_of, unwrap
@@ -313,6 +313,8 @@ class SlotModel:
         slots: Tensor,
         *,
         num_attended: int,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
         logits_to_keep: int = 0,
         is_chunk: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -321,9 +323,9 @@ class SlotModel:
         Args:
             tokens: `[B, N]` int64 ids of the vocabulary.
             cache: the rows' storage.
-            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to
-                forget.
+            slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
             num_attended: host upper bound of the largest real slot, plus 1.
+            positions, visible: see `Window`; by default those of a chain.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
             is_chunk: of a prompt: many tokens.
 
@@ -331,12 +333,16 @@ class SlotModel:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
             of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
         """
-        windows = self._choices.route.layer_windows
-        window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
-        view = self._views.chunk if is_chunk else self._views.step
-        logits = self.run(
-            view, self._choices.route.attention, window, tokens, cache, logits_to_keep
+        route, views = self._choices.route, self._views
+        window = cache.open_window(
+            slots,
+            num_attended=num_attended,
+            positions=positions,
+            visible=visible,
+            layer_windows=route.layer_windows,
         )
+        view = views.chunk if is_chunk else views.step
+        logits = self.run(view, route.attention, window, tokens, cache, logits_to_keep)
         if not self.feature_layers:
             return logits, None
         caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]
@@ -358,15 +364,15 @@ class SlotModel:
         """
         inputs = {"input_ids": tokens, "past_key_values": cache, "use_cache": True}
         if self._takes_positions:
-            # Slots at or beyond the last position hold only tokens that will be forgotten.
+            # Tokens at or beyond the last position will be forgotten.
+            positions = window.slots if window.positions is None else window.positions
             limit = self.max_positions
             fits = limit is None or cache.trash < limit
-            inputs["position_ids"] = window.slots if fits else window.slots.clamp(max=limit - 1)
+            inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = logits_to_keep
         if attention is None:
-            slots = window.slots[:, None]
-            mask = slot_mask(slots, window.num_attended, causal, self.dtype)
+            mask = window_mask(window, tokens.shape[1], self.dtype)
             logits = view(**inputs, attention_mask=mask).logits
         else:
             logits = view(**inputs, slot_window=window).logits

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from specdec import SpeculativeGenerator, Target
 from specdec.target import self_test
 from specdec.target.attention import ATTENTION, slot_attention
+from specdec.target.cache import Window
 
 HALF = [torch.bfloat16, torch.float16]
 DTYPES = [*HALF, torch.float32]
@@ -80,13 +81,13 @@ def faulty(fault, layer: int):
 
 def sees_the_next_slot(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots + 1, window.num_attended)
+    options["slot_window"] = Window(window.slots + 1, window.num_attended)
     return states, options
 
 
 def misses_its_own_slot(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots - 1, window.num_attended)
+    options["slot_window"] = Window(window.slots - 1, window.num_attended)
     return states, options
 
 
@@ -141,13 +142,13 @@ def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, 
 def shorter_window(states, options):
     window = options["slot_window"]
     windows = {i: w and w - 1 for i, w in window.layer_windows.items()}
-    options["slot_window"] = type(window)(window.slots, window.num_attended, windows)
+    options["slot_window"] = Window(window.slots, window.num_attended, layer_windows=windows)
     return states, options
 
 
 def no_window(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots, window.num_attended)
+    options["slot_window"] = Window(window.slots, window.num_attended)
     return states, options
 
 
