@@ -185,10 +185,10 @@ class HeadDrafter(Drafter):
         """
         return self.head.logits(out, self._borrowed.lm_head)
 
-    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
+    def read(self, context: Context, state: HeadState) -> ContextRows:
         """The rows that the head reads of a context, see `read_context`."""
         self.check_features(context)
-        return read_context(context, state.cache, shift=shift)
+        return read_context(context, state.cache.trash)
 
     def check_features(self, context: Context) -> None:
         """Raises `ValueError` if a context has no features, which the head needs."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number
+from specdec.arguments import check_integer, check_number, shown
 from specdec.heads.layers import DecoderLayer
 from specdec.heads.rotary import rotary_table
 from specdec.target.cache import KeyValueShape
@@ -54,6 +54,7 @@ class LayerConfig:
     max_position_embeddings: int = 2048
 
     def __post_init__(self):
+        check_fields(self)
         heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim
         for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim"):
             check_integer(f"LayerConfig.{name}", getattr(self, name), 1)
@@ -103,6 +104,18 @@ class HeadConfig(Protocol):
     target_hidden_size: int
     has_embed_tokens: bool
     has_lm_head: bool
+
+
+def check_fields(config: Any) -> None:
+    """Raises `TypeError` for a flag that is no bool, since "false" would count as true, and for a
+    size that is no integer.
+    """
+    for part in fields(config):
+        kind, value = {"bool": bool, "int": int}.get(part.type), getattr(config, part.name)
+        if kind is not None and type(value) is not kind:
+            expected = "True or False" if kind is bool else "an integer"
+            name = f"{type(config).__name__}.{part.name}"
+            raise TypeError(f"{name} must be {expected}, got {shown(value)}")
 
 
 def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:

@@ -63,7 +63,7 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
         return self.fusion == "attention" and self.has_fc
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        check_choice("fusion", self.fusion, ("input", "attention"))
+        check_choice("EagleConfig.fusion", self.fusion, ("input", "attention"))
         width, hidden = self.feature_width, self.hidden_size
         has_early_norm = self.norm_before_fc or self.fc_norm
         is_input = self.fusion == "input"

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import LayerConfig, refuse
+from specdec.heads.config import LayerConfig, check_fields, refuse
 from specdec.heads.layers import Attend, Attention, GatedMLP, RMSNorm
-from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
+from specdec.heads.sharing import apply_lm_head, check_target_ids
 from specdec.target.features import FeatureLayer
 
 
@@ -66,6 +66,7 @@ class FeatureHeadConfig(ABC):
     """The vocabulary head of its own is its table of embeddings."""
 
     def __post_init__(self):
+        check_fields(self)
         refuse(self._contradictions())
 
     @property
@@ -96,7 +97,8 @@ class FeatureHeadConfig(ABC):
             "norm_before_fc is one norm over all features, fc_norm one for each; choose one",
         )
         yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
-        yield not 0 < count <= size, f"draft_vocab_size must be in 1..{size}, got {count}"
+        expected = f"draft_vocab_size must be in 1..vocab_size = {size}"
+        yield not 0 < count <= size, f"{expected}, got {count}"
         yield (
             count < size and not self.has_lm_head,
             f"a head of {count} ids cannot use the target's vocabulary head of {size}; "
@@ -193,8 +195,13 @@ class FeatureHead(nn.Module, ABC):
         return logits if config.logit_scale == 1 else logits * config.logit_scale
 
     def over_target_ids(self, logits: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
-        return over_target_ids(logits, self.target_ids, self.config.vocab_size)
+        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot
+        propose get `-inf`.
+        """
+        if self.target_ids is None:
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return wide.index_copy(-1, self.target_ids, logits)
 
 
 class FusingLayer(nn.Module):

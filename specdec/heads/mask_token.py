@@ -126,7 +126,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         return self.block_size or self.rows.first_row + num_draft_tokens
 
     def _contradictions(self) -> Iterator[tuple[bool, str]]:
-        check_choice("alignment", self.alignment, ROWS)
+        check_choice("MaskTokenConfig.alignment", self.alignment, ROWS)
         fitting = {"shifted": "input", "unshifted": "none"}.get(self.alignment, "keys")
         yield (
             self.context != fitting,

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
-from specdec.heads.config import LayerConfig, refuse
+from specdec.heads.config import LayerConfig, check_fields, refuse
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import RMSNorm
 from specdec.heads.sharing import apply_lm_head
@@ -74,7 +74,8 @@ class MTPConfig:
     lm_head_per_depth: bool = False
 
     def __post_init__(self):
-        check_choice("semantics", self.semantics, ("chain", "target"))
+        check_fields(self)
+        check_choice("MTPConfig.semantics", self.semantics, ("chain", "target"))
         refuse(
             [
                 (self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"),

@@ -81,7 +81,9 @@ def attend(
     Returns:
         `[B, N, Hq, Dv]`.
     """
-    window, num_queries = window.on(query.device), query.shape[2]
+    num_queries = query.shape[2]
+    if window.slots.device != query.device:
+        window = window.on(query.device)
     if window.has_kernels and _attends_raggedly(window, query, keys, options):
         slots = window.slots[:, -num_queries:].expand(len(query), -1)
         visible = own_visible(window, num_queries, options.sliding_window)

@@ -94,9 +94,7 @@ class Window:
         self._elsewhere: dict[torch.device, Window] = {}
 
     def on(self, device: torch.device) -> Window:
-        """The window with its tensors on the device of some layers, copied once."""
-        if device == self.slots.device:
-            return self
+        """The window with its tensors on another device, that of some layers, copied once."""
         if device not in self._elsewhere:
             other = self._elsewhere[device] = copy.copy(self)
             for name in ("slots", "positions", "visible"):
@@ -251,7 +249,9 @@ class SlotCache(Cache):
         `[B, heads, num_attended, width]` views.
         """
         keys, values = self.keys[layer_idx], self.values[layer_idx]
-        window = self.window.on(keys.device)
+        window = self.window
+        if window.slots.device != keys.device:
+            window = window.on(keys.device)
         if self.has_kernels and writes_slots(key_states, keys):
             write_slots(keys, values, key_states, value_states, window.slots)
         else:
@@ -270,33 +270,3 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Called by HF to get mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
-
-
-class ShapeRecorder(Cache):
-    """Sees what the layers of a model store of one forward, and stores nothing.
-
-    Attributes:
-        shapes: by layer index.
-    """
-
-    def __init__(self):
-        super().__init__(layers=[])
-        self.shapes: dict[int, KeyValueShape] = {}
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """HF's entry: returns the states unchanged."""
-        sizes = key_states.shape[1], key_states.shape[3], value_states.shape[3]
-        self.shapes[layer_idx] = KeyValueShape(*sizes, key_states.dtype, key_states.device)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing has been stored."""
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Nothing has been stored."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Called by HF to get mask sizes; the masks that follow from it are only described."""
-        return 1, 0

@@ -52,9 +52,15 @@ def window_mask(
     key = num_queries, dtype, sliding_window
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
-        seen = _visible_slots(window, slots, sliding_window)[:, None]
-        hidden = torch.full(seen.shape, -torch.inf, dtype=dtype, device=device)
-        window.masks[key] = hidden.masked_fill_(seen, 0)
+        places = torch.arange(window.num_attended, device=device)
+        queries = slots.clamp(max=window.num_attended - 1)[..., None]
+        seen = sees(queries, places, sliding_window)
+        if window.visible is not None or window.positions is not None:
+            seen = _visible_slots(window, slots, queries, places, sliding_window)
+        hidden = torch.full(
+            (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
+        )
+        window.masks[key] = hidden.masked_fill_(seen[:, None], 0)
     return window.masks[key]
 
 
@@ -76,18 +82,15 @@ def own_visible(window: Window, num_queries: int, sliding_window: int | None) ->
     return visible & (keys[:, None] > queries[..., None] - sliding_window)
 
 
-def _visible_slots(window: Window, slots: Tensor, sliding_window: int | None) -> Tensor:
-    """`[B, n, W]` bool: what queries at slots `[B, n]` see."""
-    places, num_queries = torch.arange(window.num_attended, device=slots.device), slots.shape[1]
-    queries = slots.clamp(max=window.num_attended - 1)[..., None]
-    own = own_visible(window, num_queries, sliding_window)
-    if own is None:
-        return sees(queries, places, sliding_window)
-    seen = places <= queries
+def _visible_slots(
+    window: Window, slots: Tensor, queries: Tensor, places: Tensor, sliding_window: int | None
+) -> Tensor:
+    """`[B, n, W]` bool: what queries at slots `[B, n]` see, in a window that is no chain."""
+    num_queries, seen = slots.shape[1], places <= queries
     if sliding_window is not None:
         at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        seen &= places > at - sliding_window  # before a window, position and slot are the same
+        seen = seen & (places > at - sliding_window)  # before a window, position and slot are one
     offsets = places - slots.amin(dim=1, keepdim=True)  # [B, W]
     index = offsets.clamp(0, num_queries - 1)[:, None].expand(-1, num_queries, -1)
-    is_own = (offsets >= 0) & (offsets < num_queries)
-    return torch.where(is_own[:, None], own.gather(2, index), seen)
+    own = own_visible(window, num_queries, sliding_window).gather(2, index)
+    return torch.where(((offsets >= 0) & (offsets < num_queries))[:, None], own, seen)

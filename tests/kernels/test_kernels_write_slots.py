@@ -65,6 +65,7 @@ def test_a_cache_that_writes_by_the_kernel_is_the_same(monkeypatch):
     states = torch.randn(3, 2, 2, 4), torch.randn(3, 2, 2, 6)
     one.open_window(slots, num_attended=9)
     theirs = one.update(*states, 0)
+    other.has_kernels = True
     monkeypatch.setattr("specdec.target.cache.writes_slots", lambda *_: True)
     monkeypatch.setattr("specdec.target.cache.write_slots", triton.write_slots)
     other.open_window(slots, num_attended=9)

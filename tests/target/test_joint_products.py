@@ -49,12 +49,13 @@ def products_of_a_step(target) -> int:
     return sum(op in ("aten.mm.default", "aten.addmm.default") for op, _ in seen.shapes)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "olmo2", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "cohere2"])
 def test_the_model_stays_as_it_was_and_a_step_takes_four_products_a_layer(name):
     model, plain = build(name), build(name)
     before, parameters = fingerprint(model), list(model.parameters())
     layers = model.config.num_hidden_layers
     assert products_of_a_step(Target(model)) == 7 * layers + 1
+    assert storages(model) == len(parameters)
     target = Target(model, fuse=True)
     assert products_of_a_step(target) == 4 * layers + 1
     assert fingerprint(model) == before
@@ -67,12 +68,6 @@ def test_the_model_stays_as_it_was_and_a_step_takes_four_products_a_layer(name):
     assert f"{layers} x q_proj, k_proj, v_proj, {layers} x gate_proj, up_proj" in target.notes[-1]
 
 
-def test_a_target_that_is_not_asked_to_leaves_storage_alone():
-    model = build("llama")
-    text(Target(model))
-    assert storages(model) == len(list(model.parameters()))
-
-
 def test_joined_models_are_saved_and_read_as_others(tmp_path):
     model, plain = build("qwen2"), build("qwen2")
     Target(model, fuse=True)
@@ -82,12 +77,8 @@ def test_joined_models_are_saved_and_read_as_others(tmp_path):
         == (fingerprint(plain)["weights"])
     )
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    for found in (
-        load_file(tmp_path / "weights.safetensors"),
-        torch.load(tmp_path / "weights.pt"),
-    ):
-        assert all(found[name].equal(tensor) for name, tensor in plain.state_dict().items())
+    found = load_file(tmp_path / "weights.safetensors")
+    assert all(found[name].equal(tensor) for name, tensor in plain.state_dict().items())
 
 
 def test_weights_that_are_loaded_later_are_those_of_both():
@@ -212,7 +203,7 @@ def test_layers_that_share_weights_with_each_other_keep_sharing_them():
     assert text(target).sequences.equal(text(copy.deepcopy(model)).sequences)
 
 
-@pytest.mark.parametrize("name", ["phi3", "mpt", "gpt2"])
+@pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_a_model_that_stores_its_products_joined_has_nothing_to_join(name):
     model = build(name)
     target = Target(model, fuse=True)

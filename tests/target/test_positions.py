@@ -54,7 +54,7 @@ def by_slots(target, texts, nodes, positions, visible):
     cache = target.init_cache(2, 32)
     target.prefill(cache, texts, lengths, offset=0)
     slots = lengths[:, None] + torch.arange(COUNT)
-    logits, _ = target._slot_model.forward(
+    logits, _ = target.forward(
         nodes, cache, slots, num_attended=32, positions=positions, visible=visible
     )
     return logits

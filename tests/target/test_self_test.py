@@ -18,7 +18,6 @@ from specdec.target.attention import ATTENTION, slot_attention
 from specdec.target.cache import Window
 
 HALF = [torch.bfloat16, torch.float16]
-DTYPES = [*HALF, torch.float32]
 DEEP = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -42,18 +41,18 @@ def deep(seed: int, dtype: torch.dtype, spread: float) -> LlamaForCausalLM:
 @pytest.mark.parametrize("spread", [0.02, 0.15])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_no_deep_model_in_half_precision_is_refused(dtype, spread):
-    for seed in range(20):
+    for seed in range(5):
         Target(deep(seed, dtype, spread))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v3", "mpt"])
 def test_no_architecture_is_refused_in_half_precision(name, dtype):
-    for seed in range(5):
+    for seed in range(2):
         Target(build(name, seed=seed, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mpt"])
+@pytest.mark.parametrize("name", ["gemma2", "mpt"])
 def test_no_architecture_is_refused_in_float64(name):
     """HF computes parts of a float64 model in float32."""
     Target(build(name, dtype=torch.float64))
@@ -124,9 +123,14 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("layer", [0, 17, 31])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    ("fault", "dtype", "layer"),
+    [
+        *((fault, torch.bfloat16, 17) for fault in FAULTS),
+        *((larger_scale, dtype, 17) for dtype in (torch.float16, torch.float32)),
+        *((larger_scale, torch.bfloat16, layer) for layer in (0, 31)),
+    ],
+)
 def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, monkeypatch):
     model = deep(1, dtype, spread=0.15)
     # HF's own attention under a dense mask, which a model falls back to, has no such fault.
@@ -156,7 +160,7 @@ def no_sinks(states, options):
     return states, options | {"s_aux": None}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF[:1], ids=str)
 @pytest.mark.parametrize(
     ("name", "fault", "layer"),
     [

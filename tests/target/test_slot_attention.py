@@ -148,15 +148,6 @@ def test_garbage_in_a_slot_that_is_seen_changes_the_outcome(size, seed):
     assert not torch.equal(attention((query, keys, values, slots, sinks), option), clean)
 
 
-@given(sizes, options, seeds)
-def test_a_row_attends_alone_as_it_does_in_a_batch(size, option, seed):
-    *batch, sinks = random_case(size, seed)
-    together = attention((*batch, sinks), option)
-    for b in range(size["rows"]):
-        alone = attention((*(part[b : b + 1] for part in batch), sinks), option)
-        torch.testing.assert_close(alone, together[b : b + 1], rtol=0, atol=1e-12)
-
-
 def test_the_mask_is_made_once_per_kind_of_layer_and_forward():
     window = Window(torch.tensor([[3, 4]]), 16)
     full, sliding = (window_mask(window, 2, torch.float32, size) for size in (None, 2))
