@@ -18,19 +18,17 @@ from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.heads.context import ContextRows, read_context
-from specdec.heads.sharing import HoldsModel, borrow, look_up, model_of
+from specdec.heads.sharing import borrow, look_up, model_of
+from specdec.heads.window import ContextRows, read_context
+from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import Context
 
 
 @dataclass(frozen=True, eq=False)
 class HeadState:
-    """The head's keys and values, row t of a text in slot t.
-
-    Args:
-        cache: of S slots.
-        angles: `[S + 1, 2 D]`, of the layers' `rotary_table`.
+    """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
+    layers' `rotary_table`.
     """
 
     cache: SlotCache
@@ -75,7 +73,7 @@ class HeadDrafter(Drafter):
     def __init__(
         self,
         head: nn.Module,
-        target: PreTrainedModel | HoldsModel,
+        target: PreTrainedModel | Target,
         num_draft_tokens: int = 4,
         *,
         proposal: Kind = "sample",
@@ -84,25 +82,22 @@ class HeadDrafter(Drafter):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.proposal = Proposal(proposal, draft_temperature)
-        if isinstance(head, HeadDrafter):
-            raise TypeError(
-                f"expected a head first, got the drafter {type(head).__name__}; pass its .head"
-            )
-        if not isinstance(head, nn.Module) or not hasattr(
-            getattr(head, "config", None), "feature_layers"
-        ):
-            raise TypeError(
-                f"expected a head first and its target second, got {type(head).__name__}; "
-                f"{type(self).__name__}.from_pretrained(path_or_id, target) loads a head"
-            )
         self._check_head(head)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))
+        self._check_draft_length()
 
     def _check_head(self, head: nn.Module) -> None:
-        """Refuses a head of another design, and one without weights."""
+        """Refuses what is no head, a head of another design, and one without weights."""
         name, own = type(self).__name__, type(head).__name__
+        if isinstance(head, HeadDrafter):
+            raise TypeError(f"expected a head first, got the drafter {own}; pass its .head")
+        if not hasattr(getattr(head, "config", None), "feature_layers"):
+            raise TypeError(
+                f"expected a head first and its target second, got {own}; "
+                f"{name}.from_pretrained(path_or_id, target) loads a head"
+            )
         if not isinstance(head, self.head_type):
             others = [c for c in HeadDrafter.__subclasses__() if c.head_type is type(head)]
             advice = f"; pass it to {others[0].__name__}(head, target)" if others else ""
@@ -115,11 +110,19 @@ class HeadDrafter(Drafter):
                 "one first"
             )
 
+    def _check_draft_length(self) -> None:
+        limit = getattr(self.config, "max_draft_tokens", None)
+        if limit is not None and self.num_draft_tokens > limit:
+            raise ValueError(
+                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
+                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
+            )
+
     @classmethod
     def from_pretrained(
         cls,
         path_or_id: str | Path,
-        target: PreTrainedModel | HoldsModel,
+        target: PreTrainedModel | Target,
         num_draft_tokens: int = 4,
         *,
         proposal: Kind = "sample",
@@ -147,7 +150,10 @@ class HeadDrafter(Drafter):
         return cls(head, target, num_draft_tokens, **kinds)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, naming both sides."""
+        """Refuses another vocabulary or another device, naming both sides, and more draft tokens
+        than a block of the head predicts.
+        """
+        self._check_draft_length()
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "

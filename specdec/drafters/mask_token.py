@@ -10,14 +10,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.checkpoints.mask_token_export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
-from specdec.drafters.proposal import Kind
 from specdec.heads.mask_token import MaskTokenHead
-from specdec.heads.sharing import HoldsModel
 from specdec.heads.window import WindowPlan
 from specdec.kernels import MaskWindow, WindowSpec, expand_window
 from specdec.samplers.drawing import Drawing
@@ -57,32 +54,6 @@ class MaskTokenDrafter(HeadDrafter):
 
     family = MASK_TOKEN
     head_type = MaskTokenHead
-
-    def __init__(
-        self,
-        head: MaskTokenHead,
-        target: PreTrainedModel | HoldsModel,
-        num_draft_tokens: int = 4,
-        *,
-        proposal: Kind = "sample",
-        draft_temperature: float | None = None,
-    ):
-        kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
-        super().__init__(head, target, num_draft_tokens, **kinds)
-        self._check_num_draft_tokens()
-
-    def _check_num_draft_tokens(self) -> None:
-        limit = self.config.max_draft_tokens
-        if limit is not None and self.num_draft_tokens > limit:
-            raise ValueError(
-                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
-            )
-
-    def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """As `HeadDrafter`; refuses more draft tokens than a block predicts, too."""
-        super().validate(vocab_size=vocab_size, device=device)
-        self._check_num_draft_tokens()
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None

@@ -173,16 +173,7 @@ class MTPDrafter(HeadDrafter):
         num_draft_tokens: int = 0,
     ) -> Tensor:
         """One pass of every depth over a window; each draws a draft token, while one is wanted.
-
-        Args:
-            window: W rows.
-            step: their slots, shared by all depths.
-            num_depths: of the state.
-            drafting: what is drafted; may be `None` where no token is.
-            num_draft_tokens: K.
-
-        Returns:
-            The last depth's output at each text's newest row, `[B, 1, H]`.
+        Returns the last depth's output at each text's newest row, `[B, 1, H]`.
         """
         head, tokens, hidden = self.head, window.tokens, window.features
         unknown = torch.zeros_like(tokens[:, :1])

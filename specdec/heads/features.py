@@ -108,11 +108,8 @@ class FeatureHeadConfig(ABC):
 
 class FeatureHead(nn.Module, ABC):
     """What heads over joined features of a target have in common: norms and `fc` before their
-    layers, a norm and a vocabulary head after them, under the names of the public checkpoints.
-
-    Args:
-        config: sizes and flags.
-        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
+    layers, a norm and a vocabulary head after them, under the names of the public checkpoints. The
+    map of ids (`check_target_ids`) is a buffer outside the state dict.
     """
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
@@ -153,9 +150,6 @@ class FeatureHead(nn.Module, ABC):
     def fuse(self, features: Tensor) -> Tensor:
         """Features `[B, N, F]` of the target as hidden states `[B, N, H]`: norms, then `fc`.
         Without `fc`, or with one that reads the embedding as well, they are only normalised.
-
-        Raises:
-            ValueError: features of another width.
         """
         config = self.config
         if features.shape[-1] != config.feature_width:
@@ -174,14 +168,8 @@ class FeatureHead(nn.Module, ABC):
         return self.fc(features) if config.joins_features else features
 
     def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of `forward` predict.
-
-        Args:
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, Vd]`, over the ids that the head can propose.
+        """Logits `[B, N, Vd]`, over the ids that the head can propose, of outputs `[B, N, H]`;
+        `lm_head` is the target's, for a head that has none of its own.
         """
         config = self.config
         if config.output_norm:
@@ -206,10 +194,6 @@ class FeatureHead(nn.Module, ABC):
 
 class FusingLayer(nn.Module):
     """A first layer whose attention reads the embedding beside the hidden state (EAGLE-3, P-EAGLE).
-
-    Args:
-        layer: sizes and flags.
-        norm_before_residual: the residual stream is the normalised hidden state.
 
     Reference: Li et al., arXiv:2503.01840, Fig. 5.
     """

@@ -143,7 +143,7 @@ class HFLayerConfig:
         return self.config.rms_norm_eps
 
     def build(self, index: int) -> HFLayer:
-        """A new layer, with the given index in a head's cache."""
+        """A new layer, with the given index for `Attend`."""
         return HFLayer(self.layer_class, self.config, like=self.like, index=index)
 
     def key_value_shape(self, *, dtype: torch.dtype, device: torch.device) -> KeyValueShape:

@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from specdec.heads.rotary import rotate
 from specdec.kernels import CAUSAL, AttentionOptions
 from specdec.target.attention import attend
 from specdec.target.cache import Window
@@ -41,18 +40,27 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions.
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
 
     Args:
-        config: of the layer.
-        index: of the layer, for `Attend`.
-        input_width: width of what queries, keys and values are projected from; `None` is H.
+        x: `[B, heads, N, D]`.
+        angles: `[B, 1, N, 2 D]`, rows of `rotary_table`.
+    """
+    width = x.shape[-1]
+    return torch.addcmul(x * angles[..., :width], x.roll(width // 2, dims=-1), angles[..., width:])
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; queries, keys and values are projected from H
+    channels, or from `input_width`.
     """
 
     def __init__(self, config: LayerConfig, index: int, input_width: int | None = None):
         super().__init__()
-        self.index, self.head_dim = index, config.head_dim
+        self.index = index
+        self._heads = config.num_heads, config.head_dim
+        self._kv_heads = config.num_kv_heads, config.head_dim
         inner, bias = input_width or config.hidden_size, config.attention_bias
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(inner, queries, bias=bias)
@@ -80,17 +88,14 @@ class Attention(nn.Module):
             `[B, N, H]`.
         """
         states = x if context is None else torch.cat([context, x], dim=1)  # [B, R + N, ...]
-        shape, query_shape = (
-            (*states.shape[:2], -1, self.head_dim),
-            (*x.shape[:2], -1, self.head_dim),
-        )
-        query = self.q_proj(x).view(query_shape).transpose(1, 2)  # [B, Hq, N, D]
-        key = self.k_proj(states).view(shape).transpose(1, 2)
-        value = self.v_proj(states).view(shape).transpose(1, 2)
+        rows, count, num_keys = *x.shape[:2], states.shape[1]
+        query = self.q_proj(x).view(rows, count, *self._heads).transpose(1, 2)  # [B, Hq, N, D]
+        key = self.k_proj(states).view(rows, num_keys, *self._kv_heads).transpose(1, 2)
+        value = self.v_proj(states).view(rows, num_keys, *self._kv_heads).transpose(1, 2)
         if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         key = rotate(key, angles)
-        query = rotate(query, angles[:, :, states.shape[1] - x.shape[1] :])
+        query = rotate(query, angles[:, :, num_keys - count :])
         out = attend(self.index, query, key, value)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
@@ -114,13 +119,8 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A plain pre-norm layer.
-
-    Args:
-        config: of the layer.
-        index: of the layer, for `Attend`.
-        has_input_norm: whether the attention reads a normalised input (the first layer of EAGLE-1
-            does not).
+    """A plain pre-norm layer; the attention of the first layer of EAGLE-1 reads an input without
+    norm.
     """
 
     def __init__(self, config: LayerConfig, index: int, *, has_input_norm: bool = True):

@@ -126,12 +126,7 @@ class CentredRMSNorm(nn.Module):
 
 
 class MTPDepth(nn.Module):
-    """One prediction module: norms of both inputs, their projection, a decoder layer, a norm.
-
-    Args:
-        config: of the head.
-        index: of the depth, under which it stores keys and values.
-    """
+    """One prediction module: norms of both inputs, their projection, a decoder layer, a norm."""
 
     def __init__(self, config: MTPConfig, index: int):
         super().__init__()
@@ -164,9 +159,6 @@ class MTPHead(nn.Module):
         config: sizes and flags.
         target_ids: `None`; such heads propose all ids of the target.
 
-    Raises:
-        ValueError: `target_ids` are given.
-
     Example:
         >>> head = MTPHead(MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=2))
         >>> sorted(name for name in head.state_dict() if "0" in name and "block" not in name)
@@ -196,11 +188,7 @@ class MTPHead(nn.Module):
         return self.layers[0].eh_proj.weight.device
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The hidden states that the target's features `[B, N, H]` are.
-
-        Raises:
-            ValueError: features of another width.
-        """
+        """The hidden states that the target's features `[B, N, H]` are."""
         if features.shape[-1] != self.config.hidden_size:
             raise ValueError(
                 f"the head reads one feature of width {self.config.hidden_size}, and the target's "
@@ -225,15 +213,8 @@ class MTPHead(nn.Module):
         return self.layers[depth](embeds, hidden, step)
 
     def logits(self, depth: int, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of a depth predict.
-
-        Args:
-            depth: 0..D - 1.
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, V]`.
+        """Logits `[B, N, V]` of a depth's outputs `[B, N, H]`; `lm_head` is the target's, for a
+        head that has none of its own.
         """
         config, module = self.config, self.layers[depth]
         if config.output_norm:

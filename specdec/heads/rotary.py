@@ -1,6 +1,6 @@
 """Rotary positions of heads.
 
-Legend: B rows, N tokens of a pass, D width of an attention head, S positions.
+Legend: D width of an attention head, S positions.
 """
 
 from __future__ import annotations
@@ -17,17 +17,6 @@ if TYPE_CHECKING:
     from specdec.heads.hf_layer import HFLayerConfig
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
-
-    Args:
-        x: `[B, heads, N, D]`.
-        angles: `[B, 1, N, 2 D]`, rows of `rotary_table`.
-    """
-    width = x.shape[-1]
-    return torch.addcmul(x * angles[..., :width], x.roll(width // 2, dims=-1), angles[..., width:])
-
-
 def rotary_table(
     layer: LayerConfig,
     num_positions: int,
@@ -37,14 +26,9 @@ def rotary_table(
 ) -> Tensor:
     """Angles of positions 0, 1, ..., computed by HF's own code for the rope that the layer names.
 
-    Args:
-        layer: whose rope.
-        num_positions: S.
-        dtype: of the table; angles are computed in float32.
-        device: of the table.
-
     Returns:
-        `[S, 2 D]`: cosines, then sines, negated in their first half (see `rotate`).
+        `[S, 2 D]`, computed in float32: cosines, then sines, negated in their first half (see
+        `layers.rotate`).
 
     Example:
         >>> from specdec.heads.config import LayerConfig

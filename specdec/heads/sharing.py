@@ -6,7 +6,7 @@ propose.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +16,13 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import shown
 from specdec.heads.config import HeadConfig
+from specdec.target import Target
 from specdec.target.wrappers import unwrap
 
 
-class HoldsModel(Protocol):
-    """A `Target`, as far as a drafter uses it."""
-
-    model: PreTrainedModel
-
-
-def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
-    """The HF model of a target that may be wrapped.
-
-    Raises:
-        TypeError: no HF model.
-    """
-    if not isinstance(target, nn.Module) and isinstance(
-        getattr(target, "model", None), PreTrainedModel
-    ):
-        return target.model
-    return unwrap(target)
+def model_of(target: PreTrainedModel | Target) -> PreTrainedModel:
+    """The HF model of a target that may be wrapped."""
+    return target.model if isinstance(target, Target) else unwrap(target)
 
 
 class Borrowed(NamedTuple):
@@ -113,12 +100,8 @@ def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
 
 
 def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
-    """The target's id of each id that a head can propose, if they can be right.
-
-    Args:
-        target_ids: `[Vd]` int64, absolute (checkpoint files store offsets `d2t`); `None` where they
-            are the same.
-        config: of the head.
+    """The target's id of each id that a head can propose, `[Vd]` int64, absolute (checkpoint files
+    store offsets `d2t`); `None` where they are the same.
 
     Raises:
         ValueError: ids that are missing, of another number than Vd, beyond V, or not distinct.

@@ -38,22 +38,9 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of a window of queries over the slots of its rows, as HF calls it.
-
-    Args:
-        module: the HF attention module that calls; its `layer_idx` says which layer it is.
-        query: `[B, Hq, N, D]`.
-        key: `[B, Hkv, S', D]`, the cache's slots.
-        value: `[B, Hkv, S', Dv]`.
-        attention_mask: must be `None`: the model builds no mask for this function.
-        slot_window: the window of the current forward, with the sliding window of each layer.
-        scaling: factor of the scores; `None` is `D ** -0.5`.
-        softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2).
-        s_aux: `[Hq]` attention sinks, one extra score per head that takes weight and gives no value
-            (GPT-OSS).
-
-    Returns:
-        `[B, N, Hq, Dv]`, and `None` where HF expects attention weights.
+    """Attention of a window of queries over the slots of its rows, as HF modules call it: with
+    their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
+    current forward, and no mask. Returns what `attend` does, and `None` for attention weights.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.
@@ -132,11 +119,8 @@ def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
 
 
 class HFMask:
-    """Stands for a mask that HF builds, on its way to the layers that use it.
-
-    Args:
-        sliding_window: HF's `local_size`; `None` for full attention.
-        visible: HF's own predicate (row, head, query, key).
+    """Stands for a mask that HF builds, on its way to the layers that use it: HF's `local_size`
+    (`None` for full attention) and its own predicate (row, head, query, key).
     """
 
     def __init__(self, sliding_window: int | None, visible: Callable):
@@ -178,17 +162,9 @@ def probe_attention(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Notes which mask a layer attends by; its output `[B, N, Hq, Dv]` is zero.
-
-    Args:
-        module: the HF attention module that calls.
-        query: `[B, Hq, N, D]`.
-        key: unused.
-        value: `[B, Hkv, N, Dv]`.
-        attention_mask: what HF built through `_describe_mask`.
-        slot_window: where to note it, by layer index.
-        sliding_window: the layer's own word, which counts where HF built no mask.
-        softcap: of the layer's scores.
+    """Notes in `slot_window`, by layer index, which mask a layer attends by: what HF built through
+    `_describe_mask`, or the layer's own `sliding_window` where HF built none. Its output `[B, N,
+    Hq, Dv]` is zero.
 
     Raises:
         ValueError: the model drops `slot_window` on the way, or brings a mask of its own.

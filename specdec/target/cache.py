@@ -105,15 +105,8 @@ class Window:
 
 
 def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]) -> None:
-    """Refuses a cache that is larger than a device's whole memory.
-
-    Args:
-        batch_size: rows B.
-        num_slots: slots of each row.
-        shapes: what each layer stores, by layer index.
-
-    Raises:
-        ValueError: says how many rows fit at most.
+    """Raises `ValueError` for a cache that is larger than a device's whole memory, and says how
+    many rows fit at most.
     """
     row_bytes: dict[torch.device, int] = {}
     for heads, key_width, value_width, dtype, device in shapes.values():

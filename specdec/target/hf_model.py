@@ -256,7 +256,7 @@ class SlotModel:
         if self.model.dtype != self._dtype:
             change = f"was cast from {self._dtype} to {self.model.dtype}"
         elif not is_same or self.config.vocab_size != self.vocab_size:
-            change = "was edited (a module was replaced, added or resized)"
+            change = "was edited"  # a module was replaced, added or resized
         elif adapters_of(self.model) != self._adapters:
             change = "had its adapters switched or merged"
         elif views and addresses(self.model, self._choices.joined) != views.addresses:

@@ -173,17 +173,8 @@ def _tokens(model: SlotModel, length: int) -> Tensor:
 
 
 class _Trace:
-    """What went through the parts of a view in one forward, each `[2, N, ...]`.
-
-    Args:
-        view: private; its modules are wrapped.
-        num_layers: decoder layers.
-        attention_modules: names of the modules to watch beside these.
-
-    Attributes:
-        given: inputs that replace those of the decoder layers, or `None`.
-        inputs: of the decoder layers, before they were replaced.
-        outputs: of all that is watched.
+    """What went through the decoder layers and attention modules of a private view in one forward,
+    each `[2, N, ...]`. Inputs that are `given` replace those of the decoder layers.
     """
 
     def __init__(self, view: PreTrainedModel, num_layers: int, attention_modules: tuple[str, ...]):

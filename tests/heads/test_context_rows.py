@@ -5,7 +5,7 @@ from eagle_heads import FeatureLoop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.heads.context import read_context
+from specdec.heads.window import read_context
 
 WIDTH, SLOTS = 3, 48
 texts = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=8), min_size=1, max_size=4)

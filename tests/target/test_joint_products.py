@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
 from specdec.target.fusion import Fusion
-from specdec.target.joint import GATE_UP, QKV, Group, JointProduct, join_weights, siblings
+from specdec.target.joint import QKV, Group, JointProduct, join_weights, siblings
 from specdec.target.view import private_view
 from specdec.types import Draft
 
@@ -193,16 +193,6 @@ def test_layers_that_cannot_be_joined_are_left_alone_and_named_once(edit, word):
     assert text(target).sequences.equal(expected)
 
 
-def test_layers_that_share_weights_with_each_other_keep_sharing_them():
-    model = build("llama")
-    for name in QKV:
-        weight = getattr(model.model.layers[0].self_attn, name).weight
-        getattr(model.model.layers[2].self_attn, name).weight = weight
-    target = Target(model, fuse=True)
-    assert "2 x q_proj, k_proj, v_proj (storage that others share)" in target.notes[-1]
-    assert text(target).sequences.equal(text(copy.deepcopy(model)).sequences)
-
-
 @pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_a_model_that_stores_its_products_joined_has_nothing_to_join(name):
     model = build(name)
@@ -304,49 +294,9 @@ def test_hooks_of_a_layer_that_are_registered_later_run(pair):
     assert close(view(x), model(x))
 
 
-def test_threads_share_one_target():
-    target = Target(build("llama"), fuse=True)
-    prompts = [torch.arange(3 + i)[None] for i in range(4)]
-    expected = [SpeculativeGenerator(build("llama"), None).generate(p, **OPTIONS) for p in prompts]
-    found = [None] * len(prompts)
-
-    def write(index):
-        generator = SpeculativeGenerator(target, PromptLookupDrafter(2))
-        found[index] = generator.generate(prompts[index], **OPTIONS)
-
-    threads = [Thread(target=write, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one, other in zip(found, expected, strict=True):
-        assert one.sequences.equal(other.sequences)
-
-
 def test_steps_with_joint_products_are_captured():
     generator = SpeculativeGenerator(
         Target(build("qwen2"), fuse=True), PromptLookupDrafter(3), graphs=True
     )
     found = generator.generate(IDS, MASK, **OPTIONS, check=True)
     assert found.sequences.equal(text(build("qwen2")).sequences)
-
-
-def test_a_parent_with_both_kinds_of_siblings_has_two_products():
-    class Both(Siblings):
-        """Attention and an MLP side by side, of one input."""
-
-        def __init__(self):
-            super().__init__()
-            self.gate_proj, self.up_proj = nn.Linear(5, 6), nn.Linear(5, 6)
-
-        def forward(self, x, between=lambda: None):
-            return (*super().forward(x, between), self.gate_proj(x), self.up_proj(x))
-
-    model = nn.Sequential(Both()).requires_grad_(False)
-    groups, _ = siblings(model)
-    assert groups == [Group("0", QKV), Group("0", GATE_UP)]
-    join_weights(model, groups)
-    view, x = private_view(model), torch.randn(3, 5)
-    for group in groups:
-        JointProduct(view, group).install(view, group)
-    assert close(view(x), model[0](x))

@@ -151,13 +151,3 @@ def test_a_model_that_fails_while_it_is_wrapped_is_left_alone(rig):
     assert fingerprint(rig.draft) == while_hooked
     handle.remove()
     rig.check()
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_the_attention_that_the_user_chose_is_put_back(implementation):
-    model = build("gemma3")
-    model.set_attn_implementation(implementation)
-    SpeculativeGenerator(model, ModelDrafter(model)).generate(IDS, MASK, max_new_tokens=4)
-    for module in model.modules():
-        if hasattr(module, "config"):
-            assert module.config._attn_implementation == implementation

@@ -12,7 +12,6 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from fingerprint import fingerprint
-from torch._inductor.compile_fx import compile_fx
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
@@ -275,10 +274,3 @@ def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, monkeypat
     backend, compiled = counting_backend(lambda graph, example_inputs: graph)
     compile_with(backend, monkeypatch)
     serve_random_calls(build(name), compiled)
-
-
-@pytest.mark.slow
-def test_inductor_compiles_nothing_after_the_first_call_of_a_signature(monkeypatch):
-    backend, compiled = counting_backend(compile_fx)
-    compile_with(backend, monkeypatch)
-    serve_random_calls(build("qwen3"), compiled)
