@@ -40,15 +40,15 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
 
     Args:
         x: `[B, heads, N, D]`.
-        angles: `[B, 1, N, 2 D]`, rows of `rotary_table`.
+        cos: `[B, 1, N, D]`.
+        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
     """
-    width = x.shape[-1]
-    return torch.addcmul(x * angles[..., :width], x.roll(width // 2, dims=-1), angles[..., width:])
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 
 class Attention(nn.Module):
@@ -94,8 +94,11 @@ class Attention(nn.Module):
         value = self.v_proj(states).view(rows, num_keys, *self._kv_heads).transpose(1, 2)
         if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
-        key = rotate(key, angles)
-        query = rotate(query, angles[:, :, num_keys - count :])
+        cos, sin = angles.chunk(2, dim=-1)
+        key = rotate(key, cos, sin)
+        if context is not None:
+            cos, sin = cos[:, :, num_keys - count :], sin[:, :, num_keys - count :]
+        query = rotate(query, cos, sin)
         out = attend(self.index, query, key, value)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 

@@ -179,6 +179,7 @@ class SlotCache(Cache):
                 rows = torch.arange(batch_size, device=device)
                 self._row_starts[device] = rows[:, None] * length
         self.has_kernels = has_kernels(self._row_starts)
+        self._make_views()
 
     @property
     def size_bytes(self) -> int:
@@ -235,26 +236,38 @@ class SlotCache(Cache):
         kept.keys = {i: keep_rows(keys, rows) for i, keys in self.keys.items()}
         kept.values = {i: keep_rows(values, rows) for i, values in self.values.items()}
         kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
+        kept._make_views()
         return kept
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
         `[B, heads, num_attended, width]` views.
         """
-        keys, values = self.keys[layer_idx], self.values[layer_idx]
-        window = self.window
+        key_lines, value_lines, keys, values = self._views[layer_idx]
+        window, attended = self.window, self.window.num_attended
         if window.slots.device != keys.device:
             window = window.on(keys.device)
         if self.has_kernels and writes_slots(key_states, keys):
-            write_slots(keys, values, key_states, value_states, window.slots)
+            storage = self.keys[layer_idx], self.values[layer_idx]
+            write_slots(*storage, key_states, value_states, window.slots)
+        elif self.num_rows == 1:  # with one row, slots need no row offset
+            slots = window.slots.squeeze(0)
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
         else:
             if window.flat_slots is None:
                 window.flat_slots = (window.slots + self._row_starts[keys.device]).flatten()
-            for buffer, states in ((keys, key_states), (values, value_states)):
-                lines = states.transpose(1, 2).flatten(0, 1)
-                buffer.flatten(0, 1).index_copy_(0, window.flat_slots, lines)
-        attended = window.num_attended
-        return keys[:, :attended].transpose(1, 2), values[:, :attended].transpose(1, 2)
+            for lines, states in ((key_lines, key_states), (value_lines, value_states)):
+                lines.index_copy_(0, window.flat_slots, states.transpose(1, 2).flatten(0, 1))
+        return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
+
+    def _make_views(self) -> None:
+        """The two readings of a layer's storage: one line per slot to write, by head to attend."""
+        self._views = {}
+        for layer in self.keys:
+            storage = self.keys[layer], self.values[layer]
+            lines = (buffer.flatten(0, 1) for buffer in storage)
+            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by HF to get a length; positions are always passed, so a bound is enough."""

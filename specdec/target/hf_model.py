@@ -254,15 +254,15 @@ class SlotModel:
         is_same = len(now) == len(before) and all(map(operator.is_, now, before))
         change = None
         if self.model.dtype != self._dtype:
-            change = f"was cast from {self._dtype} to {self.model.dtype}"
+            change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
         elif not is_same or self.config.vocab_size != self.vocab_size:
-            change = "was edited"  # a module was replaced, added or resized
+            change = "was edited after specdec wrapped it (a module replaced, added or resized)"
         elif adapters_of(self.model) != self._adapters:
-            change = "had its adapters switched or merged"
+            change = "had its adapters switched or merged after specdec wrapped it"
         elif views and addresses(self.model, self._choices.joined) != views.addresses:
-            change = "had weights of joined products replaced or moved"
+            change = "had weights replaced or moved after specdec joined their products"
         if change:
-            raise ValueError(f"{name} {change} after specdec wrapped it; build the generator again")
+            raise ValueError(f"{name} {change}; build the generator again")
         if torch.is_autocast_enabled(self.model.device.type):
             raise ValueError(
                 "generation does not run under torch.autocast, which changes data types inside the "
