@@ -143,7 +143,7 @@ def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> Non
             for kind in ("total", "generator"):
                 records = generator.stream(ids, max_new_tokens=new_tokens, do_sample=False)
                 if kind == "total":
-                    runners = generator.target._slot_model, drafters["draft LM"]._slot_model
+                    runners = generator.target, drafters["draft LM"]._slot_model
                     clock = CallClock(*((runner._view, "forward") for runner in runners))
                 else:
                     parts = (generator.drafter, "propose"), (generator.target, "verify")

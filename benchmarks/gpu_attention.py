@@ -26,8 +26,8 @@ from torch import Tensor
 
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots
 from specdec.kernels.attention import triton as kernels
-from specdec.target.cache import round_up
-from specdec.target.masks import causal, slot_mask
+from specdec.target.cache import Window, round_up
+from specdec.target.masks import window_mask
 
 QUERIES, HEADS, KV_HEADS, WIDTH, DTYPE = 4, 32, 8, 128, torch.bfloat16
 SLOT_BYTES = 2 * KV_HEADS * WIDTH * DTYPE.itemsize
@@ -76,7 +76,7 @@ def inputs(shape: Shape) -> Inputs:
     )
     ends = torch.tensor(shape.lengths, device="cuda")[:, None]
     slots = ends - QUERIES + torch.arange(QUERIES, device="cuda")
-    mask = slot_mask(slots[:, None], shape.num_slots, causal, DTYPE)
+    mask = window_mask(Window(slots, shape.num_slots), slots.shape[1], DTYPE)
     return Inputs(query, keys, values, slots, mask)
 
 

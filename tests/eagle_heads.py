@@ -166,9 +166,14 @@ def informed(model: PreTrainedModel, head: EagleHead, *, seed: int = 5) -> Eagle
     y = logits[:, 1:].flatten(0, 1).double()
     if head.target_ids is not None:
         y = y[:, head.target_ids]
-    ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    head.lm_head.weight.copy_(fitted(x, y))
     return head
+
+
+def fitted(x: Tensor, y: Tensor, ridge: float = 1e-3) -> Tensor:
+    """The matrix `[outputs, inputs]` that maps inputs to outputs, by ridge regression."""
+    ridge = ridge * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
+    return torch.linalg.solve(x.T @ x + ridge, x.T @ y).T
 
 
 @torch.no_grad()

@@ -5,7 +5,14 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from eagle_heads import features_and_logits, flagged, random_weights, stand_in
+from eagle_heads import (
+    features_and_logits,
+    fitted,
+    flagged,
+    random_weights,
+    stand_in,
+    tables_of,  # noqa: F401, for the tests
+)
 from mask_reference import draft_rows
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -118,8 +125,7 @@ def informed(model: PreTrainedModel, head: MaskTokenHead, num_draft_tokens: int)
     x, y = torch.cat(xs), torch.cat(ys)
     if head.target_ids is not None:
         y = y[:, head.target_ids]
-    ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    head.lm_head.weight.copy_(fitted(x, y))
     return head
 
 
@@ -145,11 +151,5 @@ def learned(
             xs.append(draft_rows(config, exact, [None, None], *case))
             labels.append(row[known : known + num_draft_tokens])
     x, y = torch.cat(xs), F.one_hot(torch.cat(labels), config.vocab_size).double()
-    ridge = 1e-7 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-    head.lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+    head.lm_head.weight.copy_(fitted(x, y, 1e-7))
     return head
-
-
-def tables_of(model: PreTrainedModel) -> tuple[Tensor, Tensor]:
-    """Embeddings and vocabulary head."""
-    return model.get_input_embeddings().weight, model.get_output_embeddings().weight

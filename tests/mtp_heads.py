@@ -5,11 +5,9 @@ The oracle is written from the definition (arXiv:2412.19437, section 2.2), one i
 other: depth d at index i reads token i + d + 1 beside the hidden state of index i.
 """
 
-from dataclasses import replace
-
 import torch
 import torch.nn.functional as F
-from eagle_heads import LAYER_FLAGS, stand_in
+from eagle_heads import fitted, flagged, stand_in
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -18,12 +16,6 @@ from specdec.heads.config import LayerConfig
 from specdec.training.mtp import MultiTokenPrediction
 
 VOCAB, WIDTH = 23, 16
-
-
-def flagged(config: MTPConfig, **flags) -> MTPConfig:
-    """The config with some flags changed, its own or those of its layers."""
-    of_layer = {name: flags.pop(name) for name in LAYER_FLAGS & flags.keys()}
-    return replace(config, layer=replace(config.layer, **of_layer), **flags)
 
 
 PLAIN = MTPConfig(
@@ -220,6 +212,5 @@ def informed(model, *, num_depths=3, seed=5, **flags):
     for depth, out in enumerate(outputs):
         x = out.flatten(0, 1).double()
         y = teacher[:, 1 + depth : 1 + depth + out.shape[1]].flatten(0, 1).double()
-        ridge = 1e-3 * len(x) * torch.eye(x.shape[1], dtype=x.dtype)
-        head.layers[depth].lm_head.weight.copy_(torch.linalg.solve(x.T @ x + ridge, x.T @ y).T)
+        head.layers[depth].lm_head.weight.copy_(fitted(x, y))
     return head

@@ -25,7 +25,7 @@ from specdec.evaluation import evaluate
 from specdec.heads.config import LayerConfig
 from specdec.heads.layers import DecoderLayer, attend_causally
 from specdec.heads.rotary import RotaryAngles
-from specdec.heads.sharing import apply_lm_head, check_target, over_target_ids
+from specdec.heads.sharing import apply_lm_head, check_target
 from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import PackedStream, TrainingPlan, train
@@ -139,7 +139,7 @@ class ToyDrafter(HeadDrafter):
         rows, out = self._read(context, state, num_draft_tokens - 1)
         count = rows.tokens.shape[1]
         out = torch.cat([rows.last(out[:, :count]), out[:, count:]], dim=1)  # [B, K, H]
-        logits = over_target_ids(self.logits(out), None, self.config.vocab_size)
+        logits = self.logits(out)
         drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
             drafting.draw(logits[:, i : i + 1])

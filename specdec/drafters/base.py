@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_integer, shown
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
@@ -96,17 +96,19 @@ def check_drafter(drafter: Drafter) -> None:
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     check_num_draft_tokens(getattr(drafter, "num_draft_tokens", None), of=f"{name}.")
     layers = drafter.feature_layers
-    check_type(f"{name}.feature_layers", layers, tuple[int | str, ...], advice="() for none")
-    check_type(f"{name}.has_memory", drafter.has_memory, bool)
+    if not isinstance(layers, tuple):
+        raise TypeError(
+            f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
+            f"{shown(layers)}"
+        )
+    if not isinstance(drafter.has_memory, bool):
+        got = shown(drafter.has_memory)
+        raise TypeError(f"{name}.has_memory must be True or False, got {got}")
 
 
 def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:
-    """Returns the state, or raises `TypeError` if it is none.
-
-    Args:
-        drafter: whose state it is.
-        state: that came.
-        by: the method that returned it.
+    """Returns the state that a method of a drafter has returned, or raises `TypeError` if it is
+    none.
     """
     missing = [name for name in ("keep", "reset") if not callable(getattr(state, name, None))]
     who = f"{type(drafter).__name__}.{by} returned"
@@ -121,11 +123,8 @@ def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> Draf
 
 
 def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
-    """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0.
-
-    Args:
-        num_draft_tokens: K.
-        of: what the name begins with in messages, a class and a dot.
+    """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0; messages name
+    the class and a dot that it is `of`.
     """
     advice = "0 decodes plainly, 4 is a usual value"
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)

@@ -12,9 +12,8 @@ from torch import Tensor
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
-from specdec.heads.context import ContextRows
 from specdec.heads.eagle import EagleHead
-from specdec.heads.window import WindowPlan
+from specdec.heads.window import ContextRows, WindowPlan
 from specdec.samplers.drawing import Drawing
 from specdec.types import Context, Draft
 
@@ -95,19 +94,8 @@ class EagleDrafter(HeadDrafter):
     def _extend(
         self, context: Context, state: HeadState, *, num_later: int
     ) -> tuple[ContextRows, WindowPlan, Tensor]:
-        """Reads the new tokens beside the target's features.
-
-        Args:
-            context: N new tokens.
-            state: extended in place.
-            num_later: how many passes of one token will follow.
-
-        Returns:
-            The rows that were read, the plan of all passes, and the output `[B, N, H]` of the
-            first.
-
-        Raises:
-            ValueError: the context brings no features, or features of another width.
+        """Reads the new tokens beside the target's features: the rows, the plan of this pass and
+        `num_later` passes of one token, and this pass's output `[B, N, H]`.
         """
         rows = self.read(context, state)
         plan = WindowPlan(

@@ -18,20 +18,17 @@ from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.heads.context import ContextRows, read_context
-from specdec.heads.rotary import rotary_table
-from specdec.heads.sharing import HoldsModel, borrow, look_up, model_of
-from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.heads.sharing import borrow, look_up, model_of
+from specdec.heads.window import ContextRows, read_context
+from specdec.target import Target
+from specdec.target.cache import SlotCache
 from specdec.types import Context
 
 
 @dataclass(frozen=True, eq=False)
 class HeadState:
-    """The head's keys and values, row t of a text in slot t.
-
-    Args:
-        cache: of S slots.
-        angles: `[S + 1, 2 D]`, see `rotary_table`.
+    """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
+    layers' `rotary_table`.
     """
 
     cache: SlotCache
@@ -76,7 +73,7 @@ class HeadDrafter(Drafter):
     def __init__(
         self,
         head: nn.Module,
-        target: PreTrainedModel | HoldsModel,
+        target: PreTrainedModel | Target,
         num_draft_tokens: int = 4,
         *,
         proposal: Kind = "sample",
@@ -85,25 +82,22 @@ class HeadDrafter(Drafter):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         self.proposal = Proposal(proposal, draft_temperature)
-        if isinstance(head, HeadDrafter):
-            raise TypeError(
-                f"expected a head first, got the drafter {type(head).__name__}; pass its .head"
-            )
-        if not isinstance(head, nn.Module) or not hasattr(
-            getattr(head, "config", None), "feature_layers"
-        ):
-            raise TypeError(
-                f"expected a head first and its target second, got {type(head).__name__}; "
-                f"{type(self).__name__}.from_pretrained(path_or_id, target) loads a head"
-            )
         self._check_head(head)
         self.head, self.config = head, head.config
         self.feature_layers = head.config.feature_layers
         self._borrowed = borrow(head.config, model_of(target))
+        self._check_draft_length()
 
     def _check_head(self, head: nn.Module) -> None:
-        """Refuses a head of another design, and one without weights."""
+        """Refuses what is no head, a head of another design, and one without weights."""
         name, own = type(self).__name__, type(head).__name__
+        if isinstance(head, HeadDrafter):
+            raise TypeError(f"expected a head first, got the drafter {own}; pass its .head")
+        if not hasattr(getattr(head, "config", None), "feature_layers"):
+            raise TypeError(
+                f"expected a head first and its target second, got {own}; "
+                f"{name}.from_pretrained(path_or_id, target) loads a head"
+            )
         if not isinstance(head, self.head_type):
             others = [c for c in HeadDrafter.__subclasses__() if c.head_type is type(head)]
             advice = f"; pass it to {others[0].__name__}(head, target)" if others else ""
@@ -116,11 +110,19 @@ class HeadDrafter(Drafter):
                 "one first"
             )
 
+    def _check_draft_length(self) -> None:
+        limit = getattr(self.config, "max_draft_tokens", None)
+        if limit is not None and self.num_draft_tokens > limit:
+            raise ValueError(
+                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
+                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
+            )
+
     @classmethod
     def from_pretrained(
         cls,
         path_or_id: str | Path,
-        target: PreTrainedModel | HoldsModel,
+        target: PreTrainedModel | Target,
         num_draft_tokens: int = 4,
         *,
         proposal: Kind = "sample",
@@ -148,7 +150,10 @@ class HeadDrafter(Drafter):
         return cls(head, target, num_draft_tokens, **kinds)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, naming both sides."""
+        """Refuses another vocabulary or another device, naming both sides, and more draft tokens
+        than a block of the head predicts.
+        """
+        self._check_draft_length()
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
@@ -164,18 +169,21 @@ class HeadDrafter(Drafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
         """Key/value storage for `max_length` tokens per row."""
-        layer, dtype = self.config.layer, self.head.dtype
-        shape = KeyValueShape(layer.num_kv_heads, layer.head_dim, layer.head_dim, dtype, device)
-        shapes = dict.fromkeys(range(self.config.num_layers), shape)
+        layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
+        shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
         cache = SlotCache(batch_size, max_length, shapes)
-        table = rotary_table(layer, cache.num_slots + 1, dtype=dtype, device=device)
-        return HeadState(cache, table)
+        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where))
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers of the head that are used."""
+        return self.config.num_layers
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings `[B, N, H]` of tokens `[B, N]`, the head's own or the target's."""
-        has_own = self.config.has_embed_tokens
-        table = self.head.embed_tokens if has_own else self._borrowed.embeddings
-        return look_up(table, tokens).to(self.head.dtype)
+        head = self.head
+        table = head.embed_tokens if self.config.has_embed_tokens else self._borrowed.embeddings
+        return look_up(table, tokens).to(head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
         """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
@@ -183,24 +191,15 @@ class HeadDrafter(Drafter):
         """
         return self.head.logits(out, self._borrowed.lm_head)
 
-    def features_of(self, context: Context) -> Tensor:
-        """The target's features `[B, N, F]` in a context.
+    def read(self, context: Context, state: HeadState) -> ContextRows:
+        """The rows that the head reads of a context, see `read_context`."""
+        self.check_features(context)
+        return read_context(context, state.cache.trash)
 
-        Raises:
-            ValueError: it has none.
-        """
+    def check_features(self, context: Context) -> None:
+        """Raises `ValueError` if a context has no features, which the head needs."""
         if context.features is None:
             raise ValueError(
                 f"the head needs the target's features {self.feature_layers}, and the context "
                 "brings none"
             )
-        return context.features
-
-    def read(self, context: Context, state: HeadState, *, shift: int = 1) -> ContextRows:
-        """The rows that the head reads of a context, see `read_context`.
-
-        Raises:
-            ValueError: the context has no features.
-        """
-        self.features_of(context)
-        return read_context(context, state.cache, shift=shift)

@@ -10,18 +10,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
-from specdec.drafters.proposal import Kind
 from specdec.heads.mask_token import MaskTokenHead
-from specdec.heads.sharing import HoldsModel
 from specdec.heads.window import WindowPlan
 from specdec.kernels import MaskWindow, WindowSpec, expand_window
 from specdec.samplers.drawing import Drawing
-from specdec.target.masks import Visible, any_of, block, causal
 from specdec.types import Context, Draft
 
 
@@ -58,32 +54,6 @@ class MaskTokenDrafter(HeadDrafter):
 
     family = MASK_TOKEN
     head_type = MaskTokenHead
-
-    def __init__(
-        self,
-        head: MaskTokenHead,
-        target: PreTrainedModel | HoldsModel,
-        num_draft_tokens: int = 4,
-        *,
-        proposal: Kind = "sample",
-        draft_temperature: float | None = None,
-    ):
-        kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
-        super().__init__(head, target, num_draft_tokens, **kinds)
-        self._check_num_draft_tokens()
-
-    def _check_num_draft_tokens(self) -> None:
-        limit = self.config.max_draft_tokens
-        if limit is not None and self.num_draft_tokens > limit:
-            raise ValueError(
-                f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
-            )
-
-    def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """As `HeadDrafter`; refuses more draft tokens than a block predicts, too."""
-        super().validate(vocab_size=vocab_size, device=device)
-        self._check_num_draft_tokens()
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
@@ -122,41 +92,37 @@ class MaskTokenDrafter(HeadDrafter):
     def _read(
         self, context: Context, state: HeadState, *, num_draft_tokens: int
     ) -> tuple[MaskWindow, Tensor]:
-        """One pass over the new tokens and the rows after them.
-
-        Args:
-            context: N new tokens.
-            state: extended in place.
-            num_draft_tokens: K; 0 for a pass without masks.
+        """One pass over the new tokens and, for K > 0, the rows after them.
 
         Returns:
             The rows, and the head's outputs `[B, R + M, H]`; of the last M rows alone where
             features are keys and values.
-
-        Raises:
-            ValueError: the context brings no features, or features of another width.
         """
         config, cache = self.config, state.cache
-        features = self.features_of(context) if config.joins_features else None
+        if config.joins_features:
+            self.check_features(context)
         spec = self._spec(cache.num_slots, num_draft_tokens)
         window = expand_window(context.tokens, context.start, context.num_new, spec)
         num_committed = window.slots.shape[1] - spec.num_later
-        is_keys = config.context == "keys"
+        visible = None
+        if not config.is_causal:  # rows of a block see all of it that is written
+            block = window.slots[:, num_committed:]
+            visible = (block < cache.trash)[:, None]
         plan = WindowPlan(
             cache,
             window.slots,
             num_attended=context.num_attended + max(spec.num_later - num_draft_tokens - 1, 0),
             table=state.angles,
-            visible=self._visible(window, spec),
-            num_silent=num_committed if is_keys else 0,
+            visible=visible,
         )
         step = plan.open(0)
+        is_keys = config.context == "keys"
         num_known = 1 if is_keys else num_committed
         embeds = self.embed(window.tokens[:, num_committed:] if is_keys else window.tokens)
         hidden = None
-        if features is not None:
+        if config.joins_features:
             num_masks = 0 if is_keys else spec.num_later
-            hidden = self.head.hidden_states(features, num_masks)
+            hidden = self.head.hidden_states(context.features, num_masks)
         embeds = self.head.with_masks(embeds, num_known)
         return window, self.head(embeds, hidden, step.angles, step.attend)
 
@@ -171,11 +137,3 @@ class MaskTokenDrafter(HeadDrafter):
             max_positions=min(config.max_positions or num_slots, num_slots),
             trash=num_slots,
         )
-
-    def _visible(self, window: MaskWindow, spec: WindowSpec) -> Visible:
-        """Rows see what precedes them, or the whole block as well."""
-        if self.config.is_causal:
-            return causal
-        first = window.first_later
-        last = (first + spec.num_later - 1).clamp(max=spec.max_positions - 1)
-        return any_of(causal, block(first, last))

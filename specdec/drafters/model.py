@@ -1,5 +1,7 @@
 """`ModelDrafter`: a smaller HF causal LM drafts for a larger one."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,14 +19,21 @@ from specdec.types import Context, Draft
 
 @dataclass(frozen=True, eq=False)
 class ModelDrafterState:
-    """The draft model's keys and values, and the vocabulary that drafts must be expressed in."""
+    """The draft model's keys and values.
+
+    Args:
+        cache: of S slots.
+        vocab_size: of the target, over which drafts must be expressed.
+        offsets: `[2]`: -1 and 0, relative to the last committed token.
+        limit: positions that the draft model has; `None` where no row can reach them.
+    """
 
     cache: SlotCache
     vocab_size: int
     offsets: Tensor
-    """`[2]`: -1 and 0, relative to the last committed token."""
+    limit: int | None
 
-    def keep(self, rows: list[int]) -> "ModelDrafterState":
+    def keep(self, rows: list[int]) -> ModelDrafterState:
         """The given rows, in the storage of all."""
         return replace(self, cache=self.cache.keep(rows))
 
@@ -101,13 +110,16 @@ class ModelDrafter(Drafter):
     ) -> ModelDrafterState:
         """Key/value storage for `max_length` tokens per row."""
         cache = self._slot_model.init_cache(batch_size, max_length)
-        return ModelDrafterState(cache, vocab_size, torch.arange(-1, 1, device=device))
+        limit = self._slot_model.max_positions
+        if limit is not None and limit >= cache.num_slots:
+            limit = None
+        return ModelDrafterState(cache, vocab_size, torch.arange(-1, 1, device=device), limit)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the anchor and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
-        is_real = offsets <= context.num_new[:, None]
-        slots = self._slots(state.cache, context.start[:, None] + offsets, is_real)
+        slots = _within_limit(state, context.start[:, None] + offsets)
+        slots = torch.where(offsets <= context.num_new[:, None], slots, state.cache.trash)
         tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         self._slot_model.forward(
             tokens,
@@ -129,38 +141,20 @@ class ModelDrafter(Drafter):
         last = positions[:, 1:]  # [B, 1], of the last committed token
         drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
-            slots = self._slots(state.cache, last + i if i else positions)
+            slots = _within_limit(state, last + i if i else positions)
             logits, _ = self._slot_model.forward(
                 tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
             )
             logits = _fit(logits, state.vocab_size)
             tokens = self._readable(drafting.draw(logits), state)  # [B, 1]
-        return drafting.end(self._num_valid(state.cache, last, num_draft_tokens))
+        if state.limit is None:
+            return drafting.end()
+        return drafting.end((state.limit - last[:, 0]).clamp(0, num_draft_tokens))
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
         """Ids that the draft model has an embedding for; padding ids may lie beyond."""
         own = self._slot_model.vocab_size
         return tokens.clamp(max=own - 1) if own < state.vocab_size else tokens
-
-    def _ends_within(self, cache: SlotCache) -> int | None:
-        """The draft model's position limit where rows can reach it; a matter of shapes, not of
-        data.
-        """
-        limit = self._slot_model.max_positions
-        return limit if limit is not None and limit < cache.num_slots else None
-
-    def _slots(self, cache: SlotCache, positions: Tensor, is_real: Tensor | None = None) -> Tensor:
-        limit = self._ends_within(cache)
-        if limit is not None:
-            inside = positions < limit
-            is_real = inside if is_real is None else is_real & inside
-        return positions if is_real is None else torch.where(is_real, positions, cache.trash)
-
-    def _num_valid(self, cache: SlotCache, last: Tensor, num_draft_tokens: int) -> Tensor | None:
-        limit = self._ends_within(cache)
-        if limit is None:
-            return None
-        return (limit - last[:, 0]).clamp(0, num_draft_tokens)
 
 
 def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase) -> None:
@@ -188,3 +182,10 @@ def _fit(logits: Tensor, vocab_size: int) -> Tensor:
     if missing == 0:
         return logits
     return F.pad(logits, (0, missing), value=float("-inf"))  # a negative pad cuts
+
+
+def _within_limit(state: ModelDrafterState, positions: Tensor) -> Tensor:
+    """Slots of positions: the trash slot for those that the draft model does not have."""
+    if state.limit is None:
+        return positions
+    return torch.where(positions < state.limit, positions, state.cache.trash)

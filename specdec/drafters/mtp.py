@@ -14,13 +14,10 @@ from torch import Tensor
 from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Drafting
-from specdec.heads.config import LayerConfig
 from specdec.heads.mtp import MTPHead
-from specdec.heads.rotary import rotary_table
 from specdec.heads.window import Pass, WindowPlan
 from specdec.kernels import PastRows, ShiftedWindow, shift_window
 from specdec.samplers.drawing import Drawing
-from specdec.target.cache import KeyValueShape, SlotCache
 from specdec.types import Context, Draft, keep_rows
 
 
@@ -29,8 +26,7 @@ class MTPState(HeadState):
     """Keys and values of every depth, index t of a text in slot t, and the rows that repair them.
 
     Args:
-        cache: of S slots; depth d is layer d.
-        angles: `[S + 1, 2 D]`, see `rotary_table`.
+        cache, angles: as `HeadState`; depth d is layer d.
         past: the last rows of each text, committed tokens beside the target's features; see
             `kernels/mtp_shift/README.md`.
     """
@@ -75,6 +71,7 @@ class MTPDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.heads.config import LayerConfig
         >>> from specdec.heads.mtp import MTPConfig, MTPHead
         >>> target = zoo.load_target()
         >>> layer = LayerConfig(128, 256, 4, 4, 32)
@@ -94,6 +91,8 @@ class MTPDrafter(HeadDrafter):
         """Depths that the states of new calls have: no more than K are."""
         return min(self.config.num_layers, self.num_draft_tokens)
 
+    num_layers = num_depths
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the head in the library's own layout, see `save_modules`."""
         save_modules(self.head, folder)
@@ -102,26 +101,14 @@ class MTPDrafter(HeadDrafter):
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> MTPState:
         """Key/value storage for `max_length` tokens per row and depth, and the rows to remember."""
-        layer, dtype, width = self.config.layer, self.head.dtype, self.config.hidden_size
-        where = {"dtype": dtype, "device": device}
-        if isinstance(layer, LayerConfig):
-            shape = KeyValueShape(layer.num_kv_heads, layer.head_dim, layer.head_dim, **where)
-            shapes = dict.fromkeys(range(self.num_depths), shape)
-        else:
-            angles, modules = layer.rotary_table(1, **where), self.head.layers[: self.num_depths]
-            found = [depth.block.key_value_shape(angles[None, None]) for depth in modules]
-            shapes = dict(enumerate(found))
-        cache = SlotCache(batch_size, max_length, shapes)
-        num_past = max(self.num_depths - 1, 0)
+        of_head = super().init_state(batch_size, max_length, vocab_size=vocab_size, device=device)
+        rows = batch_size, max(self.num_depths - 1, 0)
+        where = {"dtype": self.head.dtype, "device": device}
         past = PastRows(
-            torch.zeros(batch_size, num_past, dtype=torch.long, device=device),
-            torch.zeros(batch_size, num_past, width, **where),
+            torch.zeros(rows, dtype=torch.long, device=device),
+            torch.zeros(*rows, self.config.hidden_size, **where),
         )
-        if isinstance(layer, LayerConfig):
-            table = rotary_table(layer, cache.num_slots + 1, **where)
-        else:
-            table = layer.rotary_table(cache.num_slots + 1, **where)
-        return MTPState(cache, table, past)
+        return MTPState(of_head.cache, of_head.angles, past)
 
     def prefill(self, context: Context, state: MTPState) -> None:
         """Reads the new tokens beside their features, at every depth.
@@ -156,18 +143,11 @@ class MTPDrafter(HeadDrafter):
     def shift(
         self, context: Context, state: MTPState, width: int, num_later: int = 0
     ) -> ShiftedWindow:
-        """The last rows of every text. The state's remembered rows are replaced by the newest.
-
-        Args:
-            context: N new tokens and their features.
-            state: its remembered rows are read and replaced.
-            width: W.
-            num_later: how many slots after the newest row are wanted.
-
-        Raises:
-            ValueError: the context brings no features, or features of another width.
+        """The last `width` rows of every text, and `num_later` slots after the newest. The state's
+        remembered rows are replaced by the newest.
         """
-        context = replace(context, features=self.head.fuse(self.features_of(context)))
+        self.check_features(context)
+        context = replace(context, features=self.head.fuse(context.features))
         trash = state.cache.trash
         window = shift_window(context, state.past, width, trash=trash, num_later=num_later)
         for table, newest in zip(state.past, window.past(state.num_depths - 1), strict=True):
@@ -192,16 +172,7 @@ class MTPDrafter(HeadDrafter):
         num_draft_tokens: int = 0,
     ) -> Tensor:
         """One pass of every depth over a window; each draws a draft token, while one is wanted.
-
-        Args:
-            window: W rows.
-            step: their slots, shared by all depths.
-            num_depths: of the state.
-            drafting: what is drafted; may be `None` where no token is.
-            num_draft_tokens: K.
-
-        Returns:
-            The last depth's output at each text's newest row, `[B, 1, H]`.
+        Returns the last depth's output at each text's newest row, `[B, 1, H]`.
         """
         head, tokens, hidden = self.head, window.tokens, window.features
         unknown = torch.zeros_like(tokens[:, :1])

@@ -6,14 +6,13 @@ written where the draft keeps them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_number, check_tensor, check_type, shown
+from specdec.arguments import check_choice, check_number, shown
 from specdec.samplers.drawing import Drawing
 from specdec.samplers.warp import Warp
 from specdec.types import Draft
@@ -31,10 +30,6 @@ class Proposal:
         temperature: of the drafter's distribution where the target samples; `None` is the target's
             own. The truncations (top-k, top-p, min-p) are the target's in any case.
 
-    Raises:
-        TypeError: a temperature that is no number.
-        ValueError: another kind, or a temperature that is not positive.
-
     Example:
         >>> Proposal("argmax")
         Proposal(kind='argmax', temperature=None)
@@ -44,7 +39,7 @@ class Proposal:
     temperature: float | None = None
 
     def __post_init__(self):
-        check_type("proposal", self.kind, Kind)
+        check_choice("proposal", self.kind, ("sample", "argmax"))
         if self.temperature is None:
             return
         advice = "None is the target's, and proposal='argmax' the limit at 0"
@@ -66,10 +61,6 @@ class Proposal:
 class Drafting:
     """A draft in the making: token after token, the probabilities written into one table.
 
-    Args:
-        proposal: of the drafter.
-        drawing: of the step.
-
     Attributes:
         tokens: drawn so far, `[B, n]` of each call of `draw`.
 
@@ -85,6 +76,7 @@ class Drafting:
     def __init__(self, proposal: Proposal, drawing: Drawing):
         self._drawing, self._warp = drawing, proposal.warp(drawing.warp)
         self._samples = proposal.kind == "sample"
+        self._wants_probs = drawing.wants_probs and not self._warp.is_greedy
         self._probs: Tensor | None = None
         self.tokens: list[Tensor] = []
         self._num_drawn = 0
@@ -95,19 +87,32 @@ class Drafting:
         Args:
             logits: `[B, n, V]` over the target's vocabulary.
         """
-        index, drawing = self._num_drawn, self._drawing
-        self._num_drawn += logits.shape[1]
-        if self._samples:
-            wants_probs = drawing.wants_probs and not self._warp.is_greedy
-            out = self._rows(index, logits) if wants_probs else None
-            options = {"wants_probs": wants_probs, "out": out}
-            drawn = drawing.rule(logits, self._warp, drawing.noise, index, **options)
-            tokens, probs = _checked_draw(drawn, logits.shape[:2])
-            if probs is None:
-                self._probs = None
-        else:
-            tokens = logits.argmax(dim=-1)
+        index, count = self._num_drawn, logits.shape[1]
+        self._num_drawn += count
+        tokens = self._draw(logits, index, count) if self._samples else logits.argmax(dim=-1)
         self.tokens.append(tokens)
+        return tokens
+
+    def _draw(self, logits: Tensor, index: int, count: int) -> Tensor:
+        """By the sampler's rule, which writes the probabilities where the draft keeps them."""
+        drawing, out = self._drawing, None
+        if self._wants_probs:
+            if self._probs is None:
+                dtype = torch.promote_types(logits.dtype, torch.float32)
+                shape = len(logits), drawing.num_draft_tokens, logits.shape[2]
+                self._probs = logits.new_empty(shape, dtype=dtype)
+            out = self._probs[:, index : index + count]
+        options = {"wants_probs": self._wants_probs, "out": out}
+        drawn = drawing.rule(logits, self._warp, drawing.noise, index, **options)
+        is_pair = isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Tensor)
+        if not is_pair or drawn[0].shape != logits.shape[:2] or drawn[0].dtype != torch.long:
+            raise TypeError(
+                "the sampler's draw_draft must return (int64 tokens [B, n], probabilities [B, n, V]"
+                f" or None), got {shown(drawn)}; see specdec.samplers.draw_by_inversion"
+            )
+        tokens, probs = drawn
+        if probs is None:
+            self._probs = None
         return tokens
 
     def end(self, num_valid: Tensor | None = None) -> Draft:
@@ -117,23 +122,3 @@ class Drafting:
             num_valid: `[B]`, how many of them each row proposes; `None` for all.
         """
         return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid)
-
-    def _rows(self, index: int, logits: Tensor) -> Tensor:
-        """Where the probabilities `[B, n, V]` of the tokens are kept."""
-        if self._probs is None:
-            dtype = torch.promote_types(logits.dtype, torch.float32)
-            shape = len(logits), self._drawing.num_draft_tokens, logits.shape[-1]
-            self._probs = logits.new_empty(shape, dtype=dtype)
-        return self._probs[:, index : index + logits.shape[1]]
-
-
-def _checked_draw(drawn: object, shape: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-    """What a sampler's rule drew, if it is tokens and probabilities."""
-    is_pair = isinstance(drawn, tuple) and len(drawn) == 2
-    if not is_pair or not isinstance(drawn[0], Tensor):
-        raise TypeError(
-            "the sampler's draw_draft must return (tokens [B, n], probabilities [B, n, V] or None),"
-            f" got {shown(drawn)}; see specdec.samplers.draw_by_inversion"
-        )
-    check_tensor("tokens of the sampler's draw_draft", drawn[0], shape, (torch.long,))
-    return drawn

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
 
-from specdec.arguments import check_fields, check_integer, check_number
+import torch
+from torch import Tensor
+
+from specdec.arguments import check_integer, check_number, shown
+from specdec.heads.layers import DecoderLayer
+from specdec.heads.rotary import rotary_table
+from specdec.target.cache import KeyValueShape
 from specdec.target.features import FeatureLayer
 
 
@@ -28,10 +34,6 @@ class LayerConfig:
         hidden_act: HF's name of the MLP's activation.
         rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`.
         max_position_embeddings: the length that rope scalings refer to; it limits nothing.
-
-    Raises:
-        TypeError: a field of another type.
-        ValueError: sizes that are not positive, or contradict each other.
 
     Example:
         >>> LayerConfig(8, 16, 2, 1, 4).rope["rope_theta"]
@@ -63,12 +65,26 @@ class LayerConfig:
         turns = "rotary positions turn whole heads of even width, got head_dim"
         refuse([(is_uneven, counts), (is_partial, f"{turns} {size} and rope {self.rope}")])
 
+    def build(self, index: int) -> DecoderLayer:
+        """A new plain layer, with the given index in a head's cache."""
+        return DecoderLayer(self, index)
+
+    def key_value_shape(self, *, dtype: torch.dtype, device: torch.device) -> KeyValueShape:
+        """What a layer stores of a token."""
+        return KeyValueShape(self.num_kv_heads, self.head_dim, self.head_dim, dtype, device)
+
+    def rotary_table(
+        self, num_positions: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """`[S, 2 D]`, see `heads.rotary.rotary_table`."""
+        return rotary_table(self, num_positions, dtype=dtype, device=device)
+
 
 class HeadConfig(Protocol):
     """What the configuration of a head has, in every family; a frozen dataclass.
 
     Attributes:
-        layer: of its decoder layers.
+        layer: a `LayerConfig` or `HFLayerConfig`, of its decoder layers.
         num_layers: decoder layers.
         hidden_size: H of the head.
         vocab_size: V of the target.
@@ -79,7 +95,7 @@ class HeadConfig(Protocol):
         has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
     """
 
-    layer: LayerConfig
+    layer: Any
     num_layers: int
     hidden_size: int
     vocab_size: int
@@ -90,18 +106,16 @@ class HeadConfig(Protocol):
     has_lm_head: bool
 
 
-def vocabulary_contradictions(config: HeadConfig) -> Iterator[tuple[bool, str]]:
-    """Pairs (condition, message) for `refuse`: what is wrong with the two vocabularies."""
-    draft_size, size = config.draft_vocab_size, config.vocab_size
-    yield (
-        not 0 < draft_size <= size,
-        f"draft_vocab_size must be in 1..vocab_size = {size}, got {draft_size}",
-    )
-    yield (
-        draft_size < size and not config.has_lm_head,
-        f"a head of {draft_size} ids cannot use the target's vocabulary head of {size}; "
-        "has_lm_head must be True",
-    )
+def check_fields(config: Any) -> None:
+    """Raises `TypeError` for a flag that is no bool, since "false" would count as true, and for a
+    size that is no integer.
+    """
+    for part in fields(config):
+        kind, value = {"bool": bool, "int": int}.get(part.type), getattr(config, part.name)
+        if kind is not None and type(value) is not kind:
+            expected = "True or False" if kind is bool else "an integer"
+            name = f"{type(config).__name__}.{part.name}"
+            raise TypeError(f"{name} must be {expected}, got {shown(value)}")
 
 
 def refuse(contradictions: Iterable[tuple[bool, str]]) -> None:

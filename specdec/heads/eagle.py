@@ -6,87 +6,49 @@ vocabulary, Vd ids that the head can propose, D width of an attention head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from specdec.arguments import check_fields
-from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
-from specdec.heads.features import FeatureHead, FusingLayer
+from specdec.arguments import check_choice
+from specdec.heads.features import FeatureHead, FeatureHeadConfig, FusingLayer
 from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
-from specdec.target.features import FeatureLayer
 
 
 @dataclass(frozen=True)
-class EagleConfig:
-    """Sizes and flags of a head. No field depends on the training library; loaders convert.
+class _Fusion:
+    """The first field of `EagleConfig`."""
+
+    fusion: Literal["input", "attention"]
+
+
+@dataclass(frozen=True)
+class EagleConfig(FeatureHeadConfig, _Fusion):
+    """Sizes and flags of an EAGLE head.
 
     Args:
         fusion: `"input"`: embedding and feature go through `fc` together, before the first layer
             (EAGLE-1, EAGLE-2). `"attention"`: `fc` joins the features alone, and the first layer's
             queries, keys and values read embedding and feature side by side (EAGLE-3).
-        layer: of every decoder layer.
-        vocab_size: V of the target.
-        draft_vocab_size: ids that the head can propose; V for all.
-        feature_layers: target features, as boundaries (or `"final"`), in the order in which they
-            are joined.
-        target_hidden_size: width of each feature.
-        num_layers: decoder layers; layers after the first are plain ones.
+        layer, vocab_size, ..., logit_scale: see `FeatureHeadConfig`.
         has_fc: features pass through `fc`; without it the one feature is the hidden state itself.
-        fc_bias: `fc` has a bias.
-        norm_before_fc: one norm over all features together, before `fc`.
-        fc_norm: one norm per feature, before `fc`.
-        norm_before_residual: the first layer's residual stream is the normalised hidden state.
-        output_norm: a norm stands before the vocabulary head.
         feedback_norm: what feeds the next draft step is the normalised output, not the raw one.
-        has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
-        has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
-        logit_scale: multiplies the logits.
 
     Raises:
-        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
+        >>> from specdec.heads.config import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> config.hidden_size, config.feature_width
         (8, 24)
     """
 
-    fusion: Literal["input", "attention"]
-    layer: LayerConfig
-    vocab_size: int
-    draft_vocab_size: int
-    feature_layers: tuple[FeatureLayer, ...]
-    target_hidden_size: int
-    num_layers: int = 1
     has_fc: bool = True
-    fc_bias: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_before_residual: bool = False
-    output_norm: bool = True
     feedback_norm: bool = False
-    has_embed_tokens: bool = False
-    has_lm_head: bool = True
-    logit_scale: float = 1.0
-    ties_embeddings: ClassVar[bool] = False
-
-    def __post_init__(self):
-        check_fields(self)
-        refuse(self._contradictions())
-
-    @property
-    def hidden_size(self) -> int:
-        """H of the head."""
-        return self.layer.hidden_size
-
-    @property
-    def feature_width(self) -> int:
-        """F: width of all features together."""
-        return len(self.feature_layers) * self.target_hidden_size
 
     @property
     def fc_width(self) -> int | None:
@@ -100,8 +62,8 @@ class EagleConfig:
         """Features go through an `fc` of their own."""
         return self.fusion == "attention" and self.has_fc
 
-    def _contradictions(self):
-        """Pairs (condition, message) for `refuse`."""
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        check_choice("EagleConfig.fusion", self.fusion, ("input", "attention"))
         width, hidden = self.feature_width, self.hidden_size
         has_early_norm = self.norm_before_fc or self.fc_norm
         is_input = self.fusion == "input"
@@ -119,12 +81,7 @@ class EagleConfig:
             not self.has_fc and (has_early_norm or self.fc_bias),
             "norm_before_fc, fc_norm and fc_bias need has_fc=True",
         )
-        yield (
-            self.norm_before_fc and self.fc_norm,
-            "norm_before_fc is one norm over all features, fc_norm one for each; choose one",
-        )
-        yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
-        yield from vocabulary_contradictions(self)
+        yield from super()._contradictions()
 
 
 class EagleHead(FeatureHead):
@@ -137,10 +94,8 @@ class EagleHead(FeatureHead):
         config: sizes and flags.
         target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
-    Raises:
-        ValueError: ids that cannot be right.
-
     Example:
+        >>> from specdec.heads.config import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> head = EagleHead(config)
         >>> sorted(name for name in head.state_dict() if "layers" not in name)

@@ -8,55 +8,108 @@ vocabulary, Vd ids that the head can propose.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import HeadConfig, LayerConfig
-from specdec.heads.layers import Attend, Attention, DecoderLayer, GatedMLP, RMSNorm
-from specdec.heads.sharing import apply_lm_head, check_target_ids, over_target_ids
+from specdec.heads.config import LayerConfig, check_fields, refuse
+from specdec.heads.layers import Attend, Attention, GatedMLP, RMSNorm
+from specdec.heads.sharing import apply_lm_head, check_target_ids
+from specdec.target.features import FeatureLayer
 
 
-class FeatureHeadConfig(HeadConfig, Protocol):
-    """What the configuration of a `FeatureHead` has.
+@dataclass(frozen=True)
+class FeatureHeadConfig(ABC):
+    """What EAGLE and mask-token heads have in common. No field depends on the training library;
+    loaders convert.
 
-    Attributes:
-        feature_width: F.
-        fc_width: width of what `fc` reads; `None` for a head without `fc`.
-        fc_bias: `fc` has a bias.
-        joins_features: `fc` reads the features alone; else they become hidden states as they are.
+    Args:
+        layer: of every decoder layer.
+        vocab_size: V of the target.
+        draft_vocab_size: ids that the head can propose; V for all.
+        feature_layers: target features, as boundaries (or `"final"`), in the order in which they
+            are joined.
+        target_hidden_size: width of each feature.
+        num_layers: decoder layers; layers after the first are plain ones.
         norm_before_fc: one norm over all features together, before `fc`.
         fc_norm: one norm per feature, before `fc`.
-        norm_before_residual: the residual stream of a `FusingLayer` is the normalised state.
+        fc_bias: `fc` has a bias.
+        norm_before_residual: the first layer's residual stream is the normalised hidden state.
         output_norm: a norm stands before the vocabulary head.
-        ties_embeddings: the vocabulary head of its own is its table of embeddings.
+        has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
+        has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
         logit_scale: multiplies the logits.
+
+    Raises:
+        ValueError: flags or sizes that contradict each other.
     """
 
-    feature_width: int
-    fc_width: int | None
-    fc_bias: bool
-    joins_features: bool
-    norm_before_fc: bool
-    fc_norm: bool
-    norm_before_residual: bool
-    output_norm: bool
-    ties_embeddings: bool
-    logit_scale: float
+    layer: LayerConfig
+    vocab_size: int
+    draft_vocab_size: int
+    feature_layers: tuple[FeatureLayer, ...]
+    target_hidden_size: int
+    num_layers: int = 1
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    fc_bias: bool = False
+    norm_before_residual: bool = False
+    output_norm: bool = True
+    has_embed_tokens: bool = False
+    has_lm_head: bool = True
+    logit_scale: float = 1.0
+    ties_embeddings: ClassVar[bool] = False
+    """The vocabulary head of its own is its table of embeddings."""
+
+    def __post_init__(self):
+        check_fields(self)
+        refuse(self._contradictions())
+
+    @property
+    def hidden_size(self) -> int:
+        """H of the head."""
+        return self.layer.hidden_size
+
+    @property
+    def feature_width(self) -> int:
+        """F: width of all features together."""
+        return len(self.feature_layers) * self.target_hidden_size
+
+    @property
+    @abstractmethod
+    def joins_features(self) -> bool:
+        """Features go through an `fc` of their own; else they become hidden states as they are."""
+
+    @property
+    def fc_width(self) -> int | None:
+        """Width of what `fc` reads; `None` without `fc`."""
+        return self.feature_width if self.joins_features else None
+
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        """Pairs (condition, message) for `refuse`."""
+        count, size = self.draft_vocab_size, self.vocab_size
+        yield (
+            self.norm_before_fc and self.fc_norm,
+            "norm_before_fc is one norm over all features, fc_norm one for each; choose one",
+        )
+        yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
+        expected = f"draft_vocab_size must be in 1..vocab_size = {size}"
+        yield not 0 < count <= size, f"{expected}, got {count}"
+        yield (
+            count < size and not self.has_lm_head,
+            f"a head of {count} ids cannot use the target's vocabulary head of {size}; "
+            "has_lm_head must be True",
+        )
 
 
 class FeatureHead(nn.Module, ABC):
     """What heads over joined features of a target have in common: norms and `fc` before their
-    layers, a norm and a vocabulary head after them, under the names of the public checkpoints.
-
-    Args:
-        config: sizes and flags.
-        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
-
-    Raises:
-        ValueError: ids that cannot be right.
+    layers, a norm and a vocabulary head after them, under the names of the public checkpoints. The
+    map of ids (`check_target_ids`) is a buffer outside the state dict.
     """
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):
@@ -70,7 +123,7 @@ class FeatureHead(nn.Module, ABC):
             self.fc_norm = nn.ModuleList(norms)
         if config.fc_width is not None:
             self.fc = nn.Linear(config.fc_width, width, bias=config.fc_bias)
-        later = (DecoderLayer(config.layer, i) for i in range(1, config.num_layers))
+        later = (config.layer.build(index) for index in range(1, config.num_layers))
         self.layers = nn.ModuleList([self.build_first_layer(), *later])
         if config.output_norm:
             self.norm = RMSNorm(width, eps)
@@ -97,9 +150,6 @@ class FeatureHead(nn.Module, ABC):
     def fuse(self, features: Tensor) -> Tensor:
         """Features `[B, N, F]` of the target as hidden states `[B, N, H]`: norms, then `fc`.
         Without `fc`, or with one that reads the embedding as well, they are only normalised.
-
-        Raises:
-            ValueError: features of another width.
         """
         config = self.config
         if features.shape[-1] != config.feature_width:
@@ -118,14 +168,8 @@ class FeatureHead(nn.Module, ABC):
         return self.fc(features) if config.joins_features else features
 
     def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of `forward` predict.
-
-        Args:
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, Vd]`, over the ids that the head can propose.
+        """Logits `[B, N, Vd]`, over the ids that the head can propose, of outputs `[B, N, H]`;
+        `lm_head` is the target's, for a head that has none of its own.
         """
         config = self.config
         if config.output_norm:
@@ -139,16 +183,17 @@ class FeatureHead(nn.Module, ABC):
         return logits if config.logit_scale == 1 else logits * config.logit_scale
 
     def over_target_ids(self, logits: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`."""
-        return over_target_ids(logits, self.target_ids, self.config.vocab_size)
+        """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot
+        propose get `-inf`.
+        """
+        if self.target_ids is None:
+            return logits
+        wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return wide.index_copy(-1, self.target_ids, logits)
 
 
 class FusingLayer(nn.Module):
     """A first layer whose attention reads the embedding beside the hidden state (EAGLE-3, P-EAGLE).
-
-    Args:
-        layer: sizes and flags.
-        norm_before_residual: the residual stream is the normalised hidden state.
 
     Reference: Li et al., arXiv:2503.01840, Fig. 5.
     """

@@ -1,8 +1,8 @@
 """`HFLayer`: a decoder layer of an HF architecture as a part of a head.
 
 The prediction modules that DeepSeek-V3, GLM-4.5 and others ship are decoder layers of the target's
-own class. Such a layer attends by itself, over a `Window` of a `SlotCache`, through the attention
-function that specdec registers with HF.
+own class. Such a layer is called as the library's own `DecoderLayer`: HF calls a registered
+attention function, which hands queries, keys and values on to the pass.
 
 Legend: B rows, N tokens of a pass, H width, D rotated width of an attention head, S positions.
 """
@@ -14,13 +14,40 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import Cache
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 
+from specdec.heads.layers import Attend
 from specdec.heads.rotary import cosines_and_sines
-from specdec.target.attention import ATTENTION
-from specdec.target.cache import KeyValueShape, ShapeRecorder, Window
+from specdec.kernels import AttentionOptions
+from specdec.target.cache import KeyValueShape
 from specdec.target.features import decoder_layers
+
+ATTENTION = "specdec_head"
+"""The name under which HF layers of heads attend."""
+
+
+def pass_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    *,
+    attend: Attend,
+    window: int | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: object,
+) -> tuple[Tensor, None]:
+    """HF's attention of new tokens `[B, heads, N, D]`, by the pass's `attend`; other Args as
+    `slot_attention`.
+    """
+    options = AttentionOptions(scaling, softcap, s_aux, window)
+    return attend(module.layer_idx, query, key, value, options).transpose(1, 2), None
+
+
+AttentionInterface.register(ATTENTION, pass_attention)
 
 
 class HFLayer(nn.Module):
@@ -32,13 +59,14 @@ class HFLayer(nn.Module):
         config: of the architecture's text model.
         like: index of the layer of the architecture that this one is built as, where layers differ
             (dense or mixture of experts, full or sliding attention).
-        index: of this layer in the head's cache.
+        index: of this layer, for `Attend`.
 
     Example:
         >>> from specdec import zoo
-        >>> layer = HFLayer.of(zoo.load_target(), like=15, index=0)
-        >>> table = hf_rotary_table(zoo.load_target(), 4, dtype=torch.float32)
-        >>> layer(torch.zeros(2, 4, 128), table[None, None], causal_window(4)).shape
+        >>> from specdec.heads.layers import attend_causally
+        >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
+        >>> layer, table = config.build(index=0), config.rotary_table(4, dtype=torch.float32)
+        >>> layer(torch.zeros(2, 4, 128), table[None, None], attend_causally).shape
         torch.Size([2, 4, 128])
     """
 
@@ -48,58 +76,30 @@ class HFLayer(nn.Module):
         super().__init__()
         config = copy.deepcopy(config)
         config._attn_implementation = ATTENTION
-        self.hidden_size = config.hidden_size
         self.layer = layer_class(config, like)
         layer_types = getattr(config, "layer_types", None) or ()
         is_sliding = like < len(layer_types) and layer_types[like] == "sliding_attention"
-        self._windows = {index: config.sliding_window if is_sliding else None}
+        self._sliding_window = config.sliding_window if is_sliding else None
         for module in self.layer.modules():
             if "layer_idx" in vars(module):
                 module.layer_idx = index
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, *, like: int, index: int) -> HFLayer:
-        """A new layer of the class and configuration of a model's."""
-        return HFLayerConfig.of(model, like=like).build(index)
-
-    def forward(
-        self, hidden: Tensor, angles: Tensor, window: Window, cache: Cache | None = None
-    ) -> Tensor:
-        """One pass.
-
-        Args:
-            hidden: `[B, N, H]`, the residual stream.
-            angles: `[B, 1, N, 2 D]`, rows of `hf_rotary_table`.
-            window: slots of the tokens: `Pass.window`, or `causal_window`.
-            cache: `Pass.cache`, written and read; `None` attends within the pass.
-
-        Returns:
-            `[B, N, H]`.
+    def forward(self, hidden: Tensor, angles: Tensor, attend: Attend) -> Tensor:
+        """`[B, N, H]`, given the residual stream `[B, N, H]` and angles `[B, 1, N, 2 D]`, rows of
+        `HFLayerConfig.rotary_table`.
         """
-        window = window.over_layers(self._windows)
         out = self.layer(
             hidden,
             attention_mask=None,
-            position_ids=window.slots,
             position_embeddings=angles[:, 0].chunk(2, dim=-1),
-            past_key_values=cache,
-            slot_window=window,
+            attend=attend,
+            window=self._sliding_window,
         )
         return out[0] if isinstance(out, tuple) else out
 
-    def key_value_shape(self, angles: Tensor) -> KeyValueShape:
-        """What the layer stores of a token, given angles `[1, 1, 1, 2 D]`."""
-        recorder, weight = ShapeRecorder(), next(self.parameters())
-        hidden = weight.new_zeros(1, 1, self.hidden_size)
-        with torch.no_grad():
-            self(hidden, angles, causal_window(1, weight.device), recorder)
-        (shape,) = recorder.shapes.values()
-        return shape
 
-
-def causal_window(count: int, device: torch.device | str = "cpu") -> Window:
-    """A pass over positions `0..count - 1` without a cache: a token sees none that follow it."""
-    return Window(torch.arange(count, device=device)[None], count)
+class _KeysSeen(Exception):  # noqa: N818, it is no error
+    """Ends a forward of which only the keys and values are wanted."""
 
 
 @dataclass(frozen=True)
@@ -143,17 +143,30 @@ class HFLayerConfig:
         return self.config.rms_norm_eps
 
     def build(self, index: int) -> HFLayer:
-        """A new layer, with the given index in a head's cache."""
+        """A new layer, with the given index for `Attend`."""
         return HFLayer(self.layer_class, self.config, like=self.like, index=index)
 
+    def key_value_shape(self, *, dtype: torch.dtype, device: torch.device) -> KeyValueShape:
+        """What a layer stores of a token, seen in a forward without memory."""
+        seen = []
+
+        def record(index: int, query: Tensor, key: Tensor, value: Tensor, options) -> Tensor:
+            seen.extend((key.shape[1], key.shape[3], value.shape[3]))
+            raise _KeysSeen
+
+        meta = torch.device("meta")
+        angles = self.rotary_table(1, dtype=torch.float32, device=meta)[None, None]
+        try:
+            with meta:
+                self.build(0)(torch.zeros(1, 1, self.hidden_size), angles, record)
+        except _KeysSeen:
+            pass
+        return KeyValueShape(*seen, dtype, device)
+
     def rotary_table(
-        self,
-        num_positions: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        self, num_positions: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """As `heads.rotary.rotary_table`: `[S, 2 D]`, cosines, then sines.
+        """As `LayerConfig.rotary_table`: `[S, 2 D]`, cosines, then sines.
 
         Raises:
             ValueError: the architecture has no rotary module beside its decoder layers.
@@ -168,15 +181,3 @@ class HFLayerConfig:
         kind = types[self.like] if types else None
         angles = cosines_and_sines(rotary, num_positions, kind)
         return torch.cat(angles, dim=-1).to(device, dtype)
-
-
-def hf_rotary_table(
-    model: PreTrainedModel,
-    num_positions: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """`HFLayerConfig.rotary_table` of a model's layers."""
-    layers = HFLayerConfig.of(model, like=0)
-    return layers.rotary_table(num_positions, dtype=dtype, device=device)

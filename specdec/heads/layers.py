@@ -11,19 +11,24 @@ head, Hq query heads, Hkv key and value heads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from specdec.heads.config import LayerConfig
-from specdec.heads.rotary import rotate
+from specdec.kernels import CAUSAL, AttentionOptions
+from specdec.target.attention import attend
+from specdec.target.cache import Window
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+if TYPE_CHECKING:
+    from specdec.heads.config import LayerConfig
+
+Attend = Callable[..., Tensor]
 """(index of the layer, queries `[B, Hq, N, D]`, keys and values `[B, Hkv, R + N, D]`) -> `[B, Hq,
-N, D]`. Queries and keys have been rotated; the queries are those of the last N keys.
+N, D]`. Queries and keys have been rotated; the queries are those of the last N keys. An `HFLayer`
+passes its `AttentionOptions` as a fifth argument.
 """
 
 
@@ -35,18 +40,27 @@ class RMSNorm(nn.RMSNorm):
         return super().forward(x.to(self.weight.dtype))
 
 
-class Attention(nn.Module):
-    """Grouped-query attention with rotary positions.
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
 
     Args:
-        config: of the layer.
-        index: of the layer, for `Attend`.
-        input_width: width of what queries, keys and values are projected from; `None` is H.
+        x: `[B, heads, N, D]`.
+        cos: `[B, 1, N, D]`.
+        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
+    """
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; queries, keys and values are projected from H
+    channels, or from `input_width`.
     """
 
     def __init__(self, config: LayerConfig, index: int, input_width: int | None = None):
         super().__init__()
-        self.index, self.head_dim = index, config.head_dim
+        self.index = index
+        self._heads = config.num_heads, config.head_dim
+        self._kv_heads = config.num_kv_heads, config.head_dim
         inner, bias = input_width or config.hidden_size, config.attention_bias
         queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         self.q_proj = nn.Linear(inner, queries, bias=bias)
@@ -74,18 +88,19 @@ class Attention(nn.Module):
             `[B, N, H]`.
         """
         states = x if context is None else torch.cat([context, x], dim=1)  # [B, R + N, ...]
-        query, key, value = (
-            rearrange(project(inputs), "b n (h d) -> b h n d", d=self.head_dim)
-            for project, inputs in ((self.q_proj, x), (self.k_proj, states), (self.v_proj, states))
-        )
+        rows, count, num_keys = *x.shape[:2], states.shape[1]
+        query = self.q_proj(x).view(rows, count, *self._heads).transpose(1, 2)  # [B, Hq, N, D]
+        key = self.k_proj(states).view(rows, num_keys, *self._kv_heads).transpose(1, 2)
+        value = self.v_proj(states).view(rows, num_keys, *self._kv_heads).transpose(1, 2)
         if self.has_qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         cos, sin = angles.chunk(2, dim=-1)
         key = rotate(key, cos, sin)
         if context is not None:
-            cos, sin = (part[:, :, context.shape[1] :] for part in (cos, sin))
-        out = attend(self.index, rotate(query, cos, sin), key, value)
-        return self.o_proj(rearrange(out, "b h n d -> b n (h d)"))
+            cos, sin = cos[:, :, num_keys - count :], sin[:, :, num_keys - count :]
+        query = rotate(query, cos, sin)
+        out = attend(self.index, query, key, value)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
 class GatedMLP(nn.Module):
@@ -107,13 +122,8 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A plain pre-norm layer.
-
-    Args:
-        config: of the layer.
-        index: of the layer, for `Attend`.
-        has_input_norm: whether the attention reads a normalised input (the first layer of EAGLE-1
-            does not).
+    """A plain pre-norm layer; the attention of the first layer of EAGLE-1 reads an input without
+    norm.
     """
 
     def __init__(self, config: LayerConfig, index: int, *, has_input_norm: bool = True):
@@ -132,14 +142,18 @@ class DecoderLayer(nn.Module):
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
-def attend_causally(index: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def attend_causally(
+    index: int, query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions = CAUSAL
+) -> Tensor:
     """Attention without a cache: each token sees itself and those before it (`Attend`).
 
     Example:
-        >>> import torch
         >>> q, kv = torch.randn(1, 4, 3, 2), torch.randn(1, 2, 3, 2)
         >>> attend_causally(0, q, kv, kv)[:, :2, 0].equal(kv[:, [0, 0], 0])
         True
     """
-    is_grouped = query.shape[1] != key.shape[1]
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=is_grouped)
+    if options == CAUSAL:
+        grouped = query.shape[1] != key.shape[1]
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
+    slots = torch.arange(query.shape[2], device=query.device)[None]
+    return attend(Window(slots, query.shape[2]), query, key, value, options).transpose(1, 2)

@@ -12,17 +12,16 @@ head.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from specdec.arguments import check_fields
-from specdec.heads.config import LayerConfig, refuse, vocabulary_contradictions
-from specdec.heads.features import FeatureHead, FusingLayer
-from specdec.heads.layers import Attend, DecoderLayer, RMSNorm
-from specdec.target.features import FeatureLayer
+from specdec.arguments import check_choice
+from specdec.heads.features import FeatureHead, FeatureHeadConfig, FusingLayer
+from specdec.heads.layers import Attend, RMSNorm
 
 Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
 FeatureContext = Literal["input", "keys", "none"]
@@ -53,8 +52,16 @@ ROWS: dict[str, Rows] = {
 
 
 @dataclass(frozen=True)
-class MaskTokenConfig:
-    """Sizes and flags of a head. Nothing in it depends on who trained it: loaders translate.
+class _Wiring:
+    """The first fields of `MaskTokenConfig`."""
+
+    alignment: Alignment
+    context: FeatureContext
+
+
+@dataclass(frozen=True)
+class MaskTokenConfig(FeatureHeadConfig, _Wiring):
+    """Sizes and flags of a mask-token head.
 
     The last committed token is x_n; the target's features are those of positions 0 to n - 1.
 
@@ -71,13 +78,7 @@ class MaskTokenConfig:
             `"input"`: through `fc`, beside the embedding in the first layer (EAGLE-3's).
             `"keys"`: through `fc` and `hidden_norm`, as further keys and values of every layer.
             `"none"`: not at all; the head is a language model of its own.
-        layer: of every decoder layer.
-        vocab_size: V of the target.
-        draft_vocab_size: ids that the head can propose; V for all.
-        feature_layers: target features, as boundaries (or `"final"`), in the order in which they
-            are joined.
-        target_hidden_size: width of each feature.
-        num_layers: decoder layers.
+        layer, vocab_size, ..., logit_scale: see `FeatureHeadConfig`.
         mask_token_id: id whose embedding masks have; `None` is an embedding of their own
             (`mask_embedding`). With `context="input"` masks also have a learned feature
             (`mask_hidden`), which takes the way of the real ones.
@@ -85,68 +86,25 @@ class MaskTokenConfig:
             sees the masks after a row is trained for one number of them. `None` where rows see
             only what precedes them, since further masks then make no difference.
         is_causal: rows see themselves and what precedes them; else the whole block.
-        norm_before_fc: one norm over all features together, before `fc`.
-        fc_norm: one norm per feature, before `fc`.
-        fc_bias: `fc` has a bias.
-        norm_before_residual: the first layer's residual stream is the normalised hidden state.
-        output_norm: a norm stands before the vocabulary head.
-        has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
-        has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
         ties_embeddings: the vocabulary head of its own is its table of embeddings.
-        logit_scale: multiplies the logits.
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
     Raises:
-        TypeError: a field of another type.
         ValueError: flags or sizes that contradict each other.
 
     Example:
+        >>> from specdec.heads.config import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> config.num_later(4), config.rows.first_row
         (3, -1)
     """
 
-    alignment: Alignment
-    context: FeatureContext
-    layer: LayerConfig
-    vocab_size: int
-    draft_vocab_size: int
-    feature_layers: tuple[FeatureLayer, ...]
-    target_hidden_size: int
-    num_layers: int = 1
     mask_token_id: int | None = None
     block_size: int | None = None
     is_causal: bool = True
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    fc_bias: bool = False
-    norm_before_residual: bool = False
-    output_norm: bool = True
-    has_embed_tokens: bool = False
-    has_lm_head: bool = True
     ties_embeddings: bool = False
-    logit_scale: float = 1.0
     max_positions: int | None = None
-
-    def __post_init__(self):
-        check_fields(self)
-        refuse(self._contradictions())
-
-    @property
-    def hidden_size(self) -> int:
-        """H of the head."""
-        return self.layer.hidden_size
-
-    @property
-    def feature_width(self) -> int:
-        """F: width of all features together."""
-        return len(self.feature_layers) * self.target_hidden_size
-
-    @property
-    def fc_width(self) -> int | None:
-        """Width of what `fc` reads; `None` without `fc`."""
-        return self.feature_width if self.joins_features else None
 
     @property
     def joins_features(self) -> bool:
@@ -167,8 +125,8 @@ class MaskTokenConfig:
         """M: rows after the committed ones that predict K draft tokens, and fill the block."""
         return self.block_size or self.rows.first_row + num_draft_tokens
 
-    def _contradictions(self):
-        """Pairs (condition, message) for `refuse`."""
+    def _contradictions(self) -> Iterator[tuple[bool, str]]:
+        check_choice("MaskTokenConfig.alignment", self.alignment, ROWS)
         fitting = {"shifted": "input", "unshifted": "none"}.get(self.alignment, "keys")
         yield (
             self.context != fitting,
@@ -186,11 +144,6 @@ class MaskTokenConfig:
             "norm_before_fc, fc_norm and norm_before_residual are of context='input'",
         )
         yield is_none and self.fc_bias, "fc_bias has no meaning with context='none'"
-        yield (
-            self.norm_before_fc and self.fc_norm,
-            "norm_before_fc is one norm over all features, fc_norm one for each; choose one",
-        )
-        yield self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"
         yield from self._block_contradictions()
         token, size = self.mask_token_id, self.vocab_size
         yield (
@@ -204,7 +157,7 @@ class MaskTokenConfig:
             "ties_embeddings is about tables of the head's own; has_embed_tokens and has_lm_head "
             "must be True",
         )
-        yield from vocabulary_contradictions(self)
+        yield from super()._contradictions()
 
     def _block_contradictions(self):
         size, is_block = self.block_size, self.rows.opens_with_last
@@ -232,10 +185,8 @@ class MaskTokenHead(FeatureHead):
         config: sizes and flags.
         target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
-    Raises:
-        ValueError: ids that cannot be right.
-
     Example:
+        >>> from specdec.heads.config import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> head = MaskTokenHead(config)
@@ -261,7 +212,7 @@ class MaskTokenHead(FeatureHead):
         """One that fuses where features stand beside embeddings, else a plain one."""
         config = self.config
         if config.context != "input":
-            return DecoderLayer(config.layer, 0)
+            return config.layer.build(0)
         return FusingLayer(config.layer, norm_before_residual=config.norm_before_residual)
 
     def hidden_states(self, features: Tensor, num_masks: int = 0) -> Tensor:
@@ -276,9 +227,6 @@ class MaskTokenHead(FeatureHead):
 
         Returns:
             `[B, R + num_masks, H]`.
-
-        Raises:
-            ValueError: features of another width.
         """
         if self.config.context == "keys":
             return self.hidden_norm(self.fuse(features))

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.arguments import check_fields
-from specdec.heads.config import LayerConfig, refuse
+from specdec.arguments import check_choice
+from specdec.heads.config import LayerConfig, check_fields, refuse
 from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.layers import DecoderLayer, RMSNorm
+from specdec.heads.layers import RMSNorm
 from specdec.heads.sharing import apply_lm_head
 from specdec.heads.window import Pass
 from specdec.target.features import FeatureLayer
@@ -48,8 +48,7 @@ class MTPConfig:
         lm_head_per_depth: one for each depth, instead of one for all.
 
     Raises:
-        TypeError: a field of another type.
-        ValueError: flags or sizes that contradict each other.
+        ValueError: flags that contradict each other.
 
     Example:
         >>> config = MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=3)
@@ -76,6 +75,7 @@ class MTPConfig:
 
     def __post_init__(self):
         check_fields(self)
+        check_choice("MTPConfig.semantics", self.semantics, ("chain", "target"))
         refuse(
             [
                 (self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"),
@@ -126,12 +126,7 @@ class CentredRMSNorm(nn.Module):
 
 
 class MTPDepth(nn.Module):
-    """One prediction module: norms of both inputs, their projection, a decoder layer, a norm.
-
-    Args:
-        config: of the head.
-        index: of the depth, under which it stores keys and values.
-    """
+    """One prediction module: norms of both inputs, their projection, a decoder layer, a norm."""
 
     def __init__(self, config: MTPConfig, index: int):
         super().__init__()
@@ -141,8 +136,7 @@ class MTPDepth(nn.Module):
         self.enorm = norm(width, layer.rms_norm_eps)
         self.hnorm = norm(width, layer.rms_norm_eps)
         self.eh_proj = nn.Linear(2 * width, width, bias=config.projection_bias)
-        self.is_hf = isinstance(layer, HFLayerConfig)
-        self.block = layer.build(index) if self.is_hf else DecoderLayer(layer, index)
+        self.block = layer.build(index)
         if config.output_norm:
             self.norm = norm(width, layer.rms_norm_eps)
         if config.lm_head_per_depth:
@@ -152,8 +146,6 @@ class MTPDepth(nn.Module):
         """`[B, N, H]`, given embeddings and hidden states `[B, N, H]`."""
         inputs = self.enorm(embeds), self.hnorm(hidden)
         fused = self.eh_proj(torch.cat(inputs[::-1] if self.hidden_first else inputs, dim=-1))
-        if self.is_hf:
-            return self.block(fused, step.angles, step.window, step.cache)
         return self.block(fused, step.angles, step.attend)
 
 
@@ -166,9 +158,6 @@ class MTPHead(nn.Module):
     Args:
         config: sizes and flags.
         target_ids: `None`; such heads propose all ids of the target.
-
-    Raises:
-        ValueError: `target_ids` are given.
 
     Example:
         >>> head = MTPHead(MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=2))
@@ -199,11 +188,7 @@ class MTPHead(nn.Module):
         return self.layers[0].eh_proj.weight.device
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The hidden states that the target's features `[B, N, H]` are.
-
-        Raises:
-            ValueError: features of another width.
-        """
+        """The hidden states that the target's features `[B, N, H]` are."""
         if features.shape[-1] != self.config.hidden_size:
             raise ValueError(
                 f"the head reads one feature of width {self.config.hidden_size}, and the target's "
@@ -218,25 +203,18 @@ class MTPHead(nn.Module):
             depth: 0..D - 1.
             embeds: `[B, N, H]`, of the tokens `depth + 1` after the positions of `hidden`.
             hidden: `[B, N, H]`, from `fuse`, or from `feedback` of the pass before.
-            step: slots (= positions), angles and attention of the pass.
+            step: positions, angles and attention of the pass.
 
         Returns:
             `[B, N, H]`, for `logits` and `feedback`.
         """
         if self.config.zero_first_embedding:
-            embeds = embeds.masked_fill((step.window.slots == 0)[..., None], 0)
+            embeds = embeds.masked_fill((step.positions == 0)[..., None], 0)
         return self.layers[depth](embeds, hidden, step)
 
     def logits(self, depth: int, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """What the outputs of a depth predict.
-
-        Args:
-            depth: 0..D - 1.
-            out: `[B, N, H]`.
-            lm_head: the target's, for a head that has none of its own.
-
-        Returns:
-            `[B, N, V]`.
+        """Logits `[B, N, V]` of a depth's outputs `[B, N, H]`; `lm_head` is the target's, for a
+        head that has none of its own.
         """
         config, module = self.config, self.layers[depth]
         if config.output_norm:

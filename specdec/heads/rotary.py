@@ -1,27 +1,20 @@
 """Rotary positions of heads.
 
-Legend: B rows, N tokens of a pass, D width of an attention head, S positions.
+Legend: D width of an attention head, S positions.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from specdec.heads.config import LayerConfig
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
-
-    Args:
-        x: `[B, heads, N, D]`.
-        cos: `[B, 1, N, D]`.
-        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
-    """
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
+if TYPE_CHECKING:
+    from specdec.heads.config import LayerConfig
+    from specdec.heads.hf_layer import HFLayerConfig
 
 
 def rotary_table(
@@ -33,16 +26,12 @@ def rotary_table(
 ) -> Tensor:
     """Angles of positions 0, 1, ..., computed by HF's own code for the rope that the layer names.
 
-    Args:
-        layer: whose rope.
-        num_positions: S.
-        dtype: of the table; angles are computed in float32.
-        device: of the table.
-
     Returns:
-        `[S, 2 D]`: cosines, then sines, negated in their first half (see `rotate`).
+        `[S, 2 D]`, computed in float32: cosines, then sines, negated in their first half (see
+        `layers.rotate`).
 
     Example:
+        >>> from specdec.heads.config import LayerConfig
         >>> rotary_table(LayerConfig(8, 8, 2, 2, 4), 3, dtype=torch.float32)[0]
         tensor([1., 1., 1., 1., -0., -0., 0., 0.])
 
@@ -97,7 +86,7 @@ def cosines_and_sines(
 class RotaryAngles:
     """Angles of the first positions of a text, for training: computed once for the longest row."""
 
-    def __init__(self, layer: LayerConfig):
+    def __init__(self, layer: LayerConfig | HFLayerConfig):
         self.layer = layer
         self._table: Tensor | None = None
 
@@ -106,5 +95,5 @@ class RotaryAngles:
         """Angles `[1, 1, count, 2 D]` of positions `0..count - 1`."""
         table = self._table
         if table is None or len(table) < count or (table.dtype, table.device) != (dtype, device):
-            table = self._table = rotary_table(self.layer, count, dtype=dtype, device=device)
+            table = self._table = self.layer.rotary_table(count, dtype=dtype, device=device)
         return table[None, None, :count]

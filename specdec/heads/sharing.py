@@ -6,7 +6,7 @@ propose.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,40 +14,22 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_type, shown
+from specdec.arguments import shown
 from specdec.heads.config import HeadConfig
+from specdec.target import Target
 from specdec.target.wrappers import unwrap
 
 
-class HoldsModel(Protocol):
-    """A `Target`, as far as a drafter uses it."""
-
-    model: PreTrainedModel
-
-
-def model_of(target: PreTrainedModel | HoldsModel) -> PreTrainedModel:
-    """The HF model of a target that may be wrapped.
-
-    Raises:
-        TypeError: no HF model.
-    """
-    if not isinstance(target, nn.Module) and isinstance(
-        getattr(target, "model", None), PreTrainedModel
-    ):
-        return target.model
-    return unwrap(target)
+def model_of(target: PreTrainedModel | Target) -> PreTrainedModel:
+    """The HF model of a target that may be wrapped."""
+    return target.model if isinstance(target, Target) else unwrap(target)
 
 
 class Borrowed(NamedTuple):
-    """Modules of the target that a head without its own uses, by reference.
+    """Modules of the target that a head without its own uses, by reference, and the folder or
+    Hugging Face id that the target was loaded from (empty for others).
 
     It is no module itself, so a drafter that holds it neither trains nor saves those weights.
-
-    Args:
-        embeddings: the target's input embeddings.
-        lm_head: the target's vocabulary head.
-        name: the folder or Hugging Face id that the target was loaded from; empty for others.
-        num_layers: decoder layers of the target.
     """
 
     embeddings: nn.Module
@@ -58,10 +40,6 @@ class Borrowed(NamedTuple):
 
 def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
     """The target's embeddings and vocabulary head.
-
-    Args:
-        config: of the head.
-        model: of the target.
 
     Raises:
         ValueError: the head was made for another target; both sides are named.
@@ -121,32 +99,9 @@ def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
     return lm_head(hidden.to(dtype) if dtype.is_floating_point else hidden)  # or it is quantised
 
 
-def over_target_ids(logits: Tensor, target_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot
-    propose get `-inf`.
-
-    Args:
-        logits: `[B, N, Vd]`.
-        target_ids: `[Vd]` int64, the target's id of each; `None` where Vd = V and ids agree.
-        vocab_size: V.
-
-    Example:
-        >>> over_target_ids(torch.tensor([[[0.5, 2.0]]]), torch.tensor([3, 0]), 4)
-        tensor([[[2.0000,   -inf,   -inf, 0.5000]]])
-    """
-    if target_ids is None:
-        return logits
-    wide = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf)
-    return wide.index_copy(-1, target_ids, logits)
-
-
 def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
-    """The target's id of each id that a head can propose, if they can be right.
-
-    Args:
-        target_ids: `[Vd]` int64, absolute (checkpoint files store offsets `d2t`); `None` where they
-            are the same.
-        config: of the head.
+    """The target's id of each id that a head can propose, `[Vd]` int64, absolute (checkpoint files
+    store offsets `d2t`); `None` where they are the same.
 
     Raises:
         ValueError: ids that are missing, of another number than Vd, beyond V, or not distinct.
@@ -159,7 +114,6 @@ def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | 
                 "target's id of each"
             )
         return None
-    check_type("target_ids", target_ids, Tensor)
     if target_ids.shape != (count,) or target_ids.dtype != torch.long:
         raise ValueError(
             f"target_ids must be {count} int64 ids (draft_vocab_size), got {shown(target_ids)}"

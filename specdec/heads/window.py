@@ -1,60 +1,115 @@
-"""`WindowPlan`: the passes that a head makes over its cache in one step, planned together.
+"""`read_context`: the new tokens of a context beside their features, at slots of a head's cache;
+`WindowPlan`: the passes that a head makes over them in one step, planned together.
 
-Legend: B rows, N tokens of the first pass, M later passes, W slots attended over, D width of an
-attention head, S slots of the cache.
+Legend: B rows, N new tokens of a context or tokens of the first pass, M later passes, F width of
+features, H of a head, D of an attention head, S slots of the cache.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 import torch.nn.functional as F
-from einops import rearrange
 from torch import Tensor
 
 from specdec.heads.layers import Attend
-from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
-from specdec.target.cache import SlotCache, Window, round_up
-from specdec.target.masks import Visible, causal, slot_mask, window_options
+from specdec.kernels import CAUSAL, AttentionOptions
+from specdec.target.attention import attend
+from specdec.target.cache import SlotCache
+from specdec.types import Context
+
+
+@dataclass(frozen=True, eq=False)
+class ContextRows:
+    """What a head reads of a context, in the order of positions; made by `read_context`.
+
+    Args:
+        tokens: `[B, N]` int64; 0 beyond `counts`.
+        features: `[B, N, F]`, the target's; anything beyond `counts`.
+        slots: `[B, N]` int64, slot (= position) of each; the trash slot beyond `counts`.
+        counts: `[B]` int64, how many tokens of each row are real; 0 or less for none.
+        next_slots: `[B]` int64, the slot after each row's last real one.
+        trash: the trash slot.
+    """
+
+    tokens: Tensor
+    features: Tensor | None
+    slots: Tensor
+    counts: Tensor
+    next_slots: Tensor
+    trash: int
+
+    def slots_with(self, num_later: int) -> Tensor:
+        """`[B, N + num_later]`: `slots`, then those that follow a row's real ones (the trash slot
+        for a row without any).
+        """
+        if num_later == 0:
+            return self.slots
+        following = self.next_slots[:, None] + torch.arange(num_later, device=self.slots.device)
+        later = torch.where(self.counts[:, None] > 0, following, self.trash)
+        return torch.cat([self.slots, later], dim=1)
+
+    def last(self, out: Tensor) -> Tensor:
+        """`[B, 1, H]`, of `[B, N, H]`: what a head computed for each row's last real token."""
+        index = (self.counts - 1).clamp(min=0)[:, None, None]
+        return out.gather(1, index.expand(-1, 1, out.shape[2]))
+
+
+def read_context(context: Context, trash: int) -> ContextRows:
+    """Aligns a context's tokens with its features and with slots: entry j sits at position `start +
+    j`, holds the token of position `start + j + 1` and the feature that produced it.
+
+    Args:
+        context: at most N new tokens per row.
+        trash: the slot, which no query attends to, of whatever lies beyond a row's own tokens.
+
+    Example:
+        >>> ids, one = torch.tensor([[5, 6, 7]]), torch.tensor([1])
+        >>> context = Context(ids, None, start=3 * one, num_new=one, num_attended=5)
+        >>> rows = read_context(context, trash=16)
+        >>> rows.tokens, rows.slots_with(num_later=2)
+        (tensor([[6, 0]]), tensor([[ 3, 16,  4,  5]]))
+    """
+    tokens, counts = context.tokens[:, 1:], context.num_new
+    offsets = torch.arange(tokens.shape[1], device=tokens.device)
+    is_real = offsets < counts[:, None]  # [B, N]
+    return ContextRows(
+        tokens=torch.where(is_real, tokens, 0),
+        features=context.features,
+        slots=torch.where(is_real, context.start[:, None] + offsets, trash),
+        counts=counts,
+        next_slots=context.start + counts,
+        trash=trash,
+    )
 
 
 class Pass(NamedTuple):
-    """One pass of a head over its cache.
-
-    Args:
-        angles: `[B, 1, N, 2 D]`, rows of the rotary table.
-        attend: writes keys and values into the pass's slots, and attends.
-        cache: that is written; `None` for a pass over a whole text without a cache.
-        window: of the pass, for layers that attend by themselves (`HFLayer`).
+    """One pass of a head: angles `[B, 1, N, 2 D]`, rows of the rotary table; what writes keys and
+    values and attends; positions `[B, N]`.
     """
 
     angles: Tensor
     attend: Attend
-    cache: SlotCache | None
-    window: Window
+    positions: Tensor
 
 
 class WindowPlan:
-    """A first pass over several tokens and later passes over one token each.
-
-    Slots and angles of all passes are computed at once. Passes of few tokens on a GPU attend by
-    `ragged_attention`. Others need dense masks, which are all made when the first is needed; the
-    mask of each pass is a contiguous block of its own, W slots wide.
+    """A first pass over several tokens and later passes over one token each. Angles of all passes
+    are looked up at once.
 
     Args:
         cache: the rows' storage.
-        slots: `[B, N + M]` int64, the slot (= position) of each token; the cache's trash slot for
-            tokens to forget.
+        slots: `[B, N + M]` int64, the slot of each token; the cache's trash slot for tokens to
+            forget.
         num_later: M.
-        num_attended: host upper bound of the largest real slot, plus 1. W is the next multiple of
-            `SLOT_MULTIPLE`; slots between the bound and W are masked.
+        num_attended: host upper bound of the largest real slot, plus 1.
         table: `[S + 1, 2 D]`, see `rotary_table`.
-        visible: what a token attends to; see `slot_mask`.
-        num_silent: so many tokens at the start of the first pass bring keys and values and no
-            query.
+        positions: `[B, N + M]` int64; `None` for `slots`.
+        visible: who sees whom in the first pass, see `Window`; `None` is causal.
 
     Example:
-        >>> import torch
         >>> cache, table = SlotCache(1, 32, {}), torch.zeros(33, 4)
         >>> plan = WindowPlan(cache, torch.tensor([[3, 4, 5]]), 1, num_attended=6, table=table)
         >>> plan.open(0).angles.shape, plan.open(1).angles.shape
@@ -69,58 +124,39 @@ class WindowPlan:
         *,
         num_attended: int,
         table: Tensor,
-        visible: Visible = causal,
-        num_silent: int = 0,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
     ):
-        self._cache, self._slots = cache, slots
+        self._cache, self._slots, self._num_attended = cache, slots, num_attended
         self._num_first = slots.shape[1] - num_later
-        self._width = min(round_up(num_attended), cache.num_slots)
-        self._num_silent = num_silent
-        self._visible, self._dtype = visible, table.dtype
-        self._masks: list[Tensor] = []
-        self._options: dict[int, AttentionOptions | None] = {}
-        self._angles = F.embedding(slots, table)[:, None]  # [B, 1, N + M, 2 D]
+        self._positions, self._visible = positions, visible
+        places = slots if positions is None else positions
+        self._angles = F.embedding(places, table)[:, None]  # [B, 1, N + M, 2 D]
 
     def open(self, index: int) -> Pass:
         """Pass 0, then 1 to M. A pass ends where the next begins: the cache has one window."""
         first, count = (self._num_first + index - 1, 1) if index else (0, self._num_first)
-        cache, slots = self._cache, self._slots.narrow(1, first, count)
-        window = cache.open_window(slots, num_attended=self._width)
-        queried = slots if index else slots[:, self._num_silent :]
+        cache, slots, positions = self._cache, self._slots.narrow(1, first, count), None
+        if self._positions is not None:
+            positions = self._positions.narrow(1, first, count)
+        window = cache.open_window(
+            slots,
+            num_attended=self._num_attended,
+            positions=positions,
+            visible=None if index else self._visible,
+        )
 
-        def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        def attend_over_cache(
+            layer: int,
+            query: Tensor,
+            key: Tensor,
+            value: Tensor,
+            options: AttentionOptions = CAUSAL,
+        ) -> Tensor:
             keys, values = cache.update(key, value, layer)
             if query.shape[2] == 0:
                 return query  # a pass that only writes
-            options = self._ragged_options(index, queried, query, keys)
-            if options is not None:
-                return ragged_attention(query, keys, values, queried, options).transpose(1, 2)
-            is_grouped = query.shape[1] != key.shape[1]
-            return F.scaled_dot_product_attention(
-                query, keys, values, attn_mask=self._mask(index), enable_gqa=is_grouped
-            )
+            return attend(window, query, keys, values, options).transpose(1, 2)
 
-        return Pass(self._angles.narrow(2, first, count), attend, cache, window)
-
-    def _ragged_options(
-        self, index: int, slots: Tensor, query: Tensor, keys: Tensor
-    ) -> AttentionOptions | None:
-        """Of a pass that attends by `ragged_attention`; `None` for one that needs a mask."""
-        if not attends_raggedly(query, keys):
-            return None
-        if index not in self._options:
-            self._options[index] = window_options(slots, self._visible)
-        options = self._options[index]
-        if options is None or options.window_visible is None:
-            return options
-        return options if attends_raggedly(query, keys, has_window_mask=True) else None
-
-    def _mask(self, index: int) -> Tensor:
-        """The dense mask of a pass, `[B, 1, N or 1, W]`."""
-        if not self._masks:
-            count, kind = self._num_first, (self._width, self._visible, self._dtype)
-            queried = self._slots[:, None, self._num_silent : count]
-            self._masks.append(slot_mask(queried, *kind))
-            later = rearrange(self._slots[:, count:], "b m -> m b 1 1")
-            self._masks += slot_mask(later, *kind).unbind()
-        return self._masks[index]
+        angles = self._angles.narrow(2, first, count)
+        return Pass(angles, attend_over_cache, slots if positions is None else positions)

@@ -17,7 +17,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.target.cache import Window
-from specdec.target.masks import causal_within, slot_mask
+from specdec.target.masks import own_visible, sees, window_mask
 
 ATTENTION = "specdec_slots"
 """The name under which models run."""
@@ -38,75 +38,75 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention of a window of queries over the slots of its rows: on a GPU, where the queries are
-    few, by a kernel that reads each row's filled slots; else with a dense mask.
-
-    Args:
-        module: the HF attention module that calls; its `layer_idx` says which layer it is.
-        query: `[B, Hq, N, D]`.
-        key: `[B, Hkv, S', D]`, the cache's slots.
-        value: `[B, Hkv, S', Dv]`.
-        attention_mask: must be `None`: the model builds no mask for this function.
-        slot_window: the window of the current forward, with the sliding window of each layer.
-        scaling: factor of the scores; `None` is `D ** -0.5`.
-        softcap: scores become `softcap * tanh(scores / softcap)` (Gemma 2).
-        s_aux: `[Hq]` attention sinks, one extra score per head that takes weight and gives no value
-            (GPT-OSS).
-
-    Returns:
-        `[B, N, Hq, Dv]`, and `None` where HF expects attention weights.
+    """Attention of a window of queries over the slots of its rows, as HF modules call it: with
+    their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
+    current forward, and no mask. Returns what `attend` does, and `None` for attention weights.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.
     """
     if slot_window is None or attention_mask is not None:
         _refuse(module, attention_mask)
-    if attends_raggedly(query, key):
-        window = slot_window.layer_windows.get(module.layer_idx)
-        options = AttentionOptions(scaling, softcap, s_aux, window)
-        slots = slot_window.slots_on(query.device).expand(len(query), -1)
-        return ragged_attention(query, key, value, slots, options), None
-    mask = window_mask(slot_window, module.layer_idx, query)
-    if softcap is None and s_aux is None:
-        grouped = query.shape[1] != key.shape[1]
-        out = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2), None
+    window = slot_window.layer_windows.get(module.layer_idx)
+    options = AttentionOptions(scaling, softcap, s_aux, window)
+    return attend(slot_window, query, key, value, options), None
 
-    groups = query.shape[1] // key.shape[1]
-    key = key.repeat_interleave(groups, dim=1)
-    value = value.repeat_interleave(groups, dim=1)
-    scores = (
-        query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    )
+
+def attend(
+    window: Window, query: Tensor, keys: Tensor, values: Tensor, options: AttentionOptions
+) -> Tensor:
+    """Attention of a window over slots: on a GPU, where the queries are few, by a kernel that reads
+    each row's filled slots; else with a dense mask.
+
+    Args:
+        window: whose last N tokens the queries are of.
+        query: `[B, Hq, N, D]`.
+        keys: `[B, Hkv, S', D]`, slots of the cache.
+        values: `[B, Hkv, S', Dv]`.
+        options: how scores become weights, and the layer's sliding window.
+
+    Returns:
+        `[B, N, Hq, Dv]`.
+    """
+    num_queries = query.shape[2]
+    if window.slots.device != query.device:
+        window = window.on(query.device)
+    if window.has_kernels and _attends_raggedly(window, query, keys, options):
+        slots = window.slots[:, -num_queries:].expand(len(query), -1)
+        visible = own_visible(window, num_queries, options.sliding_window)
+        options = options._replace(window_visible=visible)
+        return ragged_attention(query, keys, values, slots, options)
+    scale, softcap, sinks, sliding_window, _ = options
+    mask = window_mask(window, num_queries, query.dtype, sliding_window)
+    if softcap is None and sinks is None:
+        is_grouped = query.shape[1] != keys.shape[1]
+        out = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, scale=scale, enable_gqa=is_grouped
+        )
+        return out.transpose(1, 2)
+
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (x.repeat_interleave(groups, dim=1) for x in (keys, values))
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ keys.transpose(-1, -2) * scale
     if softcap is not None:
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores + mask  # [B, Hq, N, S']
-    if s_aux is not None:
-        sinks = s_aux.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    if sinks is not None:
+        sinks = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, sinks], dim=-1)
     wide = torch.promote_types(torch.float32, query.dtype)
     weights = torch.softmax(scores, dim=-1, dtype=wide).to(query.dtype)
-    return (weights[..., : value.shape[2]] @ value).transpose(1, 2), None
+    return (weights[..., : values.shape[2]] @ values).transpose(1, 2)
 
 
-def window_mask(window: Window, layer: int | None, query: Tensor) -> Tensor:
-    """The additive mask `[B, 1, N, num_attended]` of a layer in one forward, made once for all
-    layers that share it.
-
-    Args:
-        window: of the forward.
-        layer: index of the layer; `None` for full attention.
-        query: whose dtype and device the mask has.
-    """
-    sliding_window = window.layer_windows.get(layer)
-    key = (sliding_window, query.dtype, query.device)
-    if key not in window.masks:
-        slots = window.slots_on(query.device)[:, None]
-        visible = causal_within(sliding_window)
-        window.masks[key] = slot_mask(slots, window.num_attended, visible, query.dtype)
-    return window.masks[key]
+def _attends_raggedly(
+    window: Window, query: Tensor, keys: Tensor, options: AttentionOptions
+) -> bool:
+    has_mask = window.visible is not None or window.positions is not None
+    # The kernel takes a query's slot for its position, where a sliding window begins.
+    is_known = window.positions is None or options.sliding_window is None
+    return is_known and attends_raggedly(query, keys, has_window_mask=has_mask)
 
 
 def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
@@ -119,11 +119,8 @@ def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
 
 
 class HFMask:
-    """Stands for a mask that HF builds, on its way to the layers that use it.
-
-    Args:
-        sliding_window: HF's `local_size`; `None` for full attention.
-        visible: HF's own predicate (row, head, query, key).
+    """Stands for a mask that HF builds, on its way to the layers that use it: HF's `local_size`
+    (`None` for full attention) and its own predicate (row, head, query, key).
     """
 
     def __init__(self, sliding_window: int | None, visible: Callable):
@@ -142,7 +139,7 @@ class HFMask:
         positions = torch.tensor(sorted(p for p in samples if p >= 0))
         queries, keys = positions[:, None], positions
         theirs = torch.as_tensor(self.visible(0, 0, queries, keys)).expand(len(positions), -1)
-        return bool((theirs == causal_within(self.sliding_window)(queries, keys)).all())
+        return bool((theirs == sees(queries, keys, self.sliding_window)).all())
 
 
 class LearnedLayer(NamedTuple):
@@ -165,17 +162,9 @@ def probe_attention(
     softcap: float | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Notes which mask a layer attends by; its output `[B, N, Hq, Dv]` is zero.
-
-    Args:
-        module: the HF attention module that calls.
-        query: `[B, Hq, N, D]`.
-        key: unused.
-        value: `[B, Hkv, N, Dv]`.
-        attention_mask: what HF built through `_describe_mask`.
-        slot_window: where to note it, by layer index.
-        sliding_window: the layer's own word, which counts where HF built no mask.
-        softcap: of the layer's scores.
+    """Notes in `slot_window`, by layer index, which mask a layer attends by: what HF built through
+    `_describe_mask`, or the layer's own `sliding_window` where HF built none. Its output `[B, N,
+    Hq, Dv]` is zero.
 
     Raises:
         ValueError: the model drops `slot_window` on the way, or brings a mask of its own.
@@ -186,8 +175,7 @@ def probe_attention(
         _refuse(module, attention_mask)
     mask = attention_mask
     if mask is None and sliding_window is not None:
-        own = causal_within(sliding_window)
-        mask = HFMask(sliding_window, lambda row, head, query, key: own(query, key))
+        mask = HFMask(sliding_window, lambda row, head, q, k: sees(q, k, sliding_window))
     slot_window[module.layer_idx] = LearnedLayer(mask, module, softcap is not None)
     rows, heads, count, _ = query.shape
     return query.new_zeros(rows, count, heads, value.shape[-1]), None

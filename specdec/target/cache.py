@@ -1,7 +1,7 @@
 """`SlotCache`: keys and values in preallocated slots, one length per row.
 
-A token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever the
-padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
+A committed token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever
+the padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
 is overwritten; within a row nothing is ever moved or zeroed. The cache does not know the rows'
 lengths: the slots of a window's tokens are arguments of the window.
@@ -9,9 +9,11 @@ lengths: the slots of a window's tokens are arguments of the window.
 Legend: B rows, N tokens of a window, S slots.
 """
 
+from __future__ import annotations
+
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -48,58 +50,63 @@ class KeyValueShape(NamedTuple):
 
 
 class Window:
-    """Where the tokens of one forward sit, and what is caught while it runs.
+    """The tokens of one forward: where each is stored, where it stands, and what it sees.
+
+    A slot is storage and a position is a place in the text. Committed tokens have slot = position,
+    and so has a chain of draft tokens. Nodes of a tree are stored one after the other, and nodes of
+    one depth share a position.
 
     Args:
-        slots: `[B, N]` int64, the slot (= position) of each token; the cache's `trash` slot for a
-            token to forget.
-        num_attended: how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
-        layer_windows: sliding window of each attention layer by its index, `None` for full
-            attention; layers that are left out attend fully.
+        slots: `[B, N]` int64; the cache's `trash` slot for a token to forget.
+        num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
+        positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
+            those of tokens in consecutive slots.
+        visible: bool that broadcasts to `[B, n, n]`, over the n tokens of the window that have
+            queries, its last. Entry (i, j) is whether token i sees slot `first + j`, where `first`
+            is the smallest slot of a row's queries: the ancestors of a node and itself, or a block
+            that sees itself in both directions. Slots before `first` are seen by all. `None` is
+            causal.
+        layer_windows: sliding window of each attention layer by its index, in positions; `None` for
+            full attention, also of layers that are left out.
+        has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
-        masks: additive masks of this forward, made on first use (attention.py).
+        masks: additive masks of this forward, made on first use (masks.py).
         features: hidden states of this forward by feature layer, where they are wanted.
     """
-
-    __slots__ = ("_slots_there", "features", "layer_windows", "masks", "num_attended", "slots")
 
     def __init__(
         self,
         slots: Tensor,
         num_attended: int,
+        *,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
         layer_windows: Mapping[int, int | None] | None = None,
+        has_kernels: bool = False,
     ):
-        self.slots = slots
-        self.num_attended = num_attended
-        self.layer_windows = layer_windows or {}
+        self.slots, self.num_attended = slots, num_attended
+        self.positions, self.visible = positions, visible
+        self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[int | str, Tensor] = {}
-        self._slots_there: dict[torch.device, Tensor] = {slots.device: slots}
+        self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
+        self._elsewhere: dict[torch.device, Window] = {}
 
-    def slots_on(self, device: torch.device) -> Tensor:
-        """`slots` on another device, copied once."""
-        if device not in self._slots_there:
-            self._slots_there[device] = self.slots.to(device)
-        return self._slots_there[device]
-
-    def over_layers(self, layer_windows: Mapping[int, int | None]) -> "Window":
-        """The same window for layers with other sliding windows; masks are shared."""
-        other = Window(self.slots, self.num_attended, layer_windows)
-        other.masks, other._slots_there = self.masks, self._slots_there
-        return other
+    def on(self, device: torch.device) -> Window:
+        """The window with its tensors on another device, that of some layers, copied once."""
+        if device not in self._elsewhere:
+            other = self._elsewhere[device] = copy.copy(self)
+            for name in ("slots", "positions", "visible"):
+                tensor = getattr(self, name)
+                setattr(other, name, None if tensor is None else tensor.to(device))
+            other.masks, other.flat_slots = {}, None
+        return self._elsewhere[device]
 
 
 def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]) -> None:
-    """Refuses a cache that is larger than a device's whole memory.
-
-    Args:
-        batch_size: rows B.
-        num_slots: slots of each row.
-        shapes: what each layer stores, by layer index.
-
-    Raises:
-        ValueError: says how many rows fit at most.
+    """Raises `ValueError` for a cache that is larger than a device's whole memory, and says how
+    many rows fit at most.
     """
     row_bytes: dict[torch.device, int] = {}
     for heads, key_width, value_width, dtype, device in shapes.values():
@@ -124,6 +131,11 @@ def memory_bytes(device: torch.device) -> int | None:
     return None
 
 
+def has_kernels(devices: Iterable[torch.device]) -> bool:
+    """Whether windows over storage on these devices are written and attended to by kernels."""
+    return any(device.type == "cuda" for device in devices)
+
+
 class SlotCache(Cache):
     """Static key/value storage for B rows of S slots, written in place, that an HF model sees as
     its cache.
@@ -135,8 +147,9 @@ class SlotCache(Cache):
         shapes: what each layer stores, by layer index.
 
     Attributes:
-        keys: by layer `[B, S + 1, heads, key_width]`, the last slot is `trash`.
+        keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
+        trash: the last slot, never attended to, where tokens go that must not be remembered.
 
     Example:
         >>> shape = KeyValueShape(2, 8, 8, torch.float32, torch.device("cpu"))
@@ -145,13 +158,14 @@ class SlotCache(Cache):
         (64, torch.Size([3, 65, 2, 8]))
     """
 
-    transient_attributes = ("window", "_flat_slots")
+    transient_attributes = ("window",)
     """Made anew by every window: no step reads what another one wrote there."""
 
     def __init__(self, batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]):
         super().__init__(layers=[])
-        self.num_rows = batch_size
         self.num_slots = round_up(num_slots)
+        self.trash = self.num_slots
+        self.num_rows = batch_size
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._row_starts: dict[torch.device, Tensor] = {}  # of the rows in a flat list of slots
@@ -164,12 +178,8 @@ class SlotCache(Cache):
             if device not in self._row_starts:
                 rows = torch.arange(batch_size, device=device)
                 self._row_starts[device] = rows[:, None] * length
+        self.has_kernels = has_kernels(self._row_starts)
         self._make_views()
-
-    @property
-    def trash(self) -> int:
-        """The one extra slot, never attended to, where tokens go that must not be remembered."""
-        return self.num_slots
 
     @property
     def size_bytes(self) -> int:
@@ -181,31 +191,34 @@ class SlotCache(Cache):
         slots: Tensor,
         *,
         num_attended: int,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
         layer_windows: Mapping[int, int | None] | None = None,
     ) -> Window:
-        """Names the slots of the next forward.
+        """Names the slots of the next forward; called before each one.
+
+        This is also where a cache deals with what was rejected since its last window: everything at
+        or after a row's first slot. A cache of slots has nothing to do, since no token sees those
+        slots before they are overwritten.
 
         Args:
-            slots: `[B, N]` int64.
+            slots, positions, visible, layer_windows: see `Window`.
             num_attended: upper bound of the slots that the forward needs (largest real slot + 1),
                 known to the host.
-            layer_windows: see `Window`.
 
         Returns:
             The window to hand to the model call.
         """
-        attended = min(round_up(num_attended), self.num_slots)
-        self.window = Window(slots, attended, layer_windows)
-        self._flat_slots: dict[torch.device, Tensor] = {}
+        attended = min(-(-num_attended // SLOT_MULTIPLE) * SLOT_MULTIPLE, self.num_slots)
+        self.window = Window(
+            slots,
+            attended,
+            positions=positions,
+            visible=visible,
+            layer_windows=layer_windows,
+            has_kernels=self.has_kernels,
+        )
         return self.window
-
-    def _flat_slots_on(self, device: torch.device) -> Tensor:
-        """The window's slots in a flat list of the slots of all rows, made on first use."""
-        if device not in self._flat_slots:
-            there, starts = self.window.slots_on(device), self._row_starts[device]
-            one_row = self.num_rows == 1
-            self._flat_slots[device] = there.squeeze(0) if one_row else (there + starts).flatten()
-        return self._flat_slots[device]
 
     def reset(self) -> None:
         """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
@@ -214,7 +227,7 @@ class SlotCache(Cache):
         for buffer in (*self.keys.values(), *self.values.values()):
             buffer.zero_()
 
-    def keep(self, rows: list[int]) -> "SlotCache":
+    def keep(self, rows: list[int]) -> SlotCache:
         """A cache of the given rows in this one's storage, which must not be used while the other
         is; see `keep_rows`.
         """
@@ -230,33 +243,31 @@ class SlotCache(Cache):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
         `[B, heads, num_attended, width]` views.
         """
-        keys, values = self._views[layer_idx]
-        if key_states.is_cuda and writes_slots(key_states, self.keys[layer_idx]):
-            slots = self.window.slots_on(key_states.device)
+        key_lines, value_lines, keys, values = self._views[layer_idx]
+        window, attended = self.window, self.window.num_attended
+        if window.slots.device != keys.device:
+            window = window.on(keys.device)
+        if self.has_kernels and writes_slots(key_states, keys):
             storage = self.keys[layer_idx], self.values[layer_idx]
-            write_slots(*storage, key_states, value_states, slots)
+            write_slots(*storage, key_states, value_states, window.slots)
+        elif self.num_rows == 1:  # with one row, slots need no row offset
+            slots = window.slots.squeeze(0)
+            keys.index_copy_(2, slots, key_states)
+            values.index_copy_(2, slots, value_states)
         else:
-            self._write(*keys, key_states)
-            self._write(*values, value_states)
-        attended = self.window.num_attended
-        return keys[1].narrow(2, 0, attended), values[1].narrow(2, 0, attended)
-
-    def _write(self, by_slot: Tensor, by_head: Tensor, states: Tensor) -> None:
-        slots = self._flat_slots_on(by_slot.device)
-        if self.num_rows == 1:  # with one row, slots need no row offset
-            by_head.index_copy_(2, slots, states)
-        else:
-            by_slot.index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
+            if window.flat_slots is None:
+                window.flat_slots = (window.slots + self._row_starts[keys.device]).flatten()
+            for lines, states in ((key_lines, key_states), (value_lines, value_states)):
+                lines.index_copy_(0, window.flat_slots, states.transpose(1, 2).flatten(0, 1))
+        return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
 
     def _make_views(self) -> None:
         """The two readings of a layer's storage: one line per slot to write, by head to attend."""
-        self._views = {
-            layer: [
-                (buffer.flatten(0, 1), buffer.transpose(1, 2))
-                for buffer in (self.keys[layer], self.values[layer])
-            ]
-            for layer in self.keys
-        }
+        self._views = {}
+        for layer in self.keys:
+            storage = self.keys[layer], self.values[layer]
+            lines = (buffer.flatten(0, 1) for buffer in storage)
+            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by HF to get a length; positions are always passed, so a bound is enough."""
@@ -265,33 +276,3 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Called by HF to get mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
-
-
-class ShapeRecorder(Cache):
-    """Sees what the layers of a model store of one forward, and stores nothing.
-
-    Attributes:
-        shapes: by layer index.
-    """
-
-    def __init__(self):
-        super().__init__(layers=[])
-        self.shapes: dict[int, KeyValueShape] = {}
-
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
-        """HF's entry: returns the states unchanged."""
-        sizes = key_states.shape[1], key_states.shape[3], value_states.shape[3]
-        self.shapes[layer_idx] = KeyValueShape(*sizes, key_states.dtype, key_states.device)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Nothing has been stored."""
-        return 0
-
-    def get_query_offset(self, layer_idx: int = 0) -> int:
-        """Nothing has been stored."""
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Called by HF to get mask sizes; the masks that follow from it are only described."""
-        return 1, 0

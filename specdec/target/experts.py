@@ -14,10 +14,8 @@ WAITING = "eager"
 
 
 def step_experts(model: PreTrainedModel) -> tuple[str | None, str | None]:
-    """The implementation for steps, and a note on it; `None` leaves the model's own.
-
-    Args:
-        model: any; one without experts, or on a CPU, where nothing is waited for, keeps its own.
+    """The implementation for steps, and a note on it; `None` leaves the model's own, as for a model
+    without experts, or on a CPU, where nothing is waited for.
     """
     kinds = {
         getattr(module.config, "_experts_implementation", None)
@@ -34,12 +32,8 @@ def step_experts(model: PreTrainedModel) -> tuple[str | None, str | None]:
 
 
 def choose(own: str, dtype: torch.dtype, capability: tuple[int, int]) -> str:
-    """The model's own implementation, or one that does not wait.
-
-    Args:
-        own: of the model.
-        dtype: of its weights.
-        capability: of its GPU.
+    """A model's own implementation, or one that does not wait, given the data type of its weights
+    and the capability of its GPU.
 
     Example:
         >>> choose("eager", torch.bfloat16, (9, 0)), choose("grouped_mm", torch.float32, (9, 0))

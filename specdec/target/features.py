@@ -22,14 +22,8 @@ def catch_features(
     layers: tuple[FeatureLayer, ...],
     find_sink: Callable[[tuple, dict], Features],
 ) -> None:
-    """Makes the forwards of a view hand out hidden states.
-
-    Args:
-        view: from `private_view`; its decoder layers are wrapped.
-        num_layers: how many decoder layers it has.
-        layers: which hidden states are wanted.
-        find_sink: where to put them, given the positional and keyword arguments of the module that
-            has them.
+    """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
+    the positional and keyword arguments of the module that has them.
     """
     backbone, blocks = decoder_layers(view, num_layers)
     for layer in layers:
@@ -86,10 +80,6 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, 
     """The module that runs the decoder layers and the final norm, and its list of layers.
 
     It need not be `base_model`: the LM head of OPT calls `model.decoder` itself.
-
-    Args:
-        model: an HF causal LM.
-        num_layers: how many decoder layers it has.
 
     Raises:
         ValueError: the model has no list of that many layers.

@@ -24,9 +24,6 @@ ROTATE = "apply_rotary_pos_emb"
 class Fusion:
     """Compiled norms, gated MLPs and rotary embeddings, for any number of views of one model: what
     was compiled for one view serves them all.
-
-    Args:
-        backend: of `torch.compile`.
     """
 
     def __init__(self, backend: str = "inductor"):
@@ -40,12 +37,8 @@ class Fusion:
     def fuse(self, view: nn.Module, products: dict[Group, JointProduct]) -> list[str]:
         """Replaces the forwards of a private view's modules.
 
-        Modules whose forward was replaced or wrapped (by accelerate, say) are left alone.
-
-        Args:
-            view: from `private_view`; the model that it is a view of is not touched.
-            products: joint ones of the view; those of gated MLPs are compiled with them, and taken
-                out of the dictionary.
+        Modules whose forward was replaced or wrapped (by accelerate, say) are left alone. Joint
+        products of gated MLPs are compiled with them, and taken out of the dictionary.
 
         Returns:
             Kinds of what is compiled; none where nothing was recognised.
@@ -92,10 +85,6 @@ class Fused:
 
     Under a mode that watches single operations (`no_host_sync`, a counter of operations) it runs as
     it is: those would see nothing of compiled code.
-
-    Args:
-        function: traceable as a whole.
-        backend: of `torch.compile`.
     """
 
     def __init__(self, function: Callable, backend: str):

@@ -7,8 +7,8 @@ thread, while specdec generates with it.
 
 from __future__ import annotations
 
-import copy
 import inspect
+import operator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from specdec.arguments import check_integer
 from specdec.target.cache import SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
@@ -30,7 +31,7 @@ from specdec.target.joint import (
     separate_weights,
     siblings,
 )
-from specdec.target.masks import causal, slot_mask
+from specdec.target.masks import window_mask
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
 from specdec.target.wrappers import adapters_of, unwrap
@@ -45,14 +46,9 @@ this, and at most by an eighth of the larger one.
 
 @dataclass
 class Choices:
-    """How a model is run, as its self-test found it.
-
-    Args:
-        experts: implementation inside a step, or `None` for the model's own.
-        fusion: compiles the pointwise work; `None` leaves it as it is.
-        joined: linear layers that are one product.
-        notes: on each choice that there was.
-        route: of the self-test.
+    """How a model is run, as its self-test found it: the implementation of experts inside a step
+    (`None` for the model's own), what compiles pointwise work, linear layers that are one product,
+    a note on each choice that there was, and the self-test's route.
     """
 
     experts: str | None
@@ -63,12 +59,8 @@ class Choices:
 
 
 class Views(NamedTuple):
-    """Private views of a model.
-
-    Args:
-        step: for the windows of steps.
-        chunk: for chunks of prompts.
-        addresses: of the joined parameters.
+    """Private views of a model, for windows of steps and for chunks of prompts, and the addresses
+    of the joined parameters.
     """
 
     step: PreTrainedModel
@@ -88,7 +80,9 @@ class SlotModel:
         fuse: join products and compile pointwise work; see `Target`.
 
     Attributes:
-        model: the model as it was passed.
+        model: the HF model, without wrappers.
+        vocab_size: V of the logits.
+        max_positions: longest sequence that the model has positions for; `None` for no limit.
         feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
 
     Raises:
@@ -194,12 +188,6 @@ class SlotModel:
         chunk = step if choices.experts is None else self.open_view(attention, is_fast=True)
         return Views(step, chunk, addresses(self.model, choices.joined))
 
-    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> SlotModel:
-        """The same, with the given hidden states beside the logits."""
-        other = copy.copy(self)
-        other.feature_layers = feature_layers
-        return other
-
     def open_view(
         self, attention: str | None, *, is_fast: bool = False, for_steps: bool = False
     ) -> PreTrainedModel:
@@ -261,43 +249,31 @@ class SlotModel:
         """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode
         than when it was wrapped, or would run under autocast.
         """
-        name = type(self.model).__name__
+        name, views = type(self.model).__name__, vars(self).get("_views")
+        now, before = structure(self.model), self._structure
+        is_same = len(now) == len(before) and all(map(operator.is_, now, before))
+        change = None
         if self.model.dtype != self._dtype:
-            raise ValueError(
-                f"{name} was {self._dtype} when specdec wrapped it and is {self.model.dtype} now; "
-                "build the generator again"
-            )
+            change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
+        elif not is_same or self.config.vocab_size != self.vocab_size:
+            change = "was edited after specdec wrapped it (a module replaced, added or resized)"
+        elif adapters_of(self.model) != self._adapters:
+            change = "had its adapters switched or merged after specdec wrapped it"
+        elif views and addresses(self.model, self._choices.joined) != views.addresses:
+            change = "had weights replaced or moved after specdec joined their products"
+        if change:
+            raise ValueError(f"{name} {change}; build the generator again")
         if torch.is_autocast_enabled(self.model.device.type):
             raise ValueError(
                 "generation does not run under torch.autocast, which changes data types inside the "
                 "model; load it in the data type that you want and leave the autocast block"
             )
-        now, before = structure(self.model), self._structure
-        is_same = len(now) == len(before) and all(map(_is, now, before))
-        if not is_same or self.config.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"{name} was edited after specdec wrapped it (a module was replaced, added or "
-                "resized); build the generator again from the edited model"
-            )
-        if adapters_of(self.model) != self._adapters:
-            raise ValueError(
-                f"adapters of {name} were switched or merged after specdec wrapped it; build the "
-                "generator again"
-            )
-        views = vars(self).get("_views")
-        if views and addresses(self.model, self._choices.joined) != views.addresses:
-            raise ValueError(
-                f"weights of {name} were replaced or moved after specdec joined their products; "
-                "build the generator again"
-            )
-        if self.model.training:
-            raise ValueError(
-                f"{name} is in training mode, where dropout changes its output; call model.eval() "
-                "first"
-            )
+        _refuse_training(self.model)
 
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
         """Storage for rows of at most `num_slots` tokens; see `check_room`."""
+        check_integer("batch_size", batch_size, 1)
+        check_integer("num_slots", num_slots, 1)
         self.check_room(batch_size, num_slots)
         _ = self._views
         return SlotCache(batch_size, num_slots, self._choices.route.shapes)
@@ -313,6 +289,8 @@ class SlotModel:
         slots: Tensor,
         *,
         num_attended: int,
+        positions: Tensor | None = None,
+        visible: Tensor | None = None,
         logits_to_keep: int = 0,
         is_chunk: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -321,9 +299,9 @@ class SlotModel:
         Args:
             tokens: `[B, N]` int64 ids of the vocabulary.
             cache: the rows' storage.
-            slots: `[B, N]` int64, slot (= position) of each token; `cache.trash` for tokens to
-                forget.
+            slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
             num_attended: host upper bound of the largest real slot, plus 1.
+            positions, visible: see `Window`; by default those of a chain.
             logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
             is_chunk: of a prompt: many tokens.
 
@@ -331,12 +309,16 @@ class SlotModel:
             Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
             of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
         """
-        windows = self._choices.route.layer_windows
-        window = cache.open_window(slots, num_attended=num_attended, layer_windows=windows)
-        view = self._views.chunk if is_chunk else self._views.step
-        logits = self.run(
-            view, self._choices.route.attention, window, tokens, cache, logits_to_keep
+        route, views = self._choices.route, self._views
+        window = cache.open_window(
+            slots,
+            num_attended=num_attended,
+            positions=positions,
+            visible=visible,
+            layer_windows=route.layer_windows,
         )
+        view = views.chunk if is_chunk else views.step
+        logits = self.run(view, route.attention, window, tokens, cache, logits_to_keep)
         if not self.feature_layers:
             return logits, None
         caught = [window.features[layer].to(tokens.device) for layer in self.feature_layers]
@@ -358,25 +340,21 @@ class SlotModel:
         """
         inputs = {"input_ids": tokens, "past_key_values": cache, "use_cache": True}
         if self._takes_positions:
-            # Slots at or beyond the last position hold only tokens that will be forgotten.
+            # Tokens at or beyond the last position will be forgotten.
+            positions = window.slots if window.positions is None else window.positions
             limit = self.max_positions
             fits = limit is None or cache.trash < limit
-            inputs["position_ids"] = window.slots if fits else window.slots.clamp(max=limit - 1)
+            inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
         if self._takes_logits_to_keep:
             inputs["logits_to_keep"] = logits_to_keep
         if attention is None:
-            slots = window.slots[:, None]
-            mask = slot_mask(slots, window.num_attended, causal, self.dtype)
+            mask = window_mask(window, tokens.shape[1], self.dtype)
             logits = view(**inputs, attention_mask=mask).logits
         else:
             logits = view(**inputs, slot_window=window).logits
         if not self._takes_logits_to_keep and logits_to_keep:
             logits = logits[:, -logits_to_keep:]
         return logits
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _features_of_window(args: tuple, kwargs: dict) -> Features:
@@ -423,7 +401,12 @@ def _refuse_unsupported(model: PreTrainedModel) -> None:
             f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
             "all full_attention or sliding_attention work; use HF generate for this one"
         )
+    _refuse_training(model)
+
+
+def _refuse_training(model: PreTrainedModel) -> None:
     if model.training:
         raise ValueError(
-            f"{name} is in training mode, where dropout changes its output; call model.eval() first"
+            f"{type(model).__name__} is in training mode, where dropout changes its output; call "
+            "model.eval() first"
         )

@@ -88,10 +88,6 @@ class JointProduct:
     Inside a forward of their parent, the first layer that is called computes the product for all,
     and the others return their part of it if they are called with the same tensor. What is computed
     is dropped when the parent's forward ends, and each thread has its own.
-
-    Args:
-        view: of a model whose weights are joined.
-        group: of `siblings`.
     """
 
     def __init__(self, view: nn.Module, group: Group):

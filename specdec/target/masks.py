@@ -1,164 +1,96 @@
-"""Which keys each query attends to: predicates over slots, composed, and written out as additive
-masks or as what `ragged_attention` needs.
+"""Which slots each token of a window sees, as the additive mask of a forward.
 
-A predicate takes the slots of queries and of keys, two int64 tensors that broadcast against each
-other, and returns the bool tensor of what is visible.
+Legend: B rows, N tokens of a window, n queries (the last of the N), W slots attended over.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from specdec.kernels import AttentionOptions
-
-Visible = Callable[[Tensor, Tensor], Tensor]
+from specdec.target.cache import Window
 
 
-@dataclass(frozen=True, eq=False)
-class Predicate:
-    """A predicate of which is known what it shows of the slots before a window, so that attention
-    needs no dense mask. Any other function of slots will do where a mask is made.
+def sees(queries: Tensor, keys: Tensor, sliding_window: int | None = None) -> Tensor:
+    """Whether tokens see others: themselves and those before them, `sliding_window` in all.
 
     Args:
-        visible: the predicate.
-        sliding_window: of the slots before the first of its window a token sees those after `its
-            own slot - sliding_window`: none if it is 0, all if it is `None`.
-        is_causal: whether this, and that no token sees a later one, is all.
-    """
-
-    visible: Visible
-    sliding_window: int | None = None
-    is_causal: bool = False
-
-    def __call__(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """What is visible."""
-        return self.visible(queries, keys)
-
-
-def _not_after(queries: Tensor, keys: Tensor) -> Tensor:
-    return keys <= queries
-
-
-causal = Predicate(_not_after, is_causal=True)
-"""A token sees itself and what comes before it."""
-
-
-def within(sliding_window: int) -> Predicate:
-    """A token sees slots at most `sliding_window - 1` before its own."""
-
-    def visible(queries: Tensor, keys: Tensor) -> Tensor:
-        return keys > queries - sliding_window
-
-    return Predicate(visible, sliding_window)
-
-
-def all_of(*predicates: Visible) -> Visible:
-    """What every predicate lets a token see.
+        queries: int64 positions.
+        keys: the same, of a shape that broadcasts against it.
+        sliding_window: `None` for full attention.
 
     Example:
-        >>> sees = all_of(causal, within(2))
-        >>> sees(torch.tensor([[0], [3]]), torch.arange(5)).long()
+        >>> sees(torch.tensor([[0], [3]]), torch.arange(5), 2).long()
         tensor([[1, 0, 0, 0, 0],
                 [0, 0, 1, 1, 0]])
     """
-
-    def visible(queries: Tensor, keys: Tensor) -> Tensor:
-        seen = predicates[0](queries, keys)
-        for predicate in predicates[1:]:
-            seen = seen & predicate(queries, keys)
-        return seen
-
-    if not all(isinstance(predicate, Predicate) for predicate in predicates):
-        return visible
-    windows = [p.sliding_window for p in predicates if p.sliding_window is not None]
-    return Predicate(visible, min(windows, default=None))
+    seen = keys <= queries
+    return seen if sliding_window is None else seen & (keys > queries - sliding_window)
 
 
-def block(first: Tensor, last: Tensor) -> Predicate:
-    """The tokens of a row's block, slots `first` to `last` (`[B]` each) of one window, see each
-    other. For masks of queries `[B, 1, N]`.
-    """
-    first, last = first[:, None, None, None], last[:, None, None, None]
+def window_mask(
+    window: Window, num_queries: int, dtype: torch.dtype, sliding_window: int | None = None
+) -> Tensor:
+    """The additive mask of a window's last n tokens, made once for all layers that share it.
 
-    def visible(queries: Tensor, keys: Tensor) -> Tensor:
-        return (queries >= first) & (queries <= last) & (keys >= first) & (keys <= last)
-
-    return Predicate(visible, sliding_window=0)
-
-
-def any_of(*predicates: Visible) -> Visible:
-    """What some predicate lets a token see."""
-
-    def visible(queries: Tensor, keys: Tensor) -> Tensor:
-        seen = predicates[0](queries, keys)
-        for predicate in predicates[1:]:
-            seen = seen | predicate(queries, keys)
-        return seen
-
-    if not all(isinstance(predicate, Predicate) for predicate in predicates):
-        return visible
-    windows = [predicate.sliding_window for predicate in predicates]
-    return Predicate(visible, None if None in windows else max(windows))
-
-
-def causal_within(sliding_window: int | None) -> Predicate:
-    """`causal`, and `within` a sliding window if there is one."""
-    if sliding_window is None:
-        return causal
-    return replace(all_of(causal, within(sliding_window)), is_causal=True)
-
-
-def slot_mask(slots: Tensor, num_attended: int, visible: Visible, dtype: torch.dtype) -> Tensor:
-    """The additive mask of queries at given slots over the first slots of a cache.
+    A token to forget sees what the last slot sees, since a row without any key would be NaN.
 
     Args:
-        slots: `[..., N]` int64, slots of the queries. A query at or beyond `num_attended` (a token
-            to forget) sees what the last slot sees, since a row without any key would be NaN.
-        num_attended: slots of the keys, a multiple of `cache.SLOT_MULTIPLE`.
-        visible: who sees whom.
+        window: on the device of the mask.
+        num_queries: n.
         dtype: of the mask, that of the queries.
+        sliding_window: of the layer, in positions; `None` for full attention.
 
     Returns:
-        `[..., N, num_attended]`, contiguous: 0 where visible and -inf elsewhere.
+        `[B, 1, n, W]`, contiguous: 0 where visible and -inf elsewhere.
 
     Example:
-        >>> slot_mask(torch.tensor([1]), 4, causal, torch.float32)
-        tensor([[0., 0., -inf, -inf]])
+        >>> window_mask(Window(torch.tensor([[1, 2]]), 4), 2, torch.float32)
+        tensor([[[[0., 0., -inf, -inf],
+                  [0., 0., 0., -inf]]]])
     """
-    queries = slots.clamp(max=num_attended - 1)[..., None]
-    seen = visible(queries, torch.arange(num_attended, device=slots.device))
-    hidden = torch.full(seen.shape, -torch.inf, dtype=dtype, device=slots.device)
-    return hidden.masked_fill_(seen, 0)
+    key = num_queries, dtype, sliding_window
+    if key not in window.masks:
+        slots, device = window.slots[:, -num_queries:], window.slots.device
+        places = torch.arange(window.num_attended, device=device)
+        queries = slots.clamp(max=window.num_attended - 1)[..., None]
+        seen = sees(queries, places, sliding_window)
+        if window.visible is not None or window.positions is not None:
+            seen = _visible_slots(window, slots, queries, places, sliding_window)
+        hidden = torch.full(
+            (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
+        )
+        window.masks[key] = hidden.masked_fill_(seen[:, None], 0)
+    return window.masks[key]
 
 
-def window_options(slots: Tensor, visible: Visible) -> AttentionOptions | None:
-    """A predicate as `ragged_attention` takes it.
-
-    Args:
-        slots: `[B, N]` int64, slots of the queries: of each row N that follow each other, those of
-            tokens to forget excepted.
-        visible: who sees whom.
-
-    Returns:
-        Sliding window and mask of the window's own slots; `None` if nothing is known of what the
-        predicate shows before the window.
-
-    Example:
-        >>> window_options(torch.tensor([[4, 5]]), causal_within(3)).sliding_window
-        3
-        >>> both = block(torch.tensor([4]), torch.tensor([5]))
-        >>> window_options(torch.tensor([[4, 5]]), any_of(causal, both)).window_visible
-        tensor([[[True, True],
-                 [True, True]]])
+def own_visible(window: Window, num_queries: int, sliding_window: int | None) -> Tensor | None:
+    """`[B, n, n]`: which of its own slots a window's last n tokens see, as `ragged_attention` takes
+    it; `None` for a chain.
     """
-    if not isinstance(visible, Predicate):
+    if window.positions is None and window.visible is None:
         return None
-    if visible.is_causal:
-        return AttentionOptions(sliding_window=visible.sliding_window)
-    offsets = torch.arange(slots.shape[1], device=slots.device)
-    own = slots.amin(dim=1, keepdim=True) + offsets  # [B, N]
-    seen = visible(slots[:, None, :, None], own[:, None, None])[:, 0]
-    seen = seen.expand(-1, slots.shape[1], slots.shape[1])
-    return AttentionOptions(sliding_window=visible.sliding_window, window_visible=seen)
+    slots = window.slots[:, -num_queries:]
+    order = torch.arange(num_queries, device=slots.device)
+    visible = order <= order[:, None] if window.visible is None else window.visible
+    visible = visible.expand(len(slots), num_queries, num_queries)
+    if sliding_window is None:
+        return visible
+    queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
+    if window.positions is not None:
+        queries = keys = window.positions[:, -num_queries:]
+    return visible & (keys[:, None] > queries[..., None] - sliding_window)
+
+
+def _visible_slots(
+    window: Window, slots: Tensor, queries: Tensor, places: Tensor, sliding_window: int | None
+) -> Tensor:
+    """`[B, n, W]` bool: what queries at slots `[B, n]` see, in a window that is no chain."""
+    num_queries, seen = slots.shape[1], places <= queries
+    if sliding_window is not None:
+        at = queries if window.positions is None else window.positions[:, -num_queries:, None]
+        seen = seen & (places > at - sliding_window)  # before a window, position and slot are one
+    offsets = places - slots.amin(dim=1, keepdim=True)  # [B, W]
+    index = offsets.clamp(0, num_queries - 1)[:, None].expand(-1, num_queries, -1)
+    own = own_visible(window, num_queries, sliding_window).gather(2, index)
+    return torch.where(((offsets >= 0) & (offsets < num_queries))[:, None], own, seen)

@@ -18,11 +18,11 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.target.cache import KeyValueShape, ShapeRecorder, SlotCache
+from specdec.target.cache import KeyValueShape, SlotCache
 from specdec.target.features import decoder_layers
 from specdec.target.view import wrap_forward
 from specdec.target.wrappers import adapters_of
@@ -77,13 +77,9 @@ def _weakly(value: object) -> object:
 
 
 class Route(NamedTuple):
-    """How a model is run over slots.
-
-    Args:
-        attention: name of the attention function, or `None` for a dense mask.
-        layer_windows: sliding window of each layer, `None` for full attention.
-        shapes: what each layer stores of a token.
-        attention_modules: names of the modules that call the attention function.
+    """How a model is run over slots: the name of the attention function, or `None` for a dense
+    mask; the sliding window of each layer, `None` for full attention; what each layer stores of a
+    token; the names of the modules that call the attention function.
     """
 
     attention: str | None
@@ -121,8 +117,8 @@ def find_route(model: SlotModel) -> Route:
 def _through_attention_interface(model: SlotModel) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
-    view, shapes = model.open_view(PROBE), ShapeRecorder()
-    view(input_ids=_tokens(model, 2), past_key_values=shapes, use_cache=True, slot_window=learned)
+    view = model.open_view(PROBE)
+    shapes = _stored_shapes(model, view, slot_window=learned)
     for layer, (mask, _, has_softcap) in learned.items():
         if has_softcap and model.config._attn_implementation == "sdpa":
             raise LeftOutError(
@@ -139,16 +135,30 @@ def _through_attention_interface(model: SlotModel) -> Route:
             raise ValueError(f"layer {layer} is sliding_attention but has no sliding window")
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
-    return Route(ATTENTION, windows, shapes.shapes, names)
+    return Route(ATTENTION, windows, shapes, names)
 
 
 def _with_dense_mask(model: SlotModel) -> Route:
     """For models that never call the interface."""
     if _sliding_layers(model) or getattr(model.config, "sliding_window", None):
         raise ValueError("one dense mask cannot hold a sliding window of some layers")
-    shapes = ShapeRecorder()
-    model.open_view(None)(input_ids=_tokens(model, 2), past_key_values=shapes, use_cache=True)
-    return Route(None, {}, shapes.shapes, ())
+    return Route(None, {}, _stored_shapes(model, model.open_view(None)), ())
+
+
+def _stored_shapes(
+    model: SlotModel, view: PreTrainedModel, **options: object
+) -> dict[int, KeyValueShape]:
+    """What the layers of a view store of a token, seen in HF's own cache after a forward."""
+    cache = DynamicCache()
+    view(input_ids=_tokens(model, 2), past_key_values=cache, use_cache=True, **options)
+    return {
+        index: KeyValueShape(
+            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
+            *(layer.keys.dtype, layer.keys.device),
+        )
+        for index, layer in enumerate(cache.layers)
+        if layer.is_initialized
+    }
 
 
 def _sliding_layers(model: SlotModel) -> list[int]:
@@ -163,17 +173,8 @@ def _tokens(model: SlotModel, length: int) -> Tensor:
 
 
 class _Trace:
-    """What went through the parts of a view in one forward, each `[2, N, ...]`.
-
-    Args:
-        view: private; its modules are wrapped.
-        num_layers: decoder layers.
-        attention_modules: names of the modules to watch beside these.
-
-    Attributes:
-        given: inputs that replace those of the decoder layers, or `None`.
-        inputs: of the decoder layers, before they were replaced.
-        outputs: of all that is watched.
+    """What went through the decoder layers and attention modules of a private view in one forward,
+    each `[2, N, ...]`. Inputs that are `given` replace those of the decoder layers.
     """
 
     def __init__(self, view: PreTrainedModel, num_layers: int, attention_modules: tuple[str, ...]):
@@ -277,9 +278,8 @@ def _windowed_states(model: SlotModel, route: Route, tokens: Tensor, inputs: lis
     cache, device = SlotCache(2, length + 2, route.shapes), tokens.device
 
     def run(tokens: Tensor, slots: Tensor) -> Tensor:
-        window = cache.open_window(
-            slots, num_attended=length + 2, layer_windows=route.layer_windows
-        )
+        windows = route.layer_windows
+        window = cache.open_window(slots, num_attended=length + 2, layer_windows=windows)
         return model.run(view, route.attention, window, tokens, cache)
 
     everything = torch.arange(length, device=device).expand(2, -1)

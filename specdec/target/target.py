@@ -1,5 +1,7 @@
 """`Target`: the HF model whose distribution the output must have."""
 
+from __future__ import annotations
+
 import copy
 from collections.abc import Sequence
 
@@ -7,14 +9,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.target.cache import SlotCache
 from specdec.target.features import FeatureLayer
 from specdec.target.hf_model import SlotModel
 from specdec.types import Draft, TargetOutput
 
 
-class Target:
+class Target(SlotModel):
     """Wraps an unmodified HF causal LM for prefill and verification.
 
     A target holds no state of a generation: the rows' keys and values live in the `SlotCache` that
@@ -55,24 +57,23 @@ class Target:
         feature_layers: tuple[FeatureLayer, ...] = (),
         fuse: bool = False,
     ):
-        check_type("fuse", fuse, bool)
-        self._slot_model = SlotModel(model, fuse=fuse)
-        if feature_layers != ():
-            self._slot_model = self._slot_model.with_features(self._checked(feature_layers))
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        self.feature_layers = self._checked(feature_layers)
 
-    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> "Target":
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
         """A target over the same model that returns the given features.
 
         Raises:
             ValueError: a feature layer does not exist.
         """
         other = copy.copy(self)
-        other._slot_model = self._slot_model.with_features(self._checked(feature_layers))
+        other.feature_layers = self._checked(feature_layers)
         return other
 
     def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
-        advice = "boundaries, or 'final'"
-        check_type("feature_layers", feature_layers, Sequence[int | str], advice=advice)
+        if not isinstance(feature_layers, tuple | list):
+            got = f"got {shown(feature_layers)}"
+            raise TypeError(f"feature_layers must be a tuple, {got}; boundaries, or 'final'")
         for layer in feature_layers:
             is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
             if layer != "final" and not is_boundary:
@@ -83,75 +84,9 @@ class Target:
         return tuple(feature_layers)
 
     @property
-    def model(self) -> PreTrainedModel:
-        """The wrapped HF model."""
-        return self._slot_model.model
-
-    @property
-    def feature_layers(self) -> tuple[FeatureLayer, ...]:
-        """The hidden states that are returned as features."""
-        return self._slot_model.feature_layers
-
-    @property
-    def vocab_size(self) -> int:
-        """Vocabulary size V of the logits."""
-        return self._slot_model.vocab_size
-
-    @property
-    def num_layers(self) -> int:
-        """Decoder layers L."""
-        return self._slot_model.num_layers
-
-    @property
     def feature_width(self) -> int:
         """Width F of the features, 0 when there are none."""
-        return len(self.feature_layers) * self._slot_model.config.hidden_size
-
-    @property
-    def max_positions(self) -> int | None:
-        """Longest sequence that the model has positions for; `None` if the config sets no limit."""
-        return self._slot_model.max_positions
-
-    @property
-    def is_fused(self) -> bool:
-        """Pointwise work is compiled."""
-        return self._slot_model.is_fused
-
-    @property
-    def why_reading_waits(self) -> str | None:
-        """Why reading prompts makes the host wait for the device; `None` if it does not."""
-        return self._slot_model.why_reading_waits
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What was chosen for this model, and why, where there was a choice."""
-        return self._slot_model.notes
-
-    @property
-    def device(self) -> torch.device:
-        """Where tokens go in."""
-        return self._slot_model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Data type of the weights."""
-        return self._slot_model.dtype
-
-    def check_unchanged(self) -> None:
-        """Raises `ValueError` if the model was edited, or put into training mode, since it was
-        wrapped.
-        """
-        self._slot_model.check_unchanged()
-
-    def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
-        """Storage for `batch_size` rows of at most `num_slots` tokens."""
-        check_integer("batch_size", batch_size, 1)
-        check_integer("num_slots", num_slots, 1)
-        return self._slot_model.init_cache(batch_size, num_slots)
-
-    def check_room(self, batch_size: int, num_slots: int) -> None:
-        """Raises `ValueError` if so many rows of so many tokens need more memory than there is."""
-        self._slot_model.check_room(batch_size, num_slots)
+        return len(self.feature_layers) * self.config.hidden_size
 
     def prefill(
         self,
@@ -185,7 +120,7 @@ class Target:
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        _, features = self._slot_model.forward(
+        _, features = self.forward(
             tokens, cache, slots, num_attended=num_attended, logits_to_keep=1, is_chunk=True
         )
         return features
@@ -213,12 +148,9 @@ class Target:
         _check_rows(cache, draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        return TargetOutput(
-            *self._slot_model.forward(tokens, cache, slots, num_attended=num_attended)
-        )
+        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended))
 
 
 def _check_rows(cache: SlotCache, tokens: Tensor) -> None:
-    check_type("cache", cache, SlotCache, advice="target.init_cache makes one")
     if len(tokens) != cache.num_rows:
         raise ValueError(f"the cache has {cache.num_rows} rows, got tokens of {len(tokens)}")

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number, check_type
 from specdec.drafters.mtp import MTPDrafter
-from specdec.heads.config import LayerConfig
-from specdec.heads.hf_layer import causal_window
 from specdec.heads.layers import attend_causally
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
 from specdec.heads.rotary import RotaryAngles
@@ -96,7 +95,6 @@ class MultiTokenPrediction(nn.Module):
         ValueError: the drafter uses no depth, or fewer than its head has.
 
     Example:
-        >>> import torch
         >>> from specdec import zoo
         >>> target = zoo.load_target()
         >>> drafter = MTPDrafter(new_head(target), target, num_draft_tokens=3)
@@ -119,8 +117,7 @@ class MultiTokenPrediction(nn.Module):
         self.drafter = drafter
         self.depth_weight = depth_weight
         self._teacher = Teacher(target, drafter.feature_layers)
-        layer = drafter.config.layer
-        self._angles = RotaryAngles(layer) if isinstance(layer, LayerConfig) else None
+        self._angles = RotaryAngles(drafter.config.layer)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per index of ids `[B, T + 1]`, averaged over the depths by their weights.
@@ -163,10 +160,6 @@ class MultiTokenPrediction(nn.Module):
 
     def _whole_text(self, count: int) -> Pass:
         """A causal pass over indices `0..count - 1`, without a cache."""
-        head, layer = self.drafter.head, self.drafter.config.layer
-        where = {"dtype": head.dtype, "device": head.device}
-        if self._angles is not None:
-            angles = self._angles(count, **where)
-        else:
-            angles = layer.rotary_table(count, **where)[None, None]
-        return Pass(angles, attend_causally, None, causal_window(count, head.device))
+        head = self.drafter.head
+        angles = self._angles(count, dtype=head.dtype, device=head.device)
+        return Pass(angles, attend_causally, torch.arange(count, device=head.device)[None])

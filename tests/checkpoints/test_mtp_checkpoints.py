@@ -22,9 +22,7 @@ from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.cli import main
 from specdec.drafters import MTPDrafter
-from specdec.heads.hf_layer import causal_window
 from specdec.heads.layers import attend_causally
-from specdec.heads.rotary import rotary_table
 from specdec.heads.window import Pass
 from specdec.inspection import alternatives, describe
 from specdec.training.mtp import new_head
@@ -290,12 +288,8 @@ def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def whole_text(config, count) -> Pass:
-    table = getattr(config.layer, "rotary_table", None)
-    if table is None:
-        angles = rotary_table(config.layer, count, dtype=torch.float32)
-    else:
-        angles = table(count, dtype=torch.float32)
-    return Pass(angles[None, None], attend_causally, None, causal_window(count))
+    angles = config.layer.rotary_table(count, dtype=torch.float32)
+    return Pass(angles[None, None], attend_causally, torch.arange(count)[None])
 
 
 READINGS = [*((name, False) for name in PRODUCERS), ("Qwen", True), ("MiMo", True), ("Step", True)]

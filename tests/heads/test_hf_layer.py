@@ -8,7 +8,8 @@ import pytest
 import torch
 from architectures import VOCAB, build
 
-from specdec.heads.hf_layer import HFLayer, causal_window, hf_rotary_table
+from specdec.heads.hf_layer import HFLayerConfig
+from specdec.heads.layers import attend_causally
 from specdec.heads.window import WindowPlan
 from specdec.target.cache import SlotCache
 
@@ -23,10 +24,11 @@ LAYERS = {
 
 
 def case_of(name):
-    """A model, a copy of one of its layers, its inputs `[B, T, H]` and its outputs."""
+    """The making of a layer, a copy of a model's, its inputs `[B, T, H]` and its outputs."""
     architecture, like = LAYERS[name]
     model = build(architecture)
-    layer = HFLayer.of(model, like=like, index=5).eval()
+    config = HFLayerConfig.of(model, like=like)
+    layer = config.build(5).eval()
     layer.layer.load_state_dict(model.model.layers[like].state_dict())
     seen = []
     handle = model.model.layers[like].register_forward_hook(
@@ -35,18 +37,19 @@ def case_of(name):
     ids = torch.randint(0, VOCAB, (3, LENGTH), generator=torch.Generator().manual_seed(2))
     model(input_ids=ids, use_cache=False)
     handle.remove()
-    return model, layer, *seen
+    return config, layer, *seen
 
 
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
 def test_a_layer_over_ragged_windows_is_that_of_a_plain_forward(name):
-    model, layer, hidden, expected = case_of(name)
-    table = hf_rotary_table(model, SLOTS + 1, dtype=torch.float32)
-    cache = SlotCache(3, SLOTS, {5: layer.key_value_shape(table[None, None, :1])})
+    config, layer, hidden, expected = case_of(name)
+    where = {"dtype": torch.float32, "device": torch.device("cpu")}
+    table = config.rotary_table(SLOTS + 1, **where)
+    cache = SlotCache(3, SLOTS, {5: config.key_value_shape(**where)})
     garbage = torch.arange(SLOTS).expand(3, SLOTS)
     first = WindowPlan(cache, garbage, num_attended=SLOTS, table=table).open(0)
-    layer(torch.full((3, SLOTS, hidden.shape[-1]), 7.0), first.angles, first.window, cache)
+    layer(torch.full((3, SLOTS, hidden.shape[-1]), 7.0), first.angles, first.attend)
     done = [0, 0, 0]
     while min(done) < LENGTH:
         counts = [min(LENGTH - d, n) for d, n in zip(done, (1, 4, 2), strict=True)]
@@ -57,7 +60,7 @@ def test_a_layer_over_ragged_windows_is_that_of_a_plain_forward(name):
         plan = WindowPlan(cache, slots, num_attended=max(done) + 5, table=table)
         step = plan.open(0)
         rows = torch.arange(3)[:, None]
-        out = layer(hidden[rows, positions.clamp(max=LENGTH - 1)], step.angles, step.window, cache)
+        out = layer(hidden[rows, positions.clamp(max=LENGTH - 1)], step.angles, step.attend)
         for b, count in enumerate(counts):
             wanted = expected[b, done[b] : done[b] + count]
             torch.testing.assert_close(out[b, :count], wanted, rtol=0, atol=1e-5)
@@ -67,18 +70,18 @@ def test_a_layer_over_ragged_windows_is_that_of_a_plain_forward(name):
 @pytest.mark.parametrize("name", LAYERS)
 @torch.no_grad()
 def test_a_layer_without_a_cache_is_that_of_a_plain_forward(name):
-    model, layer, hidden, expected = case_of(name)
-    table = hf_rotary_table(model, LENGTH, dtype=torch.float32)
-    out = layer(hidden, table[None, None], causal_window(LENGTH))
+    config, layer, hidden, expected = case_of(name)
+    table = config.rotary_table(LENGTH, dtype=torch.float32)
+    out = layer(hidden, table[None, None], attend_causally)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    wrong = layer(hidden, table.roll(1, 0)[None, None], causal_window(LENGTH))
+    wrong = layer(hidden, table.roll(1, 0)[None, None], attend_causally)
     assert (wrong - expected).abs().max() > 1e-3
 
 
 def test_a_layer_writes_under_its_own_index_and_leaves_its_model_alone():
     model = build("deepseek_v3")
     before = model.config._attn_implementation
-    layer = HFLayer.of(model, like=1, index=9)
+    layer = HFLayerConfig.of(model, like=1).build(9)
     assert {m.layer_idx for m in layer.modules() if hasattr(m, "layer_idx")} == {9}
     assert model.config._attn_implementation == before
     assert [m.layer_idx for m in model.modules() if hasattr(m, "layer_idx")] == [0, 1, 2]
@@ -86,15 +89,12 @@ def test_a_layer_writes_under_its_own_index_and_leaves_its_model_alone():
 
 
 def test_a_layer_learns():
-    model = build("qwen3")
-    layer, table = (
-        HFLayer.of(model, like=0, index=0),
-        hf_rotary_table(model, 6, dtype=torch.float32),
-    )
-    layer(torch.randn(2, 6, 32), table[None, None], causal_window(6)).sum().backward()
+    config = HFLayerConfig.of(build("qwen3"), like=0)
+    layer, table = config.build(0), config.rotary_table(6, dtype=torch.float32)
+    layer(torch.randn(2, 6, 32), table[None, None], attend_causally).sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
 
 
 def test_a_model_without_rotary_positions_is_refused():
     with pytest.raises(ValueError, match="model of GPT2Block has no module rotary_emb"):
-        hf_rotary_table(build("gpt2"), 4, dtype=torch.float32)
+        HFLayerConfig.of(build("gpt2"), like=0).rotary_table(4, dtype=torch.float32)

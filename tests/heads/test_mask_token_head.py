@@ -8,8 +8,6 @@ from eagle_heads import flagged
 from mask_heads import DFLASH, DSPARK, P_EAGLE, PARD, WIRINGS, random_head
 from mask_reference import fused
 
-from specdec.drafters import MaskTokenHead
-
 CONTRADICTIONS = {
     "alignment must be 'shifted', 'unshifted'": (P_EAGLE, {"alignment": "late"}),
     "alignment='shifted' goes with context='input', got 'keys'": (P_EAGLE, {"context": "keys"}),
@@ -74,20 +72,6 @@ def test_masks_take_the_way_of_real_features(name):
     poisoned = head.hidden_states(features, num_masks=4)
     assert poisoned[:, 3:].equal(hidden[:, 3:])
     assert poisoned[1].equal(hidden[1])
-
-
-def test_names_are_those_of_the_public_checkpoints():
-    names = set(MaskTokenHead(P_EAGLE).state_dict())
-    assert {"fc.weight", "mask_hidden", "norm.weight", "lm_head.weight"} < names
-    assert "layers.0.hidden_norm.weight" in names
-    assert "layers.1.input_layernorm.weight" in names
-    names = set(MaskTokenHead(DFLASH).state_dict())
-    assert {"fc.weight", "hidden_norm.weight", "norm.weight"} < names
-    assert "layers.0.self_attn.q_norm.weight" in names
-    assert not any("lm_head" in name or "embed" in name for name in names)
-    names = set(MaskTokenHead(replace(PARD, ties_embeddings=True)).state_dict())
-    assert "embed_tokens.weight" in names
-    assert "lm_head.weight" not in names
 
 
 def test_a_context_brings_keys_and_values_and_asks_nothing():

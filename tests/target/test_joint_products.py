@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
 from specdec.target.fusion import Fusion
-from specdec.target.joint import GATE_UP, QKV, Group, JointProduct, join_weights, siblings
+from specdec.target.joint import QKV, Group, JointProduct, join_weights, siblings
 from specdec.target.view import private_view
 from specdec.types import Draft
 
@@ -49,12 +49,13 @@ def products_of_a_step(target) -> int:
     return sum(op in ("aten.mm.default", "aten.addmm.default") for op, _ in seen.shapes)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "gemma3", "olmo2", "cohere2"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma3", "cohere2"])
 def test_the_model_stays_as_it_was_and_a_step_takes_four_products_a_layer(name):
     model, plain = build(name), build(name)
     before, parameters = fingerprint(model), list(model.parameters())
     layers = model.config.num_hidden_layers
     assert products_of_a_step(Target(model)) == 7 * layers + 1
+    assert storages(model) == len(parameters)
     target = Target(model, fuse=True)
     assert products_of_a_step(target) == 4 * layers + 1
     assert fingerprint(model) == before
@@ -67,12 +68,6 @@ def test_the_model_stays_as_it_was_and_a_step_takes_four_products_a_layer(name):
     assert f"{layers} x q_proj, k_proj, v_proj, {layers} x gate_proj, up_proj" in target.notes[-1]
 
 
-def test_a_target_that_is_not_asked_to_leaves_storage_alone():
-    model = build("llama")
-    text(Target(model))
-    assert storages(model) == len(list(model.parameters()))
-
-
 def test_joined_models_are_saved_and_read_as_others(tmp_path):
     model, plain = build("qwen2"), build("qwen2")
     Target(model, fuse=True)
@@ -82,12 +77,8 @@ def test_joined_models_are_saved_and_read_as_others(tmp_path):
         == (fingerprint(plain)["weights"])
     )
     save_file(model.state_dict(), tmp_path / "weights.safetensors")
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    for found in (
-        load_file(tmp_path / "weights.safetensors"),
-        torch.load(tmp_path / "weights.pt"),
-    ):
-        assert all(found[name].equal(tensor) for name, tensor in plain.state_dict().items())
+    found = load_file(tmp_path / "weights.safetensors")
+    assert all(found[name].equal(tensor) for name, tensor in plain.state_dict().items())
 
 
 def test_weights_that_are_loaded_later_are_those_of_both():
@@ -202,17 +193,7 @@ def test_layers_that_cannot_be_joined_are_left_alone_and_named_once(edit, word):
     assert text(target).sequences.equal(expected)
 
 
-def test_layers_that_share_weights_with_each_other_keep_sharing_them():
-    model = build("llama")
-    for name in QKV:
-        weight = getattr(model.model.layers[0].self_attn, name).weight
-        getattr(model.model.layers[2].self_attn, name).weight = weight
-    target = Target(model, fuse=True)
-    assert "2 x q_proj, k_proj, v_proj (storage that others share)" in target.notes[-1]
-    assert text(target).sequences.equal(text(copy.deepcopy(model)).sequences)
-
-
-@pytest.mark.parametrize("name", ["phi3", "mpt", "gpt2"])
+@pytest.mark.parametrize("name", ["phi3", "gpt2"])
 def test_a_model_that_stores_its_products_joined_has_nothing_to_join(name):
     model = build(name)
     target = Target(model, fuse=True)
@@ -313,49 +294,9 @@ def test_hooks_of_a_layer_that_are_registered_later_run(pair):
     assert close(view(x), model(x))
 
 
-def test_threads_share_one_target():
-    target = Target(build("llama"), fuse=True)
-    prompts = [torch.arange(3 + i)[None] for i in range(4)]
-    expected = [SpeculativeGenerator(build("llama"), None).generate(p, **OPTIONS) for p in prompts]
-    found = [None] * len(prompts)
-
-    def write(index):
-        generator = SpeculativeGenerator(target, PromptLookupDrafter(2))
-        found[index] = generator.generate(prompts[index], **OPTIONS)
-
-    threads = [Thread(target=write, args=(i,)) for i in range(len(prompts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for one, other in zip(found, expected, strict=True):
-        assert one.sequences.equal(other.sequences)
-
-
 def test_steps_with_joint_products_are_captured():
     generator = SpeculativeGenerator(
         Target(build("qwen2"), fuse=True), PromptLookupDrafter(3), graphs=True
     )
     found = generator.generate(IDS, MASK, **OPTIONS, check=True)
     assert found.sequences.equal(text(build("qwen2")).sequences)
-
-
-def test_a_parent_with_both_kinds_of_siblings_has_two_products():
-    class Both(Siblings):
-        """Attention and an MLP side by side, of one input."""
-
-        def __init__(self):
-            super().__init__()
-            self.gate_proj, self.up_proj = nn.Linear(5, 6), nn.Linear(5, 6)
-
-        def forward(self, x, between=lambda: None):
-            return (*super().forward(x, between), self.gate_proj(x), self.up_proj(x))
-
-    model = nn.Sequential(Both()).requires_grad_(False)
-    groups, _ = siblings(model)
-    assert groups == [Group("0", QKV), Group("0", GATE_UP)]
-    join_weights(model, groups)
-    view, x = private_view(model), torch.randn(3, 5)
-    for group in groups:
-        JointProduct(view, group).install(view, group)
-    assert close(view(x), model[0](x))

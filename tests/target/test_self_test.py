@@ -15,9 +15,9 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from specdec import SpeculativeGenerator, Target
 from specdec.target import self_test
 from specdec.target.attention import ATTENTION, slot_attention
+from specdec.target.cache import Window
 
 HALF = [torch.bfloat16, torch.float16]
-DTYPES = [*HALF, torch.float32]
 DEEP = {
     "vocab_size": VOCAB,
     "hidden_size": 64,
@@ -41,18 +41,18 @@ def deep(seed: int, dtype: torch.dtype, spread: float) -> LlamaForCausalLM:
 @pytest.mark.parametrize("spread", [0.02, 0.15])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_no_deep_model_in_half_precision_is_refused(dtype, spread):
-    for seed in range(20):
+    for seed in range(5):
         Target(deep(seed, dtype, spread))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v3", "mpt"])
 def test_no_architecture_is_refused_in_half_precision(name, dtype):
-    for seed in range(5):
+    for seed in range(2):
         Target(build(name, seed=seed, dtype=dtype))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "mpt"])
+@pytest.mark.parametrize("name", ["gemma2", "mpt"])
 def test_no_architecture_is_refused_in_float64(name):
     """HF computes parts of a float64 model in float32."""
     Target(build(name, dtype=torch.float64))
@@ -80,13 +80,13 @@ def faulty(fault, layer: int):
 
 def sees_the_next_slot(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots + 1, window.num_attended)
+    options["slot_window"] = Window(window.slots + 1, window.num_attended)
     return states, options
 
 
 def misses_its_own_slot(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots - 1, window.num_attended)
+    options["slot_window"] = Window(window.slots - 1, window.num_attended)
     return states, options
 
 
@@ -123,9 +123,14 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize("layer", [0, 17, 31])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize(
+    ("fault", "dtype", "layer"),
+    [
+        *((fault, torch.bfloat16, 17) for fault in FAULTS),
+        *((larger_scale, dtype, 17) for dtype in (torch.float16, torch.float32)),
+        *((larger_scale, torch.bfloat16, layer) for layer in (0, 31)),
+    ],
+)
 def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, monkeypatch):
     model = deep(1, dtype, spread=0.15)
     # HF's own attention under a dense mask, which a model falls back to, has no such fault.
@@ -141,13 +146,13 @@ def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, 
 def shorter_window(states, options):
     window = options["slot_window"]
     windows = {i: w and w - 1 for i, w in window.layer_windows.items()}
-    options["slot_window"] = type(window)(window.slots, window.num_attended, windows)
+    options["slot_window"] = Window(window.slots, window.num_attended, layer_windows=windows)
     return states, options
 
 
 def no_window(states, options):
     window = options["slot_window"]
-    options["slot_window"] = type(window)(window.slots, window.num_attended)
+    options["slot_window"] = Window(window.slots, window.num_attended)
     return states, options
 
 
@@ -155,7 +160,7 @@ def no_sinks(states, options):
     return states, options | {"s_aux": None}
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF[:1], ids=str)
 @pytest.mark.parametrize(
     ("name", "fault", "layer"),
     [

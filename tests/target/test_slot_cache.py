@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
-from specdec.target.cache import KeyValueShape, SlotCache, check_room, round_up
-from specdec.target.masks import slot_mask
+from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room, round_up
+from specdec.target.masks import window_mask
 from specdec.types import Draft, rows_to_keep
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -183,10 +183,10 @@ def test_the_poison_check_fails_where_attention_does_look(monkeypatch):
     clean = verified_logits(target, {})
     assert not torch.equal(verified_logits(target, {"committed": 0.0}), clean)
 
-    def sees_one_slot_too_many(slots, *args):
-        return slot_mask(slots + 1, *args)
+    def sees_one_slot_too_many(window, *args):
+        return window_mask(Window(window.slots + 1, window.num_attended), *args)
 
-    monkeypatch.setattr("specdec.target.attention.slot_mask", sees_one_slot_too_many)
+    monkeypatch.setattr("specdec.target.attention.window_mask", sees_one_slot_too_many)
     clean = verified_logits(target, {})
     assert not torch.equal(verified_logits(target, {"behind the window": 1e30}), clean)
 
