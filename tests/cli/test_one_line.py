@@ -250,7 +250,10 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "specdec: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], ["train"], ["demo"]])
+TRAIN = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", "x"]
+
+
+@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], TRAIN, ["demo"]])
 def test_an_interrupt_while_libraries_are_imported_is_one_line(command):
     done = without("KeyboardInterrupt", *command)
     assert done.returncode == 130
