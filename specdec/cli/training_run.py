@@ -74,8 +74,8 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
         options: of the command.
         others: options that are none of its own: fields of HF's `TrainingArguments`.
     """
-    args = _arguments(options, others)
     _check(options)  # before anything is loaded
+    args = _arguments(options, others)
     record = _record(options)
     if folder := last_checkpoint(args.output_dir):
         _check_same_run(folder, record)
