@@ -55,11 +55,6 @@ def eagle_config(
     """
     check_choice("kind", kind, ("eagle1", "eagle3"))
     theirs, is_first = target.config.get_text_config(), kind == "eagle1"
-    if not is_first and theirs.num_hidden_layers < 3:
-        raise ValueError(
-            "an EAGLE-3 head reads three hidden states and the target has "
-            f"{theirs.num_hidden_layers} layers; train 'eagle1'"
-        )
     if is_first and draft_vocab_size not in (None, theirs.vocab_size):
         raise ValueError(
             "an EAGLE-1 head uses the target's vocabulary head and proposes all of its ids; train "
@@ -93,7 +88,7 @@ def new_head(
         target, kind, mlp_width: as for `eagle_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
-        seed: of the weights.
+        seed: the weights depend on it alone.
 
     Example:
         >>> from specdec import zoo

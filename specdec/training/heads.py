@@ -48,9 +48,17 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
 
 def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
     """The features of most heads: boundaries 2, L / 2 and L - 3 of L layers; nearer together where
-    L < 7. The target must have three layers.
+    L < 7.
+
+    Raises:
+        ValueError: fewer than three layers.
     """
     count = target.config.get_text_config().num_hidden_layers
+    if count < 3:
+        raise ValueError(
+            f"the head reads three hidden states and the target has {count} layers; train 'eagle1' "
+            "or 'mtp'"
+        )
     return (2, count // 2, count - 3) if count >= 7 else (1, 2, max(3, count - 1))
 
 

@@ -47,9 +47,6 @@ def mask_token_config(
             of a text, or its last id. Masks differ from tokens by their learned feature.
         draft_vocab_size: ids that the head can propose; `None` for all of the target's.
 
-    Raises:
-        ValueError: a target of too few layers.
-
     Example:
         >>> from specdec import zoo
         >>> config = mask_token_config(zoo.load_target())
@@ -58,11 +55,6 @@ def mask_token_config(
     """
     check_integer("num_layers", num_layers, 1)
     theirs = target.config.get_text_config()
-    if theirs.num_hidden_layers < 3:
-        raise ValueError(
-            "a mask-token head reads three hidden states and the target has "
-            f"{theirs.num_hidden_layers} layers"
-        )
     return MaskTokenConfig(
         alignment="shifted",
         context="input",
@@ -100,7 +92,7 @@ def new_head(
         target, num_layers, mlp_width, mask_token_id: as for `mask_token_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
-        seed: of the weights.
+        seed: the weights depend on it alone.
 
     Example:
         >>> from specdec import zoo

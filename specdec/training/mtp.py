@@ -66,7 +66,7 @@ def new_head(
 ) -> MTPHead:
     """An untrained head in float32, on the CPU.
 
-    Args and Raises: as `mtp_config`; `seed` is that of the weights.
+    Args: as `mtp_config`; the weights depend on `seed` alone.
 
     Example:
         >>> from specdec import zoo

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
 
 from specdec.arguments import check_integer, check_number
@@ -151,6 +150,8 @@ class ObjectiveTrainer(Trainer):
         self.interruption = Interruption()
         callbacks = [self.clock, self.interruption, *(callbacks or ())]
         super().__init__(model, args, train_dataset=train_dataset, callbacks=callbacks, **options)
+        if args.device.type == "cpu":  # transformers 5.17 cannot load an optimiser to "cpu:0"
+            vars(args)["_setup_devices"] = torch.device("cpu")
         args._n_gpu = min(args.n_gpu, 1)  # as HF does for models that its DataParallel cannot copy
         if args.torch_compile:  # one program per row length: symbolic sizes would make each slower
             self.accelerator.state.dynamo_plugin.dynamic = False
@@ -205,15 +206,11 @@ class ObjectiveTrainer(Trainer):
         steps = num_training_steps if self.args.minutes is None else Clock.TICKS
         return super().create_scheduler(steps, optimizer)
 
-    def get_train_dataloader(self) -> DataLoader:
-        """This process's rows of the batches from the step on that the run has reached."""
-        # A generator of its own: from the global one it would draw a number at each resumption.
-        return DataLoader(_Generated(self._batches), batch_size=None, generator=torch.Generator())
-
-    def _batches(self) -> Iterator[dict[str, Tensor]]:
+    def get_train_dataloader(self) -> Iterator[dict[str, Tensor]]:
+        """This process's rows of the batches, from the step on that the run has reached."""
         rank, processes = self.args.process_index, self.args.world_size
         batches = self.args.gradient_accumulation_steps
-        done = self.state.global_step
+        done = self.state.global_step  # of the checkpoint, which is loaded before the first batch
         shapes = (self.args.batch_shape(self._fraction(i // batches, done)) for i in count())
         for rows in self.train_dataset.batches(shapes, skip=done * batches):
             yield {"ids": rows[rank::processes]}
@@ -255,13 +252,3 @@ def is_finished(state: TrainerState, args: ObjectiveArguments) -> bool:
     if args.minutes is None:
         return state.global_step >= args.max_steps
     return state.stateful_callbacks["Clock"]["attributes"]["wall_s"] >= 60 * args.minutes
-
-
-class _Generated(IterableDataset):
-    """What a function yields."""
-
-    def __init__(self, make: Callable[[], Iterator]):
-        self._make = make
-
-    def __iter__(self) -> Iterator:
-        return self._make()

@@ -120,12 +120,7 @@ def test_only_the_head_is_trained_and_its_loss_falls(tmp_path):
             assert not tensor.equal(start), name
 
 
-def test_a_new_head_depends_on_its_seed_alone_and_is_like_the_target():
-    first, again, other = (new_head(LLAMA, 2, seed=seed) for seed in (1, 1, 2))
-    for name, tensor in first.state_dict().items():
-        assert tensor.equal(again.state_dict()[name]), name
-    name = "layers.1.eh_proj.weight"
-    assert not first.state_dict()[name].equal(other.state_dict()[name])
+def test_a_new_head_is_like_the_target():
     config = mtp_config(LLAMA, 4, semantics="target", mlp_width=20)
     assert (config.num_layers, config.semantics, config.layer.intermediate_size) == (
         4,

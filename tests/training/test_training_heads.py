@@ -1,10 +1,13 @@
 """The heads that training starts from: they fit any target, learn from it, and can be saved."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from architectures import VOCAB, build
 from eagle_heads import head_for
+from torch import nn
 from training_runs import assert_same, objective_of, weights_of
 
 from specdec import zoo
@@ -16,6 +19,7 @@ from specdec.training import (
     NextToken,
     TrainingTimeTest,
     eagle_config,
+    mask_token_config,
     new_head,
 )
 from specdec.training.heads import frequent_ids
@@ -27,40 +31,57 @@ FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "gpt2", "opt", "falcon_
 IDS = torch.randint(1, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
-@pytest.mark.parametrize("family", FAMILIES)
+NEW = {
+    "eagle3": (partial(new_head, kind="eagle3"), EagleDrafter, TrainingTimeTest),
+    "eagle1": (partial(new_head, kind="eagle1"), EagleDrafter, FeatureAndToken),
+    "mask-token": (new_mask, MaskTokenDrafter, MaskRollouts),
+    "mtp": (new_mtp, MTPDrafter, MultiTokenPrediction),
+}
+"""How a new head is made, its drafter, and its objective."""
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"),
+    [*((family, "eagle3") for family in FAMILIES), *(("llama", kind) for kind in [*NEW][1:])],
+)
 def test_a_new_head_learns_from_any_target_and_is_the_same_when_loaded(family, kind, tmp_path):
-    model = build(family)
-    drafter = EagleDrafter(new_head(model, kind, mlp_width=24), model)
-    objective = (TrainingTimeTest if kind == "eagle3" else FeatureAndToken)(drafter, model)
+    model, (make, drafter_class, objective_class) = build(family), NEW[kind]
+    drafter = drafter_class(make(model, mlp_width=24), model)
+    objective = objective_class(drafter, model)
     adamw = torch.optim.AdamW(objective.parameters(), lr=1e-2)
     losses = []
     for _ in range(12):
+        torch.manual_seed(0)  # the same anchors and noise
         losses.append(objective(IDS))
         losses[-1].backward()
-        assert all(p.grad.isfinite().all() for p in objective.parameters())
+        grads = [p.grad for p in objective.parameters()]
+        assert all(grad.isfinite().all() and grad.abs().sum() > 0 for grad in grads)
         adamw.step()
         adamw.zero_grad()
     assert losses[-1] < 0.97 * losses[0]
-    drafter.save_pretrained(tmp_path)
-    loaded = EagleDrafter.from_pretrained(tmp_path, model)
+    drafter.save_pretrained(tmp_path, **({"verifier": "a/b"} if kind == "mask-token" else {}))
+    loaded = drafter_class.from_pretrained(tmp_path, model)
     assert loaded.config == drafter.config
-    assert loaded.head.state_dict().keys() == drafter.head.state_dict().keys()
-    for key, weight in drafter.head.state_dict().items():
-        assert loaded.head.state_dict()[key].equal(weight), key
+    assert_same(dict(loaded.head.state_dict()), dict(drafter.head.state_dict()))
 
 
-def test_a_vocabulary_head_starts_as_the_targets_and_the_rest_as_the_seed_says():
-    model = build("llama")
+@pytest.mark.parametrize("kind", NEW)
+def test_a_new_head_depends_on_its_seed_alone(kind):
+    model, make = build("llama"), NEW[kind][0]
     torch.manual_seed(5)
     expected = torch.rand(2).tolist()
     torch.manual_seed(5)
-    first, again, other = (new_head(model, "eagle3", seed=s) for s in (3, 3, 4))
+    first, again, other = (make(model, seed=seed) for seed in (3, 3, 4))
     assert torch.rand(2).tolist() == expected  # the global generator is left alone
-    assert first.lm_head.weight.equal(model.lm_head.weight)
-    assert first.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
-    assert first.fc.weight.equal(again.fc.weight)
-    assert not first.fc.weight.equal(other.fc.weight)
+    assert_same(weights_of(first), weights_of(again))
+    for name, module in first.named_modules():
+        if isinstance(module, nn.Linear) and "lm_head" not in name:
+            assert not module.weight.equal(other.get_submodule(name).weight), name
+    if kind in ("eagle3", "mask-token"):
+        assert first.lm_head.weight.equal(model.lm_head.weight)
+        assert first.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
+    if kind == "mask-token":
+        assert not first.mask_hidden.equal(other.mask_hidden)
 
 
 def test_features_are_three_boundaries_from_low_to_high():
@@ -79,8 +100,9 @@ def test_a_target_too_shallow_and_an_unknown_kind_are_refused():
     with pytest.raises(ValueError, match="'eagle1' or 'eagle3', got 'eagle2'"):
         eagle_config(model, "eagle2")
     model.config.num_hidden_layers = 2
-    with pytest.raises(ValueError, match=r"the target has 2 layers; train 'eagle1'"):
-        eagle_config(model, "eagle3")
+    for make in (partial(eagle_config, kind="eagle3"), mask_token_config):
+        with pytest.raises(ValueError, match=r"the target has 2 layers; train 'eagle1'"):
+            make(model)
     assert eagle_config(model, "eagle1").feature_layers == ("final",)
 
 
@@ -152,6 +174,7 @@ REFUSED = {
     "depth_weight": lambda: MultiTokenPrediction(MTP, MODEL, -1),
     "noise": lambda: FeatureAndToken(EAGLE1, MODEL, noise=-1),
     "token_weight": lambda: FeatureAndToken(EAGLE1, MODEL, -1),
+    "num_depths must": lambda: MaskRollouts(MASK, MODEL, 0),
     "anchor_share": lambda: MaskRollouts(MASK, MODEL, anchor_share=1.5),
     "boundary 8": lambda: TrainingTimeTest(EAGLE3, build("llama")),
 }
