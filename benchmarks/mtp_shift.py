@@ -26,7 +26,12 @@ from recipes.zoo import models
 from specdec import MTPDrafter, SpeculativeGenerator, zoo
 from specdec.heads.mtp import MTPHead
 from specdec.kernels import PastRows, ShiftedWindow, shift_window
-from specdec.training import MultiTokenPrediction, PackedStream, TrainingPlan, train
+from specdec.training import (
+    MultiTokenPrediction,
+    ObjectiveArguments,
+    ObjectiveTrainer,
+    PackedStream,
+)
 from specdec.zoo import corpus
 
 NUM_DEPTHS = 3
@@ -110,18 +115,11 @@ def trained_head(target, steps: int, device: torch.device) -> MTPHead:
     head = models.build_mtp_head(target, num_depths=NUM_DEPTHS, mlp_width=256, seed=1).to(device)
     drafter = MTPDrafter(head, target, NUM_DEPTHS)
     documents = corpus.encode_files(zoo.load_tokenizer(), corpus.library_files()[:80])
-    plan = TrainingPlan(
-        steps=steps,
-        tokens_per_step=1024,
-        lengths=((1.0, 128),),
-        precision="no",
-        compiled=False,
-        lr_matrices=1e-2,
-        lr_others=4e-3,
-    )
+    sizes = {"tokens_per_step": 1024, "row_lengths": ((1.0, 128),), "learning_rate": 1e-2}
     with tempfile.TemporaryDirectory() as folder:
-        stream = PackedStream(documents, seed=1)
-        train(MultiTokenPrediction(drafter, target, 0.8), stream, plan=plan, work_dir=folder)
+        args = ObjectiveArguments(folder, max_steps=steps, use_cpu=device.type == "cpu", **sizes)
+        objective = MultiTokenPrediction(drafter, target, 0.8)
+        ObjectiveTrainer(objective, args, PackedStream(documents, seed=1)).train()
     return head.eval()
 
 

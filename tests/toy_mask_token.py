@@ -28,7 +28,7 @@ from specdec.heads.rotary import RotaryAngles
 from specdec.heads.sharing import apply_lm_head, check_target
 from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
-from specdec.training import PackedStream, TrainingPlan, train
+from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import soft_cross_entropy_of
 from specdec.training.teacher import Teacher
@@ -205,16 +205,10 @@ def main(folder: Path) -> None:
     text = SpeculativeGenerator(target, None).generate(prompts, max_new_tokens=24, do_sample=False)
     generator = SpeculativeGenerator(target, drafter)
     before = evaluate(generator, prompts, max_new_tokens=24)
-    plan = TrainingPlan(
-        steps=150,
-        tokens_per_step=48,
-        lengths=((1.0, 24),),
-        precision="no",
-        compiled=False,
-        lr_matrices=0.02,
-    )
+    sizes = {"max_steps": 150, "tokens_per_step": 48, "row_lengths": ((1.0, 24),)}
+    args = ObjectiveArguments(str(folder / "run"), learning_rate=0.02, use_cpu=True, **sizes)
     stream = PackedStream([row.numpy() for row in text.sequences for _ in range(4)], seed=0)
-    train(ToyObjective(drafter, target), stream, plan=plan, work_dir=folder / "run")
+    ObjectiveTrainer(ToyObjective(drafter, target), args, stream).train()
     after = evaluate(generator, prompts, max_new_tokens=24)
     again = generator.generate(prompts, max_new_tokens=24, do_sample=False)
     assert again.sequences.equal(text.sequences)

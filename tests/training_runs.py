@@ -1,6 +1,7 @@
 """Small training runs on a CPU, shared by the tests of training."""
 
 import math
+import signal
 from contextlib import contextmanager, suppress
 
 import numpy as np
@@ -13,7 +14,13 @@ from eagle_heads import head_for
 from torch import nn
 
 from specdec.drafters import EagleDrafter
-from specdec.training import FeatureAndToken, PackedStream, TrainingPlan, TrainingTimeTest, train
+from specdec.training import (
+    FeatureAndToken,
+    ObjectiveArguments,
+    ObjectiveTrainer,
+    PackedStream,
+    TrainingTimeTest,
+)
 
 
 @contextmanager
@@ -27,11 +34,11 @@ def on_a_cpu():
         GradientState._reset_state()
 
 
-def plan_of(steps, **options):
+def arguments_of(folder, steps, **options):
     """A few steps of four rows of 16 tokens."""
-    sizes = {"tokens_per_step": 64, "lengths": ((1.0, 16),), "precision": "no", "compiled": False}
-    rates = {"lr_matrices": 0.02, "lr_others": 0.01}
-    return TrainingPlan(steps=steps, **sizes | rates | options)
+    sizes = {"tokens_per_step": 64, "row_lengths": ((1.0, 16),), "max_steps": steps}
+    rest = {"learning_rate": 0.02, "lr_ratio": 0.5, "use_cpu": True, "disable_tqdm": True}
+    return ObjectiveArguments(str(folder), **sizes | rest | options)
 
 
 def random_text(seed=0, count=12):
@@ -69,27 +76,35 @@ def objective_of(kind, *, seed=0):
     return FeatureAndToken(drafter, model) if is_first else TrainingTimeTest(drafter, model, 3)
 
 
-class Counted(PackedStream):
-    """Random text that counts its batches, and breaks off when one more than `at` is asked for."""
+class Text(PackedStream):
+    """Random text that interrupts the run when one more batch than `at` is asked for."""
 
     def __init__(self, at=math.inf):
         super().__init__(random_text(), seed=5)
         self.num_taken, self.at = 0, at
 
-    def take(self, batch_size, length):
+    def batches(self, shapes, *, skip=0):
         """As `PackedStream`."""
-        if self.num_taken == self.at:
-            raise KeyboardInterrupt
-        self.num_taken += 1
-        return super().take(batch_size, length)
+        for rows in super().batches(shapes, skip=skip):
+            if self.num_taken == self.at:
+                signal.raise_signal(signal.SIGINT)
+            self.num_taken += 1
+            yield rows
 
 
-def run(kind, folder, plan, *, at=math.inf, head_seed=0, evaluate=None):
-    """Trains until the end or an interruption: objective, stream and progress (`None` if cut)."""
-    objective, stream, progress = objective_of(kind, seed=head_seed), Counted(at), None
+def run(kind, folder, steps, *, at=math.inf, head_seed=0, **options):
+    """Trains until the end or an interruption: objective, text and state (`None` if cut)."""
+    objective, text, state = objective_of(kind, seed=head_seed), Text(at), None
+    trainer = ObjectiveTrainer(objective, arguments_of(folder, steps, **options), text)
     with suppress(KeyboardInterrupt):
-        progress = train(objective, stream, plan=plan, work_dir=folder, evaluate=evaluate)
-    return objective, stream, progress
+        state = trainer.train_or_resume()
+    return objective, text, state
+
+
+def train(objective, folder, steps, text=None, **options):
+    """The state of a run of an objective."""
+    args = arguments_of(folder, steps, **options)
+    return ObjectiveTrainer(objective, args, text or Text()).train_or_resume()
 
 
 def weights_of(objective):

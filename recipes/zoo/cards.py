@@ -5,7 +5,6 @@ Legend: T tokens of a window, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -27,7 +26,7 @@ from specdec import zoo
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
-from specdec.training.plan import TrainingPlan, TrainingProgress
+from specdec.training.trainer import ObjectiveTrainer
 from specdec.zoo import corpus
 from specdec.zoo.corpus import encode_files
 
@@ -125,8 +124,8 @@ def write_card(
     *,
     model: nn.Module,
     tokenizer: PreTrainedTokenizerFast,
-    plan: TrainingPlan,
-    progress: TrainingProgress,
+    plan: dict,
+    progress: ObjectiveTrainer,
     heldout: dict,
     recipe: dict,
 ) -> None:
@@ -141,15 +140,17 @@ def write_card(
         heldout: Its measures on held-out text.
         recipe: What else made it: the command, the initialisation, the loss.
     """
+    logs = progress.state.log_history
+    losses = [(log["step"], round(log["loss"], 4)) for log in logs if "loss" in log]
     card = {
         "model": _describe_model(model),
-        "recipe": {**recipe, **dataclasses.asdict(plan)},
+        "recipe": {**recipe, **plan},
         "run": {
-            "num_steps": progress.num_steps,
-            "num_training_tokens": progress.num_tokens,
-            "wall_s": round(progress.wall_s),
-            "final_training_loss": round(progress.loss, 4),
-            "loss_history": progress.history[::5],
+            "num_steps": progress.state.global_step,
+            "num_training_tokens": progress.state.global_step * plan["tokens_per_step"],
+            "wall_s": round(progress.clock.wall_s),
+            "final_training_loss": losses[-1][1] if losses else None,
+            "loss_history": losses[::5],
         },
         "data": _describe_data(tokenizer),
         "heldout": heldout,

@@ -14,8 +14,8 @@ from __future__ import annotations
 import argparse
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,30 +32,38 @@ from specdec.drafters.mtp import MTPDrafter
 from specdec.training import (
     Distillation,
     NextToken,
+    ObjectiveArguments,
+    ObjectiveTrainer,
     PackedStream,
-    TrainingPlan,
-    TrainingProgress,
-    train,
 )
 from specdec.training.eagle import TrainingTimeTest
 from specdec.training.mask_token import MaskRollouts
 from specdec.training.mtp import MultiTokenPrediction
 from specdec.zoo import WEIGHTS_DIR, corpus
 
+Plan = dict[str, Any]
+"""Fields of `ObjectiveArguments`."""
 # Every run ends on rows of the target's full length: what it has not seen in training it does not
 # know, and a drafter's acceptance falls to nearly 1 there.
-TARGET_PLAN = TrainingPlan(
-    steps=1400, tokens_per_step=65536, lengths=((0.6, 512), (1.0, models.MAX_LENGTH))
-)
-DRAFTER_PLAN = TrainingPlan(
-    steps=8_000,
-    seed=1,
-    tokens_per_step=65536,
-    lengths=((0.3, 512), (1.0, models.MAX_LENGTH)),
-    lr_matrices=7e-3,
-    lr_others=3e-3,
-    compiled=False,
-)
+TARGET_PLAN: Plan = {
+    "max_steps": 1400,
+    "seed": 0,
+    "tokens_per_step": 65536,
+    "row_lengths": ((0.6, 512), (1.0, models.MAX_LENGTH)),
+    "learning_rate": 8e-3,
+    "lr_ratio": 3 / 8,
+    "bf16": True,
+    "torch_compile": True,
+    "checkpoint_minutes": 4.0,
+}
+DRAFTER_PLAN: Plan = TARGET_PLAN | {
+    "max_steps": 8_000,
+    "seed": 1,
+    "row_lengths": ((0.3, 512), (1.0, models.MAX_LENGTH)),
+    "learning_rate": 7e-3,
+    "lr_ratio": 3 / 7,
+    "torch_compile": False,
+}
 TARGET_SHAPE = {"num_layers": 16, "mlp_width": 384}
 # One layer, since a second costs more than the acceptance it buys; its MLP is wide, since width
 # is almost free in latency at this size.
@@ -82,14 +90,14 @@ def make_tokenizer(out_dir: Path) -> None:
     train_tokenizer(texts).save_pretrained(out_dir / "target")
 
 
-def make_target(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+def make_target(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Train the target on next tokens; write its weights and card."""
     tokenizer = _tokenizer(out_dir)
     library = corpus.encode_files(tokenizer, corpus.library_files())
     packages = corpus.encode_files(tokenizer, corpus.package_files())
-    stream = PackedStream(LIBRARY_REPEATS * library + packages, seed=plan.seed)
-    model = models.build_model(tokenizer, seed=plan.seed, **TARGET_SHAPE)
-    progress = train(NextToken(model), stream, plan=plan, work_dir=work_dir / "target")
+    stream = PackedStream(LIBRARY_REPEATS * library + packages, seed=plan["seed"])
+    model = models.build_model(tokenizer, seed=plan["seed"], **TARGET_SHAPE)
+    progress = _train(NextToken(model), stream, plan, work_dir / "target")
     model = _export(model, out_dir / "target")
     heldout = cards.heldout_loss(model, tokenizer)
     heldout["nats_by_position"] = cards.loss_by_position(model, tokenizer)
@@ -112,13 +120,13 @@ def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TE
     np.savez_compressed(work_dir / "text.npz", tokens=np.concatenate(rows), ends=ends)
 
 
-def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+def make_draft(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Distil the draft LM from the exported target; write its weights and card."""
     tokenizer, target = _tokenizer(out_dir), _load_target(out_dir)
-    model = models.build_model(tokenizer, seed=plan.seed, **DRAFT_SHAPE)
+    model = models.build_model(tokenizer, seed=plan["seed"], **DRAFT_SHAPE)
     model.get_input_embeddings().load_state_dict(target.get_input_embeddings().state_dict())
     stream = _drafters_stream(tokenizer, work_dir, plan)
-    progress = train(Distillation(model, target), stream, plan=plan, work_dir=work_dir / "draft")
+    progress = _train(Distillation(model, target), stream, plan, work_dir / "draft")
     model, target = _export(model, out_dir / "draft"), target.cpu()
     heldout = cards.heldout_loss(model, tokenizer)
     heldout["nats_by_position"] = cards.loss_by_position(model, tokenizer)
@@ -127,15 +135,15 @@ def make_draft(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     _write_card(out_dir, "draft", "draft", model, plan, progress, heldout, loss)
 
 
-def make_eagle3(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+def make_eagle3(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Train the EAGLE-3 head by training-time test; write its weights and card."""
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     target = _load_target(out_dir).to(device)
-    head = models.build_eagle3_head(target, mlp_width=DRAFT_SHAPE["mlp_width"], seed=plan.seed)
+    head = models.build_eagle3_head(target, mlp_width=DRAFT_SHAPE["mlp_width"], seed=plan["seed"])
     drafter = EagleDrafter(head.to(device), target)
     stream = _drafters_stream(tokenizer, work_dir, plan)
     objective = TrainingTimeTest(drafter, target, UNROLLED_STEPS)
-    progress = train(objective, stream, plan=plan, work_dir=work_dir / "eagle3")
+    progress = _train(objective, stream, plan, work_dir / "eagle3")
     target.cpu()
     head.to("cpu", torch.bfloat16)
     drafter.save_pretrained(out_dir / "eagle3")
@@ -143,15 +151,15 @@ def make_eagle3(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     _write_card(out_dir, "eagle3", "eagle3", head, plan, progress, {}, loss)
 
 
-def make_mask_token(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+def make_mask_token(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Train the mask-token head by rollouts of masks; write its weights and card."""
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     target = _load_target(out_dir).to(device)
-    head = models.build_mask_token_head(target, **MASK_TOKEN_SHAPE, seed=plan.seed)
+    head = models.build_mask_token_head(target, **MASK_TOKEN_SHAPE, seed=plan["seed"])
     drafter = MaskTokenDrafter(head.to(device), target)
     stream = _drafters_stream(tokenizer, work_dir, plan)
     objective = MaskRollouts(drafter, target, NUM_DEPTHS)
-    progress = train(objective, stream, plan=plan, work_dir=work_dir / "mask_token")
+    progress = _train(objective, stream, plan, work_dir / "mask_token")
     target.cpu()
     head.to("cpu", torch.bfloat16)
     drafter.save_pretrained(out_dir / "mask_token")
@@ -162,21 +170,31 @@ def make_mask_token(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
     _write_card(out_dir, "mask_token", "mask-token", head, plan, progress, {}, loss)
 
 
-def make_mtp(out_dir: Path, work_dir: Path, plan: TrainingPlan) -> None:
+def make_mtp(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Train the prediction modules, all depths at once; write their weights and card."""
     device, target = PartialState().device, _load_target(out_dir)
     target = target.to(device)
-    head = models.build_mtp_head(target, seed=plan.seed, **MTP_SHAPE).to(device)
+    head = models.build_mtp_head(target, seed=plan["seed"], **MTP_SHAPE).to(device)
     drafter = MTPDrafter(head, target, MTP_SHAPE["num_depths"])
     stream = _drafters_stream(_tokenizer(out_dir), work_dir, plan)
     objective = MultiTokenPrediction(drafter, target, DEPTH_WEIGHT)
-    progress = train(objective, stream, plan=plan, work_dir=work_dir / "mtp")
+    progress = _train(objective, stream, plan, work_dir / "mtp")
     target.cpu()
     head.to("cpu", torch.bfloat16)
     drafter.save_pretrained(out_dir / "mtp")
     loss = "cross-entropy to the target's distribution at every depth, each depth weighing "
     loss += f"{DEPTH_WEIGHT} of the one before"
     _write_card(out_dir, "mtp", "mtp", head, plan, progress, {}, loss)
+
+
+def _train(
+    objective: torch.nn.Module, stream: PackedStream, plan: Plan, work_dir: Path
+) -> ObjectiveTrainer:
+    """Train an objective, or go on from its checkpoint."""
+    args = ObjectiveArguments(str(work_dir), use_cpu=PartialState().device.type == "cpu", **plan)
+    trainer = ObjectiveTrainer(objective, args, stream)
+    trainer.train_or_resume()
+    return trainer
 
 
 def _tokenizer(out_dir: Path) -> PreTrainedTokenizerFast:
@@ -188,13 +206,13 @@ def _load_target(out_dir: Path) -> LlamaForCausalLM:
 
 
 def _drafters_stream(
-    tokenizer: PreTrainedTokenizerFast, work_dir: Path, plan: TrainingPlan
+    tokenizer: PreTrainedTokenizerFast, work_dir: Path, plan: Plan
 ) -> PackedStream:
     """The target's own text and the library, twice each."""
     with np.load(work_dir / "text.npz") as kept:
         own = np.split(kept["tokens"], kept["ends"])
     library = corpus.encode_files(tokenizer, corpus.library_files())
-    return PackedStream(2 * own + 2 * library, seed=plan.seed)
+    return PackedStream(2 * own + 2 * library, seed=plan["seed"])
 
 
 def _export(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
@@ -208,8 +226,8 @@ def _write_card(
     name: str,
     stage: str,
     model: torch.nn.Module,
-    plan: TrainingPlan,
-    progress: TrainingProgress,
+    plan: Plan,
+    progress: ObjectiveTrainer,
     heldout: dict,
     loss: str,
 ) -> None:
@@ -250,16 +268,17 @@ def main(arguments: list[str] | None = None) -> None:
     torch.set_num_threads(options.threads)
     given = {}
     if options.minutes is not None or options.steps is not None:
-        given = {"minutes": options.minutes, "steps": options.steps}
+        steps = -1 if options.steps is None else options.steps
+        given = {"minutes": options.minutes, "max_steps": steps}
     out, work = options.out_dir, options.work_dir
     run = {
         "tokenizer": lambda: make_tokenizer(out),
-        "target": lambda: make_target(out, work, replace(TARGET_PLAN, **given)),
+        "target": lambda: make_target(out, work, TARGET_PLAN | given),
         "text": lambda: make_text(out, work),
-        "draft": lambda: make_draft(out, work, replace(DRAFTER_PLAN, **given)),
-        "eagle3": lambda: make_eagle3(out, work, replace(DRAFTER_PLAN, **given)),
-        "mask-token": lambda: make_mask_token(out, work, replace(DRAFTER_PLAN, **given)),
-        "mtp": lambda: make_mtp(out, work, replace(DRAFTER_PLAN, **given)),
+        "draft": lambda: make_draft(out, work, DRAFTER_PLAN | given),
+        "eagle3": lambda: make_eagle3(out, work, DRAFTER_PLAN | given),
+        "mask-token": lambda: make_mask_token(out, work, DRAFTER_PLAN | given),
+        "mtp": lambda: make_mtp(out, work, DRAFTER_PLAN | given),
         "measure": lambda: [cards.write_acceptance(name, out) for name in zoo.DRAFTERS],
     }
     for stage in options.stages or STAGES:

@@ -15,17 +15,16 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from einops import repeat
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number, check_type
+from specdec.arguments import check_choice, check_integer, check_number
 from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
-from specdec.heads.rotary import RotaryAngles
 from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
 from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
-from specdec.training.teacher import Teacher
+from specdec.training.teacher import HeadObjective
 
 HeadKind = Literal["eagle1", "eagle3"]
 
@@ -54,14 +53,8 @@ def eagle_config(
         >>> eagle_config(zoo.load_target(), "eagle3").feature_layers
         (2, 8, 13)
     """
-    check_type("target", target, PreTrainedModel)
-    check_type("kind", kind, HeadKind)
+    check_choice("kind", kind, ("eagle1", "eagle3"))
     theirs, is_first = target.config.get_text_config(), kind == "eagle1"
-    if not is_first and theirs.num_hidden_layers < 3:
-        raise ValueError(
-            "an EAGLE-3 head reads three hidden states and the target has "
-            f"{theirs.num_hidden_layers} layers; train 'eagle1'"
-        )
     if is_first and draft_vocab_size not in (None, theirs.vocab_size):
         raise ValueError(
             "an EAGLE-1 head uses the target's vocabulary head and proposes all of its ids; train "
@@ -95,17 +88,13 @@ def new_head(
         target, kind, mlp_width: as for `eagle_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
-        seed: of the weights.
-
-    Raises:
-        ValueError: as `eagle_config`; ids that are not int64, out of range or repeated.
+        seed: the weights depend on it alone.
 
     Example:
         >>> from specdec import zoo
         >>> target = zoo.load_target()
         >>> drafter = EagleDrafter(new_head(target, "eagle1"), target)
     """
-    check_type("target_ids", target_ids, Tensor | None)
     count = None if target_ids is None else len(target_ids)
     config = eagle_config(target, kind, mlp_width=mlp_width, draft_vocab_size=count)
     head = untrained(lambda: EagleHead(config, target_ids), seed=seed)
@@ -114,7 +103,7 @@ def new_head(
     return head
 
 
-class TrainingTimeTest(nn.Module):
+class TrainingTimeTest(HeadObjective):
     """Unrolls a head over its own outputs, as drafting will, and compares the distribution of every
     step with the target's.
 
@@ -127,11 +116,6 @@ class TrainingTimeTest(nn.Module):
         target: the teacher, and the drafter's target; frozen.
         num_steps: M.
         step_weight: the weight of a step, as a multiple of that of the step before.
-
-    Raises:
-        TypeError: another drafter.
-        ValueError: `num_steps` is below 1, `step_weight` is below 0, or the target has not the
-            features that the head reads.
 
     Example:
         >>> from specdec import zoo
@@ -150,22 +134,12 @@ class TrainingTimeTest(nn.Module):
         num_steps: int = 5,
         step_weight: float = 0.8,
     ):
-        super().__init__()
-        check_type("drafter", drafter, EagleDrafter)
-        check_integer("num_steps", num_steps, 1)
-        check_number("step_weight", step_weight, 0)
-        self.drafter = drafter
-        self.num_steps = num_steps
-        self.step_weight = step_weight
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(drafter.config.layer)
+        super().__init__(drafter, target)
+        self.num_steps = check_integer("num_steps", num_steps, 1)
+        self.step_weight = check_number("step_weight", step_weight, 0)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per position of ids `[B, T + 1]`, averaged over the steps by their weights.
-
-        Raises:
-            ValueError: rows of fewer than M tokens and one.
-        """
+        """Mean nats per position of ids `[B, T + 1]`, averaged over the steps by their weights."""
         check_row_length(ids, self.num_steps, "unrolled steps")
         drafter = self.drafter
         labels, features = self._teacher.labels(ids, drafter.head.target_ids)
@@ -191,7 +165,7 @@ class TrainingTimeTest(nn.Module):
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
         embeds = drafter.embed(ids)
-        angles = self._angles(ids.shape[1], dtype=head.dtype, device=head.device)
+        angles = self.angles(ids.shape[1])
         attention, hidden, steps = UnrolledAttention(), head.fuse(features[:, :count]), []
         for m in range(self.num_steps):
             beside = embeds[:, 1 + m : 1 + m + count]
@@ -201,7 +175,7 @@ class TrainingTimeTest(nn.Module):
         return steps
 
 
-class FeatureAndToken(nn.Module):
+class FeatureAndToken(HeadObjective):
     """EAGLE-1's objective: the next feature by a smooth L1 loss, and the target's distribution.
 
     Args:
@@ -231,10 +205,7 @@ class FeatureAndToken(nn.Module):
         token_weight: float = 0.1,
         noise: float = 0.1,
     ):
-        super().__init__()
-        check_type("drafter", drafter, EagleDrafter)
-        check_number("token_weight", token_weight, 0)
-        check_number("noise", noise, 0)
+        super().__init__(drafter, target)
         config = drafter.config
         if config.feature_width != config.hidden_size:
             raise ValueError(
@@ -242,11 +213,8 @@ class FeatureAndToken(nn.Module):
                 f"{config.hidden_size} wide; it cannot learn to predict them. Train it with "
                 "TrainingTimeTest"
             )
-        self.drafter = drafter
-        self.token_weight = token_weight
-        self.noise = noise
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(config.layer)
+        self.token_weight = check_number("token_weight", token_weight, 0)
+        self.noise = check_number("noise", noise, 0)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss over ids `[B, T + 1]`."""
@@ -256,8 +224,7 @@ class FeatureAndToken(nn.Module):
         read = features[:, :-1]
         if self.training and self.noise:
             read = read + self.noise * (2 * torch.rand_like(read) - 1)
-        angles = self._angles(read.shape[1], dtype=head.dtype, device=head.device)
-        embeds = self.drafter.embed(ids[:, 1:])
+        embeds, angles = self.drafter.embed(ids[:, 1:]), self.angles(read.shape[1])
         out = head(embeds, head.fuse(read), angles, attend_causally)
         feature_loss = F.smooth_l1_loss(head.feedback(out).float(), features[:, 1:].float())
         due = labels.at(1, out.shape[1])

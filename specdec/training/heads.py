@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_integer
 from specdec.heads.config import LayerConfig
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -48,21 +48,23 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
 
 def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
     """The features of most heads: boundaries 2, L / 2 and L - 3 of L layers; nearer together where
-    L < 7. The target must have three layers.
+    L < 7.
+
+    Raises:
+        ValueError: fewer than three layers.
     """
     count = target.config.get_text_config().num_hidden_layers
+    if count < 3:
+        raise ValueError(
+            f"the head reads three hidden states and the target has {count} layers; train 'eagle1' "
+            "or 'mtp'"
+        )
     return (2, count // 2, count - 3) if count >= 7 else (1, 2, max(3, count - 1))
 
 
 def untrained(make: Callable[[], Head], *, seed: int) -> Head:
-    """A head whose weights are drawn for its seed alone; torch's generator is left as it was.
-
-    Args:
-        make: builds the head.
-        seed: of the weights.
-
-    Raises:
-        TypeError, ValueError: the seed is no integer of 0..2**63 - 1.
+    """The head that `make` builds, with weights that are drawn for its seed alone; torch's
+    generator is left as it was.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
@@ -116,23 +118,13 @@ def frequent_ids(
     Returns:
         `[Vd]` int64, ascending, on the CPU.
 
-    Raises:
-        ValueError: more ids than the target has, or none.
-
     Example:
         >>> from specdec import zoo
         >>> frequent_ids(zoo.load_target(), [np.arange(50, 90)], 100).shape
         torch.Size([100])
     """
-    check_type("target", target, PreTrainedModel)
-    check_type("documents", documents, Sequence)
     config = target.config.get_text_config()
-    check_integer("count", count)
-    if not 1 <= count <= config.vocab_size:
-        raise ValueError(
-            f"a draft vocabulary must have 1 to {config.vocab_size} ids, those of the target, got "
-            f"{count}"
-        )
+    check_integer("the number of draft ids", count, 1, config.vocab_size)
     stream = torch.from_numpy(np.concatenate(list(documents)).astype(np.int64))
     of_data = stream.bincount(minlength=config.vocab_size).double()
     rows = stream[: num_tokens // row_tokens * row_tokens].split(row_tokens)

@@ -1,7 +1,8 @@
 """Losses of every family, and the objectives of language models.
 
 An objective is a module that maps ids `[B, T + 1]` to a mean loss; its trainable parameters are
-what `train` trains. A target is run on the fly by a `Teacher`, outside the objective's parameters.
+what `ObjectiveTrainer` trains. A target is run on the fly by a `Teacher`, outside the objective's
+parameters.
 
 Legend: B rows of a batch, T tokens of a row, H width of a head, V vocabulary, Vd ids that a head
 can propose.
@@ -97,15 +98,8 @@ def decayed_mean(losses: Iterable[Tensor], decay: float) -> Tensor:
 
 
 def check_row_length(ids: Tensor, count: int, what: str) -> None:
-    """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained.
-
-    Raises:
-        TypeError: no int64 tensor.
-        ValueError: no rows, or rows that are too short.
-    """
+    """Refuses ids `[B, T + 1]` of fewer tokens T than steps or depths that are trained."""
     check_tensor("ids", ids, (None, None), (torch.long,))
-    if not len(ids):
-        raise ValueError("ids must have at least one row, got none")
     if ids.shape[1] <= count:
         raise ValueError(
             f"rows of {ids.shape[1] - 1} tokens are too short for {count} {what}; make them longer "

@@ -16,17 +16,16 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number, check_type
+from specdec.arguments import check_integer, check_number
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
-from specdec.heads.rotary import RotaryAngles
 from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
 from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
-from specdec.training.teacher import SoftLabels, Teacher
+from specdec.training.teacher import HeadObjective, SoftLabels
 
 
 def mask_token_config(
@@ -48,24 +47,14 @@ def mask_token_config(
             of a text, or its last id. Masks differ from tokens by their learned feature.
         draft_vocab_size: ids that the head can propose; `None` for all of the target's.
 
-    Raises:
-        ValueError: a target of too few layers.
-
     Example:
         >>> from specdec import zoo
         >>> config = mask_token_config(zoo.load_target())
         >>> config.alignment, config.feature_layers, config.num_layers
         ('shifted', (2, 8, 13), 2)
     """
-    check_type("target", target, PreTrainedModel)
     check_integer("num_layers", num_layers, 1)
-    check_type("mask_token_id", mask_token_id, int | None)
     theirs = target.config.get_text_config()
-    if theirs.num_hidden_layers < 3:
-        raise ValueError(
-            "a mask-token head reads three hidden states and the target has "
-            f"{theirs.num_hidden_layers} layers"
-        )
     return MaskTokenConfig(
         alignment="shifted",
         context="input",
@@ -103,10 +92,7 @@ def new_head(
         target, num_layers, mlp_width, mask_token_id: as for `mask_token_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
-        seed: of the weights.
-
-    Raises:
-        ValueError: as `mask_token_config`; ids that are not int64, out of range or repeated.
+        seed: the weights depend on it alone.
 
     Example:
         >>> from specdec import zoo
@@ -114,7 +100,6 @@ def new_head(
         >>> drafter = MaskTokenDrafter(new_head(target), target, num_draft_tokens=6)
     """
     sizes = {"num_layers": num_layers, "mlp_width": mlp_width, "mask_token_id": mask_token_id}
-    check_type("target_ids", target_ids, Tensor | None)
     count = None if target_ids is None else len(target_ids)
     config = mask_token_config(target, **sizes, draft_vocab_size=count)
     head = untrained(lambda: MaskTokenHead(config, target_ids), seed=seed)
@@ -124,7 +109,7 @@ def new_head(
     return head
 
 
-class MaskRollouts(nn.Module):
+class MaskRollouts(HeadObjective):
     """Rolls masks out after random anchors, as drafting will, and compares the distribution of
     every depth with the target's.
 
@@ -139,9 +124,6 @@ class MaskRollouts(nn.Module):
         anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
             generator, without replacement.
         depth_weight: the weight of a depth, as a multiple of that of the one before.
-
-    Raises:
-        ValueError: a head of another alignment, no depth, or a share outside 0..1.
 
     Example:
         >>> from specdec import zoo
@@ -161,29 +143,18 @@ class MaskRollouts(nn.Module):
         anchor_share: float = 0.25,
         depth_weight: float = 0.9,
     ):
-        super().__init__()
-        check_type("drafter", drafter, MaskTokenDrafter)
-        check_integer("num_depths", num_depths, 1)
-        check_number("anchor_share", anchor_share, None, 1, above=0)
-        check_number("depth_weight", depth_weight, 0)
+        super().__init__(drafter, target)
         alignment = drafter.config.alignment
         if alignment != "shifted":
             raise ValueError(
                 f"rollouts of masks train heads of alignment 'shifted' (P-EAGLE), got {alignment!r}"
             )
-        self.drafter = drafter
-        self.num_depths = num_depths
-        self.anchor_share = anchor_share
-        self.depth_weight = depth_weight
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(drafter.config.layer)
+        self.num_depths = check_integer("num_depths", num_depths, 1)
+        self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)
+        self.depth_weight = check_number("depth_weight", depth_weight, 0)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per prediction of ids `[B, T + 1]`, averaged over the depths by their weights.
-
-        Raises:
-            ValueError: rows of fewer than M tokens and one.
-        """
+        """Mean nats per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
         check_row_length(ids, self.num_depths, "depths")
         labels, features = self._teacher.labels(ids, self.drafter.head.target_ids)
         anchors = self.draw_anchors(ids)
@@ -227,7 +198,7 @@ class MaskRollouts(nn.Module):
         hidden = head.hidden_states(features[:, :-1], num_masks)
         depth = torch.arange(1, depths + 1, device=ids.device)
         positions = rearrange(anchors[..., None] + depth, "b a m -> b (a m)")
-        table = self._angles(count + depths, dtype=head.dtype, device=head.device)[0, 0]
+        table = self.angles(count + depths)[0, 0]
         angles = torch.cat(
             [table[None, :count].expand(len(ids), -1, -1), F.embedding(positions, table)], dim=1
         )

@@ -13,18 +13,17 @@ from __future__ import annotations
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number, check_type
+from specdec.arguments import check_integer, check_number
 from specdec.drafters.mtp import MTPDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
-from specdec.heads.rotary import RotaryAngles
 from specdec.heads.window import Pass
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
-from specdec.training.teacher import Teacher
+from specdec.training.teacher import HeadObjective
 
 
 def mtp_config(
@@ -48,9 +47,7 @@ def mtp_config(
         >>> mtp_config(zoo.load_target()).num_layers
         3
     """
-    check_type("target", target, PreTrainedModel)
     check_integer("num_depths", num_depths, 1)
-    check_type("semantics", semantics, Semantics)
     return MTPConfig(
         layer=layer_like(target, mlp_width=mlp_width),
         vocab_size=target.config.get_text_config().vocab_size,
@@ -69,7 +66,7 @@ def new_head(
 ) -> MTPHead:
     """An untrained head in float32, on the CPU.
 
-    Args and Raises: as `mtp_config`; `seed` is that of the weights.
+    Args: as `mtp_config`; the weights depend on `seed` alone.
 
     Example:
         >>> from specdec import zoo
@@ -80,7 +77,7 @@ def new_head(
     return untrained(lambda: MTPHead(config), seed=seed)
 
 
-class MultiTokenPrediction(nn.Module):
+class MultiTokenPrediction(HeadObjective):
     """Compares the distribution of every depth with the target's at the same token.
 
     Depths run one after the other over the whole text, as they do while drafting: the entries of
@@ -90,9 +87,6 @@ class MultiTokenPrediction(nn.Module):
         drafter: whose head is to be trained; D is the number of depths that it uses.
         target: the teacher, and the drafter's target; frozen.
         depth_weight: the weight of a depth, as a multiple of that of the depth before.
-
-    Raises:
-        ValueError: the drafter uses no depth, or fewer than its head has.
 
     Example:
         >>> from specdec import zoo
@@ -106,25 +100,16 @@ class MultiTokenPrediction(nn.Module):
     """
 
     def __init__(self, drafter: MTPDrafter, target: PreTrainedModel, depth_weight: float = 1.0):
-        super().__init__()
-        check_type("drafter", drafter, MTPDrafter)
-        check_number("depth_weight", depth_weight, 0)
+        super().__init__(drafter, target)
         if drafter.num_depths < drafter.config.num_layers:
             raise ValueError(
                 f"the drafter uses {drafter.num_depths} of its head's {drafter.config.num_layers} "
                 "depths; give it at least as many num_draft_tokens"
             )
-        self.drafter = drafter
-        self.depth_weight = depth_weight
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(drafter.config.layer)
+        self.depth_weight = check_number("depth_weight", depth_weight, 0)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per index of ids `[B, T + 1]`, averaged over the depths by their weights.
-
-        Raises:
-            ValueError: rows of fewer than D tokens and one.
-        """
+        """Mean nats per index of ids `[B, T + 1]`, averaged over the depths by their weights."""
         drafter = self.drafter
         check_row_length(ids, drafter.num_depths, "depths")
         labels, features = self._teacher.labels(ids)
@@ -150,16 +135,11 @@ class MultiTokenPrediction(nn.Module):
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - drafter.num_depths  # indices that have a label at every depth
         hidden, embeds = head.fuse(features[:, :count]), drafter.embed(ids)
-        step, steps = self._whole_text(count), []
+        whole = torch.arange(count, device=head.device)[None]  # no cache
+        step, steps = Pass(self.angles(count), attend_causally, whole), []
         for depth in range(drafter.num_depths):
             out = head(depth, embeds[:, 1 + depth : 1 + depth + count], hidden, step)
             steps.append(out)
             if drafter.config.semantics == "chain":
                 hidden = head.feedback(depth, out)
         return steps
-
-    def _whole_text(self, count: int) -> Pass:
-        """A causal pass over indices `0..count - 1`, without a cache."""
-        head = self.drafter.head
-        angles = self._angles(count, dtype=head.dtype, device=head.device)
-        return Pass(angles, attend_causally, torch.arange(count, device=head.device)[None])

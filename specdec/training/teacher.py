@@ -1,4 +1,5 @@
-"""`Teacher`: the frozen target that objectives compare with, and `SoftLabels`, what it predicts.
+"""`Teacher`: the frozen target that objectives compare with; `SoftLabels`, what it predicts; and
+`HeadObjective`, what the objectives of all heads have in common.
 
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
@@ -8,10 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_type
+from specdec.drafters.head import HeadDrafter
+from specdec.heads.rotary import RotaryAngles
 from specdec.target.features import FeatureLayer, PlainFeatures
 
 
@@ -65,7 +67,6 @@ class Teacher:
     """
 
     def __init__(self, target: PreTrainedModel, feature_layers: tuple[FeatureLayer, ...] = ()):
-        check_type("target", target, PreTrainedModel)
         num_layers = target.config.get_text_config().num_hidden_layers
         for layer in feature_layers:
             if layer != "final" and not 0 <= layer <= num_layers:
@@ -96,3 +97,23 @@ class Teacher:
             return logits, None
         caught = [self._plain.features[layer] for layer in self.feature_layers]
         return logits, torch.cat(caught, dim=-1)
+
+
+class HeadObjective(nn.Module):
+    """An objective that trains the head of a drafter for a frozen target.
+
+    Args:
+        drafter: whose head is to be trained.
+        target: the teacher, and the drafter's target; frozen.
+    """
+
+    def __init__(self, drafter: HeadDrafter, target: PreTrainedModel):
+        super().__init__()
+        self.drafter = drafter
+        self._teacher = Teacher(target, drafter.feature_layers)
+        self._rotary = RotaryAngles(drafter.config.layer)
+
+    def angles(self, count: int) -> Tensor:
+        """The head's rotary angles of positions `0..count - 1`, `[1, 1, count, D]`."""
+        head = self.drafter.head
+        return self._rotary(count, dtype=head.dtype, device=head.device)

@@ -225,12 +225,12 @@ def test_the_width_of_an_mlp_is_told_before_anything_is_loaded(tmp_path, capsys)
     )
     assert "--length must be an integer >= 1, got 0" in refused(capsys, *usual, "--length", "0")
     for rate in ("0", "-1", "inf", "nan"):
-        assert "lr_matrices must be" in refused(capsys, *usual, f"--lr={rate}")
+        assert "learning_rate must be" in refused(capsys, *usual, f"--lr={rate}")
     assert "checkpoint_minutes must be" in refused(capsys, *usual, "--checkpoint-minutes=-1")
     assert not (tmp_path / "x").exists()
 
 
-def test_the_train_command_is_the_training_module(capsys):
+def test_the_train_command_has_its_own_help(capsys):
     with pytest.raises(SystemExit, match="0"):
         main(["train", "--help"])
     shown = capsys.readouterr().out
@@ -250,7 +250,10 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "specdec: interrupted\n"
 
 
-@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], ["train"], ["demo"]])
+TRAIN = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", "x"]
+
+
+@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], TRAIN, ["demo"]])
 def test_an_interrupt_while_libraries_are_imported_is_one_line(command):
     done = without("KeyboardInterrupt", *command)
     assert done.returncode == 130
@@ -267,12 +270,13 @@ def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_
     tokenizer.save_pretrained(folder)
     from specdec.training import PackedStream
 
-    take = PackedStream.take
+    batches = PackedStream.batches
 
-    def interrupted(self, *sizes):
-        if self.position > 200:
-            signal.raise_signal(signal.SIGINT)
-        return take(self, *sizes)
+    def interrupted(self, shapes, *, skip=0):
+        for index, rows in enumerate(batches(self, shapes, skip=skip)):
+            if index == 4:
+                signal.raise_signal(signal.SIGINT)
+            yield rows
 
     arguments = ["train", "eagle3", "--target", folder, "--data", tmp_path / "text.txt"]
     arguments += ["--output", tmp_path / "head", "--steps", "6", "--tokens-per-step", "64"]
@@ -280,7 +284,7 @@ def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_
     arguments = [str(argument) for argument in arguments]
     with on_a_cpu():
         with monkeypatch.context() as patch:
-            patch.setattr(PackedStream, "take", interrupted)
+            patch.setattr(PackedStream, "batches", interrupted)
             assert main(arguments) == 130
         last = capsys.readouterr().err.splitlines()[-1]
         assert last.startswith("interrupted: step 5 is saved in ")

@@ -52,7 +52,7 @@ def test_a_slot_outside_the_cache_is_not_written_by_the_kernel():
 
 
 @interpreted
-def test_a_cache_that_is_written_by_the_kernel_is_the_same():
+def test_a_cache_that_is_written_by_the_kernel_is_the_same(monkeypatch):
     shapes = {0: KeyValueShape(2, 4, 6, torch.float32, torch.device("cpu"))}
     one, other = SlotCache(3, 16, shapes), SlotCache(3, 16, shapes)
     slots = torch.tensor([[0, 1], [7, 8], [3, 16]])

@@ -1,11 +1,18 @@
 """The loss in chunks is the plain loss, with the same gradients and a fraction of its memory."""
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from architectures import build
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from training_runs import random_text
 
+from specdec.training import Distillation, NextToken
 from specdec.training.losses import soft_cross_entropy, soft_cross_entropy_of
 from specdec.training.teacher import SoftLabels
 
@@ -64,3 +71,28 @@ def test_logits_of_all_positions_are_never_there_at_once(chunk_elements):
         soft_cross_entropy_of(out, head, labels, chunk_elements=chunk_elements)
     holds_all = any(n >= 4 * 250 * VOCAB for n in kept)
     assert holds_all == (chunk_elements == 10**9)
+
+
+def test_next_token_is_the_loss_of_hf():
+    model, ids = build("llama"), torch.from_numpy(np.stack(random_text()))
+    expected = model(input_ids=ids, labels=ids).loss
+    torch.testing.assert_close(NextToken(model)(ids), expected)
+
+
+def test_distillation_is_the_divergence_from_the_target_plus_its_entropy():
+    target, draft = build("llama"), build("qwen3", seed=1)
+    ids = torch.from_numpy(np.stack(random_text()))
+    law = target(input_ids=ids[:, :-1]).logits.softmax(-1)
+    entropy = -(law * law.log()).sum(-1).mean()
+    student = draft(input_ids=ids[:, :-1]).logits.log_softmax(-1)
+    divergence = F.kl_div(student, law, reduction="none").sum(-1).mean()
+    objective = Distillation(draft, target)
+    torch.testing.assert_close(objective(ids), divergence + entropy)
+    assert {key for key, _ in objective.named_parameters()} == {
+        f"model.{key}" for key, _ in draft.named_parameters()
+    }
+    own = Distillation(copy.deepcopy(target).requires_grad_(True), target)
+    loss = own(ids)
+    torch.testing.assert_close(loss, entropy)
+    loss.backward()
+    assert max(p.grad.abs().max() for p in own.parameters()) < 1e-6

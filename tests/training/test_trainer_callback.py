@@ -8,7 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 from specdec import ModelDrafter, SpeculativeGenerator
 from specdec.evaluation import evaluate
-from specdec.training.trainer_callback import AcceptanceCallback
+from specdec.training.callbacks import AcceptanceCallback
 
 IDS, MASK = ragged_prompts(VOCAB, *[4] * 8)
 PROMPTS = IDS.tolist()

@@ -1,7 +1,6 @@
 """The zoo's recipe, on a corpus of three files and with a step or two per stage."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -125,9 +124,10 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "library_files", lambda: sources)
     monkeypatch.setattr(corpus, "package_files", lambda: sources[:1])
     monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
-    small = {"steps": 2, "tokens_per_step": 128, "lengths": ((1.0, 64),), "compiled": False}
+    small = {"max_steps": 2, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
+    small |= {"torch_compile": False}
     for name in ("TARGET_PLAN", "DRAFTER_PLAN"):
-        monkeypatch.setattr(recipe, name, replace(getattr(recipe, name), **small))
+        monkeypatch.setattr(recipe, name, getattr(recipe, name) | small)
     monkeypatch.setattr(recipe, "TARGET_SHAPE", {"num_layers": 7, "mlp_width": 32})
     monkeypatch.setattr(recipe, "DRAFT_SHAPE", {"num_layers": 1, "mlp_width": 32})
     monkeypatch.setattr(recipe, "MASK_TOKEN_SHAPE", {"num_layers": 2, "mlp_width": 32})
@@ -150,7 +150,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     for name, shown in shown_layers.items():
         card = json.loads((out / name / "card.json").read_text())
         assert card["model"]["num_layers"] == shown
-        assert card["run"]["num_steps"] == card["recipe"]["steps"] == 2
+        assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 2
         stage = name.replace("_", "-")
         assert card["recipe"]["command"] == f"python -m recipes.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3

@@ -1,0 +1,306 @@
+"""What `specdec train` does: the run that its arguments describe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate.utils import broadcast, parse_flag_from_env
+from transformers import (
+    AutoTokenizer,
+    HfArgumentParser,
+    TrainerState,
+)
+
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, zoo
+from specdec.arguments import check_integer
+from specdec.cli.loading import bar, find_pretrained, load_model, load_pretrained
+from specdec.cli.parser import OneLineParser, refuse_given
+from specdec.cli.train import DEFAULT_STEPS, LONGEST_ROWS
+from specdec.evaluation.contexts import acceptance_by_context
+from specdec.evaluation.intervals import counted
+from specdec.training import eagle, mask_token, mtp
+from specdec.training.callbacks import AcceptanceCallback
+from specdec.training.data import (
+    PROMPT_TOKENS,
+    PackedStream,
+    encode_texts,
+    hold_out,
+    prompts_of,
+    read_texts,
+)
+from specdec.training.heads import frequent_ids
+from specdec.training.trainer import (
+    STATE,
+    ObjectiveArguments,
+    ObjectiveTrainer,
+    is_finished,
+    last_checkpoint,
+)
+from specdec.zoo import corpus
+
+RECORD = "command.json"
+"""With which arguments a run was made; lies beside its checkpoints."""
+EVALUATED_TOKENS = 64
+FLAGS = {
+    "draft_vocab_size": ("eagle3", "mask-token"),
+    "unrolled_steps": ("eagle3",),
+    "depths": ("mask-token", "mtp"),
+    "layers": ("mask-token",),
+}
+"""Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
+modules use the target's vocabulary head, and so propose all of its ids.
+"""
+FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
+FREE += ("compile",)
+"""Arguments with which a run goes on whatever they are."""
+
+
+class _HfParser(OneLineParser, HfArgumentParser):
+    """HF's, with mistakes in one line."""
+
+
+def train(options: argparse.Namespace, others: list[str]) -> None:
+    """Trains a head and saves it, or goes on from a checkpoint.
+
+    Args:
+        options: of the command.
+        others: options that are none of its own: fields of HF's `TrainingArguments`.
+    """
+    _check(options)  # before anything is loaded
+    args = _arguments(options, others)
+    record = _record(options)
+    if folder := last_checkpoint(args.output_dir):
+        _check_same_run(folder, record)
+        if _is_complete(folder, options, args):
+            return
+    tokenizer, documents = _load_data(options, args)
+    trained_on, held_out = hold_out(documents, options.evaluation_prompts)
+    if len(held_out) < options.evaluation_prompts:
+        pieces = sum(len(ids) >= PROMPT_TOKENS for ids in [*trained_on, *held_out])
+        _say(
+            args,
+            f"evaluating on {counted(len(held_out), 'prompt')}, not {options.evaluation_prompts}: "
+            f"every fourth piece of text of {PROMPT_TOKENS} tokens or more is kept from training, "
+            f"and the data has {pieces}",
+        )
+    stream = PackedStream(trained_on, seed=options.seed)
+    target = _load_target(options.target, tokenizer)
+    if options.length is None:
+        args.row_lengths = _row_lengths(args, target)
+    ids = _draft_ids(options, args, target, trained_on)
+    drafter, objective = _objective(options, target, ids)
+    trainer = ObjectiveTrainer(objective, args, stream)
+    if held_out:
+        trainer.add_callback(_evaluation(options, trainer, target, drafter, held_out))
+    if trainer.is_world_process_zero():
+        Path(args.output_dir, RECORD).write_text(json.dumps(record), encoding="utf-8")
+    trainer.train_or_resume()
+    if trainer.is_world_process_zero():
+        for note in drafter.save_pretrained(options.output) or ():
+            print(f"note: {note}")
+        print(f"saved in {options.output}")
+    trainer.accelerator.wait_for_everyone()
+
+
+def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArguments:
+    """HF's arguments of the run: those of the command line before ours."""
+    # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
+    is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
+    if options.tokens_per_step is None:
+        options.tokens_per_step = 512 if is_cpu else 16384
+    if options.precision is None:
+        options.precision = "no" if is_cpu else "bf16"
+    steps = DEFAULT_STEPS if options.steps is None and options.minutes is None else options.steps
+    every = options.evaluate_every or sys.maxsize
+    parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
+    parser.set_defaults(
+        output_dir=str(options.output / "run"),
+        max_steps=-1 if steps is None else steps,
+        minutes=options.minutes,
+        tokens_per_step=options.tokens_per_step,
+        row_lengths=((1.0, 1 if options.length is None else options.length),),
+        gradient_accumulation_steps=options.accumulation,
+        learning_rate=options.lr,
+        checkpoint_minutes=options.checkpoint_minutes,
+        save_steps=every if options.evaluation_prompts else sys.maxsize,
+        bf16=options.precision == "bf16",
+        torch_compile=options.compile,
+        use_cpu=is_cpu,
+        seed=options.seed,
+    )
+    (args,) = parser.parse_args_into_dataclasses(others, look_for_args_file=False)
+    return args
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuses settings that cannot be right, or would have no effect."""
+    for name in ("mlp_width", "length", *FLAGS):
+        if getattr(options, name) is not None:
+            check_integer(f"--{name.replace('_', '-')}", getattr(options, name), 1)
+    for name, kinds in FLAGS.items():
+        if options.kind not in kinds:
+            why = f"belongs to {' and '.join(kinds)}; leave it out for {options.kind}"
+            refuse_given(options, (name,), why)
+    if options.data != "zoo" and not Path(options.data).exists():
+        raise FileNotFoundError(f"no training data at {options.data}")
+    if options.target != "zoo":
+        find_pretrained(options.target)
+    if (options.output / "config.json").exists() and not (options.output / "run").exists():
+        raise ValueError(
+            f"--output {options.output} holds a model that no earlier run of this command wrote, "
+            "and that would be lost; name a new folder"
+        )
+
+
+def _record(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that a run goes on with, and size and time of change of the files they name."""
+    arguments = {name: value for name, value in vars(options).items() if name not in FREE}
+    files: dict[str, list] = {}
+    for name in ("target", "data"):
+        path = Path(arguments[name]).expanduser()
+        found = sorted(path.rglob("*")) if path.is_dir() else [path]
+        stats = [(str(file), file.stat()) for file in found if file.is_file()]
+        files[name] = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    return {"arguments": arguments, "files": files}
+
+
+def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
+    """Refuses to go on from a checkpoint that was made with other arguments or other files."""
+    try:
+        saved = json.loads((folder.parent / RECORD).read_text(encoding="utf-8"))
+        there, files = saved["arguments"], saved["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        there, files = {}, {}
+    differing = [
+        f"{name if name == 'kind' else '--' + name.replace('_', '-')} "
+        f"({there.get(name)} there, {value} here)"
+        for name, value in record["arguments"].items()
+        if there.get(name) != value
+    ]
+    differing += [f"the files of --{n}" for n, v in record["files"].items() if files.get(n) != v]
+    if differing:
+        raise ValueError(
+            f"the checkpoint in {folder} is of another run, delete it or choose another --output; "
+            f"they differ in {', '.join(differing)}"
+        )
+
+
+def _is_complete(folder: Path, options: argparse.Namespace, args: ObjectiveArguments) -> bool:
+    """Says so if there is nothing left to train."""
+    state = TrainerState.load_from_json(str(folder / STATE))
+    if not (options.output / "config.json").exists() or not is_finished(state, args):
+        return False
+    logs = [log for log in state.log_history if any("accept" in name for name in log)]
+    for name in ("step", "epoch") if logs else ():
+        logs[-1].pop(name, None)
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in (logs or [{}])[-1].items())
+    if args.process_index == 0:
+        print(f"already complete at step {state.global_step}{figures and ': '}{figures}")
+        print(f"saved in {options.output}")
+    return True
+
+
+def _say(args, text: str) -> None:
+    """What the first process is doing, on standard error."""
+    if args.process_index == 0:
+        print(text, file=sys.stderr)
+
+
+def _evaluation(options: argparse.Namespace, trainer, target, drafter, held_out: Sequence):
+    """Measures acceptance at two temperatures, and by length of context."""
+    text = torch.from_numpy(np.concatenate(held_out).astype(int))
+    longest = trainer.args.row_lengths[-1][1]
+    room = drafter.num_draft_tokens + EVALUATED_TOKENS
+    contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
+    settings = {"num_prompts": len(held_out), "max_new_tokens": EVALUATED_TOKENS}
+
+    class Evaluation(AcceptanceCallback):
+        def figures(self) -> dict[str, float]:
+            return trainer.interruption.run(self.measure) or {}
+
+        def measure(self) -> dict[str, float]:
+            figures = super().figures()
+            if contexts:
+                found = acceptance_by_context(self.generator, text, contexts, **settings)
+                figures |= {f"after {n} tokens": length for n, length in found.items()}
+            return figures
+
+    generator = SpeculativeGenerator(target, drafter)
+    every = options.evaluate_every or sys.maxsize
+    return Evaluation(trainer, generator, prompts_of(held_out), every=every)
+
+
+def _objective(options: argparse.Namespace, target, target_ids):
+    """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
+    k, sizes = options.num_draft_tokens, {"mlp_width": options.mlp_width, "seed": options.seed}
+    if options.kind == "mtp":
+        depths = options.depths or 3
+        drafter = MTPDrafter(mtp.new_head(target, depths, **sizes), target, max(k, depths))
+        return drafter, mtp.MultiTokenPrediction(drafter, target)
+    sizes["target_ids"] = target_ids
+    if options.kind == "mask-token":
+        head = mask_token.new_head(target, num_layers=options.layers or 2, **sizes)
+        drafter = MaskTokenDrafter(head, target, k)
+        return drafter, mask_token.MaskRollouts(drafter, target, options.depths or 8)
+    drafter = EagleDrafter(eagle.new_head(target, options.kind, **sizes), target, k)
+    if options.kind == "eagle1":
+        return drafter, eagle.FeatureAndToken(drafter, target)
+    return drafter, eagle.TrainingTimeTest(drafter, target, options.unrolled_steps or 5)
+
+
+def _draft_ids(options: argparse.Namespace, args, target, documents: Sequence):
+    """The ids that the head can propose; those of the first process, as another device's rounding
+    may order them otherwise.
+    """
+    if options.draft_vocab_size is None:
+        return None
+    _say(args, "finding the most frequent ids of the data and of the target's own text")
+    shown = partial(bar, "rows read by the target") if args.process_index == 0 else iter
+    target = target.to(args.device).eval()
+    ids = frequent_ids(target, documents, options.draft_vocab_size, progress=shown)
+    return broadcast(ids.to(args.device)).cpu()
+
+
+def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
+    """Tokens per row over the run, of a command that does not say."""
+    theirs = getattr(target.config.get_text_config(), "max_position_embeddings", None)
+    room = args.tokens_per_step // (args.gradient_accumulation_steps * args.world_size)
+    longest = max(1, min(theirs or LONGEST_ROWS, LONGEST_ROWS, room))
+    if longest < 1024:
+        return ((1.0, longest),)
+    return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
+
+
+def _load_data(options: argparse.Namespace, args):
+    """The target's tokenizer, and ids of each document."""
+    if options.target == "zoo":
+        tokenizer = zoo.load_tokenizer()
+    else:
+        local_only = find_pretrained(options.target)
+        tokenizer = load_pretrained(AutoTokenizer, options.target, local_files_only=local_only)
+    _say(args, f"encoding {options.data}")
+    if options.data == "zoo":
+        texts = (corpus.read_source(path) for path in corpus.library_files())
+    else:
+        texts = read_texts(options.data, tokenizer)
+    return tokenizer, encode_texts(texts, tokenizer)
+
+
+def _load_target(name: str, tokenizer):
+    if name == "zoo":
+        return zoo.load_target()
+    model = load_model(name, dtype="auto", device="cpu", local_only=find_pretrained(name))
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) > vocab_size:
+        raise ValueError(
+            f"the tokenizer of {name} has {len(tokenizer)} tokens and its model only {vocab_size}"
+        )
+    return model

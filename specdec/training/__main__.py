@@ -1,8 +1,0 @@
-"""`python -m specdec.training`: see `specdec.cli.train`."""
-
-import sys
-
-from specdec.cli.train import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,230 @@
+"""Callbacks of Hugging Face's `Trainer`: true acceptance length, a run by minutes, interrupts."""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
+
+from specdec.arguments import check_integer
+from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.prompts import Prompt, as_prompts
+from specdec.generator import SpeculativeGenerator
+
+
+class AcceptanceCallback(TrainerCallback):
+    """Generates every so many steps with the weights as they are, and logs what was accepted.
+
+    The generator shares the weights that the trainer changes: its drafter (or its target) is made
+    over the trained model. Nothing is saved, loaded or served. Figures are logged as any others
+    (`trainer.log`), so they reach the log history and every reporter.
+
+    Args:
+        trainer: whose run it is; add the callback to it.
+        generator: over the trained model.
+        prompts: as in `evaluate`.
+        every: steps between measurements; the end of training is always measured.
+        temperatures: at which is measured; 0 is greedy.
+        options: of `evaluate` (tokenizer, max_new_tokens, batch_size, ...).
+
+    Raises:
+        ValueError: `every` is no positive integer.
+
+    Example:
+        >>> from specdec import zoo
+        >>> target, draft = zoo.load_target(), zoo.load_drafter("model").model
+        >>> from specdec import ModelDrafter
+        >>> generator = SpeculativeGenerator(target, ModelDrafter(draft, 4))
+        >>> trainer = Trainer(model=draft)  # doctest: +SKIP
+        >>> callback = AcceptanceCallback(trainer, generator, [[5, 6]])  # doctest: +SKIP
+        >>> trainer.add_callback(callback)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        generator: SpeculativeGenerator,
+        prompts: Tensor | Iterable[str | Prompt | Sequence[int]],
+        *,
+        every: int = 500,
+        temperatures: Sequence[float] = (0.0, 1.0),
+        **options: Any,
+    ):
+        check_integer("every", every, 1)
+        self._trainer, self.generator = trainer, generator
+        self._prompts = as_prompts(prompts)
+        self._every, self._temperatures, self._options = every, tuple(temperatures), options
+        self._measured_at = -1
+
+    def figures(self) -> dict[str, float]:
+        """What is measured, by name: acceptance lengths with their intervals."""
+        figures = {}
+        for temperature in self._temperatures:
+            options = {"temperature": temperature, **self._options}
+            found = evaluate(self.generator, self._prompts, **options).estimates
+            length, name = found["acceptance_length"], f"acceptance_length (T = {temperature:g})"
+            figures[name] = length.value
+            if not math.isnan(length.low):
+                figures |= {f"{name}, low": length.low, f"{name}, high": length.high}
+        return figures
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measures where it is due; the last step before it is saved."""
+        if state.global_step % self._every == 0 or control.should_training_stop:
+            self._measure(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Measures the finished weights."""
+        if self._measured_at != state.global_step:
+            self._measure(state)
+
+    def _measure(self, state: TrainerState) -> None:
+        if not state.is_world_process_zero:
+            return
+        self._measured_at = state.global_step
+        parts = nn.ModuleList([self.generator.target.model, self.generator.drafter])
+        found = [(module, module.training) for module in parts.modules()]
+        parts.eval()
+        try:
+            if figures := self.figures():
+                self._trainer.log(figures)
+        finally:
+            for module, was_training in found:
+                module.training = was_training
+
+
+class Clock(TrainerCallback, ExportableState):
+    """Seconds inside training steps, as the first process counts them; a checkpoint keeps them.
+    Evaluations and checkpoints do not count.
+
+    Args:
+        minutes: after which the run stops; `None` for a run by steps.
+        checkpoint_minutes: between checkpoints; `None` for those of HF's arguments alone.
+    """
+
+    TICKS = 10_000
+    """Steps of the learning rates' schedule of a run by minutes, which follows the clock."""
+
+    def __init__(self, minutes: float | None = None, checkpoint_minutes: float | None = None):
+        self.minutes, self.checkpoint_minutes = minutes, checkpoint_minutes
+        self.wall_s = self._started_s = self._saved_s = 0.0
+
+    @property
+    def fraction(self) -> float:
+        """Of a run by minutes, how much is done."""
+        return min(1.0, self.wall_s / (60 * self.minutes))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {"args": {}, "attributes": {"wall_s": self.wall_s}}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Goes on from the checkpoint's time."""
+        kept = state.stateful_callbacks.get(type(self).__name__)
+        self.wall_s = kept["attributes"]["wall_s"] if kept and state.global_step else 0.0
+        self._saved_s = self.wall_s
+        if self.minutes is not None:
+            state.max_steps = math.inf  # a progress bar without an end
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        """Starts the watch."""
+        self._started_s = time.monotonic()
+
+    def on_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
+        """Stops it, and moves the schedule to the time, one tick before what is done next."""
+        seconds = torch.tensor(time.monotonic() - self._started_s, device=args.device)
+        if args.world_size > 1:
+            torch.distributed.broadcast(seconds, src=0)
+        self.wall_s += seconds.item()
+        if self.minutes is not None:
+            lr_scheduler.last_epoch = int(self.fraction * self.TICKS) - 1
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Stops and saves when it is time."""
+        if self.minutes is not None and self.fraction >= 1:
+            control.should_training_stop = control.should_save = True
+        if self.checkpoint_minutes is not None:
+            control.should_save |= self.wall_s - self._saved_s > 60 * self.checkpoint_minutes
+
+    def on_save(self, args, state, control, **kwargs):
+        """Counts from here to the next checkpoint."""
+        self._saved_s = self.wall_s
+
+
+class Interruption(TrainerCallback):
+    """Ctrl-C and SIGTERM wait for the end of the step, which is saved before `KeyboardInterrupt` is
+    raised in every process. The second signal interrupts at once.
+
+    Outside of the main thread Python delivers no signals, and nothing is changed.
+
+    Example:
+        >>> with Interruption().listening() as interruption:
+        ...     signal.raise_signal(signal.SIGINT)
+        ...     interruption.is_requested
+        True
+    """
+
+    def __init__(self):
+        self.is_requested = False
+        self._is_immediate = False
+
+    @contextmanager
+    def listening(self) -> Iterator[Interruption]:
+        """Handles the signals for a while; afterwards they do what they did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        found = {number: signal.signal(number, self._on_signal) for number in numbers}
+        try:
+            yield self
+        finally:
+            for number, handler in found.items():
+                signal.signal(number, handler)
+
+    def run(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns; `None` if a signal came before its end. It may break off anywhere,
+        so the first signal ends it.
+        """
+        if self.is_requested:
+            return None
+        self._is_immediate = True
+        try:
+            return work()
+        except KeyboardInterrupt:
+            self.is_requested = True
+            return None
+        finally:
+            self._is_immediate = False
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Has the step saved if any process was asked to stop."""
+        if args.world_size > 1:
+            flag = torch.tensor(float(self.is_requested), device=args.device)
+            torch.distributed.all_reduce(flag)
+            self.is_requested = flag.item() > 0
+        control.should_save |= self.is_requested
+
+    def on_save(self, args, state, control, **kwargs):
+        """Ends the run after the last step is saved."""
+        if self.is_requested:
+            where = f"step {state.global_step} is saved in {args.output_dir}"
+            raise KeyboardInterrupt(where)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        is_second, self.is_requested = self.is_requested, True
+        if self._is_immediate or is_second:
+            raise KeyboardInterrupt

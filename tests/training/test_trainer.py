@@ -1,0 +1,360 @@
+"""Runs under HF's `Trainer`: they yield acceptance, and a run is the same however it is cut up."""
+
+import math
+import shutil
+import signal
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from accelerate import debug_launcher
+from architectures import VOCAB, build
+from torch import distributed
+from training_runs import (
+    Bigrams,
+    Text,
+    arguments_of,
+    assert_same,
+    objective_of,
+    on_a_cpu,
+    random_text,
+    run,
+    train,
+    weights_of,
+)
+from transformers import TrainerCallback
+
+from specdec import SpeculativeGenerator
+from specdec.drafters import EagleDrafter
+from specdec.evaluation import evaluate
+from specdec.training import (
+    FeatureAndToken,
+    NextToken,
+    ObjectiveTrainer,
+    PackedStream,
+    TrainingTimeTest,
+    callbacks,
+    new_head,
+)
+
+PERIOD = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(0))[:9].numpy()
+
+
+@pytest.fixture(autouse=True)
+def _on_a_cpu():
+    with on_a_cpu():
+        yield
+
+
+@pytest.fixture(scope="module")
+def parrot(tmp_path_factory):
+    """A target that has learned one short period by heart; its two tables are one."""
+    model, folder = build("llama", tie_word_embeddings=True), tmp_path_factory.mktemp("run")
+    with on_a_cpu():
+        train(NextToken(model), folder, 60, PackedStream([np.tile(PERIOD, 60)], seed=0))
+        other = build("llama", tie_word_embeddings=True)
+        train(NextToken(other), folder, 60)  # is finished there: the weights are loaded
+    assert_same(weights_of(model), weights_of(other))
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(kind, parrot, tmp_path):
+    drafter = EagleDrafter(new_head(parrot, kind, seed=1), parrot, 4)
+    objective = TrainingTimeTest if kind == "eagle3" else FeatureAndToken
+    prompts = torch.from_numpy(np.stack([np.roll(PERIOD, -i) for i in range(4)]))
+
+    def acceptance(temperature):
+        generator = SpeculativeGenerator(parrot, drafter)
+        options = {"max_new_tokens": 30, "temperature": temperature}
+        return evaluate(generator, prompts, **options).stats.acceptance_length
+
+    assert acceptance(0) < 2
+    text = PackedStream([np.tile(PERIOD, 60)], seed=0)
+    state = train(objective(drafter, parrot), tmp_path, 100, text)
+    first, last = (log["loss"] for log in state.log_history[:2])
+    assert last < 0.7 * first
+    assert acceptance(0) > 4.5
+    assert acceptance(1) > 4
+
+
+def test_accumulated_batches_are_one_batch_of_all_their_rows(tmp_path):
+    counts = (1, 2, 4)
+    runs = [run("eagle3", tmp_path / str(n), 5, gradient_accumulation_steps=n) for n in counts]
+    assert [text.num_taken for _, text, _ in runs] == [5, 10, 20]
+    for objective, _, state in runs[1:]:
+        ours, theirs = (s.log_history[-1]["train_loss"] for s in (state, runs[0][2]))
+        assert ours == pytest.approx(theirs, rel=1e-5)
+        for key, weight in weights_of(objective).items():
+            # Muon orthogonalises in bfloat16: an update of lr 0.02 may differ by a part in 100.
+            torch.testing.assert_close(weight, weights_of(runs[0][0])[key], rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "accumulation", "at"), [("eagle3", 1, 4), ("eagle1", 2, 8), ("eagle1", 2, 9)]
+)
+def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(kind, accumulation, at, tmp_path):
+    """Bit for bit, the noise of EAGLE-1's loss included, and from wherever it broke off."""
+    options = {"gradient_accumulation_steps": accumulation, "bf16": True}
+    whole, text, _ = run(kind, tmp_path / "whole", 7, **options)
+    _, cut, state = run(kind, tmp_path / "parts", 7, at=at, **options)
+    assert (state, cut.num_taken) == (None, 5 * accumulation)  # the step under way is completed
+    torch.manual_seed(99)  # a resumed run starts in another process
+    parts, rest, state = run(kind, tmp_path / "parts", 7, head_seed=1, **options)
+    assert state.global_step == 7
+    assert cut.num_taken + rest.num_taken == text.num_taken
+    assert_same(weights_of(whole), weights_of(parts))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
+        files = [tmp_path / way / "checkpoint-7" / name for way in ("whole", "parts")]
+        assert_same(*(torch.load(file, weights_only=False) for file in files))
+
+
+def test_a_run_depends_on_its_seed(tmp_path):
+    first, again, other = (
+        weights_of(run("eagle1", tmp_path / str(i), 2, seed=seed)[0])
+        for i, seed in enumerate((0, 0, 1))
+    )
+    assert_same(first, again)
+    assert any((other[key] != first[key]).any() for key in first)
+
+
+class OnStepEnd(TrainerCallback):
+    """Does something after some step."""
+
+    def __init__(self, step, act):
+        self.step, self.act = step, act
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            self.act()
+
+
+def trainer_of(folder, steps, act=None, at=2, **options):
+    args = arguments_of(folder, steps, **options)
+    return ObjectiveTrainer(Bigrams(), args, Text(), callbacks=act and [OnStepEnd(at, act)])
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_saves_the_step_and_gives_the_signal_back(number, tmp_path):
+    before = signal.getsignal(number)
+    trainer = trainer_of(tmp_path, 4, lambda: signal.raise_signal(number))
+    with pytest.raises(KeyboardInterrupt, match=f"step 2 is saved in {tmp_path}"):
+        trainer.train_or_resume()
+    assert signal.getsignal(number) is before
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-2"]
+
+
+def test_a_second_interrupt_ends_the_step_at_once(tmp_path):
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as error:
+        trainer_of(tmp_path, 4, twice).train_or_resume()
+    assert str(error.value) == ""
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_measurement_is_left_out_and_the_step_saved(tmp_path):
+    def measure():
+        signal.raise_signal(signal.SIGINT)
+        raise AssertionError("a measurement may break off anywhere")
+
+    trainer = trainer_of(tmp_path, 4, lambda: trainer.interruption.run(measure))
+    with pytest.raises(KeyboardInterrupt, match="step 2 is saved"):
+        trainer.train_or_resume()
+
+
+def test_a_checkpoint_that_is_not_whole_is_passed_over(tmp_path):
+    whole, *_ = run("bigrams", tmp_path / "whole", 5)
+    run("bigrams", tmp_path / "parts", 5, at=2, save_steps=1)
+    shutil.copytree(tmp_path / "parts" / "checkpoint-3", tmp_path / "parts" / "checkpoint-4")
+    (tmp_path / "parts" / "checkpoint-4" / "trainer_state.json").unlink()  # is written last
+    parts, text, _ = run("bigrams", tmp_path / "parts", 5)
+    assert text.num_taken == 2
+    assert_same(weights_of(whole), weights_of(parts))
+
+
+class Steps(TrainerCallback):
+    """Remembers the rates of every step, in a world where each takes a second."""
+
+    def __init__(self):
+        self.rates, self.now_s = [], 0.0
+
+    def monotonic(self):
+        self.now_s += 1.0
+        return self.now_s
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        self.rates.append([group["lr"] for group in optimizer.param_groups])
+
+
+def paced(monkeypatch, folder, **options):
+    """A run over rows of 8 and then of 16 tokens: its state, its rates and the rows' lengths."""
+    steps, lengths, text = Steps(), [], Text()
+    monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=steps.monotonic))
+    options = {"max_steps": -1, "row_lengths": ((0.5, 8), (1.0, 16)), "warmup_steps": 0.1} | options
+    objective = Bigrams()
+    count = lambda module, args, inputs: lengths.append(inputs["ids"].shape[1] - 1)  # noqa: E731
+    objective.register_forward_pre_hook(count, with_kwargs=True)
+    trainer = ObjectiveTrainer(objective, arguments_of(folder, **{"steps": None} | options), text)
+    trainer.add_callback(steps)
+    return trainer.train_or_resume(), steps.rates, lengths, trainer
+
+
+def test_steps_and_minutes_give_the_same_curve(monkeypatch, tmp_path):
+    by_steps, rates, lengths, _ = paced(monkeypatch, tmp_path / "steps", max_steps=60)
+    by_minutes, others, other_lengths, _ = paced(monkeypatch, tmp_path / "minutes", minutes=1.0)
+    assert by_steps.global_step == by_minutes.global_step == 60
+    assert lengths == other_lengths == [8] * 30 + [16] * 30
+    # HF's schedule begins one step, or one tick of the clock, after 0.
+    np.testing.assert_allclose(rates[:-1], others[1:], rtol=0, atol=1e-4)
+    assert rates[5] == pytest.approx([0.02, 0.01])
+    assert rates[-1][0] == pytest.approx(0.02 * 0.02, rel=0.1)
+
+
+def test_a_run_by_minutes_goes_on_with_its_clock(monkeypatch, tmp_path):
+    monkeypatch.setattr(Text, "batches", interrupted_at(40))
+    with pytest.raises(KeyboardInterrupt):
+        paced(monkeypatch, tmp_path, minutes=1.0)
+    monkeypatch.undo()
+    state, rates, lengths, trainer = paced(monkeypatch, tmp_path, minutes=1.0)
+    assert state.global_step == 60
+    assert lengths == [16] * 19
+    assert trainer.clock.wall_s == 60
+    assert rates[0][0] < 0.02 / 2
+
+
+def interrupted_at(index):
+    def batches(self, shapes, *, skip=0):
+        for i, rows in enumerate(PackedStream.batches(self, shapes, skip=skip)):
+            if i == index:
+                signal.raise_signal(signal.SIGINT)
+            yield rows
+
+    return batches
+
+
+def test_checkpoints_come_by_minutes_of_training(monkeypatch, tmp_path):
+    paced(monkeypatch, tmp_path, max_steps=20, checkpoint_minutes=0.1, save_total_limit=None)
+    assert {path.name for path in tmp_path.iterdir()} == {f"checkpoint-{n}" for n in (7, 14, 20)}
+
+
+def test_the_precision_of_one_run_says_nothing_about_the_next(tmp_path):
+    a, b, c = (
+        weights_of(run("eagle3", tmp_path / str(i), 3, bf16=is_half)[0])
+        for i, is_half in enumerate((False, True, False))
+    )
+    assert_same(a, c)
+    assert (a["drafter.head.fc.weight"] != b["drafter.head.fc.weight"]).any()
+
+
+def test_a_loss_or_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(tmp_path):
+    objective = Bigrams()
+    objective.embed_tokens.weight.data[random_text()[0][0]] = math.inf
+    with pytest.raises(FloatingPointError, match=r"loss of step 1 is nan; .*lower learning rates"):
+        train(objective, tmp_path, 2)
+    broken = trainer_of(tmp_path, 2, lambda: broken.model.proj.weight.data.fill_(math.nan))
+    with pytest.raises(FloatingPointError, match="step 2 has made weights NaN or infinite"):
+        broken.train_or_resume()
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_what_requires_a_gradient_is_trained(tmp_path):
+    objective = Bigrams()
+    objective.lm_head.requires_grad_(False)
+    before = weights_of(objective)
+    train(objective, tmp_path, 2)
+    after = weights_of(objective)
+    changed = {key for key, tensor in after.items() if (tensor != before[key]).any()}
+    assert changed == {"embed_tokens.weight", "proj.weight"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
+def test_a_compiled_loss_trains_alike(kind, tmp_path):
+    """Slow: compiling takes half a minute on a CPU. Without noise: compiled programs draw other."""
+    weights = []
+    for is_compiled in (False, True):
+        objective = objective_of(kind)
+        objective.noise = 0.0
+        train(objective, tmp_path / str(is_compiled), 3, torch_compile=is_compiled)
+        weights.append(weights_of(objective))
+    for key, weight in weights[1].items():
+        torch.testing.assert_close(weight, weights[0][key], rtol=0, atol=1e-3)
+
+
+REFUSED = {
+    "no length": ({"max_steps": -1}, "max_steps"),
+    "two lengths": ({"minutes": 2.0}, "minutes"),
+    "no time": ({"max_steps": -1, "minutes": -1.0}, "minutes"),
+    "no rate": ({"learning_rate": 0.0}, "learning_rate"),
+    "nan": ({"learning_rate": math.nan}, "learning_rate"),
+    "no tokens": ({"tokens_per_step": 0}, "tokens_per_step"),
+    "few tokens": ({"gradient_accumulation_steps": 5}, "tokens_per_step = 64 has not a row of 16"),
+    "no batches": ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
+    "little text": ({"tokens_per_step": 640}, "a batch takes 641 tokens and the text has 600"),
+    "empty rows": ({"row_lengths": ((1.0, 0),)}, "row_lengths"),
+    "falling": ({"row_lengths": ((0.5, 8), (0.4, 9), (1.0, 9))}, "row_lengths"),
+    "open end": ({"row_lengths": ((0.5, 8),)}, "row_lengths"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_run_that_cannot_be_made_is_refused(case, tmp_path):
+    options, name = REFUSED[case]
+    with pytest.raises(ValueError, match=name):
+        train(Bigrams(), tmp_path, 1, **options)
+
+
+def train_and_report(kind, folder, at, options):
+    """Trains as one of the processes, or alone, and leaves in a folder what this one saw."""
+    objective, text = objective_of(kind), Text(at)
+    objective.noise = 0.0  # which every process draws for itself
+    trainer = ObjectiveTrainer(objective, arguments_of(folder / "run", 4, **options), text)
+    try:
+        trainer.train_or_resume()
+    except KeyboardInterrupt:
+        return
+    rank = distributed.get_rank() if distributed.is_initialized() else None
+    torch.save((trainer.state.global_step, weights_of(objective)), folder / f"{rank}.pt")
+
+
+@pytest.mark.parametrize(("kind", "accumulation"), [("eagle3", 2), ("eagle1", 1)])
+def test_two_processes_train_as_one_does(kind, accumulation, tmp_path):
+    options = {"gradient_accumulation_steps": accumulation}
+    alone, together, handed_over = folders = [tmp_path / str(i) for i in range(3)]
+    for folder in folders:
+        folder.mkdir()
+    train_and_report(kind, alone, math.inf, options)
+    train_and_report(kind, handed_over, 2 * accumulation - 1, options)
+    for folder in (together, handed_over):
+        with on_a_cpu():  # what is forked must not know that it was alone
+            debug_launcher(train_and_report, (kind, folder, math.inf, options), num_processes=2)
+    _, one = torch.load(alone / "None.pt")
+    for folder in (together, handed_over):
+        (steps, first), (_, second) = (torch.load(folder / f"{i}.pt") for i in range(2))
+        assert steps == 4
+        for key, weight in first.items():
+            assert weight.equal(second[key])
+            # Muon orthogonalises in bfloat16, see the test of accumulated batches.
+            torch.testing.assert_close(weight, one[key], rtol=0, atol=1e-3)
+
+
+def interrupt_one(folder):
+    """The second of two processes is asked to stop."""
+    rank = distributed.get_rank() if distributed.is_initialized() else None
+    at = 2 if rank == 1 else math.inf
+    try:
+        trainer = ObjectiveTrainer(Bigrams(), arguments_of(folder / "run", 4), Text(at))
+        assert trainer.args.world_size == 2
+        trainer.train_or_resume()
+    except KeyboardInterrupt as error:
+        (folder / f"{trainer.args.process_index}.txt").write_text(str(error))
+
+
+def test_a_signal_to_one_process_stops_all(tmp_path):
+    debug_launcher(interrupt_one, (tmp_path,), num_processes=2)
+    for rank in range(2):
+        assert "is saved in" in (tmp_path / f"{rank}.txt").read_text()
