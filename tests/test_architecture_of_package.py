@@ -14,7 +14,7 @@ import specdec
 
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = [
-    {"arguments", "settings", "printable"},
+    {"arguments", "settings", "show", "jsonl"},
     {"types", "results", "graphs"},
     {"kernels", "trace"},
     {"target"},

@@ -16,7 +16,7 @@ from specdec.arguments import check_folder, make_folder
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import LayerConfig
 from specdec.heads.features import FeatureHeadConfig
-from specdec.printable import printable
+from specdec.show.text import printable
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from huggingface_hub.errors import (
 )
 
 from specdec.arguments import check_path
-from specdec.printable import printable
+from specdec.show.text import printable
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 _PATIENCE_S = 5.0

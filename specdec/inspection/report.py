@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from specdec.checkpoints.files import names_of
 from specdec.checkpoints.survey import Checkpoint, Survey
 from specdec.inspection.parity import Trial
-from specdec.printable import printable
+from specdec.show.text import printable
 
 INDENT = 14
 

@@ -14,10 +14,10 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from specdec import (
     BlockSampler,
-    CouplingSampler,
     ModelDrafter,
     PromptLookupDrafter,
     RejectionSampler,
@@ -173,8 +173,7 @@ def heads() -> dict:
 HEADS = heads()
 
 
-@pytest.mark.parametrize("k", [2, 3])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(("name", "k"), [("eagle", 2), ("mask-token", 3), ("mtp", 2)])
 def test_runs_with_learned_heads_lie_in_their_interval(name, k):
     ids, mask = ragged_prompts(VOCAB, *(3 + i % 5 for i in range(64)))
     generator = SpeculativeGenerator(TARGET, HEADS[name], RejectionSampler())
@@ -240,8 +239,6 @@ def test_shares_and_speedups_follow_from_the_counts():
     ms = (shares * np.array([10, 12, 14, 16, 18])).sum()
     assert oracle.value == pytest.approx(found.acceptance_length.value * 10 / ms)
     assert oracle.value > speed.value
-    with pytest.raises(ValueError, match="the cost curve was measured at 0 to 2, not at 0 to 4"):
-        found.speedup(CostCurve([1.0], {0: [1.0], 2: [1.0]}))
 
 
 def test_no_choice_of_draft_lengths_is_faster_than_the_oracle():
@@ -270,40 +267,18 @@ def test_costs_are_measured_at_every_length_in_every_round():
     assert table[4] > table[0] > 0 < plain
 
 
-def test_what_cannot_be_replayed_is_refused():
+def test_what_a_trace_does_not_hold_is_not_replayed():
     generator, ids, mask, options = runs(8, temperature=0.9, seed=0)
-    trace = generator.generate(ids, mask, max_new_tokens=12, trace=True, **options).trace
-    with pytest.raises(ValueError, match=r"anchors of its own run only.* every_anchor"):
-        replay(trace, num_draft_tokens=2, sampler=BlockSampler())
-    whole = every_anchor(generator, trace)
-    with pytest.raises(TypeError, match="replay knows RejectionSampler"):
-        replay(whole, num_draft_tokens=2, sampler=CouplingSampler())
-    with pytest.raises(ValueError, match=r"num_draft_tokens must be 0\.\.4, as many as the trace"):
-        replay(whole, num_draft_tokens=5, sampler=BlockSampler())
-    with pytest.raises(TypeError, match=r"must be an integer, got 2\.0"):
-        replay(whole, num_draft_tokens=2.0, sampler=BlockSampler())
-    with pytest.raises(TypeError, match="needs a Trace"):
-        replay([], num_draft_tokens=2, sampler=BlockSampler())
     short = generator.generate(ids, mask, max_new_tokens=3, trace=True, **options).trace
+    whole = every_anchor(generator, short)
+    steps, numbers = ([row[:2] for row in rows] for rows in (whole.steps, whole.numbers))
+    whole = replace(whole, steps=steps, numbers=numbers)
     with pytest.raises(ValueError, match="no text of the trace has more than 2 tokens"):
-        replay(
-            _cut_to(every_anchor(generator, short), 2), num_draft_tokens=2, sampler=BlockSampler()
-        )
-    from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
-
+        replay(whole, num_draft_tokens=2, sampler=BlockSampler())
     processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
-    edited = generator.generate(
-        ids, mask, max_new_tokens=4, trace=True, logits_processor=processors, **options
-    ).trace
-    with pytest.raises(ValueError, match=r"logits processors \(RepetitionPenalty.*holds?; pass "):
-        every_anchor(generator, edited)
-    with pytest.raises(ValueError, match=r"must be an integer in 0\.\.4, got 5; the drafter's own"):
-        with_draft_length(generator.drafter, 5)
-
-
-def _cut_to(trace, length: int):
-    steps, numbers = [row[:length] for row in trace.steps], [n[:length] for n in trace.numbers]
-    return replace(trace, steps=steps, numbers=numbers)
+    options |= {"max_new_tokens": 4, "trace": True, "logits_processor": processors}
+    with pytest.raises(ValueError, match=r"logits processors \(RepetitionPenalty"):
+        every_anchor(generator, generator.generate(ids, mask, **options).trace)
 
 
 def zoo_agreement(name: str, num_prompts: int, new_tokens: int, lengths) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from specdec import zoo
-from specdec.evaluation.display import colour_key, coloured_text, uses_colour
 from specdec.results import RowStep
+from specdec.show.tokens import colour_key, coloured_text, uses_colour
 
 TOKENIZER = zoo.load_tokenizer()
 TEXTS = {
