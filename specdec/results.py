@@ -247,7 +247,7 @@ class SpeculationStats:
     def _positions(self) -> Table:
         columns = (self.reached_at, self.accepted_at, self.conditional_rates, self.joint_rates)
         rows = [
-            [str(i), str(reached), str(accepted), f"{conditional:.2f}", f"{joint:.2f}"]
+            [f"{i:>8}", str(reached), str(accepted), f"{conditional:.2f}", f"{joint:.2f}"]
             for i, (reached, accepted, conditional, joint) in enumerate(
                 zip(*columns, strict=True), start=1
             )

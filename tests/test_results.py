@@ -170,12 +170,12 @@ def test_a_stream_shows_the_steps_of_generate(drafter):
         assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
 
 
-@pytest.mark.parametrize("kept_bytes", [0, None])
+@pytest.mark.parametrize(("drafter", "kept_bytes"), [("lookup", 0), ("perturbed", None)])
 def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, kept_bytes):
     expected = MODEL.generate(
         IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
     )
-    generator = SpeculativeGenerator(MODEL, drafter, kept_bytes=kept_bytes)
+    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter], kept_bytes=kept_bytes)
     for num_steps in (0, 1, 3):
         stream = generator.stream(IDS, MASK, max_new_tokens=NUM_NEW)
         for _ in range(num_steps):
@@ -188,8 +188,8 @@ def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, kept_byt
         assert generator.generate(IDS, MASK, max_new_tokens=NUM_NEW).sequences.equal(expected)
 
 
-def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter)
+def test_two_streams_of_one_generator_do_not_disturb_each_other():
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
     prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}
     expected = {key: generator.generate(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
     streams = {key: generator.stream(*p, max_new_tokens=NUM_NEW) for key, p in prompts.items()}
@@ -206,16 +206,12 @@ def test_two_streams_of_one_generator_do_not_disturb_each_other(drafter):
         assert text == expected[key].new_tokens.tolist()
 
 
-def test_keys_and_values_take_the_memory_of_the_longest_text(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter)
-    generation = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
-    needed = IDS.shape[1] + NUM_NEW + generator.drafter.num_draft_tokens + 1
-    of_slot = 3 * 2 * 3 * (2 * 8) * 4  # rows, K and V, layers, heads, float32
-    assert needed < generation.state.cache.size_bytes / of_slot < needed + 64
-
-
-@pytest.mark.parametrize("lengths", [(8, 3, 6), (1, 1, 1)])
-def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(drafter, lengths, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "lengths"),
+    [(None, (1, 1, 1)), ("perturbed", (8, 3, 6)), ("lookup", (8, 3, 6))],
+)
+def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(name, lengths, monkeypatch):
+    drafter = DRAFTERS.get(name)
     calls, where, verify = [], [], Target.verify
 
     def spy(self, cache, *args, **kwargs):

@@ -145,14 +145,8 @@ def with_intervals(
     level: float,
     unit: str,
 ) -> list[Estimate]:
-    """Estimates from resampled statistics, without an interval where there are too few clusters.
-
-    Args:
-        values: `[s]`, of all the data.
-        resampled: makes the statistics `[R, s]`; NaN where a resample had nothing to divide by.
-        count: n.
-        level: of the intervals.
-        unit: what a cluster is.
+    """Estimates of values `[s]` from statistics `[R, s]` of resamples, NaN where a resample had
+    nothing to divide by; without intervals, and without resampling, for too few clusters.
     """
     if count < MIN_CLUSTERS:
         note = f"no interval: {counted(count, unit)}"
@@ -187,8 +181,7 @@ def rate_estimates(totals: np.ndarray, k: int, *, level: float, unit: str) -> di
         totals: `[n, 3 + 2 K]` steps, drafted and accepted tokens of each cluster, then steps that
             accepted, and that reached, each position.
         k: K.
-        level: of the intervals.
-        unit: what a cluster is.
+        level, unit: as in `bootstrap`.
     """
     names = ["acceptance_length", "acceptance_rate"]
     names += [f"{rate}_rate_{i + 1}" for rate in ("conditional", "joint") for i in range(k)]

@@ -35,18 +35,7 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How an evaluation generates; all of it decides the result.
-
-    Args:
-        max_new_tokens: of each turn.
-        temperature: 0 is greedy.
-        batch_size: prompts that are generated together; `None` for all.
-        samples: texts of each prompt; more than 1 needs a temperature.
-        seed: of the first row; prompt i has `seed + i`, its later turns and samples others.
-        max_prompt_tokens: longer prompts lose their first tokens; `None` refuses them where the
-            target has no room.
-        options: more options of `generate`.
-    """
+    """How an evaluation generates: arguments of `evaluate`, all of which decide the result."""
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -87,10 +76,9 @@ def settings_of_run(
     equal settings measure the same.
 
     Args:
-        generator: target, drafter and sampler.
-        prompts: as for `evaluate`.
-        tokenizer: of the target.
-        plan: fields of `Plan`.
+        generator, prompts, tokenizer: as for `evaluate`.
+        plan: `max_new_tokens`, `temperature`, `batch_size`, `samples`, `seed` and
+            `max_prompt_tokens` of `evaluate`; `options` are its further options.
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo

@@ -19,18 +19,13 @@ _BEGINNING = json.dumps({"format": _FORMAT})[:-1].encode()
 
 @dataclass(frozen=True, eq=False)
 class EvaluatedRow:
-    """One turn of one prompt.
+    """One turn of one prompt. Turns and samples are counted from 0.
 
     Args:
         prompt: its id.
-        category: of the prompt.
-        turn: from 0.
-        sample: from 0.
         num_prompt_tokens: that were read.
         was_cut: the prompt had more, and lost its first ones.
-        finish_reason: `"eos"`, `"length"` or `"stop"`.
         seed: of the row; `None` for greedy text.
-        steps: what happened.
 
     Raises:
         TypeError, ValueError: a field of another type, or out of range.
@@ -109,9 +104,7 @@ class EvaluatedBatch:
 
 class RunFile:
     """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
-
-    Args:
-        path: of the file; made by the first batch.
+    The first batch makes the file.
     """
 
     def __init__(self, path: str | Path):
