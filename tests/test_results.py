@@ -26,7 +26,6 @@ from specdec import (
     SpeculativeGenerator,
     Target,
     TypicalSampler,
-    certify,
     zoo,
 )
 
@@ -353,7 +352,3 @@ def test_parts_print_what_they_are():
     assert "\n" in repr(nested)
     assert "\n" not in repr(SpeculativeGenerator(MODEL, None, nested))
     assert repr(TypicalSampler()) == "TypicalSampler(epsilon=0.3, delta=0.09)"
-    report = certify(RejectionSampler(), sizes=((2, 1, 6),))
-    assert repr(report) == str(report)
-    runs = certify(SpeculativeGenerator(MODEL, None), [[1, 2]], num_samples=8, audit_tokens=2)
-    assert repr(runs) == str(runs)
