@@ -1,284 +1,107 @@
-"""A grid of drafter x K x temperature x sampler, one row per cell.
+"""A grid of drafter x K x temperature x sampler: one run of `evaluate` per cell.
 
-    python examples/ablate.py --drafters zoo:model zoo:eagle3 lookup --output grid.jsonl
-    python examples/ablate.py --drafters mine:SuffixDrafter zoo:model --output grid.jsonl
-    accelerate launch --num_processes 2 examples/ablate.py ... --output grid.jsonl
+    python examples/ablate.py --drafters zoo:model zoo:eagle3 lookup --output grid
+    python examples/ablate.py --drafters mine:SuffixDrafter zoo:model --output grid
+    accelerate launch --num_processes 2 examples/ablate.py ... --output grid
+    python benchmarks/grid.py grid
 
 `mine:SuffixDrafter` is a drafter of your own: a function or class in `mine.py` of the working
-folder that makes one of (target, num_draft_tokens). Cells in which several samplers are one rule
-are run once, with the first of them: all are at temperature 0, and block and rejection are for
-prompt lookup, whose proposals have no probabilities.
+folder that makes one of (target, num_draft_tokens).
 
-A row is appended when its cell is finished, and a run that was interrupted goes on with the cells
-that are missing; a file that was measured with other settings is refused. Under `accelerate
-launch` the processes, on one machine or several, share the prompts of every cell; the first one
-writes. (On CPUs: `ACCELERATE_USE_CPU=true accelerate launch --multi_gpu --num_processes 2 ...`.)
-Seeds belong to prompts, so the rows do not depend on the number of processes (but for times, which
-are those of processes that run at once).
+Every cell has a file in the folder `--output`, so an interrupted grid goes on where it stopped, and
+a file that was measured with other settings is refused. Processes, started by `accelerate launch`
+or `torchrun`, share the prompts of every cell and write files of their own. Seeds belong to
+prompts, so texts do not depend on the number of processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import os
-import re
+import pkgutil
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
+from urllib.parse import quote
 
-from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+import torch
 
-from specdec import (
-    BlockSampler,
-    CouplingSampler,
-    Drafter,
-    RejectionSampler,
-    SpeculativeGenerator,
-    zoo,
-)
-from specdec.cli.loading import HEADS, check_drafter, load_target, make_drafter
-from specdec.cli.parser import EXIT_INTERRUPTED, one_line
-from specdec.evaluation import (
-    EvaluatedBatch,
-    Evaluation,
-    evaluate,
-    own_prompts,
-    read_prompts,
-    settings_of_run,
-)
-from specdec.evaluation.run_file import read_rows
-from specdec.settings import differences
+from specdec import BlockSampler, CouplingSampler, RejectionSampler, SpeculativeGenerator
+from specdec.cli.loading import HEADS, load_target, make_drafter
+from specdec.evaluation import evaluate, own_prompts, read_prompts
 
 SAMPLERS = {"block": BlockSampler, "rejection": RejectionSampler, "coupling": CouplingSampler}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One setting of the grid."""
-
-    drafter: str
-    num_draft_tokens: int
-    temperature: float
-    sampler: str
-
-
-def main() -> int:
-    """Runs the cells that are missing.
-
-    Returns:
-        The exit status: 0, 1 for what cannot be run, in one line, or 130 after an interrupt.
-    """
+def main() -> None:
+    """Runs what is missing of every cell."""
     arguments = _arguments()
-    try:
-        _run(arguments)
-    except KeyboardInterrupt:
-        print(
-            f"\ninterrupted: {arguments.output} holds the cells that are finished; the same "
-            "command goes on with the others",
-            file=sys.stderr,
-        )
-        return EXIT_INTERRUPTED
-    except (ValueError, TypeError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def _run(arguments: argparse.Namespace) -> None:
-    factories = _factories(arguments)
-    state = Accelerator(mixed_precision="no")
-    cells = _cells(arguments)
-    done = _agreed(_finished(arguments.output))
-    num_done = sum(str(asdict(cell)) in done for cell in cells)
-    if state.is_main_process:
-        print(f"{len(cells)} cells, {num_done} finished", file=sys.stderr)
+    rank, count = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    has_gpu = torch.cuda.is_available()
+    place = {"dtype": "auto", "device": f"cuda:{os.environ.get('LOCAL_RANK', 0)}"}
+    place = place if has_gpu else {**place, "device": "cpu"}
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
-    prompts = prompts[: arguments.limit]
-    place = {"dtype": "auto", "device": str(state.device)}
     target, tokenizer = load_target(arguments.target, **place)
     shared = target  # its self-test is needed once
-    plan = {
-        "max_new_tokens": arguments.max_new_tokens,
-        "max_prompt_tokens": arguments.max_prompt_tokens,
-        "seed": arguments.seed,
-        "batch_size": arguments.batch_size,
-    }
-    for cell in cells:
-        make = factories.get(cell.drafter)
-        if make is None:
-            options = {**place, "tokenizer": tokenizer}
-            drafter = make_drafter(cell.drafter, target, cell.num_draft_tokens, **options)
+    for name, k, temperature, sampler in _cells(arguments):
+        kind, is_named, _ = name.partition(":")
+        if is_named and kind.replace(".", "").isidentifier() and kind not in (*HEADS, "zoo"):
+            drafter = pkgutil.resolve_name(name)(target, k)
         else:
-            drafter = _made(make, cell, target)
-        generator = SpeculativeGenerator(shared, drafter, SAMPLERS[cell.sampler]())
+            drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
+        generator = SpeculativeGenerator(shared, drafter, SAMPLERS[sampler]())
         shared = generator.target
-        samples = arguments.samples if cell.temperature > 0 else 1
-        options = {**plan, "temperature": cell.temperature, "samples": samples}
-        if str(asdict(cell)) in done:
-            run = settings_of_run(generator, prompts, tokenizer=tokenizer, **options)
-            _check_same(cell, done[str(asdict(cell))], run, arguments.output)
-            continue
-        shard = (state.process_index, state.num_processes)
-        own = evaluate(generator, prompts, tokenizer=tokenizer, shard=shard, **options)
-        gathered = gather_object([batch.to_dict() for batch in own.batches])
-        if state.is_main_process:
-            batches = sorted((EvaluatedBatch.from_dict(b) for b in gathered), key=lambda b: b.index)
-            _append(
-                arguments.output, _row(cell, Evaluation(batches, own.num_draft_tokens, own.about))
-            )
-        state.wait_for_everyone()
-
-
-def _cells(arguments: argparse.Namespace) -> list[Cell]:
-    """The grid, with one cell for samplers that are one rule."""
-    cells: dict[tuple, Cell] = {}
-    for values in itertools.product(
-        arguments.drafters, arguments.num_draft_tokens, arguments.temperatures, arguments.samplers
-    ):
-        cell = Cell(*values)
-        rule = cell.sampler
-        if cell.temperature == 0:
-            rule = "any"
-        elif cell.drafter == "lookup" and rule in ("block", "rejection"):
-            rule = "block or rejection"
-        cells.setdefault((*values[:-1], rule), cell)
-    return list(cells.values())
-
-
-def _factories(arguments: argparse.Namespace) -> dict[str, Callable]:
-    """The drafters of the user's own, by name; any other that cannot be found is refused.
-
-    Raises:
-        ValueError: there is no such module or function.
-    """
-    found = {}
-    for name in dict.fromkeys(arguments.drafters):
-        module, _, attribute = name.partition(":")
-        if module in (*HEADS, "zoo") or not re.fullmatch(r"[^\W\d][\w.]*:[\w.]+", name):
-            check_drafter(name, arguments.target)
-            continue
-        if "" not in sys.path:
-            sys.path.insert(0, "")  # as `python -m` does
-        try:
-            make = import_module(module)
-            for part in attribute.split("."):
-                make = getattr(make, part)
-        except Exception as error:  # a module of the user's may raise anything
-            raise ValueError(f"--drafters {name}: {type(error).__name__}: {error}") from error
-        if not callable(make):
-            raise ValueError(f"--drafters {name} must be a function or class, got {make!r}")
-        found[name] = make
-    return found
-
-
-def _made(make: Callable, cell: Cell, target) -> Drafter:
-    """A drafter of the user's own."""
-    drafter, k = make(target, cell.num_draft_tokens), cell.num_draft_tokens
-    if not isinstance(drafter, Drafter) or drafter.num_draft_tokens != k:
-        of = f" of K = {drafter.num_draft_tokens}" if isinstance(drafter, Drafter) else ""
-        raise TypeError(
-            f"--drafters {cell.drafter} must make a Drafter of K = {k} from (target, {k}), got "
-            f"{type(drafter).__name__}{of}"
+        folder = arguments.output / quote(name, safe=":")
+        folder.mkdir(parents=True, exist_ok=True)
+        evaluation = evaluate(
+            generator,
+            prompts[: arguments.limit],
+            tokenizer=tokenizer,
+            max_new_tokens=arguments.max_new_tokens,
+            max_prompt_tokens=arguments.max_prompt_tokens,
+            temperature=temperature,
+            samples=arguments.samples if temperature else 1,
+            seed=arguments.seed,
+            batch_size=arguments.batch_size,
+            shard=(rank, count),
+            output=folder / f"{k}-{temperature:g}-{sampler}.{rank}-of-{count}.jsonl",
         )
-    return drafter
+        length = evaluation.estimates["acceptance_length"]
+        print(f"{name}, K = {k}, temperature {temperature:g}, {sampler}: {length}", flush=True)
 
 
-def _row(cell: Cell, evaluation: Evaluation) -> dict:
-    """The figures of a cell, and where they come from."""
-    estimates = {name: found.to_dict() for name, found in evaluation.estimates.items()}
-    names = "steps", "drafted", "accepted", "emitted"
-    counts = {name: sum(getattr(evaluation.stats, name)) for name in names}
-    return {"cell": asdict(cell), **estimates, **counts, "about": evaluation.about}
-
-
-def _append(path: Path, row: dict) -> None:
-    """Adds a row, and waits until it is on disk. A line that was cut off is ended first."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    is_cut = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write("\n" * is_cut + json.dumps(row) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    length = row["acceptance_length"]["value"]
-    print(f"{row['cell']}: acceptance length {length:.2f}", file=sys.stderr)
-
-
-def _finished(path: Path) -> dict[str, dict]:
-    """Cells of a file and their runs; lines that an interruption cut off are none."""
-    done = {}
-    for number, row in read_rows(path) if path.exists() else ():
-        try:
-            done[str(asdict(Cell(**row["cell"])))] = row["about"]["run"]
-        except (TypeError, KeyError):
-            raise ValueError(
-                f"{path}, line {number} is no row of a grid; choose another --output"
-            ) from None
-    return done
-
-
-def _check_same(cell: Cell, theirs: dict, ours: dict, path: Path) -> None:
-    """Raises `ValueError` if a finished cell was measured otherwise than this grid would do it."""
-    theirs = {name: value for name, value in theirs.items() if name != "shard"}
-    found = differences(theirs, json.loads(json.dumps(ours)))
-    if found:
-        raise ValueError(
-            f"{path} holds another grid, choose another --output; {cell} differs in "
-            f"{', '.join(found)}"
-        )
-
-
-def _agreed(done: dict[str, dict]) -> dict[str, dict]:
-    """What the first process has read; the others may see another disk."""
-    holder = [done]
-    broadcast_object_list(holder)
-    return holder[0]
+def _cells(arguments: argparse.Namespace) -> list[tuple[str, int, float, str]]:
+    """The grid; at temperature 0 all samplers are one rule, which is run once."""
+    return [
+        (name, k, temperature, sampler)
+        for name in arguments.drafters
+        for k in arguments.num_draft_tokens
+        for temperature in arguments.temperatures
+        for sampler in arguments.samplers[: None if temperature else 1]
+    ]
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-
-    def add(name: str, about: str, default: object = None, **options: object) -> None:
-        shown = " ".join(map(str, default)) if isinstance(default, list) else default
-        about = about if default is None else f"{about} (default: {shown})"
-        parser.add_argument(name, help=about, default=default, **options)
-
-    of_zoo = [f"zoo:{name}" for name, folder in zoo.DRAFTERS.items() if _has_weights(folder)]
+    add = parser.add_argument
     several = {"nargs": "+"}
-    add("--target", "folder or Hugging Face id, or 'zoo'", "zoo")
-    add(
-        "--drafters",
-        "as `specdec generate --drafter` takes them, or 'module:function' of your own",
-        [*of_zoo, "lookup"],
-        **several,
-    )
-    add("--num-draft-tokens", "K", [2, 4, 6], type=int, **several)
-    add("--temperatures", "0 is greedy", [0.0, 1.0], type=float, **several)
-    add("--samplers", "rules", ["block", "rejection"], choices=SAMPLERS, **several)
-    add("--prompts", "JSONL file (default: specdec's own prompts)", type=Path)
-    add("--limit", "take so many first prompts (default: all)", type=int)
-    add("--max-new-tokens", "of each turn", 128, type=int)
-    add("--max-prompt-tokens", "cut longer prompts on the left (default: no)", type=int)
-    add("--batch-size", "prompts at a time", 8, type=int)
-    add("--samples", "texts per prompt above temperature 0", 1, type=int)
-    add("--seed", "of the first prompt", 0, type=int)
-    add("--output", "JSONL file, one row per cell", type=Path, required=True)
-    arguments = parser.parse_args()
-    if arguments.target == "zoo":
-        short = {name: f"zoo:{name}" for name in zoo.DRAFTERS}
-        arguments.drafters = [short.get(name, name) for name in arguments.drafters]
-    return arguments
-
-
-def _has_weights(folder: str) -> bool:
-    return (zoo.WEIGHTS_DIR / folder).is_dir()
+    add("--target", default="zoo", help="folder or Hugging Face id (default: the zoo's)")
+    add("--drafters", **several, default=["zoo:model", "zoo:eagle3", "lookup"])
+    add("--num-draft-tokens", **several, type=int, default=[2, 4, 6], help="K (default: 2 4 6)")
+    add("--temperatures", **several, type=float, default=[0.0, 1.0], help="(default: 0 1)")
+    add("--samplers", **several, choices=SAMPLERS, default=["block", "rejection"])
+    add("--prompts", type=Path, help="JSONL file (default: specdec's own prompts)")
+    add("--limit", type=int, help="take so many first prompts (default: all)")
+    add("--max-new-tokens", type=int, default=128, help="of each turn (default: 128)")
+    add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
+    add("--batch-size", type=int, default=8, help="prompts at a time (default: 8)")
+    add("--samples", type=int, default=1, help="texts per prompt above temperature 0 (default: 1)")
+    add("--seed", type=int, default=0, help="of the first prompt (default: 0)")
+    add("--output", type=Path, required=True, help="folder of the runs, a file per cell")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.path.insert(0, "")  # drafters of the working folder, as with `python -m`
+    main()

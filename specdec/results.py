@@ -21,14 +21,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import zip_longest
 from typing import Any
 
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number
-from specdec.printable import printable
+from specdec.arguments import check_integer, check_number, shown
+from specdec.show.table import Table, need
+from specdec.show.text import pieces, visible
+from specdec.show.tokens import KINDS, marked, text_html, token_span
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,20 +59,16 @@ class RowStep:
         """The step whose fields a file holds, in their order.
 
         Raises:
-            ValueError: these are no fields of a step.
+            TypeError, ValueError: these are no fields of a step.
         """
-        if not isinstance(saved, list) or len(saved) != 3:
-            raise ValueError(f"a step must be 3 fields, got {str(saved)[:60]}")
         drafted, accepted, new = saved
-        for name, tokens in (("draft_tokens", drafted), ("new_tokens", new)):
-            is_ids = isinstance(tokens, list) and all(type(t) is int and t >= 0 for t in tokens)
-            if not is_ids:
-                raise ValueError(f"{name} must be a list of ids, got {str(tokens)[:60]}")
+        if not (isinstance(drafted, list) and isinstance(new, list)):
+            raise TypeError(f"tokens must be lists, got {shown(drafted)} and {shown(new)}")
+        for token in [*drafted, *new]:
+            check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))
-        if (
-            not 1 <= len(new) <= accepted + 1
-            or new[:accepted] != drafted[: min(accepted, len(new))]
-        ):
+        is_cut = 1 <= len(new) <= accepted + 1
+        if not is_cut or new[:accepted] != drafted[: min(accepted, len(new))]:
             raise ValueError(
                 f"new_tokens must be the {accepted} accepted tokens and one more, or a beginning "
                 f"of these, got {new} after the draft {drafted}"
@@ -92,9 +89,8 @@ class SpeculationStats:
             is no part of `to_dict`, so that equal runs have equal dictionaries.
 
     Raises:
-        TypeError: `steps` is no list of rows of `RowStep`.
         ValueError: a step that drafted more than K tokens, or accepted more than it drafted, or
-            emitted more than these and one.
+            emitted more than these and one, so that rates would be wrong.
 
     Example:
         >>> row = [RowStep([1, 2], 1, [1, 9]), RowStep([3, 4], 2, [3, 4, 5])]
@@ -108,7 +104,11 @@ class SpeculationStats:
     """
 
     def __init__(
-        self, steps: list[list[RowStep]], num_draft_tokens: int, *, wall_s: float | None = None
+        self,
+        steps: Sequence[Sequence[RowStep]],
+        num_draft_tokens: int,
+        *,
+        wall_s: float | None = None,
     ):
         check_integer("num_draft_tokens", num_draft_tokens, 0)
         if wall_s is not None:
@@ -139,9 +139,9 @@ class SpeculationStats:
             return NotImplemented
         most = max(self.num_draft_tokens, other.num_draft_tokens)
         both = SpeculationStats([], most)
-        for name in ("steps", "drafted", "accepted", "emitted"):
+        for name in _OF_ROWS:
             setattr(both, name, getattr(self, name) + getattr(other, name))
-        for name in ("accepted_at", "reached_at"):
+        for name in _OF_POSITIONS:
             counts = (getattr(self, name), getattr(other, name))
             setattr(both, name, [sum(pair) for pair in zip_longest(*counts, fillvalue=0)])
         if self.wall_s is not None and other.wall_s is not None:
@@ -184,20 +184,8 @@ class SpeculationStats:
 
     def to_dict(self) -> dict:
         """Counts and rates as plain Python values."""
-        return {
-            "num_draft_tokens": self.num_draft_tokens,
-            "steps": self.steps,
-            "drafted": self.drafted,
-            "accepted": self.accepted,
-            "emitted": self.emitted,
-            "accepted_at": self.accepted_at,
-            "reached_at": self.reached_at,
-            "acceptance_length": self.acceptance_length,
-            "acceptance_rate": self.acceptance_rate,
-            "block_efficiency": self.block_efficiency,
-            "joint_rates": self.joint_rates,
-            "conditional_rates": self.conditional_rates,
-        }
+        names = ("num_draft_tokens", *_OF_ROWS, *_OF_POSITIONS, *_RATES)
+        return {name: getattr(self, name) for name in names}
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""
@@ -209,16 +197,15 @@ class SpeculationStats:
         Raises:
             ImportError: pandas is not installed.
         """
-        pd = _pandas()
-        return pd.DataFrame(
-            {
-                "reached": self.reached_at,
-                "accepted": self.accepted_at,
-                "conditional_rate": self.conditional_rates,
-                "joint_rate": self.joint_rates,
-            },
-            index=pd.RangeIndex(1, self.num_draft_tokens + 1, name="position"),
-        )
+        pandas = need("pandas", "to_frame()")
+        columns = {
+            "reached": self.reached_at,
+            "accepted": self.accepted_at,
+            "conditional_rate": self.conditional_rates,
+            "joint_rate": self.joint_rates,
+        }
+        index = pandas.RangeIndex(1, self.num_draft_tokens + 1, name="position")
+        return pandas.DataFrame(columns, index=index)
 
     def to_frame_of_rows(self):
         """A pandas frame with one line per row of the batch (per prompt), in their order.
@@ -226,9 +213,9 @@ class SpeculationStats:
         Raises:
             ImportError: pandas is not installed.
         """
-        pd = _pandas()
-        counts = {n: getattr(self, n) for n in ("steps", "drafted", "accepted", "emitted")}
-        frame = pd.DataFrame(counts, index=pd.RangeIndex(len(self.steps), name="row"))
+        pandas = need("pandas", "to_frame_of_rows()")
+        counts = {name: getattr(self, name) for name in _OF_ROWS}
+        frame = pandas.DataFrame(counts, index=pandas.RangeIndex(len(self.steps), name="row"))
         steps = frame.steps.where(frame.steps > 0)  # 0 / 0 is no rate
         frame["acceptance_length"] = 1 + frame.accepted / steps
         frame["acceptance_rate"] = frame.accepted / frame.drafted.where(frame.drafted > 0)
@@ -247,36 +234,34 @@ class SpeculationStats:
         time = ""
         if self.tokens_per_s is not None:
             time = f", {self.wall_s:.2f} s, {self.tokens_per_s:.1f} tokens/s"
-        lines = [
-            f"acceptance length {self.acceptance_length:.2f}   acceptance rate "
-            f"{self.acceptance_rate:.2f}   block efficiency {self.block_efficiency:.2f}",
-            f"{sum(self.emitted)} tokens, {sum(self.steps)} steps{time}",
-        ]
-        if self.num_draft_tokens:
-            lines.append("position  reached  accepted  conditional  joint")
-        for i, (conditional, joint) in enumerate(
-            zip(self.conditional_rates, self.joint_rates, strict=True)
-        ):
-            reached, accepted = self.reached_at[i], self.accepted_at[i]
-            lines.append(
-                f"{i + 1:>8}  {reached:>7}  {accepted:>8}  {conditional:>11.2f}  {joint:>5.2f}"
-            )
-        return "\n".join(lines)
+        counts = f"{sum(self.emitted)} tokens, {sum(self.steps)} steps{time}"
+        positions = [str(self._positions())] if self.num_draft_tokens else []
+        return "\n".join(["   ".join(self._figures()), counts, *positions])
 
     def _repr_html_(self) -> str:
-        cells = "".join(
-            f"<tr><td>{i + 1}</td><td>{self.reached_at[i]}</td><td>{self.accepted_at[i]}</td>"
-            f"<td>{self.conditional_rates[i]:.2f}</td><td>{self.joint_rates[i]:.2f}</td></tr>"
-            for i in range(self.num_draft_tokens)
-        )
-        head = "".join(
-            f"<th>{h}</th>" for h in ("position", "reached", "accepted", "conditional", "joint")
-        )
-        return (
-            f"<p>acceptance length <b>{self.acceptance_length:.2f}</b>, rate "
-            f"{self.acceptance_rate:.2f}, "
-            f"block efficiency {self.block_efficiency:.2f}</p><table><tr>{head}</tr>{cells}</table>"
-        )
+        return f"<p>{', '.join(self._figures())}</p>{self._positions().html()}"
+
+    def _figures(self) -> list[str]:
+        return [f"{name.replace('_', ' ')} {getattr(self, name):.2f}" for name in _RATES[:3]]
+
+    def _positions(self) -> Table:
+        columns = (self.reached_at, self.accepted_at, self.conditional_rates, self.joint_rates)
+        rows = [
+            [f"{i:>8}", str(reached), str(accepted), f"{conditional:.2f}", f"{joint:.2f}"]
+            for i, (reached, accepted, conditional, joint) in enumerate(
+                zip(*columns, strict=True), start=1
+            )
+        ]
+        return Table(["position", "reached", "accepted", "conditional", "joint"], rows)
+
+
+_OF_ROWS = ("steps", "drafted", "accepted", "emitted")
+_OF_POSITIONS = ("accepted_at", "reached_at")
+_RATES = (
+    *("acceptance_length", "acceptance_rate", "block_efficiency"),
+    *("joint_rates", "conditional_rates"),
+)
+_SHOWN_ROWS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,9 +313,7 @@ class GenerationResult:
         """
         tokens = self.new_tokens[row, : self.lengths[row]].tolist()
         tokenizer = self.tokenizer if tokenizer is None else tokenizer
-        if tokenizer is None:
-            return [(f"{t} ", origin) for t, origin in zip(tokens, self.origins[row], strict=True)]
-        return text_pieces(tokenizer, tokens, self.origins[row])
+        return [(text, self.origins[row][first]) for text, first in pieces(tokenizer, tokens)]
 
     def __repr__(self) -> str:
         count = len(self.lengths)
@@ -339,16 +322,15 @@ class GenerationResult:
         for row in range(min(count, _SHOWN_ROWS)):
             gap = " " if self.tokenizer is None else ""  # ids: the space is no part of a token
             texts = ((visible(text).removesuffix(gap), kind) for text, kind in self.pieces(row))
-            marked = gap.join(_MARKERS[kind].format(text) for text, kind in texts)
-            lines.append(f"{self._title(row)}: {marked}")
+            lines.append(f"{self._title(row)}: {gap.join(marked(*text) for text in texts)}")
         return "\n".join(lines + ["..."] * (count > _SHOWN_ROWS))
 
     def _repr_html_(self) -> str:
-        key = " ".join(token_span(kind, kind) for kind in _BACKGROUNDS)
+        key = " ".join(token_span(kind, kind) for kind in KINDS)
         parts = [f"<div>tokens: {key}</div>"]
         for row in range(min(len(self.lengths), _SHOWN_ROWS)):
-            spans = "".join(token_span(visible(text), kind) for text, kind in self.pieces(row))
-            parts.append(f'<p>{self._title(row)}</p><pre style="{PRE_STYLE}">{spans}</pre>')
+            spans = (token_span(visible(text), kind) for text, kind in self.pieces(row))
+            parts.append(f"<p>{self._title(row)}</p>{text_html(spans)}")
         return "".join([*parts, self.stats._repr_html_()])
 
     def _title(self, row: int) -> str:
@@ -356,112 +338,16 @@ class GenerationResult:
         return f"row {row} ({self.lengths[row]} tokens, {self.finish_reasons[row]}{seed})"
 
 
-_SHOWN_ROWS = 8
-_MARKERS = {"accepted": "{}", "recovered": "[{}]", "bonus": "<{}>"}
-_BACKGROUNDS = {"accepted": "#bfe8bf", "recovered": "#f6c1c1", "bonus": "#bcd4f6"}
-_UNDERLINES = {
-    "accepted": "",
-    "recovered": "border-bottom:2px solid #b42318;",
-    "bonus": "border-bottom:2px dotted #1f5fbf;",
-}
-PRE_STYLE = "white-space:pre-wrap;line-height:1.7;margin:.5em 0"
-"""Of the element around token spans; long lines are wrapped."""
-END_OF_LINE = '<span style="opacity:.45;user-select:none">\u21b5</span><br>'
-"""A visible mark, which is not copied with the text."""
-
-
-def token_span(text: str, kind: str, *, background: str | None = None, title: str = "") -> str:
-    """HTML of one token, readable on light and dark pages; kinds also differ by an underline, for
-    readers who do not see the colours.
-
-    Args:
-        text: of the token; ends of lines get a mark.
-        kind: `"accepted"`, `"recovered"` or `"bonus"`.
-        background: colour in place of the kind's own.
-        title: shown under the pointer; the kind by default.
-
-    Example:
-        >>> token_span("a < b", "accepted").endswith('title="accepted">a &lt; b</span>')
-        True
-    """
-    shown = escape(text).replace("\n", END_OF_LINE)
-    # A token of nothing but spaces would have no area to point at.
-    shown = shown if text.strip(" ") else shown.replace(" ", "&nbsp;") or "&nbsp;"
-    # Room below, where some fonts draw the underscore; room beside, so that tokens stand apart.
-    style = f"color:#111;border-radius:2px;padding:1px 0 3px;margin-right:1px;{_UNDERLINES[kind]}"
-    colour = _BACKGROUNDS[kind] if background is None else background
-    return (
-        f'<span style="{style}background:{colour}" title="{escape(title or kind)}">{shown}</span>'
-    )
-
-
 def _check_steps(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> None:
-    """Refuses counts that would make rates above 1."""
-    if not isinstance(steps, Sequence) or isinstance(steps, str):
-        raise TypeError(f"steps must be a list of rows of RowStep, got {type(steps).__name__}")
     for row, own in enumerate(steps):
         for number, step in enumerate(own):
-            if not isinstance(step, RowStep):
-                raise TypeError(
-                    f"steps must be a list of rows of RowStep, got a {type(step).__name__} in row "
-                    f"{row}"
-                )
-            drafted, accepted, new = step.draft_tokens, step.num_accepted, step.new_tokens
-            if not accepted <= len(drafted) <= num_draft_tokens or len(new) > accepted + 1:
+            drafted, accepted, new = len(step.draft_tokens), step.num_accepted, len(step.new_tokens)
+            if not accepted <= drafted <= num_draft_tokens or new > accepted + 1:
                 raise ValueError(
-                    f"row {row}, step {number} drafted {len(drafted)}, accepted {accepted} and "
-                    f"emitted {len(new)} tokens; expected at most K = {num_draft_tokens} drafted, "
-                    "at most these accepted, and at most one more emitted"
+                    f"row {row}, step {number} drafted {drafted}, accepted {accepted} and emitted "
+                    f"{new} tokens; expected at most K = {num_draft_tokens} drafted, at most these "
+                    "accepted, and at most one more emitted"
                 )
-
-
-def visible(text: str) -> str:
-    r"""Text with control characters, but for ends of lines and tabs, as their escapes: a terminal
-    would obey them.
-
-    Example:
-        >>> visible("a\x1b[2J\n")
-        'a\\x1b[2J\n'
-    """
-    return printable(text, keep="\n\t")
-
-
-def pieces(tokenizer: Any, tokens: list[int]) -> list[tuple[str, int]]:
-    """The text of tokens, in pieces that are whole characters; all pieces together are the decoded
-    text.
-
-    Args:
-        tokenizer: decodes; `None` gives ids.
-        tokens: of one row.
-
-    Returns:
-        Text, and the index of the first token that it belongs to. A token that only begins a
-        character is shown with the token that completes it.
-    """
-    if tokenizer is None:
-        return [(f"{token} ", index) for index, token in enumerate(tokens)]
-    found, shown, first = [], "", None
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        first = end - 1 if first is None else first
-        if text.endswith("\ufffd") and end < len(tokens):
-            continue  # a character that further tokens complete
-        found.append((text[len(shown) :], first))
-        shown, first = text, None
-    return found
-
-
-def text_pieces(tokenizer: Any, tokens: list[int], origins: list[str]) -> list[tuple[str, str]]:
-    """As `pieces`, each with the origin of its first token; there is one origin per token."""
-    return [(text, origins[first]) for text, first in pieces(tokenizer, tokens)]
-
-
-def _pandas():
-    try:
-        import pandas
-    except ImportError as error:
-        raise ImportError("frames need pandas: pip install pandas") from error
-    return pandas
 
 
 def _ratio(count: int, total: int) -> float:

@@ -16,7 +16,7 @@ import specdec
 PACKAGE = Path(specdec.__file__).parent
 FLOORS = {
     **dict.fromkeys(["arguments", "settings", "types", "graphs"], 1),
-    **dict.fromkeys(["printable", "jsonl", "results", "trace", "show"], 2),
+    **dict.fromkeys(["jsonl", "results", "trace", "show"], 2),
     **dict.fromkeys(["kernels", "target"], 3),
     "samplers": 4,
     **dict.fromkeys(["request", "heads"], 5),
@@ -24,7 +24,7 @@ FLOORS = {
     "drafters": 7,
     "loop": 8,
     "generator": 9,
-    **dict.fromkeys(["evaluation", "certify", "inspection", "training"], 10),
+    **dict.fromkeys(["evaluation", "certify", "training"], 10),
     "zoo": 11,
     **dict.fromkeys(["cli", "__main__"], 12),
 }

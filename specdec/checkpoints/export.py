@@ -21,7 +21,7 @@ from specdec.arguments import check_choice, check_path
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import HeadConfig, LayerConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
-from specdec.printable import printable
+from specdec.show.text import printable
 
 Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
 Pairs = Iterator[tuple[bool, str]]

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.printable import printable, printable_json
+from specdec.show.text import printable, printable_json
 
 MAX_JSON_BYTES = 8 * 2**20
 """Largest configuration or safetensors header that is parsed."""

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0 if the outputs are equal, else 1."""
     from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
     from specdec.evaluation import evaluate
-    from specdec.evaluation.display import colour_key, coloured_text
+    from specdec.show.tokens import colour_key, coloured_text
 
     if arguments.prompts < 1:
         raise ValueError(f"--prompts must be at least 1, got {arguments.prompts}")

@@ -16,6 +16,7 @@ from specdec.cli.parser import (
     add_sampling_arguments,
     sampling_of,
 )
+from specdec.show.table import need
 
 FORMATS = ("text", "markdown", "latex", "json")
 
@@ -55,13 +56,18 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     sampling = sampling_of(arguments)
     from specdec import evaluate
-    from specdec.arguments import check_file
     from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
-    from specdec.evaluation.run_file import check_writable
+    from specdec.evaluation.run_file import RunFile
 
+    # What would fail at the end is refused before models are loaded.
     if arguments.output is not None:
-        check_writable(check_file("--output", arguments.output))  # before models are loaded
+        RunFile(arguments.output).check_writable()
+    if arguments.format == "latex":
+        try:
+            need("pandas", "--format latex")
+        except ImportError as error:
+            raise ValueError(error) from error
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
         chosen = _first_of_each(prompts, arguments.limit)
@@ -83,17 +89,12 @@ def run(arguments: argparse.Namespace) -> int:
         **sampling,
     )
     sys.stderr.flush()
-    print(_shown(evaluation, arguments.format))
-    return 0
-
-
-def _shown(evaluation, form: str) -> str:
-    """The figures in one of the `FORMATS`; JSON holds where they come from as well."""
-    if form == "json":
+    if arguments.format == "json":
         estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}
-        return json.dumps({**evaluation.about, "estimates": estimates}, indent=2)
-    forms = {"markdown": evaluation.to_markdown, "latex": evaluation.to_latex}
-    return forms.get(form, evaluation.__str__)()
+        print(json.dumps({**evaluation.about, "estimates": estimates}, indent=2))
+    else:
+        print(getattr(evaluation, f"to_{arguments.format}")())
+    return 0
 
 
 def _first_of_each(prompts: list, limit: int) -> list:

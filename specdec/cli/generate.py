@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     sampling = sampling_of(arguments)
     generator, tokenizer = load_generator(arguments)
-    from specdec.evaluation.display import colour_key, coloured_text
+    from specdec.show.tokens import colour_key, coloured_text
 
     inputs = tokenizer(arguments.prompt, return_tensors="pt").to(arguments.device)
     result = generator.generate(

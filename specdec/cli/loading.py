@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from specdec.cli.parser import DRAWING, refuse_given, sampler_of
-from specdec.printable import printable
+from specdec.show.text import printable
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-from specdec.printable import printable
+from specdec.show.text import printable
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 SAMPLERS = ("auto", "rejection", "block", "coupling", "typical", "ensemble")

@@ -5,12 +5,14 @@ from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, com
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
-from specdec.evaluation.evaluate import evaluate, settings_of_run
-from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
+from specdec.evaluation.evaluate import evaluate
+from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
 from specdec.evaluation.replay import Replay, replay
-from specdec.evaluation.tables import Table
+from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.show.table import Table
 
 __all__ = [
     "Answer",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_integer
 from specdec.drafters import Drafter
 from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
@@ -59,8 +59,8 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         >>> [len(step.draft_tokens) for step in every_anchor(generator, trace)[0]]
         [3, 3, 3, 3, 3, 3, 2, 1]
     """
-    check_type("generator", generator, SpeculativeGenerator)
-    check_type("trace", trace, Trace, advice="pass generate(..., trace=True).trace")
+    if trace is None:
+        raise TypeError("trace must be a Trace, got None; pass generate(..., trace=True).trace")
     if "sampling" not in trace.about:
         raise ValueError("the trace does not say what its tokens were drawn from; generate it anew")
     sampling = Sampling(**trace.about["sampling"])
@@ -111,7 +111,6 @@ def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
         >>> with_draft_length(PromptLookupDrafter(8), 3).num_draft_tokens
         3
     """
-    check_type("drafter", drafter, Drafter)
     advice = "the drafter's own is the largest; make it with a larger one"
     check_integer("num_draft_tokens", num_draft_tokens, 0, drafter.num_draft_tokens, advice=advice)
     other = copy.copy(drafter)
@@ -189,17 +188,12 @@ def _cut(
     kept = []
     for index, (step, their) in enumerate(zip(steps[:length], numbers[:length], strict=True)):
         count = min(len(step.draft_tokens), length - index)
-        shorter = replace(step, draft_tokens=step.draft_tokens[:count])
-        kept.append(
-            (
-                shorter,
-                replace(
-                    their,
-                    draft_probs=their.draft_probs[:count],
-                    target_probs=their.target_probs[:count],
-                    draft_entropies=their.draft_entropies[:count],
-                    target_entropies=their.target_entropies[: count + 1],
-                ),
-            )
+        shorter = replace(
+            their,
+            draft_probs=their.draft_probs[:count],
+            target_probs=their.target_probs[:count],
+            draft_entropies=their.draft_entropies[:count],
+            target_entropies=their.target_entropies[: count + 1],
         )
+        kept.append((replace(step, draft_tokens=step.draft_tokens[:count]), shorter))
     return [step for step, _ in kept], [their for _, their in kept]

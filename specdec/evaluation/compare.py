@@ -5,9 +5,10 @@ Legend: n batches, r rounds, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,24 +17,22 @@ from torch import Tensor, nn
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.arguments import check_integer, check_number, check_type, shown
-from specdec.evaluation import prompts as prompt_sets
-from specdec.evaluation.evaluate import pad
+from specdec.arguments import check_choice, check_integer, shown
+from specdec.evaluation.evaluate import pad, timed
 from specdec.evaluation.intervals import (
     LEVEL,
     MIN_CLUSTERS,
     NUM_RESAMPLES,
     Estimate,
-    between,
     counted,
-    without_interval,
+    with_intervals,
 )
-from specdec.evaluation.prompts import Prompt
-from specdec.evaluation.tables import Table, Tabular
-from specdec.evaluation.timing import timed
+from specdec.evaluation.plan import Plan
+from specdec.evaluation.prompts import Prompt, as_prompts, encode
 from specdec.generator import SpeculativeGenerator
-from specdec.request.sampling import neutral
+from specdec.request.sampling import neutral, with_config
 from specdec.results import RowStep, SpeculationStats
+from specdec.show.table import Table, Tabular
 
 
 @dataclass(frozen=True)
@@ -80,10 +79,6 @@ class HFGenerate:
         assistant_model: a draft model for assisted generation; `None` decodes plainly.
         num_assistant_tokens: K of assisted generation, constant, with no confidence threshold.
 
-    Raises:
-        TypeError: a model that is none of HF's.
-        ValueError: K below 1, or models of two vocabularies.
-
     Example:
         >>> from specdec import zoo
         >>> contender = HFGenerate(zoo.load_target())
@@ -100,57 +95,33 @@ class HFGenerate:
         *,
         num_assistant_tokens: int = 4,
     ):
-        check_type("model", model, PreTrainedModel)
-        check_type("assistant_model", assistant_model, PreTrainedModel | None)
         check_integer("num_assistant_tokens", num_assistant_tokens, 1)
-        sizes = [m.config.get_text_config().vocab_size for m in (model, assistant_model) if m]
-        if len(set(sizes)) > 1:
-            raise ValueError(
-                f"assistant_model has a vocabulary of {sizes[1]} and model one of {sizes[0]}; "
-                "assisted generation of one text needs one vocabulary"
-            )
-        self.model, self.assistant = model, assistant_model
-        self._settings = {
-            "num_assistant_tokens": num_assistant_tokens,
-            "num_assistant_tokens_schedule": "constant",
-            "assistant_confidence_threshold": 0.0,
-        }
+        self.model, self._options = model, {}
+        if assistant_model is not None:  # HF reads these from the assistant's configuration
+            config = copy.deepcopy(assistant_model.generation_config)
+            config.num_assistant_tokens = num_assistant_tokens
+            config.num_assistant_tokens_schedule = "constant"
+            config.assistant_confidence_threshold = 0.0
+            self._options = {"assistant_model": with_config(assistant_model, config)}
 
     def __call__(self, task: Task) -> Answer:
         """Generates; sampled text uses torch's global generator, which is put back afterwards."""
         sampling = {"do_sample": False}
         if task.temperature:
             sampling = {"do_sample": True, "temperature": task.temperature}
-        if self.assistant is not None:
-            sampling["assistant_model"] = self.assistant
         device = task.input_ids.device
         of_cuda = [device] if device.type == "cuda" else []
-        with self._assisting(), torch.random.fork_rng(of_cuda):
+        with torch.random.fork_rng(of_cuda):
             torch.manual_seed(task.seeds[0])
             sequences = neutral(self.model).generate(
                 task.input_ids,
                 attention_mask=task.attention_mask,
                 max_new_tokens=task.max_new_tokens,
                 **sampling,
+                **self._options,
             )
         rows = sequences[:, task.input_ids.shape[1] :].tolist()
         return Answer([_until_end(row, self.model) for row in rows])
-
-    @contextmanager
-    def _assisting(self) -> Iterator[None]:
-        """The settings, for a while, where HF reads them: in the assistant's configuration."""
-        if self.assistant is None:
-            yield
-            return
-        config = self.assistant.generation_config
-        found = {name: getattr(config, name, None) for name in self._settings}
-        try:
-            for name, value in self._settings.items():
-                setattr(config, name, value)
-            yield
-        finally:
-            for name, value in found.items():
-                setattr(config, name, value)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -184,8 +155,13 @@ class Comparison(Tabular):
         Args:
             name: the contender above.
             against: below; the baseline by default.
+
+        Raises:
+            ValueError: there is no contender of that name.
         """
         below = self.baseline if against is None else against
+        for contender in (name, below):
+            check_choice("a contender", contender, self.seconds)
         return self._estimate(lambda speed: speed(name) / speed(below))
 
     def notes(self) -> list[str]:
@@ -247,30 +223,23 @@ class Comparison(Tabular):
             for (batch, round_), taken in np.ndenumerate(seconds)
         ]
 
-    def __str__(self) -> str:
-        return self.to_text()
-
     def _estimate(self, statistic) -> Estimate:
         """Of a statistic of speeds by round: its median over the rounds."""
         count, rounds = self.seconds[self.baseline].shape
-        all_batches, all_rounds = np.arange(count)[None], np.arange(rounds)[None]
-        value = float(self._median(statistic, all_batches, all_rounds)[0])
-        if count < MIN_CLUSTERS:
-            return without_interval([value], count, self.level, "batch")[0]
-        generator = np.random.default_rng(0)
-        batches = generator.integers(0, count, (NUM_RESAMPLES, count))
-        chosen = generator.integers(0, rounds, (NUM_RESAMPLES, rounds))
-        resampled = self._median(statistic, batches, chosen)
-        (estimate,) = between([value], resampled[:, None], count, self.level)
-        return estimate
+        value = self._median(statistic, np.arange(count)[None], np.arange(rounds)[None])
+
+        def resampled() -> np.ndarray:
+            generator = np.random.default_rng(0)
+            batches = generator.integers(0, count, (NUM_RESAMPLES, count))
+            chosen = generator.integers(0, rounds, (NUM_RESAMPLES, rounds))
+            return self._median(statistic, batches, chosen)[:, None]
+
+        return with_intervals(value, resampled, count, self.level, "batch")[0]
 
     def _median(self, statistic, batches: np.ndarray, rounds: np.ndarray) -> np.ndarray:
         """`[R]`, over batches `[R, n]` and rounds `[R, r]`."""
 
         def speed(name: str) -> np.ndarray:  # [R, r]
-            if name not in self.seconds:
-                known = ", ".join(map(repr, self.seconds))
-                raise ValueError(f"there is no contender {name!r}; expected one of {known}")
             taken = self.seconds[name][batches].sum(axis=1)
             speeds = self.tokens[name][batches].sum(axis=-1)[:, None] / taken
             return np.take_along_axis(speeds, rounds, axis=1)
@@ -312,9 +281,9 @@ def compare(
         progress: shows a bar on standard error.
 
     Raises:
-        TypeError: contenders that are no ways of decoding, or answer something else.
-        ValueError: fewer than two contenders, no contender of the baseline's name, a number out of
-            range, or an answer of another size.
+        TypeError: a contender that is no way of decoding.
+        ValueError: fewer than two contenders, no contender of the baseline's name, or an answer of
+            another size.
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -328,25 +297,14 @@ def compare(
         >>> comparison.equal["lookup"]
         True
     """
-    check_type("contenders", contenders, Mapping, advice="pass contenders by name")
-    for name, way in contenders.items():
-        check_type("the name of a contender", name, str)
-        _check_contender(name, way)
     if len(contenders) < 2:
         raise ValueError(f"there is nothing to compare: {len(contenders)} contenders, pass two")
-    baseline = next(iter(contenders)) if baseline is None else baseline
-    if baseline not in contenders:
-        raise ValueError(f"baseline {baseline!r} is none of {', '.join(contenders)}")
+    ways = {name: _contender(name, way) for name, way in contenders.items()}
+    baseline = check_choice("baseline", baseline or next(iter(ways)), ways)
     check_integer("rounds", rounds, 1)
-    check_integer("batch_size", batch_size, 1)
-    check_integer("max_new_tokens", max_new_tokens, 1)
-    check_integer("seed", seed, 0, 2**64 - 1)
-    check_number("temperature", temperature, 0)
-    check_type("progress", progress, bool)
-    ways = {name: _contender(way) for name, way in contenders.items()}
-    device = _device(contenders)
-    records = prompt_sets.as_prompts(prompts, attention_mask)
-    encoded = [prompt_sets.encode(prompt, [], tokenizer) for prompt in records]
+    Plan(max_new_tokens, temperature, batch_size, seed=seed)  # checks them
+    device = _device(ways)
+    encoded = [encode(prompt, [], tokenizer) for prompt in as_prompts(prompts, attention_mask)]
     tasks = [
         Task(
             *pad(encoded[start : start + batch_size], device),
@@ -364,7 +322,7 @@ def compare(
             for index, task in enumerate(tasks):
                 first = round_ % len(names)
                 for name in names[first:] + names[:first]:
-                    answer, taken = timed(lambda n=name, t=task: ways[n](t), device)
+                    answer, taken = timed(partial(ways[name], task), device)
                     if round_ == 0:
                         _check_answer(name, answer, task)
                         answers[name].append(answer)
@@ -398,40 +356,34 @@ class _Generator:
         return Answer([row[:length] for row, length in rows], steps)
 
 
-def _check_contender(name: str, way: object) -> None:
-    """Refuses what is no way of decoding."""
-    if isinstance(way, nn.Module):
-        raise TypeError(f"contender {name!r} is a {type(way).__name__}; pass HFGenerate(model)")
-    if not isinstance(way, SpeculativeGenerator) and not callable(way):
+def _contender(name: str, way: SpeculativeGenerator | Contender) -> Contender:
+    if isinstance(way, SpeculativeGenerator):
+        return _Generator(way)
+    if isinstance(way, nn.Module) or not callable(way):
         raise TypeError(
-            f"contender {name!r} must be a SpeculativeGenerator, HFGenerate or a function from "
-            f"Task to Answer, got {shown(way)}"
+            f"contender {name!r} must be a SpeculativeGenerator, HFGenerate(model) or a function "
+            f"from Task to Answer, got {shown(way)}"
         )
+    return way
 
 
-def _check_answer(name: str, answer: object, task: Task) -> None:
+def _check_answer(name: str, answer: Answer, task: Task) -> None:
     """Refuses an answer that is not one text of the task's length per row."""
-    what, count = f"the answer of contender {name!r}", len(task.seeds)
-    check_type(what, answer, Answer)
-    check_type(f"new_tokens in {what}", answer.new_tokens, list[list[int]])
-    rows = [answer.new_tokens, *([answer.steps] if answer.steps is not None else [])]
-    longest = max(map(len, answer.new_tokens), default=0)
+    count, texts = len(task.seeds), answer.new_tokens
+    rows = [texts, texts if answer.steps is None else answer.steps]
+    longest = max(map(len, texts), default=0)
     if any(len(each) != count for each in rows) or longest > task.max_new_tokens:
         raise ValueError(
-            f"{what} must have {count} rows of at most {task.max_new_tokens} new tokens, got "
-            f"{len(answer.new_tokens)} of up to {longest}"
+            f"the answer of contender {name!r} must have {count} rows of at most "
+            f"{task.max_new_tokens} new tokens, got {len(texts)} of up to {longest}"
         )
 
 
-def _contender(way: SpeculativeGenerator | Contender) -> Contender:
-    return _Generator(way) if isinstance(way, SpeculativeGenerator) else way
-
-
-def _device(contenders: Mapping[str, SpeculativeGenerator | Contender]) -> torch.device:
+def _device(ways: Mapping[str, Contender]) -> torch.device:
     """Where prompts are needed: on the target's device."""
-    for way in contenders.values():
-        if isinstance(way, SpeculativeGenerator):
-            return way.target.device
+    for way in ways.values():
+        if isinstance(way, _Generator):
+            return way.generator.target.device
         if isinstance(way, HFGenerate):
             return way.model.device
     return torch.device("cpu")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_tensor, check_type
+from specdec.arguments import check_integer, check_tensor
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 
@@ -45,13 +45,9 @@ def acceptance_by_context(
         >>> list(acceptance_by_context(generator, text, (8, 32), num_prompts=2, max_new_tokens=4))
         [8, 32]
     """
-    check_type("generator", generator, SpeculativeGenerator)
     check_tensor("text", text, (None,))
     check_integer("num_prompts", num_prompts, 1)
-    check_type("contexts", contexts, Iterable)
     contexts = tuple(contexts)
-    for context in contexts:
-        check_integer("a context", context)
     if not contexts or min(contexts) < 1 or max(contexts) > len(text):
         raise ValueError(
             f"contexts must have 1 to {len(text)} tokens, as many as the text, got {contexts}"

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_integer
 from specdec.evaluation.anchors import with_draft_length
+from specdec.evaluation.evaluate import synchronize, timed
 from specdec.evaluation.intervals import counted
-from specdec.evaluation.tables import Table, Tabular
-from specdec.evaluation.timing import synchronize, timed
 from specdec.generator import SpeculativeGenerator
+from specdec.show.table import Table, Tabular
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -43,11 +43,6 @@ class CostCurve(Tabular):
     step_ms: dict[int, list[float]]
 
     def __post_init__(self):
-        check_type("plain_ms", self.plain_ms, list[float])
-        check_type("step_ms", self.step_ms, dict)
-        for k, times in self.step_ms.items():
-            check_integer("a draft length of step_ms", k, 0)
-            check_type(f"step_ms[{k}]", times, list[float])
         lengths = {len(times) for times in (self.plain_ms, *self.step_ms.values())}
         if len(lengths) > 1 or 0 in lengths:
             raise ValueError(
@@ -79,9 +74,6 @@ class CostCurve(Tabular):
             for k in sorted(self.step_ms)
             for round_, (ms, plain) in enumerate(zip(self.step_ms[k], self.plain_ms, strict=True))
         ]
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     def resampled(
         self, num_draft_tokens: int, count: int, generator: np.random.Generator
@@ -137,14 +129,12 @@ def measure_costs(
         >>> sorted(curve.step_ms)
         [0, 1, 2, 4]
     """
-    check_type("generator", generator, SpeculativeGenerator)
     check_integer("num_steps", num_steps, 1)
     check_integer("rounds", rounds, 1)
     most = generator.drafter.num_draft_tokens
     if draft_lengths is None:
         doubled = [2**i for i in range(most.bit_length()) if 2**i < most]
         draft_lengths = sorted({0, *doubled, most})
-    check_type("draft_lengths", draft_lengths, Iterable)
     draft_lengths = list(draft_lengths)
     if not draft_lengths:
         raise ValueError("there is nothing to measure: draft_lengths is empty")

@@ -1,10 +1,13 @@
 """The same run in the words of other projects, whose definitions differ.
 
-- *Acceptance length* is here 1 + accepted / steps, truncation not counted. vLLM: the same over the
-  steps that drafted something. Spec-Bench ("mean accepted tokens"): the same. SGLang and SpecForge
-  ("accept length"): output tokens / verifications, truncation counted, our block efficiency.
-- *Acceptance rate* is accepted / drafted in vLLM and SGLang, as here.
-- *Joint rate at i*: vLLM's "per-position acceptance rate".
+| here | vLLM | SGLang, SpecForge | Spec-Bench |
+|---|---|---|---|
+| acceptance length | over the steps that drafted | - | "mean accepted tokens" |
+| block efficiency | - | "accept length" | - |
+| acceptance rate | the same | the same (SGLang) | - |
+| joint rate at i | "per-position acceptance rate" | - | - |
+
+Each function takes the steps of each row, `result.steps`.
 
 SGLang samples the first output token of a request while it reads the prompt; here the first step
 emits it. So n tokens take (n - 1) / L verifications there and n / L here, and SGLang's own figure
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.arguments import check_number, check_type
+from specdec.arguments import check_number
 from specdec.results import RowStep, SpeculationStats
 
 
@@ -24,10 +27,6 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
 
     A step without a draft is no "draft" there, so its mean acceptance length is over the others.
 
-    Args:
-        steps: per row its steps.
-        num_draft_tokens: K.
-
     Reference: vllm/v1/spec_decode/metrics.py, `SpecDecodingLogging.log`.
 
     Example:
@@ -35,7 +34,6 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
         >>> as_vllm(steps, 2)["mean_acceptance_length"]
         2.0
     """
-    _stats_of(steps)
     drafts = [step for row in steps for step in row if step.draft_tokens]
     stats = SpeculationStats([drafts], num_draft_tokens)
     return {
@@ -50,9 +48,6 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
 
 def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
     """SGLang's `meta_info` of each request, summed over requests.
-
-    Args:
-        steps: per row its steps.
 
     Reference: `spec_accept_length` = completion tokens / `spec_verify_ct`; `spec_accept_rate` =
     correct draft tokens / proposed ones (sglang/srt/managers/tokenizer_manager.py).
@@ -72,9 +67,6 @@ def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
 
 def as_specforge(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
     """What SpecForge's benchmarker prints: all output tokens / all verifications.
-
-    Args:
-        steps: per row its steps.
 
     Reference: SpecForge/benchmarks/benchmarker/utils.py, `compute_metrics`.
 
@@ -98,9 +90,6 @@ def as_spec_bench(
         steps: per prompt its steps, all turns together.
         seconds: per prompt, of generation; `None` where they are not known.
 
-    Raises:
-        ValueError: another number of seconds than of prompts.
-
     Reference: hemingkx/Spec-Bench, evaluation/speed.py, `speed`.
 
     Example:
@@ -108,12 +97,9 @@ def as_spec_bench(
         >>> as_spec_bench(steps, [1.0, 2.0])
         {'mean_accepted_tokens': 1.5, 'tokens_per_second': 1.25}
     """
-    _stats_of(steps)
     lengths = [1 + step.num_accepted for row in steps for step in row]
     figures: dict[str, object] = {"mean_accepted_tokens": sum(lengths) / max(1, len(lengths))}
     if seconds is not None:
-        if len(seconds) != len(steps):
-            raise ValueError(f"expected seconds of {len(steps)} prompts, got {len(seconds)}")
         for index, taken in enumerate(seconds):
             check_number(f"seconds[{index}]", taken, above=0)
         rows = zip(steps, seconds, strict=True)
@@ -124,6 +110,5 @@ def as_spec_bench(
 
 def _stats_of(steps: Sequence[Sequence[RowStep]]) -> SpeculationStats:
     """Counts of steps of any draft length."""
-    check_type("steps", steps, Sequence, advice="pass result.steps")
-    lengths = [len(step.draft_tokens) for row in steps for step in row if isinstance(step, RowStep)]
-    return SpeculationStats([list(row) for row in steps], max(lengths, default=0))
+    lengths = [len(step.draft_tokens) for row in steps for step in row]
+    return SpeculationStats(steps, max(lengths, default=0))

@@ -5,86 +5,29 @@ Legend: B rows of a batch, T tokens of a prompt.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TypeVar, Unpack
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from specdec.arguments import check_file, check_integer, check_number, check_type
-from specdec.evaluation import prompts as prompt_sets
-from specdec.evaluation import provenance
-from specdec.evaluation.evaluation import EvaluatedBatch, EvaluatedRow, Evaluation
-from specdec.evaluation.prompts import Prompt
-from specdec.evaluation.run_file import RunFile
-from specdec.evaluation.timing import timed
+from specdec.arguments import check_integer
+from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.plan import Plan, provenance, settings_of_run
+from specdec.evaluation.prompts import Prompt, as_prompts, encode
+from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
-from specdec.request import GenerateOptions, Sampling
-from specdec.request.call import read_options
-from specdec.settings import plain
+from specdec.request import GenerateOptions
 
-_OWN = {
-    "do_sample": "a temperature above 0 samples",
-    "num_return_sequences": "samples=n takes n texts of each prompt",
-    "streamer": "generator.stream shows text while it is written",
-    "trace": "generator.generate(..., trace=True) returns one",
-    "output_scores": "generator.generate returns them",
-    "output_logits": "generator.generate returns them",
-}
-"""Options of `generate` that would change or lose what is measured, and what to do instead."""
+T = TypeVar("T")
 _TURN_SEEDS = 2**32
 """Seeds of a later turn are this far from those of the one before."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How an evaluation generates; all of it decides the result.
-
-    Args:
-        max_new_tokens: of each turn.
-        temperature: 0 is greedy.
-        batch_size: prompts that are generated together; `None` for all.
-        samples: texts of each prompt; more than 1 needs a temperature.
-        seed: of the first row; prompt i has `seed + i`, its later turns and samples others.
-        max_prompt_tokens: longer prompts lose their first tokens; `None` refuses them where the
-            target has no room.
-        options: more options of `generate`.
-
-    Raises:
-        ValueError: a number that cannot be right.
-    """
-
-    max_new_tokens: int = 64
-    temperature: float = 0.0
-    batch_size: int | None = 1
-    samples: int = 1
-    seed: int = 0
-    max_prompt_tokens: int | None = None
-    options: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self):
-        for name in ("max_new_tokens", "batch_size", "samples", "max_prompt_tokens"):
-            value = getattr(self, name)
-            if value is not None or name in ("max_new_tokens", "samples"):
-                check_integer(name, value, 1)
-        check_number("temperature", self.temperature, 0)
-        check_integer("seed", self.seed, 0, 2**64 - 1)
-        if self.samples > 1 and self.temperature == 0:
-            raise ValueError("samples > 1 are all the same at temperature 0; pass a temperature")
-        for name in self.options.keys() & _OWN.keys():
-            raise TypeError(f"evaluate has no option {name}: {_OWN[name]}")
-
-    def sampling(self, seeds: list[int]) -> dict[str, Any]:
-        """Options of `generate` for rows of these seeds."""
-        options = {"neutral": True, "num_return_sequences": 1, **self.options}
-        if self.temperature == 0:
-            return {"do_sample": False, **options}
-        return {"do_sample": True, "temperature": self.temperature, "seed": seeds, **options}
 
 
 def evaluate(
@@ -151,70 +94,39 @@ def evaluate(
         >>> 1 <= evaluation.stats.acceptance_length <= 4
         True
     """
-    check_type("generator", generator, SpeculativeGenerator)
-    check_type("progress", progress, bool)
     check_integer("warmup", warmup, 0)
-    if batch_size is None and not isinstance(prompts, Tensor):
-        batch_size = 1
-    plan = Plan(max_new_tokens, temperature, batch_size, samples, seed, max_prompt_tokens, options)
-    index, count = _checked_shard(shard)
-    records = prompt_sets.as_prompts(prompts, attention_mask)
-    batches = list(_batches(records, plan))[index::count]
-    about = _about(generator, records, plan, tokenizer, shard)
-    done: list[EvaluatedBatch] = []
-    file = None if output is None else RunFile(check_file("output", output), about)
-    if file is not None:
-        done = file.read()
-    finished = {batch.index for batch in done}
-    missing = [(index, rows) for index, rows in batches if index not in finished]
-    for _, rows in missing[:warmup]:
-        _run(generator, -1, rows, plan, tokenizer)
-    with tqdm(total=len(batches), initial=len(finished), disable=not progress, unit="batch") as bar:
-        for index, rows in missing:
-            batch = _run(generator, index, rows, plan, tokenizer)
+    index, count = shard
+    check_integer("the count of shard", count, 1)
+    check_integer("the index of shard", index, 0, count - 1)
+    values = {
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "batch_size": 1 if batch_size is None and not isinstance(prompts, Tensor) else batch_size,
+        "samples": samples,
+        "seed": seed,
+        "max_prompt_tokens": max_prompt_tokens,
+        "options": options,
+    }
+    plan = Plan(**values)
+    records = as_prompts(prompts, attention_mask)
+    run = settings_of_run(generator, records, tokenizer=tokenizer, **values)
+    about = {"run": {**run, "shard": [index, count]}, **provenance()}
+    batches = dict(list(_batches(records, plan))[index::count])
+    file = None if output is None else RunFile(output)
+    done = [] if file is None else file.resume(about)
+    missing = batches.keys() - {batch.index for batch in done}
+    for number in sorted(missing)[:warmup]:
+        _run(generator, number, batches[number], plan, tokenizer)
+    with tqdm(total=len(batches), initial=len(done), disable=not progress, unit="batch") as bar:
+        for number in sorted(missing):
+            batch = _run(generator, number, batches[number], plan, tokenizer)
             if file is not None:
-                file.append(batch)
+                file.append(batch, about)
             done.append(batch)
             bar.update()
             bar.set_postfix_str(_postfix(done), refresh=False)
     done.sort(key=lambda batch: batch.index)
     return Evaluation(done, generator.drafter.num_draft_tokens, about)
-
-
-def settings_of_run(
-    generator: SpeculativeGenerator,
-    prompts: Iterable[str | Prompt | Sequence[int]],
-    *,
-    tokenizer: PreTrainedTokenizerBase | None = None,
-    **plan: Any,
-) -> dict[str, Any]:
-    """What `evaluate` would save about a run as `about["run"]`, but for its shard: two runs with
-    equal settings measure the same.
-
-    Args:
-        generator: target, drafter and sampler.
-        prompts: as for `evaluate`.
-        tokenizer: of the target.
-        plan: fields of `Plan`.
-
-    Example:
-        >>> from specdec import PromptLookupDrafter, zoo
-        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))
-        >>> settings_of_run(generator, [[7, 8, 9]], seed=5)["drafter"]["max_ngram"]
-        3
-    """
-    records = prompt_sets.as_prompts(prompts)
-    run = _about(generator, records, Plan(**plan), tokenizer, (0, 1))["run"]
-    return {name: value for name, value in run.items() if name != "shard"}
-
-
-def _checked_shard(shard: tuple[int, int]) -> tuple[int, int]:
-    """Index and count."""
-    if not isinstance(shard, tuple | list) or len(shard) != 2:
-        raise TypeError(f"shard must be a pair (index, count), got {shard!r}")
-    check_integer("the count of shard", shard[1], 1)
-    check_integer("the index of shard", shard[0], 0, shard[1] - 1)
-    return shard[0], shard[1]
 
 
 @dataclass(frozen=True)
@@ -256,14 +168,20 @@ def _run(
     seconds, done = [], []
     for turn in range(len(rows[0].prompt.turns)):
         encoded = [
-            prompt_sets.encode(row.prompt, said, tokenizer)
-            for row, said in zip(rows, replies, strict=True)
+            encode(row.prompt, said, tokenizer) for row, said in zip(rows, replies, strict=True)
         ]
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
-        ids, mask = pad(kept, generator.target.device)
-        seeds = [row.seed + turn * _TURN_SEEDS for row in rows]
-        run = _generation(generator, ids, mask, plan, seeds, rows)
-        result, taken = timed(run, generator.target.device)
+        inputs = pad(kept, generator.target.device)
+        options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows])
+        options["max_new_tokens"] = plan.max_new_tokens
+        try:
+            generate = partial(generator.generate, *inputs, **options)
+            result, taken = timed(generate, generator.target.device)
+        except ValueError as error:
+            names = ", ".join(repr(row.prompt.id) for row in rows[:4])
+            is_long = "positions" in str(error) and plan.max_prompt_tokens is None
+            hint = "; max_prompt_tokens= shortens long prompts" if is_long else ""
+            raise ValueError(f"prompt {names}: {error}{hint}") from error
         seconds.append(taken)
         for b, (row, length) in enumerate(zip(rows, result.lengths, strict=True)):
             done.append(
@@ -279,26 +197,10 @@ def _run(
                     steps=result.steps[b],
                 )
             )
-            if tokenizer is not None and turn + 1 < len(row.prompt.turns):
+            if turn + 1 < len(row.prompt.turns):
                 new = result.new_tokens[b, :length]
                 replies[b].append(tokenizer.decode(new, skip_special_tokens=True))
     return EvaluatedBatch(index, seconds, done)
-
-
-def _generation(generator, ids: Tensor, mask: Tensor, plan: Plan, seeds: list[int], rows):
-    """A call of the generator whose errors name the prompts."""
-
-    def run():
-        sampling = plan.sampling(seeds)
-        try:
-            return generator.generate(ids, mask, max_new_tokens=plan.max_new_tokens, **sampling)
-        except ValueError as error:
-            names = ", ".join(repr(row.prompt.id) for row in rows[:4])
-            is_long = "positions" in str(error) and plan.max_prompt_tokens is None
-            hint = "; max_prompt_tokens= shortens long prompts" if is_long else ""
-            raise ValueError(f"prompt {names}: {error}{hint}") from error
-
-    return run
 
 
 def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -315,38 +217,28 @@ def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def _about(
-    generator: SpeculativeGenerator,
-    prompts: list[Prompt],
-    plan: Plan,
-    tokenizer: PreTrainedTokenizerBase | None,
-    shard: tuple[int, int],
-) -> dict[str, Any]:
-    """Everything that a saved run needs to be understood, and to be gone on with."""
-    values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    values["options"] = {
-        name: provenance.describe_tokenizer(value) if name == "tokenizer" else plain(value)
-        for name, value in plan.options.items()
-    }
-    return {
-        "run": {
-            **provenance.describe(generator),
-            "plan": values,
-            "sampling": dataclasses.asdict(_sampling(generator, plan)),
-            "prompts": {"count": len(prompts), "sha256": prompt_sets.fingerprint(prompts)},
-            "tokenizer": provenance.describe_tokenizer(tokenizer),
-            "shard": list(shard),
-        },
-        "versions": provenance.versions(),
-        "git_revision": provenance.git_revision(),
-    }
+def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:
+    """What a call returns, and the seconds until the device had done it.
+
+    Args:
+        run: the call.
+        device: waited for before the call and after it.
+
+    Example:
+        >>> timed(lambda: 3, torch.device("cpu"))[0]
+        3
+    """
+    synchronize(device)
+    started = time.perf_counter()
+    result = run()
+    synchronize(device)
+    return result, time.perf_counter() - started
 
 
-def _sampling(generator: SpeculativeGenerator, plan: Plan) -> Sampling:
-    """What the rows draw their tokens from, the same for all prompts."""
-    options = {**plan.sampling([]), "max_new_tokens": plan.max_new_tokens}
-    prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
-    return read_options(generator.target, prompt, options).sampling
+def synchronize(device: torch.device) -> None:
+    """Waits for a device; nothing to wait for on a CPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _postfix(done: list[EvaluatedBatch]) -> str:

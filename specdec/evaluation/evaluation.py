@@ -2,103 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import torch
 
-from specdec.arguments import check_fields, check_integer, check_number, check_type
-from specdec.evaluation.intervals import LEVEL, MIN_CLUSTERS, Estimate, bootstrap, counted
-from specdec.evaluation.tables import Table, Tabular
+from specdec.arguments import check_integer
+from specdec.evaluation.intervals import (
+    LEVEL,
+    MIN_CLUSTERS,
+    Estimate,
+    bootstrap,
+    counted,
+    rate_estimates,
+)
+from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
+from specdec.jsonl import naming_line
 from specdec.results import RowStep, SpeculationStats
 from specdec.settings import differences
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluatedRow:
-    """One turn of one prompt.
-
-    Args:
-        prompt: its id.
-        category: of the prompt.
-        turn: from 0.
-        sample: from 0.
-        num_prompt_tokens: that were read.
-        was_cut: the prompt had more, and lost its first ones.
-        finish_reason: `"eos"`, `"length"` or `"stop"`.
-        seed: of the row; `None` for greedy text.
-        steps: what happened.
-
-    Raises:
-        TypeError, ValueError: a field of another type, or out of range.
-    """
-
-    prompt: str
-    category: str
-    turn: int
-    sample: int
-    num_prompt_tokens: int
-    was_cut: bool
-    finish_reason: Literal["eos", "length", "stop"]
-    seed: int | None
-    steps: list[RowStep]
-
-    def __post_init__(self):
-        check_fields(self)
-        for name, least in (("turn", 0), ("sample", 0), ("num_prompt_tokens", 1)):
-            check_integer(name, getattr(self, name), least)
-        if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
-
-    @property
-    def new_tokens(self) -> list[int]:
-        """The text."""
-        return [token for step in self.steps for token in step.new_tokens]
-
-
-@dataclass(frozen=True, eq=False)
-class EvaluatedBatch:
-    """Rows that were generated together.
-
-    Args:
-        index: of the batch in the run.
-        seconds: of wall-clock for each turn, reading the prompts included.
-        rows: of all turns.
-    """
-
-    index: int
-    seconds: list[float]
-    rows: list[EvaluatedRow]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it; `from_dict` reads it."""
-        rows = [
-            {**vars(row), "steps": [list(vars(s).values()) for s in row.steps]} for row in self.rows
-        ]
-        return {"batch": self.index, "seconds": self.seconds, "rows": rows}
-
-    @classmethod
-    def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
-        """Reads what `to_dict` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
-        """
-        rows = []
-        for row in saved["rows"]:
-            steps = check_type("steps", row["steps"], list)
-            rows.append(EvaluatedRow(**{**row, "steps": list(map(RowStep.from_saved, steps))}))
-        check_integer("batch", saved["batch"], 0)
-        for seconds in check_type("seconds", saved["seconds"], list[float]):
-            check_number("seconds", seconds, 0)
-        if not rows or len(saved["seconds"]) != len({row.turn for row in rows}):
-            raise ValueError("expected rows, and seconds of each turn")
-        return cls(saved["batch"], saved["seconds"], rows)
+from specdec.show.table import Table, Tabular
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -145,33 +70,35 @@ class Evaluation(Tabular):
         """Standard error of the acceptance length over the steps, as if these were independent;
         `estimates` has an interval that does not assume it.
         """
-        accepted = [float(step.num_accepted) for row in self.rows for step in row.steps]
-        return torch.tensor(accepted).std(correction=0).item() / max(len(accepted), 1) ** 0.5
+        accepted = [step.num_accepted for row in self.rows for step in row.steps]
+        return float(np.std(accepted)) / len(accepted) ** 0.5 if accepted else 0.0
 
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Every number with its interval: `acceptance_length`, `acceptance_rate`,
         `block_efficiency`, `conditional_rate_1..K`, `joint_rate_1..K`, `tokens_per_second`.
         """
-        k = self.num_draft_tokens
         clusters: dict[str, list[list[RowStep]]] = {}
         for row in self.rows:
             clusters.setdefault(row.prompt, []).append(row.steps)
-        totals = np.array([_counts(SpeculationStats(rows, k)) for rows in clusters.values()])
-        names = ["acceptance_length", "acceptance_rate", "block_efficiency"]
-        names += [f"conditional_rate_{i + 1}" for i in range(k)]
-        names += [f"joint_rate_{i + 1}" for i in range(k)]
-        rates = bootstrap(totals, lambda sums: _rates(sums, k), level=self.level, unit="prompt")
-        times = np.array(
-            [
-                [sum(len(row.new_tokens) for row in batch.rows), sum(batch.seconds)]
-                for batch in self.batches
-            ]
-        )
-        (speed,) = bootstrap(
-            times, lambda s: s[..., :1] / s[..., 1:], level=self.level, unit="batch"
-        )
-        return {**dict(zip(names, rates, strict=True)), "tokens_per_second": speed}
+        k, level = self.num_draft_tokens, self.level
+        counts = [SpeculationStats(rows, k) for rows in clusters.values()]
+        totals = [
+            [*map(sum, (c.steps, c.drafted, c.accepted)), *c.accepted_at, *c.reached_at]
+            for c in counts
+        ]
+        emitted = [[sum(c.emitted), sum(c.steps)] for c in counts]
+        times = [
+            [sum(len(row.new_tokens) for row in batch.rows), sum(batch.seconds)]
+            for batch in self.batches
+        ]
+        (efficiency,) = bootstrap(emitted, _quotient, level=level, unit="prompt")
+        (speed,) = bootstrap(times, _quotient, level=level, unit="batch")
+        return {
+            **rate_estimates(totals, k, level=level, unit="prompt"),
+            "block_efficiency": efficiency,
+            "tokens_per_second": speed,
+        }
 
     @property
     def categories(self) -> dict[str, Evaluation]:
@@ -239,33 +166,23 @@ class Evaluation(Tabular):
         lines = []
         for row in self.rows:
             stats = SpeculationStats([row.steps], self.num_draft_tokens)
-            named = {name: value for name, value in vars(row).items() if name != "steps"}
-            counts = {
-                name: sum(getattr(stats, name)) for name in ("drafted", "accepted", "emitted")
-            }
-            rates = {
-                name: getattr(stats, name) for name in ("acceptance_length", "acceptance_rate")
-            }
-            lines.append({**named, "steps": len(row.steps), **counts, **rates})
+            counts = ("steps", "drafted", "accepted", "emitted")
+            rates = ("acceptance_length", "acceptance_rate")
+            line = {**vars(row), **{name: sum(getattr(stats, name)) for name in counts}}
+            lines.append({**line, **{name: getattr(stats, name) for name in rates}})
         return lines
-
-    def __str__(self) -> str:
-        return self.to_text()
 
     @classmethod
     def merged(cls, parts: Iterable[Evaluation]) -> Evaluation:
         """One evaluation of the shards of one run.
 
         Raises:
-            TypeError: parts that are no evaluations.
             ValueError: no parts, parts of runs that differ (says in what), or a batch that two of
                 them hold.
         """
         parts = list(parts)
         if not parts:
             raise ValueError("there is nothing to merge: pass the shards of a run")
-        for part in parts:
-            check_type("a part", part, Evaluation)
         for number, part in enumerate(parts[1:], start=1):
             differing = differences(parts[0]._run_without_shard(), part._run_without_shard())
             if differing:
@@ -291,36 +208,14 @@ class Evaluation(Tabular):
         Raises:
             ValueError: another kind of file.
         """
-        from specdec.evaluation.run_file import read_batches, read_lines
-
-        header, lines, _ = read_lines(Path(path))
-        if header is None or not lines:
+        about, batches = RunFile(path).read()
+        if not batches:
             raise ValueError(f"{path} holds no finished batch")
-        batches = sorted(read_batches(Path(path), lines), key=lambda batch: batch.index)
-        about = {name: value for name, value in header.items() if name != "format"}
-        drafter = about["run"].get("drafter")
-        k = drafter.get("num_draft_tokens") if isinstance(drafter, dict) else None
-        if not isinstance(k, int):
-            raise ValueError(f"{path}, line 1 does not say how many tokens were drafted")
+        with naming_line(Path(path), 1):
+            k = check_integer("num_draft_tokens", about["run"]["drafter"]["num_draft_tokens"], 0)
         return cls(batches, k, about)
 
 
-def _counts(stats: SpeculationStats) -> list[int]:
-    """Steps, drafted, accepted and emitted tokens, then accepted and reached at each position."""
-    sums = [sum(counts) for counts in (stats.steps, stats.drafted, stats.accepted, stats.emitted)]
-    return [*sums, *stats.accepted_at, *stats.reached_at]
-
-
-def _rates(sums: np.ndarray, k: int) -> np.ndarray:
-    """The rates of `results.py` from the sums of `_counts`; NaN where there is nothing to divide
-    by.
-    """
-    steps, drafted, accepted, emitted = (sums[..., i] for i in range(4))
-    accepted_at, reached_at = sums[..., 4 : 4 + k], sums[..., 4 + k :]
-
-    def ratio(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return np.divide(a, b, out=np.full(np.broadcast(a, b).shape, math.nan), where=b > 0)
-
-    columns = [1 + ratio(accepted, steps), ratio(accepted, drafted), ratio(emitted, steps)]
-    joint = ratio(accepted_at, np.broadcast_to(steps[..., None], accepted_at.shape))
-    return np.concatenate([np.stack(columns, -1), ratio(accepted_at, reached_at), joint], axis=-1)
+def _quotient(sums: np.ndarray) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums[..., :1] / sums[..., 1:]

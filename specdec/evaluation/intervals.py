@@ -3,7 +3,7 @@
 Steps of one text depend on each other, so what is resampled is a *cluster*: a prompt with all its
 turns and samples (for rates), or a batch of prompts (for times).
 
-Legend: n clusters, m totals of a cluster, R resamples, s statistics.
+Legend: n clusters, m totals of a cluster, R resamples, s statistics, K draft tokens.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from specdec.arguments import check_integer, check_number, check_type
+from specdec.arguments import check_integer, check_number
 
 Statistic = Callable[[np.ndarray], np.ndarray]
 """Totals `[..., m]` -> statistics `[..., s]`."""
@@ -55,9 +54,6 @@ class Estimate:
     note: str = ""
 
     def __post_init__(self):
-        for name in ("value", "low", "high", "level"):
-            check_type(name, getattr(self, name), float)
-        check_type("note", self.note, str)
         if self.low > self.high:
             raise ValueError(f"low must be at most high, got {self.low} and {self.high}")
 
@@ -124,43 +120,80 @@ def bootstrap(
 
     Reference: Hesterberg, arXiv:1411.5279, section 5.3 (expanded percentile intervals).
     """
-    check_type("statistic", statistic, Callable)
     check_number("level", level, above=0, below=1)
     check_integer("num_resamples", num_resamples, 1)
-    check_integer("seed", seed, 0)
-    check_type("unit", unit, str)
-    try:
-        totals = np.asarray(totals, dtype=np.float64)
-    except ValueError as error:
-        raise ValueError(f"totals must be numbers [n, m]: {error}") from error
+    totals = np.asarray(totals, dtype=np.float64)
     if totals.ndim != 2 or not len(totals):
         raise ValueError(f"totals must be [n, m] with at least one cluster, got {totals.shape}")
-    values = np.atleast_1d(statistic(totals.sum(axis=0)))
-    if np.shape(statistic(totals)) != (len(totals), *values.shape):
-        raise ValueError(
-            "statistic must map totals [..., m] to statistics [..., s], got "
-            f"{list(np.shape(statistic(totals)))} for {list(totals.shape)}"
-        )
-    if len(totals) < MIN_CLUSTERS:
-        return without_interval(values, len(totals), level, unit)
-    generator = np.random.default_rng(seed)
-    counts = generator.multinomial(len(totals), [1 / len(totals)] * len(totals), num_resamples)
-    return between(values, statistic(counts @ totals), len(totals), level)
+    count, generator = len(totals), np.random.default_rng(seed)
+
+    def resampled() -> np.ndarray:
+        return statistic(resampled_counts(generator, count, num_resamples) @ totals)
+
+    return with_intervals(statistic(totals.sum(axis=0)), resampled, count, level, unit)
 
 
-def without_interval(
-    values: Iterable[float], count: int, level: float, unit: str
+def resampled_counts(generator: np.random.Generator, count: int, num_resamples: int) -> np.ndarray:
+    """`[R, n]`: how often each of n clusters is in each resample."""
+    return generator.multinomial(count, [1 / count] * count, num_resamples)
+
+
+def with_intervals(
+    values: Iterable[float],
+    resampled: Callable[[], np.ndarray],
+    count: int,
+    level: float,
+    unit: str,
 ) -> list[Estimate]:
-    """Estimates of too few clusters.
+    """Estimates of values `[s]` from statistics `[R, s]` of resamples, NaN where a resample had
+    nothing to divide by; without intervals, and without resampling, for too few clusters.
+    """
+    if count < MIN_CLUSTERS:
+        note = f"no interval: {counted(count, unit)}"
+        return [Estimate(float(value), level=level, note=note) for value in values]
+    tail = expanded_tail((1 - level) / 2, count)
+    statistics = np.asarray(resampled())
+    ends = np.full((2, statistics.shape[1]), np.nan)
+    known = ~np.isnan(statistics).all(axis=0)
+    ends[:, known] = np.nanquantile(statistics[:, known], [tail, 1 - tail], axis=0)
+    return [
+        Estimate(float(value), float(low), float(high), level)
+        for value, low, high in zip(values, *ends, strict=True)
+    ]
+
+
+def expanded_tail(tail: float, n: int) -> float:
+    """The percentile whose bootstrap quantile is as far out as Student's t for n clusters.
+
+    Example:
+        >>> round(expanded_tail(0.025, 10**6), 5), round(expanded_tail(0.025, 10), 4)
+        (0.025, 0.0086)
+    """
+    from scipy import special  # on use, so that `import specdec` stays fast
+
+    return float(special.ndtr(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, tail)))
+
+
+def rate_estimates(totals: np.ndarray, k: int, *, level: float, unit: str) -> dict[str, Estimate]:
+    """`acceptance_length`, `acceptance_rate`, `conditional_rate_1..K` and `joint_rate_1..K`.
 
     Args:
-        values: `[s]`.
-        count: n.
-        level: that an interval would have had.
-        unit: what a cluster is.
+        totals: `[n, 3 + 2 K]` steps, drafted and accepted tokens of each cluster, then steps that
+            accepted, and that reached, each position.
+        k: K.
+        level, unit: as in `bootstrap`.
     """
-    note = f"no interval: {counted(count, unit)}"
-    return [Estimate(float(value), level=level, note=note) for value in values]
+    names = ["acceptance_length", "acceptance_rate"]
+    names += [f"{rate}_rate_{i + 1}" for rate in ("conditional", "joint") for i in range(k)]
+
+    def rates(sums: np.ndarray) -> np.ndarray:
+        steps, drafted, accepted = (sums[..., i : i + 1] for i in range(3))
+        accepted_at, reached_at = sums[..., 3 : 3 + k], sums[..., 3 + k :]
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN where nothing was drafted
+            columns = 1 + accepted / steps, accepted / drafted, accepted_at / reached_at
+            return np.concatenate([*columns, accepted_at / steps], axis=-1)
+
+    return dict(zip(names, bootstrap(totals, rates, level=level, unit=unit), strict=True))
 
 
 def counted(count: int, unit: str) -> str:
@@ -172,64 +205,3 @@ def counted(count: int, unit: str) -> str:
     """
     plural = "" if count == 1 else "es" if unit.endswith("ch") else "s"
     return f"{count} {unit}{plural}"
-
-
-def between(values: np.ndarray, resampled: np.ndarray, n: int, level: float) -> list[Estimate]:
-    """Estimates from resampled statistics.
-
-    Args:
-        values: `[s]`, of all the data.
-        resampled: `[R, s]`; NaN where a resample had nothing to divide by.
-        n: clusters.
-        level: of the intervals.
-    """
-    tail = expanded_tail((1 - level) / 2, n)
-    resampled = np.asarray(resampled)
-    ends = np.full((2, resampled.shape[1]), np.nan)
-    known = ~np.isnan(resampled).all(axis=0)
-    ends[:, known] = np.nanquantile(resampled[:, known], [tail, 1 - tail], axis=0)
-    return [
-        Estimate(float(value), float(low), float(high), level)
-        for value, low, high in zip(values, *ends, strict=True)
-    ]
-
-
-def expanded_tail(tail: float, n: int) -> float:
-    """The percentile whose bootstrap quantile is as far out as Student's t for n clusters.
-
-    Example:
-        >>> expanded_tail(0.025, 10**6), round(expanded_tail(0.025, 10), 4)
-        (0.025, 0.0086)
-    """
-    if n > 1000:  # they agree to 3e-4
-        return tail
-    return NormalDist().cdf(math.sqrt(n / (n - 1)) * student_quantile(tail, n - 1))
-
-
-def student_quantile(probability: float, degrees: int) -> float:
-    """A quantile of Student's t, by bisection of its distribution function.
-
-    Example:
-        >>> round(student_quantile(0.975, 9), 3)
-        2.262
-    """
-    low, high = -1e3, 1e3
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _student_cdf(middle, degrees) < probability else (low, middle)
-    return (low + high) / 2
-
-
-def _student_cdf(t: float, degrees: int) -> float:
-    """The distribution function for whole degrees of freedom: a finite sum (Abramowitz and Stegun,
-    26.7.3 and 26.7.4).
-    """
-    angle = math.atan(t / math.sqrt(degrees))
-    cosine = math.cos(angle)
-    term, total = (cosine if degrees % 2 else 1.0), 0.0
-    for j in range(1 if degrees % 2 else 0, degrees - 1, 2):
-        total += term
-        term *= cosine**2 * (j + 1) / (j + 2)
-    if degrees % 2:
-        return 0.5 + (angle + math.sin(angle) * total) / math.pi
-    return 0.5 + math.sin(angle) * total / 2

@@ -1,6 +1,6 @@
 """Plots of what `evaluate`, `replay`, `measure_costs` and traces return.
 
-Every function draws on the axes that it is given, or on new ones, and returns them. They need
+Every function draws on the matplotlib axes `ax`, or on new ones, and returns them. They need
 matplotlib: `pip install 'specdec-torch[plots]'`.
 """
 
@@ -10,13 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from specdec.arguments import check_integer, check_number, check_type
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.replay import Replay
+from specdec.show.table import need
 from specdec.trace import Trace
-from specdec.trace.files import need
 
 _PARTS = {"draft": "#4dae4d", "verify": "#3b6fb6", "sample": "#d98c3f", "host": "#b0b0b0"}
 _MOST_NUMBERS = 40
@@ -27,7 +26,6 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
 
     Args:
         evaluations: by the name of their line.
-        ax: matplotlib axes; new ones by default.
 
     Example:
         >>> import torch
@@ -36,15 +34,13 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
         >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 7, 8]]), max_new_tokens=4)
         >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
     """
-    _check_lines("evaluations", evaluations, Evaluation)
     ax = _axes(ax)
     for shift, (name, evaluation) in _beside(evaluations, gap=1.0):
         positions = range(1, evaluation.num_draft_tokens + 1)
         found = [evaluation.estimates[f"conditional_rate_{i}"] for i in positions]
         _line(ax, [i + shift for i in positions], found, name)
     ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    return _finish(ax)
+    return _finish(ax, integers=True)
 
 
 def acceptance_by_temperature(
@@ -54,13 +50,7 @@ def acceptance_by_temperature(
 
     Args:
         lines: by name, evaluations by temperature.
-        ax: matplotlib axes; new ones by default.
     """
-    _check_lines("lines", lines, Mapping)
-    for name, by_temperature in lines.items():
-        _check_lines(f"lines[{name!r}]", by_temperature, Evaluation)
-        for temperature in by_temperature:
-            check_number(f"a temperature of lines[{name!r}]", temperature, 0)
     ax = _axes(ax)
     every = sorted({t for by_temperature in lines.values() for t in by_temperature})
     gap = min((b - a for a, b in pairwise(every)), default=1.0)
@@ -79,11 +69,7 @@ def time_per_token(
 
     Args:
         lines: by name, replays at several K and the cost curve of their generator.
-        ax: matplotlib axes; new ones by default.
     """
-    _check_lines("lines", lines, tuple)
-    for name, line in lines.items():
-        check_type(f"lines[{name!r}]", line, tuple[Sequence[Replay], CostCurve])
     ax = _axes(ax)
     for shift, (name, (replays, costs)) in _beside(lines, gap=1.0):
         ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
@@ -94,8 +80,7 @@ def time_per_token(
         ax.axhline(plain, color=line.get_color(), linestyle=":", linewidth=1)
     ax.set(xlabel="K, draft tokens per step", ylabel="ms per token (dotted: plain)")
     ax.set_ylim(bottom=0)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    return _finish(ax)
+    return _finish(ax, integers=True)
 
 
 def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) -> Any:
@@ -108,12 +93,7 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
     Args:
         replays: at several K.
         costs: of the same generator.
-        ax: matplotlib axes; new ones by default.
     """
-    check_type("replays", replays, Sequence[Replay])
-    check_type("costs", costs, CostCurve)
-    if not replays:
-        raise ValueError("there is nothing to plot: replays is empty")
     ax = _axes(ax)
     ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
     ks = [found.num_draft_tokens for found in ordered]
@@ -123,8 +103,7 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
     ax.plot(ks, [table[k] / plain for k in ks], marker="s", label="cost of a step: break-even")
     ax.set(xlabel="K, draft tokens per step", ylabel="plain steps")
     ax.set_ylim(bottom=0)
-    ax.xaxis.get_major_locator().set_params(integer=True)
-    return _finish(ax)
+    return _finish(ax, integers=True)
 
 
 def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
@@ -134,10 +113,7 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     Args:
         trace: of the generation.
         row: whose tokens are counted.
-        ax: matplotlib axes; new ones by default.
     """
-    check_type("trace", trace, Trace)
-    check_integer("row", row, 0, len(trace) - 1)
     ax = _axes(ax, size=(9, 2.2))
     gained = {
         numbers.step: len(step.new_tokens)
@@ -161,26 +137,13 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     return ax
 
 
-def _check_lines(name: str, given: object, kind: Any) -> None:
-    check_type(name, given, Mapping, advice="pass lines by their names")
-    if not given:
-        raise ValueError(f"there is nothing to plot: {name} is empty")
-    for key, value in given.items():
-        check_type(f"{name}[{key!r}]", value, kind)
-
-
 def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:
-    if ax is not None:
-        return check_type("ax", ax, need("matplotlib.axes", "plots").Axes)
-    return need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
+    return ax or need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 
 
 def _beside(lines: Mapping[str, Any], gap: float) -> Iterator[tuple[float, tuple[str, Any]]]:
-    """The lines of a plot, each with a shift along x, so that their intervals stand side by side.
-
-    Args:
-        lines: by name.
-        gap: between neighbouring values of x.
+    """The lines of a plot, each with a shift along x, of which neighbouring values are a gap apart,
+    so that their intervals stand side by side.
     """
     middle = (len(lines) - 1) / 2
     return (((i - middle) * 0.06 * gap, line) for i, line in enumerate(lines.items()))
@@ -195,7 +158,9 @@ def _line(ax: Any, xs: list, found: list[Estimate], name: str) -> Any:
     return line
 
 
-def _finish(ax: Any) -> Any:
+def _finish(ax: Any, *, integers: bool = False) -> Any:
+    if integers:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(alpha=0.25)
     for side in ("top", "right"):
         ax.spines[side].set_visible(False)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from specdec.arguments import check_path, check_type
+from specdec.arguments import shown
+from specdec.jsonl import read_lines
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Prompt:
         category: of the set's table; may be empty.
 
     Raises:
-        TypeError, ValueError: turns of another form, none of them, or an empty one.
+        ValueError: turns of another form, none of them, or an empty one.
     """
 
     id: str
@@ -32,15 +33,15 @@ class Prompt:
     category: str = ""
 
     def __post_init__(self):
-        check_type("the id of a prompt", self.id, str)
-        check_type(f"the category of prompt {self.id!r}", self.category, str)
-        kinds = "a tuple of texts, or of one tuple of ids"
-        if not isinstance(self.turns, tuple | list) or not self.turns:
-            raise ValueError(f"turns of prompt {self.id!r} must be {kinds}, got {self.turns!r}")
         for turn in self.turns:
             is_ids = isinstance(turn, tuple | list) and all(type(token) is int for token in turn)
             if not (isinstance(turn, str) or (is_ids and len(self.turns) == 1)) or not turn:
-                raise ValueError(f"turns of prompt {self.id!r} must be {kinds}, got {turn!r}")
+                raise ValueError(
+                    f"turns of prompt {self.id!r} must be a tuple of texts, or of one tuple of "
+                    f"ids, none of them empty, got {turn!r}"
+                )
+        if isinstance(self.turns, str) or not self.turns:
+            raise ValueError(f"prompt {self.id!r} needs a tuple of turns, got {self.turns!r}")
 
 
 def read_prompts(path: str | Path) -> list[Prompt]:
@@ -61,32 +62,15 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: a line of another form, an empty prompt, or an id that two lines share; names
-            the line.
+        ValueError: a line of another form, an empty prompt, or an id that two prompts share.
 
     Example:
         >>> prompts = own_prompts()
         >>> len(prompts), prompts[0].category
         (16, 'code')
     """
-    path = check_path("path", path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no prompts at {path}: expected a JSONL file")
-    prompts, lines = [], {}
-    with path.open("rb") as file:  # as text, some characters inside a string would end a line
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                prompt = _prompt_of(line, number, f"{path}, line {number}")
-                if prompt.id in lines:
-                    raise ValueError(
-                        f"{path}, line {number} has the id {prompt.id!r} of line "
-                        f"{lines[prompt.id]}; ids must be unique, since runs go on by them"
-                    )
-                lines[prompt.id] = number
-                prompts.append(prompt)
-    if not prompts:
-        raise ValueError(f"{path} has no prompts")
-    return prompts
+    path = Path(path)
+    return as_prompts([_prompt_of(line, number, path) for number, line in read_lines(path)])
 
 
 def own_prompts() -> list[Prompt]:
@@ -112,25 +96,13 @@ def as_prompts(
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of texts, got one text; put it into a list")
     if isinstance(prompts, Tensor):
-        rows = prompts.tolist()
-        if attention_mask is not None:
-            check_type("attention_mask", attention_mask, Tensor)
-            if attention_mask.shape != prompts.shape:
-                raise ValueError(
-                    f"attention_mask must have the shape of prompts, {list(prompts.shape)}, got "
-                    f"{list(attention_mask.shape)}"
-                )
-            rows = [
-                [token for token, is_real in zip(row, mask, strict=True) if is_real]
-                for row, mask in zip(rows, attention_mask.tolist(), strict=True)
-            ]
-        prompts = rows
+        mask = torch.ones_like(prompts) if attention_mask is None else attention_mask
+        prompts = [row[real.bool()] for row, real in zip(prompts, mask, strict=True)]
     elif attention_mask is not None:
         raise TypeError("attention_mask belongs to prompts in one tensor; lists have no padding")
-    check_type("prompts", prompts, Iterable, advice="pass a list of texts, ids or Prompt records")
     read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     if not read:
-        raise ValueError("there are no prompts to evaluate")
+        raise ValueError("there are no prompts")
     numbers: dict[str, int] = {}
     for number, prompt in enumerate(read):
         if numbers.setdefault(prompt.id, number) != number:
@@ -162,7 +134,6 @@ def encode(
         return list(turns[0])
     if tokenizer is None:
         raise ValueError(f"prompt {prompt.id!r} is a text; pass tokenizer= to encode it")
-    check_type("tokenizer", tokenizer, PreTrainedTokenizerBase)
     if getattr(tokenizer, "chat_template", None):
         messages = []
         for index, turn in enumerate(turns):
@@ -178,26 +149,12 @@ def encode(
     return tokenizer(text, verbose=False).input_ids
 
 
-def fingerprint(prompts: Iterable[Prompt]) -> str:
-    """SHA-256 over ids, categories and turns, so that a saved run says which data it saw."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _prompt_of(line: bytes, number: int, where: str) -> Prompt:
-    try:
-        entry = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
-    entry = entry if isinstance(entry, dict) else {}
-    turns, form = _turns_of(entry)
+def _prompt_of(entry: Any, number: int, path: Path) -> Prompt:
+    turns, form = _turns_of(entry) if isinstance(entry, dict) else ([], "")
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        shown = line[:60].decode("utf-8", errors="replace")
         raise ValueError(
-            f"{where} must be an object with 'turns' (a list of texts), 'prompt', 'question' or "
-            f"'text', none of them empty, got {shown!r}"
+            f"{path}, line {number} must be an object with 'turns' (a list of texts), 'prompt', "
+            f"'question' or 'text', none of them empty, got {shown(entry)}"
         )
     names = ("question_id", "task_id", "id")
     own = next((entry[name] for name in names if entry.get(name) is not None), number)
@@ -219,15 +176,8 @@ def _as_prompt(index: int, prompt: str | Prompt | Sequence[int]) -> Prompt:
     if isinstance(prompt, Prompt):
         return prompt
     if isinstance(prompt, str):
-        if not prompt:
-            raise ValueError(f"prompt {index} is empty")
         return Prompt(str(index), (prompt,))
-    if isinstance(prompt, Tensor):
-        prompt = prompt.tolist()
-    if not isinstance(prompt, Sequence) or not all(isinstance(token, int) for token in prompt):
-        raise TypeError(
-            f"prompt {index} must be a text, a Prompt or a list of ids, got {type(prompt).__name__}"
-        )
-    if not prompt:
-        raise ValueError(f"prompt {index} is empty")
-    return Prompt(str(index), (tuple(prompt),))
+    ids = prompt.tolist() if isinstance(prompt, Tensor) else prompt
+    if not isinstance(ids, Sequence):
+        raise TypeError(f"prompt {index} must be a text, a Prompt or ids, got {shown(prompt)}")
+    return Prompt(str(index), (tuple(ids),))

@@ -29,20 +29,19 @@ from typing import Any
 
 import numpy as np
 
-from specdec.arguments import check_integer, check_type
+from specdec.arguments import check_integer
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.intervals import (
     LEVEL,
-    MIN_CLUSTERS,
     NUM_RESAMPLES,
     Estimate,
-    between,
-    bootstrap,
-    without_interval,
+    rate_estimates,
+    resampled_counts,
+    with_intervals,
 )
-from specdec.evaluation.tables import Table, Tabular
 from specdec.results import RowStep
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
+from specdec.show.table import Table, Tabular
 from specdec.trace import StepNumbers, Trace
 
 
@@ -71,12 +70,7 @@ class Replay(Tabular):
         """`acceptance_length`, `acceptance_rate`, `conditional_rate_1..K`, `joint_rate_1..K` as
         `Evaluation.estimates` has them.
         """
-        k = self.num_draft_tokens
-        names = ["acceptance_length", "acceptance_rate"]
-        names += [f"joint_rate_{i + 1}" for i in range(k)]
-        names += [f"conditional_rate_{i + 1}" for i in range(k)]
-        found = bootstrap(self.totals, lambda sums: _rates(sums, k), level=self.level, unit="text")
-        return dict(zip(names, found, strict=True))
+        return rate_estimates(self.totals, self.num_draft_tokens, level=self.level, unit="text")
 
     @property
     def acceptance_length(self) -> Estimate:
@@ -93,18 +87,18 @@ class Replay(Tabular):
             num_resamples: R.
         """
         check_integer("num_resamples", num_resamples, 1)
-        generator, rows = np.random.default_rng(0), len(self.totals)
-        value = self.acceptance_length.value
-        if rows < MIN_CLUSTERS:
-            return without_interval([value], rows, self.level, "text")[0]
-        simulated = np.stack([_simulate(c, num_resamples, generator) for c in self.chances], 1)
-        chosen = generator.integers(0, rows, (num_resamples, rows))
-        sums = np.take_along_axis(simulated, chosen[..., None], axis=1).sum(axis=1)  # [R, 2]
-        counts = generator.multinomial(rows, [1 / rows] * rows, num_resamples)
-        ours = counts @ self.totals
-        around = sums[:, 1] / sums[:, 0] + ours[:, 2] / ours[:, 0] - (value - 1)
-        (estimate,) = between([value], 1 + around[:, None], rows, self.level)
-        return estimate
+        rows, value = len(self.totals), self.acceptance_length.value
+
+        def resampled() -> np.ndarray:
+            generator = np.random.default_rng(0)
+            simulated = np.stack([_simulate(c, num_resamples, generator) for c in self.chances], 1)
+            chosen = generator.integers(0, rows, (num_resamples, rows))
+            sums = np.take_along_axis(simulated, chosen[..., None], axis=1).sum(axis=1)  # [R, 2]
+            ours = resampled_counts(generator, rows, num_resamples) @ self.totals
+            around = sums[:, 1] / sums[:, 0] + ours[:, 2] / ours[:, 0] - (value - 1)
+            return 1 + around[:, None]
+
+        return with_intervals([value], resampled, rows, self.level, "text")[0]
 
     @property
     def accepted_shares(self) -> np.ndarray:
@@ -157,18 +151,17 @@ class Replay(Tabular):
         return rate
 
     def _speed(self, costs: CostCurve, rate) -> Estimate:
-        check_type("costs", costs, CostCurve)
-        generator = np.random.default_rng(0)
-        rows = len(self.totals)
-        plain, ms = costs.medians(self.num_draft_tokens)
+        rows, k = len(self.totals), self.num_draft_tokens
+        plain, ms = costs.medians(k)
         value = float(rate(self.totals.sum(axis=0), ms) * plain)
-        if rows < MIN_CLUSTERS:
-            return without_interval([value], rows, self.level, "text")[0]
-        counts = generator.multinomial(rows, [1 / rows] * rows, NUM_RESAMPLES)
-        plain, ms = costs.resampled(self.num_draft_tokens, NUM_RESAMPLES, generator)
-        resampled = rate(counts @ self.totals, ms) * plain
-        (estimate,) = between([value], resampled[:, None], rows, self.level)
-        return estimate
+
+        def resampled() -> np.ndarray:
+            generator = np.random.default_rng(0)
+            counts = resampled_counts(generator, rows, NUM_RESAMPLES)
+            plain, ms = costs.resampled(k, NUM_RESAMPLES, generator)
+            return (rate(counts @ self.totals, ms) * plain)[:, None]
+
+        return with_intervals([value], resampled, rows, self.level, "text")[0]
 
     def tables(self) -> list[Table]:
         """Of all steps and, where anything was drafted, by position."""
@@ -220,7 +213,7 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
         sampler: a `RejectionSampler` or a `BlockSampler`.
 
     Raises:
-        TypeError: another sampler, or no traces.
+        TypeError: another sampler.
         ValueError: a trace that holds only the anchors of its own run, a larger K, or texts that
             are shorter than K.
 
@@ -249,10 +242,7 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
             "replay knows RejectionSampler() and BlockSampler(), whose text does not depend on "
             f"what was drafted, got {sampler!r}"
         )
-    check_type("traces", traces, Trace | Iterable, advice="pass those of every_anchor")
     traces = [traces] if isinstance(traces, Trace) else list(traces)
-    if not all(isinstance(trace, Trace) for trace in traces) or not traces:
-        raise TypeError("replay needs a Trace or several")
     for trace in traces:
         _check(trace, num_draft_tokens)
     rule = rules[type(sampler)]
@@ -278,12 +268,8 @@ def _check(trace: Trace, num_draft_tokens: int) -> None:
             "others; pass every_anchor(generator, trace)"
         )
     most = trace.about["num_draft_tokens"]
-    check_integer("num_draft_tokens", num_draft_tokens)
-    if not 0 <= num_draft_tokens <= most:
-        raise ValueError(
-            f"num_draft_tokens must be 0..{most}, as many as the trace drafted at every anchor, "
-            f"got {num_draft_tokens}; give its drafter a larger one"
-        )
+    advice = "the trace drafted no more at every anchor; give its drafter a larger one"
+    check_integer("num_draft_tokens", num_draft_tokens, 0, most, advice=advice)
 
 
 def _read_row(
@@ -351,11 +337,3 @@ def _token_rule(ratios: np.ndarray) -> np.ndarray:
 def _block_rule(ratios: np.ndarray) -> np.ndarray:
     """As `_token_rule`, of the block rule."""
     return np.minimum(np.minimum.accumulate(ratios.cumprod()), 1.0) if len(ratios) else ratios
-
-
-def _rates(sums: np.ndarray, k: int) -> np.ndarray:
-    steps, drafted, accepted = (sums[..., i : i + 1] for i in range(3))
-    accepted_at, reached_at = sums[..., 3 : 3 + k], sums[..., 3 + k :]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        columns = 1 + accepted / steps, accepted / drafted, accepted_at / steps
-        return np.concatenate([*columns, accepted_at / reached_at], axis=-1)

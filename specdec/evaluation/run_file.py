@@ -1,139 +1,185 @@
-"""A run on disk, batch by batch, that can be gone on with after an interruption."""
+"""What a run measured, batch by batch, and its file, which an interrupted run goes on with."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from specdec.evaluation.evaluation import EvaluatedBatch
+from specdec.arguments import check_choice, check_integer, check_number
+from specdec.jsonl import naming_line, read_lines
+from specdec.results import RowStep
 from specdec.settings import differences
 
-FORMAT = "specdec.evaluation/1"
-BEGINNING = json.dumps({"format": FORMAT})[:-1].encode()
+_FORMAT = "specdec.evaluation/1"
+_BEGINNING = json.dumps({"format": _FORMAT})[:-1].encode()
 
 
-def check_writable(path: Path) -> None:
-    """Raises `OSError` where a file cannot be written; the path is as it was before."""
-    is_new = not path.exists()
-    with path.open("ab"):
-        pass
-    if is_new:
-        path.unlink()
+@dataclass(frozen=True, eq=False)
+class EvaluatedRow:
+    """One turn of one prompt. Turns and samples are counted from 0.
+
+    Args:
+        prompt: its id.
+        num_prompt_tokens: that were read.
+        was_cut: the prompt had more, and lost its first ones.
+        seed: of the row; `None` for greedy text.
+
+    Raises:
+        TypeError, ValueError: a field of another type, or out of range.
+    """
+
+    prompt: str
+    category: str
+    turn: int
+    sample: int
+    num_prompt_tokens: int
+    was_cut: bool
+    finish_reason: Literal["eos", "length", "stop"]
+    seed: int | None
+    steps: list[RowStep]
+
+    def __post_init__(self):
+        if not (isinstance(self.prompt, str) and isinstance(self.category, str)):
+            raise TypeError(
+                f"prompt and category must be strings, got {self.prompt!r} and {self.category!r}"
+            )
+        check_choice("was_cut", self.was_cut, (False, True))
+        check_choice("finish_reason", self.finish_reason, ("eos", "length", "stop"))
+        for name, least in (("turn", 0), ("sample", 0), ("num_prompt_tokens", 1)):
+            check_integer(name, getattr(self, name), least)
+        if self.seed is not None:
+            check_integer("seed", self.seed, 0, 2**64 - 1)
+
+    @property
+    def new_tokens(self) -> list[int]:
+        """The text."""
+        return [token for step in self.steps for token in step.new_tokens]
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluatedBatch:
+    """Rows that were generated together.
+
+    Args:
+        index: of the batch in the run.
+        seconds: of wall-clock for each turn, reading the prompts included.
+        rows: of all turns.
+    """
+
+    index: int
+    seconds: list[float]
+    rows: list[EvaluatedRow]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it; `from_dict` reads it."""
+        rows = [
+            {**vars(row), "steps": [list(vars(s).values()) for s in row.steps]} for row in self.rows
+        ]
+        return {"batch": self.index, "seconds": self.seconds, "rows": rows}
+
+    @classmethod
+    def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
+        """Reads what `to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        rows = []
+        for row in saved["rows"]:
+            if not isinstance(row["steps"], list):
+                raise TypeError(f"steps must be a list, got {row['steps']!r}")
+            rows.append(
+                EvaluatedRow(**{**row, "steps": list(map(RowStep.from_saved, row["steps"]))})
+            )
+        check_integer("batch", saved["batch"], 0)
+        for seconds in saved["seconds"]:
+            check_number("seconds", seconds, 0)
+        if not rows or len(saved["seconds"]) != len({row.turn for row in rows}):
+            raise ValueError("expected rows, and seconds of each turn")
+        return cls(saved["batch"], saved["seconds"], rows)
 
 
 class RunFile:
     """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
-
-    Args:
-        path: of the file; made by the first batch.
-        about: of the run; its entry `run` must equal that of the file.
+    The first batch makes the file.
     """
 
-    def __init__(self, path: Path, about: dict[str, Any]):
-        self.path = path
-        self._about = about
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
 
-    def read(self) -> list[EvaluatedBatch]:
-        """The finished batches, none where there is no file. A last line that was cut off by an
-        interruption is removed from the file: its batch is done again.
+    def check_writable(self) -> None:
+        """Raises `OSError` where the file cannot be written, and leaves the path as it was."""
+        is_new = not self.path.exists()
+        with self.path.open("ab"):
+            pass
+        if is_new:
+            self.path.unlink()
+
+    def read(self) -> tuple[dict[str, Any], list[EvaluatedBatch]]:
+        """What the first line says about the run, and its finished batches. A last line that an
+        interruption cut off is left out.
+
+        Raises:
+            ValueError: another kind of file, or a line that is no batch or repeats one; names it.
+        """
+        lines = read_lines(self.path, only_whole=True)
+        _, header = next(lines, (1, None))
+        is_run = isinstance(header, dict) and header.pop("format", None) == _FORMAT
+        if not is_run or not isinstance(header.get("run"), dict):
+            raise ValueError(
+                f"{self.path} is no evaluation: its first line must hold format {_FORMAT!r} and "
+                "the run"
+            )
+        batches: dict[int, EvaluatedBatch] = {}
+        for number, line in lines:
+            with naming_line(self.path, number):
+                batch = EvaluatedBatch.from_dict(line)
+                if batch.index in batches:
+                    raise ValueError(f"batch {batch.index} comes twice")
+            batches[batch.index] = batch
+        return header, [batches[index] for index in sorted(batches)]
+
+    def resume(self, about: dict[str, Any]) -> list[EvaluatedBatch]:
+        """The finished batches of the same run, none where there is no file. A last line that an
+        interruption cut off is removed from the file: its batch is done again.
+
+        Args:
+            about: of the run; its entry `run` must equal that of the file.
 
         Raises:
             OSError: the file cannot be written.
             ValueError: the file is of another run; says what differs.
         """
-        check_writable(self.path)
-        if not self.path.exists():
-            return []
-        header, lines, whole = read_lines(self.path)
-        if header is None:
-            begun = self.path.read_bytes()[: len(BEGINNING)]
-            if not BEGINNING.startswith(begun):
+        self.check_writable()
+        content = self.path.read_bytes() if self.path.exists() else b""
+        whole = content.rfind(b"\n") + 1
+        if not whole:
+            if not _BEGINNING.startswith(content[: len(_BEGINNING)]):
                 raise ValueError(
                     f"{self.path} is no evaluation and would be lost; choose another file"
                 )
-            self.path.unlink()  # interrupted while its first line was written
+            self.path.unlink(missing_ok=True)  # interrupted while its first line was written
             return []
-        differing = differences(header["run"], json.loads(json.dumps(self._about["run"])))
+        header, batches = self.read()
+        differing = differences(header["run"], json.loads(json.dumps(about["run"])))
         if differing:
             raise ValueError(
                 f"{self.path} holds another run; they differ in {', '.join(differing)}; choose "
                 "another file"
             )
-        if whole < self.path.stat().st_size:
+        if whole < len(content):
             os.truncate(self.path, whole)
-        return read_batches(self.path, lines)
+        return batches
 
-    def append(self, batch: EvaluatedBatch) -> None:
+    def append(self, batch: EvaluatedBatch, about: dict[str, Any]) -> None:
         """Adds a finished batch, and waits until it is on disk."""
         is_new = not self.path.exists()
         with self.path.open("a", encoding="utf-8") as file:
             if is_new:
-                file.write(json.dumps({"format": FORMAT, **self._about}) + "\n")
+                file.write(json.dumps({"format": _FORMAT, **about}) + "\n")
             file.write(json.dumps(batch.to_dict()) + "\n")
             file.flush()
             os.fsync(file.fileno())
-
-
-def read_rows(path: Path) -> Iterator[tuple[int, Any]]:
-    """Numbered lines of a JSONL file to which programs that were interrupted have added lines: one
-    that was cut off is left out, also where it was ended and others follow.
-
-    Args:
-        path: of the file.
-    """
-    with path.open("rb") as file:  # split at newlines only
-        for number, line in enumerate(file, start=1):
-            try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-
-
-def read_lines(path: Path) -> tuple[dict | None, list[dict], int]:
-    """Header (`None` where not even that is whole), the other whole lines, and their bytes.
-
-    Raises:
-        ValueError: another kind of file, or a line in the middle that is no JSON.
-    """
-    lines, whole = [], 0
-    with path.open("rb") as file:  # split at newlines only
-        for number, text in enumerate(file, start=1):
-            if not text.endswith(b"\n"):  # cut off: nothing is written after it
-                break
-            try:
-                lines.append(json.loads(text))
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number} is no JSON: {error}") from None
-            whole += len(text)
-    if not lines:
-        return None, [], 0
-    header = lines[0] if isinstance(lines[0], dict) else {}
-    if header.get("format") != FORMAT or not isinstance(header.get("run"), dict):
-        raise ValueError(
-            f"{path} is no evaluation: its first line must hold format {FORMAT!r} and the run"
-        )
-    return header, lines[1:], whole
-
-
-def read_batches(path: Path, lines: list[dict]) -> list[EvaluatedBatch]:
-    """The batches of the lines after the header.
-
-    Raises:
-        ValueError: a line that is no batch, or a batch that comes twice; names the line.
-    """
-    batches: dict[int, EvaluatedBatch] = {}
-    for number, line in enumerate(lines, start=2):
-        try:
-            batch = EvaluatedBatch.from_dict(line)
-        except (TypeError, KeyError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"{path}, line {number} is no batch of an evaluation ({type(error).__name__}: "
-                f"{error})"
-            ) from None
-        if batch.index in batches:
-            raise ValueError(f"{path}, line {number} repeats batch {batch.index}")
-        batches[batch.index] = batch
-    return list(batches.values())

@@ -5,23 +5,20 @@ Legend: D tokens that a row drafted in a step, at most K.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.arguments import (
-    check_fields,
-    check_file,
-    check_integer,
-    check_path,
-    check_type,
-    shown,
-)
+from specdec.arguments import check_integer, shown
+from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
-from specdec.trace import files, html
+from specdec.show.table import need
+from specdec.show.trace import trace_html
+
+_FORMAT = "specdec.trace/2"
 
 
 @dataclass(frozen=True)
@@ -55,21 +52,19 @@ class StepNumbers:
     extra_target_prob: float
 
     def check_fit(self, step: RowStep) -> None:
-        """Checks types, and that there are as many numbers as the step has draft tokens.
-
-        Raises:
-            TypeError, ValueError: names the field.
-        """
-        check_fields(self)
+        """Raises `ValueError` unless there are as many numbers as the step has draft tokens."""
         drafted = len(step.draft_tokens)
-        for name in ("draft_probs", "target_probs", "accept_draws", "draft_entropies"):
-            values = getattr(self, name)
-            if values is not None and len(values) != drafted:
+        sizes = dict.fromkeys(("draft_probs", "target_probs", "draft_entropies"), drafted)
+        sizes["target_entropies"] = drafted + 1
+        if self.accept_draws is not None:
+            sizes["accept_draws"] = drafted
+        lists = {name: getattr(self, name) for name in sizes}
+        extra = {name: [getattr(self, name)] for name in ("extra_draft_prob", "extra_target_prob")}
+        for name, values in {**lists, **extra}.items():
+            if not all(type(value) in (int, float) for value in values):
+                raise ValueError(f"{name} must be numbers, got {shown(values)}")
+            if len(values) != sizes.get(name, 1):
                 raise ValueError(f"{name} has {len(values)} numbers for {drafted} draft tokens")
-        if len(self.target_entropies) != drafted + 1:
-            raise ValueError(
-                f"target_entropies has {len(self.target_entropies)} numbers, expected {drafted + 1}"
-            )
 
 
 @dataclass(frozen=True)
@@ -145,10 +140,7 @@ class Trace(Sequence):
         Args:
             tokenizer: of the target.
         """
-        _check_tokenizer(tokenizer)
-        other = copy.copy(self)
-        object.__setattr__(other, "tokenizer", tokenizer)
-        return other
+        return dataclasses.replace(self, tokenizer=tokenizer)
 
     def to_records(self) -> list[dict]:
         """One record per row, step and index of the step's window, in this order.
@@ -160,34 +152,33 @@ class Trace(Sequence):
         """
         return [
             record
-            for row in range(len(self.steps))
-            for step, numbers in zip(self.steps[row], self.numbers[row], strict=True)
-            for record in self._records_of(row, step, numbers)
+            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True))
+            for step, their in zip(steps, numbers, strict=True)
+            for record in self._records_of(row, step, their)
         ]
 
     def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
         drafted, accepted = len(step.draft_tokens), step.num_accepted
-        times = dataclasses.asdict(self.times[numbers.step])
-        for i in range(drafted + (accepted == drafted)):
-            is_draft = i < drafted
-            yield {
-                "row": row,
-                "step": numbers.step,
-                "index": i + 1,
-                "position": numbers.position + i + 1,
-                "verdict": _verdict(i, accepted, drafted),
-                "draft_token": step.draft_tokens[i] if is_draft else None,
-                "new_token": step.new_tokens[i] if i < len(step.new_tokens) else None,
-                "draft_prob": numbers.draft_probs[i] if is_draft else None,
-                "target_prob": numbers.target_probs[i] if is_draft else None,
-                "accept_draw": numbers.accept_draws[i]
-                if is_draft and numbers.accept_draws
-                else None,
-                "new_target_prob": _new_target_prob(step, numbers, i),
-                "draft_entropy": numbers.draft_entropies[i] if is_draft else None,
-                "target_entropy": numbers.target_entropies[i],
-                **times,
-            }
+        verdicts = ["accepted"] * accepted + ["rejected"] + ["unread"] * (drafted - accepted - 1)
+        if accepted == drafted:
+            verdicts[-1] = "bonus"
+        kept = [*numbers.target_probs[:accepted], numbers.extra_target_prob]
+        columns = {
+            "verdict": verdicts,
+            "draft_token": step.draft_tokens,
+            "new_token": step.new_tokens,
+            "draft_prob": numbers.draft_probs,
+            "target_prob": numbers.target_probs,
+            "accept_draw": numbers.accept_draws or [],
+            "new_target_prob": kept[: len(step.new_tokens)],
+            "draft_entropy": numbers.draft_entropies,
+            "target_entropy": numbers.target_entropies,
+        }
+        times = vars(self.times[numbers.step])
+        for i in range(len(verdicts)):
+            where = {"index": i + 1, "position": numbers.position + i + 1}
+            own = {name: values[i] if i < len(values) else None for name, values in columns.items()}
+            yield {"row": row, "step": numbers.step, **where, **own, **times}
 
     def to_frame(self):
         """`to_records` as a pandas frame.
@@ -195,7 +186,7 @@ class Trace(Sequence):
         Raises:
             ImportError: pandas is not installed.
         """
-        pandas = files.need("pandas", "to_frame()")
+        pandas = need("pandas", "to_frame()")
         frame = pandas.DataFrame(self.to_records())
         whole = ["draft_token", "new_token"]
         return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
@@ -206,13 +197,23 @@ class Trace(Sequence):
         Raises:
             ImportError: pandas or pyarrow is not installed.
         """
-        files.write_parquet(self.to_frame(), check_file("path", path), self.about)
+        arrow, parquet = need("pyarrow", "to_parquet()"), need("pyarrow.parquet", "to_parquet()")
+        table = arrow.Table.from_pandas(self.to_frame())
+        metadata = {**(table.schema.metadata or {}), b"specdec": json.dumps(self.about).encode()}
+        parquet.write_table(table.replace_schema_metadata(metadata), path)
 
     def to_jsonl(self, path: str | Path) -> None:
         """Writes the whole trace, one line per step of a row after a line about the generation;
         `from_jsonl` reads it back.
         """
-        files.write_jsonl(self, check_file("path", path))
+        times = [dataclasses.astuple(taken) for taken in self.times]
+        header = {"format": _FORMAT, "about": self.about, "prompts": self.prompts, "times": times}
+        header["steps"] = [len(row) for row in self.steps]
+        with Path(path).open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header) + "\n")
+            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True)):
+                for step, their in zip(steps, numbers, strict=True):
+                    file.write(json.dumps({"row": row, **vars(step), **vars(their)}) + "\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
@@ -223,24 +224,20 @@ class Trace(Sequence):
             ValueError: another kind of file, a line that is cut off or damaged, or lines that are
                 missing, repeated or in another order; names the line.
         """
-        path = check_path("path", path)
-        if not path.is_file():
-            raise FileNotFoundError(f"no trace at {path}: expected a file of to_jsonl")
-        header, lines = files.read_jsonl(path)
-        with files.naming(path, 1):
-            prompts, counts = (
-                check_type("prompts", header["prompts"], list[list[int]]),
-                header["steps"],
-            )
-            check_type("steps", counts, list[int])
-            check_type("about", header["about"], dict)
+        path = Path(path)
+        lines = read_lines(path)
+        _, header = next(lines, (1, {}))
+        if not isinstance(header, dict) or header.get("format") != _FORMAT:
+            raise ValueError(f"{path} is no trace: its first line must hold format {_FORMAT!r}")
+        with naming_line(path, 1):
+            times = [StepTimes(*taken) for taken in header["times"]]
+            prompts, counts = header["prompts"], list(header["steps"])
+            whole = cls([[] for _ in prompts], [[] for _ in prompts], times, prompts)
+            whole.about.update(header["about"])
             if len(counts) != len(prompts) or not all(prompts):
                 raise ValueError("expected a prompt, and a number of steps, of each row")
-            times = check_type("times", header["times"], list[list[float]])
-            times = [StepTimes(*taken) for taken in times]
-        whole = cls([[] for _ in prompts], [[] for _ in prompts], times, prompts, header["about"])
-        for number, line in enumerate(lines, start=2):
-            with files.naming(path, number):
+        for number, line in lines:
+            with naming_line(path, number):
                 whole._append(line)
         found = [len(row) for row in whole.steps]
         if found != counts:
@@ -250,11 +247,7 @@ class Trace(Sequence):
         return whole
 
     def _append(self, line: dict) -> None:
-        """Reads the next step of a row.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is none.
-        """
+        """Reads the next step of a row, as a line of a file."""
         row = check_integer("row", line["row"], 0, len(self.prompts) - 1)
         own = [field.name for field in dataclasses.fields(RowStep)]
         step = RowStep.from_saved([line[name] for name in own])
@@ -275,8 +268,7 @@ class Trace(Sequence):
         Args:
             tokenizer: of the target; by default the trace's own, without which ids are shown.
         """
-        _check_tokenizer(tokenizer)
-        return html.render(self, self.tokenizer if tokenizer is None else tokenizer)
+        return trace_html(self, self.tokenizer if tokenizer is None else tokenizer)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -287,22 +279,3 @@ class Trace(Sequence):
             f"Trace of {len(self)} rows, {tokens} new tokens, {len(self.times)} steps "
             f"({self.about.get('drafter')}, {self.about.get('sampler')})"
         )
-
-
-def _check_tokenizer(tokenizer: Any) -> None:
-    if tokenizer is not None and not callable(getattr(tokenizer, "decode", None)):
-        raise TypeError(f"tokenizer must be the target's, got {shown(tokenizer)}")
-
-
-def _verdict(i: int, accepted: int, drafted: int) -> str:
-    if i < accepted:
-        return "accepted"
-    if i == drafted:
-        return "bonus"
-    return "rejected" if i == accepted else "unread"
-
-
-def _new_target_prob(step: RowStep, numbers: StepNumbers, i: int) -> float | None:
-    if i >= len(step.new_tokens):
-        return None
-    return numbers.target_probs[i] if i < step.num_accepted else numbers.extra_target_prob

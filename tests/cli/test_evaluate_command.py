@@ -89,7 +89,7 @@ def test_mistakes_are_one_line(tmp_path, capsys):
     assert main([*COMMAND, "--limit", "0"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert len(errors) == 2
-    assert "no prompts at" in errors[0]
+    assert "none.jsonl" in errors[0]
     assert "--limit must be at least 1" in errors[1]
 
 

@@ -81,7 +81,7 @@ def test_contenders_that_the_rounds_tell_apart_are_noted_with_their_ratio():
 
 def test_a_notebook_shows_the_table_and_its_notes():
     html = made_up({"plain": 100.0, "<b>": 100.2})._repr_html_()
-    assert html.count("<tr>") == 3
+    assert html.count("<tr") == 3
     assert "&lt;b&gt;" in html
     assert "<b>" not in html
     assert "No difference from plain is shown" in html
@@ -159,24 +159,3 @@ def test_batches_of_several_prompts_and_rows_that_end():
         {"a": Recorder("a", log), "b": Recorder("b", log)}, IDS, MASK, rounds=1, batch_size=3
     )
     assert comparison.tokens["a"].tolist() == [3 * 64, 64]
-
-
-@pytest.mark.parametrize(
-    ("ways", "options", "message"),
-    [
-        ({"a": HFGenerate(TARGET)}, {}, "nothing to compare: 1 contenders"),
-        (
-            {"a": HFGenerate(TARGET), "b": HFGenerate(TARGET)},
-            {"baseline": "c"},
-            "baseline 'c' is none of a, b",
-        ),
-        (
-            {"a": HFGenerate(TARGET), "b": HFGenerate(TARGET)},
-            {"rounds": 0},
-            "rounds must be an integer >= 1",
-        ),
-    ],
-)
-def test_comparisons_that_cannot_be_right_are_refused(ways, options, message):
-    with pytest.raises(ValueError, match=message):
-        compare(ways, IDS, MASK, **options)

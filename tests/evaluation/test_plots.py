@@ -1,5 +1,7 @@
 """Plots show the numbers that they were given."""
 
+import sys
+
 import numpy as np
 import pytest
 from architectures import VOCAB, build
@@ -92,15 +94,7 @@ def test_a_timeline_has_every_part_of_every_step():
 
 
 def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    from importlib import import_module
-
-    from specdec.trace import files
-
-    def missing(name):
-        if name.startswith("matplotlib"):
-            raise ImportError(name)
-        return import_module(name)
-
-    monkeypatch.setattr(files, "import_module", missing)
+    trace = GENERATOR.generate(IDS, MASK, max_new_tokens=2, trace=True).trace
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # as Python notes what is not there
     with pytest.raises(ImportError, match=r"plots needs matplotlib.*specdec-torch\[plots\]"):
-        plots.timeline(GENERATOR.generate(IDS, MASK, max_new_tokens=2, trace=True).trace)
+        plots.timeline(trace)

@@ -7,7 +7,7 @@ import torch
 
 from specdec import zoo
 from specdec.evaluation import Prompt, own_prompts, read_prompts
-from specdec.evaluation.prompts import as_prompts, encode, fingerprint
+from specdec.evaluation.prompts import as_prompts, encode
 
 TOKENIZER = zoo.load_tokenizer()
 FORMS = {
@@ -28,6 +28,9 @@ FORMS = {
 }
 
 
+NO_FORM = (b'{"turns": "one text"}', b'{"turns": []}', b'{"prompt": ""}', b'{"prompt": 3}', b"[1]")
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_line_is_read_by_its_form(form, tmp_path):
     line, expected = FORMS[form]
@@ -39,14 +42,13 @@ def test_a_line_is_read_by_its_form(form, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", r"line 2 is not JSON in UTF-8"),
-        (b'{"turns": "one text"}', r"line 2 must be an object with 'turns' \(a list of texts\)"),
-        (b'{"turns": []}', r"none of them empty"),
-        (b'{"prompt": ""}', r"none of them empty"),
-        (b'{"prompt": 3}', r"none of them empty"),
-        (b"[1]", r"must be an object"),
-        (b'{"question_id": 1, "turns": ["b"]}', r"line 2 has the id '1' of line 1"),
+        (b"{", "line 2 is no JSON"),
+        (b'"\xff"', "line 2 is no JSON in UTF-8"),
+        (b"[" * 99999, "line 2 is no JSON"),
+        *((line, "line 2 must be an object") for line in NO_FORM),
+        (b'{"question_id": 1, "turns": ["b"]}', "prompts 0 and 1 have the id '1'"),
     ],
+    ids=lambda value: str(value)[:30],
 )
 def test_a_line_of_no_form_is_named(line, message, tmp_path):
     path = tmp_path / "prompts.jsonl"
@@ -56,10 +58,10 @@ def test_a_line_of_no_form_is_named(line, message, tmp_path):
 
 
 def test_a_file_that_is_not_there_or_holds_nothing_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no prompts at"):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl"):
         read_prompts(tmp_path / "none.jsonl")
     (tmp_path / "empty.jsonl").write_text("\n")
-    with pytest.raises(ValueError, match="has no prompts"):
+    with pytest.raises(ValueError, match="there are no prompts"):
         read_prompts(tmp_path / "empty.jsonl")
 
 
@@ -104,28 +106,3 @@ def test_prompts_come_as_texts_ids_records_or_a_padded_tensor():
     assert as_prompts([[5, 6], torch.tensor([7, 8, 9])]) == expected
     assert as_prompts(["a", Prompt("x", ("b",))]) == [Prompt("0", ("a",)), Prompt("x", ("b",))]
     assert encode(expected[0], [], None) == [5, 6]
-
-
-@pytest.mark.parametrize(
-    ("prompts", "error", "message"),
-    [
-        ("one text", TypeError, "put it into a list"),
-        ([], ValueError, "no prompts to evaluate"),
-        (["a", ""], ValueError, "prompt 1 is empty"),
-        ([[1], []], ValueError, "prompt 1 is empty"),
-        ([3], TypeError, "prompt 0 must be a text, a Prompt or a list of ids, got int"),
-        ([[1.5]], TypeError, "prompt 0 must be a text"),
-    ],
-)
-def test_prompts_of_no_form_are_refused(prompts, error, message):
-    with pytest.raises(error, match=message):
-        as_prompts(prompts)
-    with pytest.raises(ValueError, match="pass tokenizer= to encode it"):
-        encode(Prompt("0", ("text",)), [], None)
-
-
-def test_the_fingerprint_depends_on_every_text():
-    prompts = own_prompts()
-    changed = [Prompt(prompts[0].id, ("x",), prompts[0].category), *prompts[1:]]
-    assert fingerprint(prompts) == fingerprint(own_prompts())
-    assert len({fingerprint(prompts), fingerprint(changed), fingerprint(prompts[::-1])}) == 3

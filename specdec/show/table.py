@@ -1,4 +1,4 @@
-"""A table of text cells, as Markdown, LaTeX or HTML, and what is shown in tables."""
+"""A table of text cells, as text, Markdown, LaTeX or HTML, and what is shown in tables."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import textwrap
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
+from importlib import import_module
 from typing import Any
 
-from specdec.arguments import check_type
-from specdec.printable import printable
-from specdec.trace.files import need
+from specdec.show.text import printable
 
-_LATEX = {
-    "\\": r"\textbackslash{}",
-    "&": r"\&",
-    "%": r"\%",
-    "$": r"\$",
-    "#": r"\#",
-    "_": r"\_",
-    "{": r"\{",
-    "}": r"\}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-}
+
+def need(module: str, what: str) -> Any:
+    """Imports an optional library.
+
+    Raises:
+        ImportError: it is not installed; the message names what needs it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        extra = "specdec-torch[plots]"
+        raise ImportError(f"{what} needs {module}: pip install '{extra}'") from error
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,6 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self):
-        check_type("header", self.header, list[str])
-        check_type("rows", self.rows, list[list[str]])
         for row in self.rows:
             if len(row) != len(self.header):
                 raise ValueError(f"a row has {len(row)} cells under a header of {len(self.header)}")
@@ -67,24 +64,26 @@ class Table:
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
     def latex(self) -> str:
-        """A `tabular` with the rules of the package booktabs."""
+        """A `tabular` with the rules of the package booktabs, and the notes as comments.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
         columns = "l" + "r" * (len(self.header) - 1)
-        lines = [" & ".join(map(_escape, line)) + r" \\" for line in [self.header, *self.rows]]
-        body = [r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"]
-        notes = [f"% {note}" for note in self.notes]
-        return "\n".join([rf"\begin{{tabular}}{{{columns}}}", *body, r"\end{tabular}", *notes])
+        frame = need("pandas", "to_latex()").DataFrame(self.rows, columns=self.header)
+        text = frame.to_latex(index=False, escape=True, column_format=columns)
+        return text + "\n".join(f"% {note}" for note in self.notes)
 
     def html(self) -> str:
-        """For a notebook."""
-
-        def line(cells: list[str], tag: str) -> str:
-            first, *others = (f"<{tag}>{escape(cell)}</{tag}>" for cell in cells)
-            first = first.replace(f"<{tag}>", f'<{tag} style="text-align:left">', 1)
-            return f"<tr>{first}{''.join(others)}</tr>"
-
-        rows = "".join(line(row, "td") for row in self.rows)
-        notes = "".join(f"<div>{escape(note)}</div>" for note in self.notes)
-        return f"<table>{line(self.header, 'th')}{rows}</table>{notes}"
+        """For a notebook; in columns of text where pandas is not installed."""
+        try:
+            pandas = need("pandas", "html()")
+        except ImportError:
+            return f"<pre>{escape(str(self))}</pre>"
+        frame = pandas.DataFrame(self.rows, columns=self.header)
+        with pandas.option_context("display.max_colwidth", None):
+            table = frame.to_html(index=False, border=0)
+        return table + "".join(f"<div>{escape(note)}</div>" for note in self.notes)
 
     def __str__(self) -> str:
         """For a terminal: columns for which it has no room follow below, after the first one again,
@@ -119,7 +118,7 @@ class Tabular(ABC):
         ...
         ...     def records(self):
         ...         return [{"drafter": "lookup", "length": 2.1}]
-        >>> print(Lengths().to_text())
+        >>> print(Lengths())
         drafter  length
         lookup     2.10
     """
@@ -134,14 +133,18 @@ class Tabular(ABC):
 
     def to_text(self) -> str:
         """In columns, for a terminal."""
-        return "\n\n".join(str(table) for table in self.tables())
+        return "\n\n".join(map(str, self.tables()))
 
     def to_markdown(self) -> str:
         """All tables, as GitHub reads them."""
         return "\n\n".join(table.markdown() for table in self.tables())
 
     def to_latex(self) -> str:
-        """All tables, for the package booktabs."""
+        """All tables, for the package booktabs.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
         return "\n\n".join(table.latex() for table in self.tables())
 
     def to_frame(self) -> Any:
@@ -155,9 +158,8 @@ class Tabular(ABC):
     def _repr_html_(self) -> str:
         return "".join(table.html() for table in self.tables())
 
+    def __str__(self) -> str:
+        return self.to_text()
+
     def __repr__(self) -> str:
         return str(self)
-
-
-def _escape(cell: str) -> str:
-    return "".join(_LATEX.get(character, character) for character in cell)

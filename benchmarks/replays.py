@@ -1,7 +1,7 @@
 """One reading of the zoo's own texts answers for every K and both lossless rules, as Markdown.
 
-    python docs/replays.py
-    python docs/replays.py --prompts spec_bench.jsonl --temperatures 0 1 --drafters eagle3
+    python benchmarks/replays.py
+    python benchmarks/replays.py --prompts spec_bench.jsonl --temperatures 0 1 --drafters eagle3
 
 Per drafter and temperature: the expected acceptance length of both rules on the same texts; what a
 step costs, in plain steps, measured in turn at one row; and the predicted speed-up over plain

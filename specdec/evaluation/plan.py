@@ -1,0 +1,178 @@
+"""What a run is made with: its plan, and everything else that a saved number comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import subprocess
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from specdec.arguments import check_integer, check_number
+from specdec.evaluation.prompts import Prompt, as_prompts
+from specdec.generator import SpeculativeGenerator
+from specdec.request.call import read_options
+from specdec.settings import fingerprint, plain
+
+_OWN = {
+    "do_sample": "a temperature above 0 samples",
+    "num_return_sequences": "samples=n takes n texts of each prompt",
+    "streamer": "generator.stream shows text while it is written",
+    "trace": "generator.generate(..., trace=True) returns one",
+    "output_scores": "generator.generate returns them",
+    "output_logits": "generator.generate returns them",
+}
+"""Options of `generate` that would change or lose what is measured, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How an evaluation generates: arguments of `evaluate`, all of which decide the result."""
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    batch_size: int | None = 1
+    samples: int = 1
+    seed: int = 0
+    max_prompt_tokens: int | None = None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        for name in ("max_new_tokens", "batch_size", "samples", "max_prompt_tokens"):
+            value = getattr(self, name)
+            if value is not None or name in ("max_new_tokens", "samples"):
+                check_integer(name, value, 1)
+        check_number("temperature", self.temperature, 0)
+        check_integer("seed", self.seed, 0, 2**64 - 1)
+        if self.samples > 1 and self.temperature == 0:
+            raise ValueError("samples > 1 are all the same at temperature 0; pass a temperature")
+        for name in self.options.keys() & _OWN.keys():
+            raise TypeError(f"evaluate has no option {name}: {_OWN[name]}")
+
+    def sampling(self, seeds: list[int]) -> dict[str, Any]:
+        """Options of `generate` for rows of these seeds."""
+        options = {"neutral": True, "num_return_sequences": 1, **self.options}
+        if self.temperature == 0:
+            return {"do_sample": False, **options}
+        return {"do_sample": True, "temperature": self.temperature, "seed": seeds, **options}
+
+
+def settings_of_run(
+    generator: SpeculativeGenerator,
+    prompts: Iterable[str | Prompt | Sequence[int]],
+    *,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    **plan: Any,
+) -> dict[str, Any]:
+    """What `evaluate` would save about a run as `about["run"]`, but for its shard: two runs with
+    equal settings measure the same.
+
+    Args:
+        generator, prompts, tokenizer: as for `evaluate`.
+        plan: `max_new_tokens`, `temperature`, `batch_size`, `samples`, `seed` and
+            `max_prompt_tokens` of `evaluate`; `options` are its further options.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))
+        >>> settings_of_run(generator, [[7, 8, 9]], seed=5)["drafter"]["max_ngram"]
+        3
+    """
+    plan = Plan(**plan)
+    records = as_prompts(prompts)
+    values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    values["options"] = {
+        name: _described(value) if name == "tokenizer" else plain(value)
+        for name, value in plan.options.items()
+    }
+    digest = hashlib.sha256()
+    for prompt in records:
+        digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
+    options = {**plan.sampling([]), "max_new_tokens": plan.max_new_tokens}
+    prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
+    return {
+        **_parts(generator),
+        "plan": values,
+        "sampling": dataclasses.asdict(read_options(generator.target, prompt, options).sampling),
+        "prompts": {"count": len(records), "sha256": digest.hexdigest()},
+        "tokenizer": _described(tokenizer),
+    }
+
+
+def provenance() -> dict[str, Any]:
+    """Versions of Python and of the libraries that results depend on, and the commit of specdec."""
+    packages = {"specdec": "specdec-torch", "transformers": "transformers", "triton": "triton"}
+    found = {name: _version(package) for name, package in packages.items()}
+    return {
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, **found},
+        "git_revision": _git_revision(),
+    }
+
+
+def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
+    """Settings of a generator's parts, its precision and hardware."""
+    target, drafter = generator.target, generator.drafter
+    config = target.model.config
+    device = target.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "target": {
+            "class": type(target.model).__name__,
+            "name": Path(getattr(config, "name_or_path", "") or "").name,
+            "parameters": sum(p.numel() for p in target.model.parameters()),
+            "weights": fingerprint(target.model.parameters()),
+        },
+        "drafter": {**drafter.settings(), "num_draft_tokens": drafter.num_draft_tokens},
+        "sampler": generator.sampler.settings(),
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "attention": getattr(config, "_attn_implementation", None),
+        "device": f"{device.type} ({name})",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _described(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | None:
+    """What decides how texts become ids."""
+    if tokenizer is None:
+        return None
+    template = getattr(tokenizer, "chat_template", None)
+    return {
+        "class": type(tokenizer).__name__,
+        "tokens": len(tokenizer),
+        "chat_template": template and hashlib.sha256(repr(template).encode()).hexdigest()[:16],
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The commit that specdec runs from, with `+changes` where files differ from it; `None` where
+    specdec does not run from a clone.
+    """
+    here = Path(__file__)
+
+    def git(*arguments: str) -> str | None:
+        command = ["git", "-C", str(here.parent), *arguments]
+        try:
+            return subprocess.check_output(
+                command, stderr=subprocess.DEVNULL, text=True, timeout=10
+            ).strip()
+        except (OSError, subprocess.SubprocessError):
+            return None
+
+    if git("ls-files", "--error-unmatch", here.name) is None:  # installed inside another clone
+        return None
+    return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")

@@ -1,0 +1,67 @@
+"""Foreign text, made fit for a terminal, and the text of tokens in whole characters.
+
+A configuration, a tensor's name, a prompt or what a model writes may hold control characters, which
+move a terminal's cursor, change its title or hide what was printed. They are shown as their
+escapes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def printable(text: str, *, keep: str = "") -> str:
+    r"""The text with every character escaped that has no picture; spaces stay.
+
+    Args:
+        text: any.
+        keep: characters that stay as they are, ends of lines for instance.
+
+    Example:
+        >>> printable("fc\x1b[2J.weight\n"), printable("größer ✓\n", keep="\n")
+        ('fc\\x1b[2J.weight\\n', 'größer ✓\n')
+    """
+    return "".join(
+        c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text
+    )
+
+
+def visible(text: str) -> str:
+    """`printable` text of several lines: their ends and tabs stay."""
+    return printable(text, keep="\n\t")
+
+
+def printable_json(content: Any) -> Any:
+    """Parsed JSON with `printable` keys and strings."""
+    if isinstance(content, str):
+        return printable(content)
+    if isinstance(content, list):
+        return [printable_json(item) for item in content]
+    if isinstance(content, dict):
+        return {printable(key): printable_json(item) for key, item in content.items()}
+    return content
+
+
+def pieces(tokenizer: Any, tokens: list[int]) -> list[tuple[str, int]]:
+    """The text of tokens, in pieces that are whole characters; all pieces together are the decoded
+    text.
+
+    Args:
+        tokenizer: decodes; `None` gives ids.
+        tokens: of one row.
+
+    Returns:
+        Text, and the index of the first token that it belongs to. A token that only begins a
+        character is shown with the token that completes it.
+    """
+    if tokenizer is None:
+        return [(f"{token} ", index) for index, token in enumerate(tokens)]
+    found, shown, first = [], "", None
+    for end in range(1, len(tokens) + 1):
+        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
+        first = end - 1 if first is None else first
+        if text.endswith("\ufffd") and end < len(tokens):
+            continue  # a character that further tokens complete
+        found.append((text[len(shown) :], first))
+        shown, first = text, None
+    return found

@@ -1,0 +1,44 @@
+"""Tables fit the terminal, and cells cannot break them."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.show.table import Table
+
+
+@settings(max_examples=100, deadline=None)
+@given(data=st.data(), columns=st.integers(1, 8), room=st.integers(20, 120))
+def test_a_table_fits_the_terminal_and_loses_no_cell(data, columns, room):
+    word = st.text("abcxyz", min_size=1, max_size=15)
+    lines = data.draw(st.lists(st.lists(word, min_size=columns, max_size=columns), min_size=1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(room))
+        shown = str(Table(lines[0], lines[1:]))
+    blocks = [block.splitlines() for block in shown.split("\n\n")]
+    whole = [line.split() for line in blocks[0]]
+    for block in blocks[1:]:  # each begins with the first column
+        for line, more in zip(whole, block, strict=True):
+            assert more.split()[0] == line[0]
+            line += more.split()[1:]
+    assert whole == lines
+    for block in blocks:  # where not even one column has room beside the first, it stands there
+        assert max(map(len, block)) <= room or len(block[0].split()) <= 2
+    widths = [max(map(len, column)) + 2 for column in zip(*lines, strict=True)]
+    assert len(blocks) == 1 or sum(widths) - 2 > room
+
+
+def test_a_cell_cannot_break_a_table_nor_command_the_terminal():
+    pytest.importorskip("pandas")
+    table = Table(["a_b", "100 %"], [["x | y", r"a & b \ {c} ^~ #$"], ["<b>", "z" * 99]], ("n",))
+    assert table.markdown().splitlines()[2] == r"| x \| y | a & b \ {c} ^~ #$ |"
+    first = next(line for line in table.latex().splitlines() if "x | y" in line)
+    assert r"a \& b \textbackslash " in first
+    assert r"\{c\}" in first
+    assert r"\#\$" in first
+    assert r"a\_b & 100 \%" in table.latex()
+    assert table.latex().endswith("% n")
+    assert "&lt;b&gt;" in table.html()
+    assert "z" * 99 in table.html()
+    text = str(Table(["a\x1b[2Jb"], [["c\rd"], ["e\nf"]]))
+    assert text.splitlines() == ["a\\x1b[2Jb", "c\\rd", "e\\nf"]
