@@ -29,7 +29,7 @@ from specdec import (
     certify,
     zoo,
 )
-from specdec.loop.runners import SLOT_MULTIPLE
+from specdec.loop.runner import SLOT_MULTIPLE
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from specdec.loop.state import StepState
-from specdec.loop.step import Parts
+from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
 from specdec.types import Context
 
@@ -40,7 +39,7 @@ def chunks(length: int, chunk_size: int, captured: tuple[int, ...] = ()) -> Iter
 def prefill(
     state: StepState,
     request: Request,
-    read: Callable[[int, int], None],
+    run_chunk: Callable[[int, int], None],
     *,
     chunk_size: int,
     captured: tuple[int, ...] = (),
@@ -51,15 +50,15 @@ def prefill(
     Args:
         state: updated in place.
         request: that was loaded.
-        read: reads a chunk, given its size and how many slots to attend over: `prefill_chunk`, or
-            a graph of it.
+        run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size and how
+            many slots to attend over.
         chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
     """
     end = 0
     for size in chunks(max(request.prompts.lengths) - 1, chunk_size, captured):
         state.chunk_start.fill_(end)
         end += size
-        read(size, state.num_slots if size in captured else end + 1)
+        run_chunk(size, state.cache.num_slots if size in captured else end + 1)
 
 
 def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:
@@ -78,7 +77,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
             included.
     """
     buffer, start = state.buffer, state.chunk_start
-    num_read = buffer.lengths  # [B], the position of the last prompt token
+    num_read = buffer.anchor_position  # [B], of the last prompt token
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import owned_tensors
-from specdec.loop.outcome import record_width
 from specdec.loop.token_buffer import TokenBuffer
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
@@ -34,9 +33,18 @@ def bucket_of_rows(batch_size: int) -> int:
     return 1 << (batch_size - 1).bit_length()
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The three parts that a step joins."""
+
+    target: Target
+    drafter: Drafter
+    sampler: Sampler
+
+
 class Signature(NamedTuple):
-    """What a call brings of all that decides which operations a step runs. Capacity is no part of
-    it: empty slots cost a captured step nothing.
+    """What of a call decides which operations a step runs; the settings of its parts do, too.
+    Capacity is no part of it: empty slots cost a captured step nothing.
 
     Args:
         batch_size: B, rows that fill up a bucket included.
@@ -88,49 +96,38 @@ class StepState:
 
     @classmethod
     def allocate(
-        cls,
-        signature: Signature,
-        num_slots: int,
-        target: Target,
-        drafter: Drafter,
-        sampler: Sampler,
-        request: Request,
+        cls, signature: Signature, num_slots: int, parts: Parts, request: Request
     ) -> StepState:
         """Tensors for calls like the given one that need at most `num_slots` slots; `load` has to
         follow.
         """
-        rows, device = signature.batch_size, target.device
-        num_draft_tokens = signature.num_draft_tokens
+        rows, most, target = signature.batch_size, signature.num_draft_tokens, parts.target
+        device, drafter = target.device, parts.drafter
         sizes = {"vocab_size": target.vocab_size, "device": device}
-        drafter_state = drafter.init_state(rows, num_slots, **sizes)
+        drafter_state = check_state(drafter, drafter.init_state(rows, num_slots, **sizes))
         features = None
         if target.feature_width:
-            shape = rows, num_draft_tokens + 1, target.feature_width
+            shape = rows, most + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
-        record = torch.zeros(rows, record_width(num_draft_tokens), dtype=torch.long, device=device)
+        integers = {"dtype": torch.long, "device": device}
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
-            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=num_draft_tokens, **sizes),
+            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=most, **sizes),
             warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
-            noise=sampler.noise_type([0] * rows, device=device),
+            noise=parts.sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots),
-            drafter_state=check_state(drafter, drafter_state),
+            drafter_state=drafter_state,
             features=features,
-            record=record,
-            all_valid=torch.full((rows,), num_draft_tokens, device=device),
-            no_faults=torch.zeros(rows, dtype=torch.long, device=device),
-            chunk_start=torch.zeros((), dtype=torch.long, device=device),
+            record=torch.zeros(rows, 2 * most + 7, **integers),
+            all_valid=torch.full((rows,), most, **integers),
+            no_faults=torch.zeros(rows, **integers),
+            chunk_start=torch.zeros((), **integers),
         )
 
     def with_options(self, signature: Signature, warp: Warp) -> StepState:
         """The same tensors for calls of another signature, with a warp of theirs."""
         return replace(self, signature=signature, warp=warp)
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of each row: capacity for the longest text and a window."""
-        return self.cache.num_slots
 
     @property
     def size_bytes(self) -> int:
@@ -163,8 +160,8 @@ class StepState:
 
     @property
     def num_attended(self) -> int:
-        """How many slots the next step attends over: what the longest row may have committed, as
-        far as the host knows, and K more. Steps that are captured attend over all slots, since a
+        """How many slots the next step attends over: all that the longest row may have committed,
+        as far as the host knows, and K more. Steps that are captured attend over all slots, since a
         replay runs no code of the host that could count.
         """
         if self.signature.is_captured:

@@ -1,39 +1,27 @@
-"""`device_step`: propose, verify, accept, commit.
+"""A step: propose, verify, accept, commit.
 
 It reads and writes the tensors of one `StepState`. Nothing in it waits for the device, and captured
 it depends on no number of the host; so it can run eagerly on a CPU and as a graph on a GPU.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.arguments import shown
 from specdec.drafters.base import Drafter
-from specdec.loop.contracts import check_draft, check_verdict, harmless_draft, harmless_verdict
-from specdec.loop.outcome import Outcome
-from specdec.loop.state import StepState
+from specdec.loop.outcome import Outcome, name_of
+from specdec.loop.state import Parts, StepState
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
-from specdec.target import Target
 from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
-
-Mark = Callable[[str], None]
-"""Takes the time: at `"start"` of a step and after its parts `"draft"`, `"verify"`, `"sample"`."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The three parts that a step joins."""
-
-    target: Target
-    drafter: Drafter
-    sampler: Sampler
 
 
 def device_step(
@@ -42,7 +30,6 @@ def device_step(
     *,
     num_draft_tokens: int | None = None,
     edit_logits: EditLogits | None = None,
-    mark: Mark | None = None,
 ) -> Outcome:
     """One step for every row.
 
@@ -52,7 +39,6 @@ def device_step(
         num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
-        mark: called at the start and after each part of the step, to take times.
 
     Returns:
         What happened, still on the device.
@@ -62,82 +48,112 @@ def device_step(
     """
     if num_draft_tokens is None:
         num_draft_tokens = state.signature.num_draft_tokens
-    if mark is not None:
-        mark("start")
-    noise = state.noise.at(state.buffer.lengths, num_draft_tokens + 1)
+    noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
-    if mark is not None:
-        mark("draft")
     output = verify(parts, state, draft)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-    if mark is not None:
-        mark("verify")
     verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
     commit(state, draft, verdict, output.features)
-    if mark is not None:
-        mark("sample")
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
     """What the drafter proposes, with ids and counts brought into their ranges; the state's record
-    keeps them as they came.
+    holds them as they came.
 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
     """
-    most = state.signature.num_draft_tokens
-    draft = Draft(state.buffer.tokens[:, :0])
-    if most > 0:
-        drafted = _draft(parts, state, noise, max(num_draft_tokens, 1))
-        draft = drafted if num_draft_tokens > 0 else draft
-    columns = [_num_valid(state, draft)[:, None], _filled(draft.tokens, most)]
-    torch.cat(columns, dim=1, out=state.record[:, -1 - most :])
-    return harmless_draft(draft, state.vocab_size)
-
-
-def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
-    """The drafter's own proposal, of the right sizes."""
-    sampler, wants_probs = parts.sampler, state.signature.wants_probs
-    drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
-    draft = parts.drafter.propose(state.context(), state.drafter_state, drawing)
-    lengths = state.buffer.lengths
-    check_draft(
-        parts.drafter,
-        draft,
-        batch_size=len(lengths),
-        num_draft_tokens=num_draft_tokens,
-        vocab_size=state.vocab_size,
-        device=lengths.device,
+    most, wants_probs = state.signature.num_draft_tokens, state.signature.wants_probs
+    asked = min(max(num_draft_tokens, 1), most)
+    if asked > 0:
+        draw = parts.sampler.draw_draft
+        drawing = Drawing(asked, state.warp, noise, draw, wants_probs)
+        draft = parts.drafter.propose(state.context(), state.drafter_state, drawing)
+        _check_draft(parts.drafter, draft, state, asked)
+    if num_draft_tokens == 0:
+        draft = Draft(state.buffer.tokens[:, :0])
+    num_valid = _num_valid(state, draft)[:, None]
+    torch.cat([num_valid, _filled(draft.tokens, most)], dim=1, out=state.record[:, -1 - most :])
+    tokens, num_valid = draft.tokens.clamp(0, state.vocab_size - 1), draft.num_valid
+    return Draft(
+        tokens,
+        draft.probs if wants_probs else None,  # a drafter may return them unasked
+        None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
     )
-    if draft.probs is not None and not wants_probs:  # a drafter may return them unasked
-        draft = Draft(draft.tokens, None, draft.num_valid)
-    return draft
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft."""
-    buffer = state.buffer
-    return parts.target.verify(
-        state.cache, buffer.lengths, buffer.anchor, draft, num_attended=state.num_attended
-    )
+    cache, buffer, attended = state.cache, state.buffer, state.num_attended
+    start, anchor = buffer.anchor_position, buffer.anchor
+    return parts.target.verify(cache, start, anchor, draft, num_attended=attended)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
-    """Appends what was emitted, and writes down what happened. The tables of a state have room for
-    K draft tokens; a shorter draft leaves the rest of them empty.
+    """Appends what was emitted, with ids and counts brought into their ranges, and writes down what
+    happened. The tables of a state have room for K draft tokens; a shorter draft leaves the rest of
+    them empty.
     """
-    width = draft.tokens.shape[1]
-    is_eos = state.buffer.commit(*harmless_verdict(verdict, state.vocab_size))
+    width, most = draft.tokens.shape[1], state.signature.num_draft_tokens
+    tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
+    is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, width))
     if features is not None:
         state.features[:, : width + 1].copy_(features)
     num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
     counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_seen, faults
-    columns = [count[:, None] for count in counts]
-    most = state.signature.num_draft_tokens
-    emitted = _filled(verdict.tokens, most + 1)
-    torch.cat([*columns, emitted], dim=1, out=state.record[:, : -1 - most])
+    columns = [*(count[:, None] for count in counts), _filled(verdict.tokens, most + 1)]
+    torch.cat(columns, dim=1, out=state.record[:, : -1 - most])
+
+
+def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
+    """Returns what a sampler decided, if it is a verdict of the draft's sizes.
+
+    Raises:
+        TypeError: no `Verdict`.
+        ValueError: other sizes or another device; names both sides.
+    """
+    rows, width = draft.tokens.shape
+    shape, device = (rows, width + 1), draft.tokens.device
+    if not _fits(verdict, Verdict, shape, device):
+        advice = f"{width} draft tokens and one more per row, padded with PAD_TOKEN"
+        raise _misfit(name_of(sampler), verdict, Verdict, shape, device, advice)
+    return verdict
+
+
+def _check_draft(drafter: Drafter, draft: object, state: StepState, num_draft_tokens: int) -> None:
+    """Raises `TypeError` or `ValueError` for what is no draft of the step's sizes."""
+    shape, device = (len(state.record), num_draft_tokens), state.record.device
+    who, vocab_size = f"{type(drafter).__name__}.propose", state.vocab_size
+    if not _fits(draft, Draft, shape, device):
+        advice = "drawing.num_draft_tokens was asked for; use num_valid for fewer"
+        raise _misfit(who, draft, Draft, shape, device, advice)
+    if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
+        raise ValueError(
+            f"{who} returned draft.probs over a vocabulary of {draft.probs.shape[-1]}, but target "
+            f"logits have {vocab_size}; the drafter must express its probabilities over the "
+            "target's vocabulary"
+        )
+
+
+def _fits(record: object, kind: type, shape: tuple[int, int], device: torch.device) -> bool:
+    if not isinstance(record, kind):
+        return False
+    return record.tokens.shape == shape and record.tokens.device == device
+
+
+def _misfit(
+    who: str, record: object, kind: type, shape: tuple[int, int], device: torch.device, advice: str
+) -> Exception:
+    """The error for what is no record of a kind, or one of other sizes."""
+    if not isinstance(record, kind):
+        return TypeError(f"{who} must return a specdec.types.{kind.__name__}, got {shown(record)}")
+    name, tokens = kind.__name__.lower(), record.tokens
+    return ValueError(
+        f"{who} returned {name}.tokens of shape {list(tokens.shape)} on {tokens.device}, expected "
+        f"{list(shape)} on {device}: {advice}"
+    )
 
 
 def _num_valid(state: StepState, draft: Draft) -> Tensor:
@@ -145,8 +161,8 @@ def _num_valid(state: StepState, draft: Draft) -> Tensor:
     if draft.num_valid is not None:
         return draft.num_valid
     width = draft.tokens.shape[1]
-    is_whole = width == state.signature.num_draft_tokens
-    return state.all_valid if is_whole else state.all_valid.clamp(max=width)
+    is_full = width == state.signature.num_draft_tokens
+    return state.all_valid if is_full else state.all_valid.clamp(max=width)
 
 
 def _filled(tokens: Tensor, width: int) -> Tensor:

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from specdec.types import PAD_TOKEN, keep_rows
 
-_BY_ROW = ("tokens", "lengths", "anchor", "remaining", "recent", "start", "num_new")
+_BY_ROW = ("tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new")
 
 
 class TokenBuffer:
     """The committed tokens of a batch: int64 tensors that are allocated once and updated in place.
 
-    The lengths of the rows are kept here and nowhere else; `load` sets them and `commit` advances
-    them.
+    How far each row has come stands here and nowhere else: `load` sets the position of its anchor
+    and `commit` advances it.
 
     Args:
         batch_size: rows B.
@@ -29,7 +29,7 @@ class TokenBuffer:
 
     Attributes:
         tokens: `[B, S]` committed tokens; what follows a row's anchor is garbage.
-        lengths: `[B]` position of the anchor: so many tokens have been through the target.
+        anchor_position: `[B]`; so many tokens have been through the target.
         anchor: `[B]` the last committed token.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
         recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
@@ -42,7 +42,7 @@ class TokenBuffer:
         >>> buffer = TokenBuffer(1, 16, num_draft_tokens=2, vocab_size=50)
         >>> buffer.load(torch.tensor([[7, 8, 9]]), [3], max_new_tokens=5, eos=())
         >>> ended = buffer.commit(torch.tensor([[20, 21, PAD_TOKEN]]), torch.tensor([1]))
-        >>> buffer.lengths, buffer.anchor, buffer.recent
+        >>> buffer.anchor_position, buffer.anchor, buffer.recent
         (tensor([4]), tensor([21]), tensor([[ 9, 20, 21, -1]]))
     """
 
@@ -60,7 +60,7 @@ class TokenBuffer:
 
         self.tokens = integers(batch_size, num_slots)
         self.recent = integers(batch_size, num_draft_tokens + 2)
-        for name in ("lengths", "anchor", "remaining", "start", "num_new"):
+        for name in ("anchor_position", "anchor", "remaining", "start", "num_new"):
             setattr(self, name, integers(batch_size))
         self._offsets = torch.arange(num_draft_tokens + 2, device=device)
         # 0 for tokens that end a row and K + 1 for all others, PAD_TOKEN (the last entry) included.
@@ -83,11 +83,11 @@ class TokenBuffer:
         self.tokens[:, : tokens.shape[1]] = tokens
         self.longest = max(lengths)
         self._room = self.longest + max_new_tokens
-        self.lengths.copy_(torch.tensor(lengths) - 1)
+        self.anchor_position.copy_(torch.tensor(lengths) - 1)
         self.remaining.fill_(max_new_tokens)
-        torch.clamp(self.lengths, max=1, out=self.num_new)
-        torch.sub(self.lengths, self.num_new, out=self.start)
-        torch.gather(self.tokens, 1, self.lengths[:, None], out=self.anchor[:, None])
+        torch.clamp(self.anchor_position, max=1, out=self.num_new)
+        torch.sub(self.anchor_position, self.num_new, out=self.start)
+        torch.gather(self.tokens, 1, self.anchor_position[:, None], out=self.anchor[:, None])
         torch.gather(self.tokens, 1, self.start[:, None] + self._offsets, out=self.recent)
         ends = [token for token in eos if 0 <= token < len(self._ends) - 1]
         self._ends.fill_(len(self._offsets) - 1)
@@ -116,11 +116,11 @@ class TokenBuffer:
         first_end = (self._ends.take(tokens) + offsets[:-1]).amin(dim=1)  # [B]
         num_kept = torch.minimum(num_accepted + 1, self.remaining)
         is_eos = first_end < num_kept
-        self.tokens.scatter_(1, self.lengths[:, None] + offsets[1:], tokens)
+        self.tokens.scatter_(1, self.anchor_position[:, None] + offsets[1:], tokens)
         torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
         torch.minimum(num_kept, first_end + 1, out=self.num_new)
-        self.start.copy_(self.lengths)
-        self.lengths += self.num_new
+        self.start.copy_(self.anchor_position)
+        self.anchor_position += self.num_new
         torch.gather(self.recent, 1, self.num_new[:, None], out=self.anchor[:, None])
         self.remaining -= self.num_new
         self.remaining.masked_fill_(is_eos, 0)

@@ -230,7 +230,7 @@ def test_poison_where_nobody_may_look_changes_nothing(kind):
         is_behind = torch.arange(poisoned.tokens.shape[1]) >= poisoned.lengths[:, None]
         poisoned.tokens[is_behind] = 10**9
         reach = round_up(poisoned.state.num_attended)
-        num_read = state.buffer.lengths - state.buffer.num_new  # not written again
+        num_read = state.buffer.anchor_position - state.buffer.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
         for buffer in buffers:

@@ -302,7 +302,7 @@ def test_poison_where_nobody_may_look_changes_nothing(name):
         state.buffer.recent[after_new] = 10**9
         block = drafter.config.block_size or 0
         reach = round_up(poisoned.state.num_attended + max(block - 5, 0))
-        num_read = state.buffer.lengths - state.buffer.num_new  # not written again
+        num_read = state.buffer.anchor_position - state.buffer.num_new  # not written again
         slots = torch.arange(cache.num_slots + 1)
         buffers = *cache.keys.values(), *cache.values.values()
         for buffer in buffers:

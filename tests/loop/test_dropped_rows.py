@@ -248,7 +248,7 @@ def test_nothing_is_allocated_when_rows_leave(drafter, sampling):
         left = len(generation.rows)
         sizes.add(left)
         per_row = [tensor for tensor in tensors_of(state.buffer).values() if tensor.dim() == 2]
-        assert {len(table) for table in (*per_row, state.buffer.lengths)} == {left}
+        assert {len(table) for table in (*per_row, state.buffer.anchor_position)} == {left}
         assert {len(table) for table in state.cache.keys.values()} == {left}
         assert state.cache.num_rows == left == state.signature.batch_size
         generator.step(generation)
@@ -268,7 +268,7 @@ def test_kept_storage_is_whole_again_in_the_next_call(drafter):
         assert found == generate(fresh, rows)
         (runner,) = generator._runners
         state = runner.state
-        assert state.cache.num_rows == len(state.buffer.lengths) == len(ROWS)
+        assert state.cache.num_rows == len(state.buffer.anchor_position) == len(ROWS)
         places.append({name: (x.data_ptr(), x.shape) for name, x in tensors_of(state).items()})
     assert places[0] == places[1] == places[2]
 
