@@ -97,7 +97,11 @@ class SpeculativeGenerator:
         kept_bytes: int | None = None,
         steps_ahead: int | None = None,
     ):
-        self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
+        drafter = NoDrafter() if drafter is None else drafter
+        self.drafter = _as_part("drafter", drafter, Drafter, drafter_named)
+        self.sampler = _as_part("sampler", sampler, Sampler, sampler_named)
+        check_drafter(self.drafter)
+        check_sampler(self.sampler)
         check_integer("prefill_chunk_size", prefill_chunk_size, 1)
         for name, number in (("steps_ahead", steps_ahead), ("kept_bytes", kept_bytes)):
             if number is not None:
@@ -135,8 +139,10 @@ class SpeculativeGenerator:
                 returned no draft or verdict of the step's sizes.
         """
         if not isinstance(generation, Generation):
-            got = shown(generation)
-            raise TypeError(f"expected a Generation, as generator.start(ids) makes it, got {got}")
+            raise TypeError(
+                f"generation must be a Generation, got {shown(generation)}; generator.start(ids) "
+                "makes one"
+            )
         if generation.owner is not self:
             raise ValueError("another generator started this generation; step it with that one")
         return generation.run_step()
@@ -240,8 +246,9 @@ class SpeculativeGenerator:
             ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         with _ending(streamer):
-            check_choice("trace", trace, (True, False))
-            check_choice("check", check, (True, False))
+            for name, flag in (("trace", trace), ("check", check)):
+                if not isinstance(flag, bool):
+                    raise TypeError(f"{name} must be True or False, got {shown(flag)}")
             request = Request.read(self.target, input_ids, attention_mask, options)
             if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
@@ -354,43 +361,27 @@ class SpeculativeGenerator:
         generation.close()
 
 
-def _as_drafter(drafter: Drafter | str | None) -> Drafter:
-    named = drafter_named(drafter) if isinstance(drafter, str) else drafter
-    named = NoDrafter() if named is None else named
-    if isinstance(drafter, type):
-        made = f"{drafter.__name__}()"
-        raise TypeError(f"drafter must be a specdec Drafter, got the class; pass {made}")
-    if not isinstance(named, Drafter):
-        raise TypeError(
-            f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
-            "draft model as ModelDrafter(model)"
-        )
-    check_drafter(named)
-    return named
-
-
-def _as_sampler(sampler: Sampler | str) -> Sampler:
-    named = sampler_named(sampler) if isinstance(sampler, str) else sampler
-    if isinstance(sampler, type):
-        made = f"{sampler.__name__}()"
-        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got the class; pass {made}")
-    if not isinstance(named, Sampler):
-        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {shown(sampler)}")
-    check_sampler(named)
-    return named
+def _as_part(name: str, value: Any, kind: type, named: Callable[[str], Any]) -> Any:
+    """A drafter or sampler, given itself or its name."""
+    part = named(value) if isinstance(value, str) else value
+    if isinstance(value, type):
+        made = f"{value.__name__}()"
+        raise TypeError(f"{name} must be a specdec {kind.__name__}, got the class; pass {made}")
+    if not isinstance(part, kind):
+        advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
+        raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
+    return part
 
 
 @contextmanager
 def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
     """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
-    if isinstance(streamer, type):
-        made = f"{streamer.__name__}(tokenizer)"
-        raise TypeError(f"streamer must be one of HF's streamers, got the class; pass {made}")
-    if not (streamer is None or all(callable(getattr(streamer, n, None)) for n in ("put", "end"))):
-        raise TypeError(
-            "streamer must be one of HF's streamers, with put(tokens) and end(), got "
-            f"{type(streamer).__name__}"
-        )
+    is_one = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    if isinstance(streamer, type) or not (streamer is None or is_one):
+        got = shown(streamer)
+        if isinstance(streamer, type):
+            got = f"the class; pass {streamer.__name__}(tokenizer)"
+        raise TypeError(f"streamer must be one of HF's, with put(tokens) and end(), got {got}")
     try:
         yield
     except BaseException:

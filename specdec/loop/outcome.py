@@ -221,36 +221,6 @@ class Transfer:
 
 
 @dataclass(frozen=True, eq=False)
-class StepScores:
-    """Logits of one step that the result is to hold.
-
-    Args:
-        scores: `[B, K + 1, V]` after processors, temperature and truncation, or `None`.
-        logits: `[B, K + 1, V]` of the target, or `None`.
-    """
-
-    scores: Tensor | None
-    logits: Tensor | None
-
-
-def record_columns(num_draft_tokens: int) -> dict[str, slice]:
-    """What the columns of a record hold.
-
-    Example:
-        >>> record_columns(4)["emitted tokens"], record_columns(4)["draft tokens"]
-        (slice(5, 10, None), slice(11, 15, None))
-    """
-    names = "kept tokens", "ends", "accepted tokens", "numbers of considered tokens", "faults"
-    columns = {name: slice(i, i + 1) for i, name in enumerate(names)}
-    split = _NUM_COUNTS + num_draft_tokens + 1
-    return columns | {
-        "emitted tokens": slice(_NUM_COUNTS, split),
-        "numbers of draft tokens": slice(split, split + 1),
-        "draft tokens": slice(split + 1, split + 1 + num_draft_tokens),
-    }
-
-
-@dataclass(frozen=True, eq=False)
 class PendingOutcome:
     """An outcome on its way to the host.
 

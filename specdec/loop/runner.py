@@ -24,9 +24,14 @@ from specdec.graphs import (
 )
 from specdec.graphs.capture import explain_failure
 from specdec.loop.outcome import Outcome
-from specdec.loop.prefill import CAPTURED_CHUNKS, prefill, prefill_chunk
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
-from specdec.loop.step import EditLogits, device_step
+from specdec.loop.step import (
+    CAPTURED_CHUNKS,
+    EditLogits,
+    device_step,
+    prefill,
+    prefill_chunk,
+)
 from specdec.request import Request
 from specdec.samplers import Warp
 from specdec.target import Target
@@ -63,7 +68,7 @@ class StepRunner:
         refusal: why steps are eager although they were to be captured; `None` if they are not.
         size_bytes: of the storage. What graphs take besides, a few per cent, differs between the
             processes of one target, which have to keep the same.
-        captured_chunks: sizes of the prompt chunks that are captured; see `prefill.chunks`.
+        captured_chunks: sizes of the prompt chunks that are captured; see `step.chunks`.
     """
 
     def __init__(

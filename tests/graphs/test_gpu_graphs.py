@@ -32,7 +32,7 @@ from specdec.drafters import EagleHead
 from specdec.graphs import Captured, CapturedBuckets, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import TokenBuffer
 from specdec.target.cache import SlotCache
 from specdec.training.eagle import eagle_config
 

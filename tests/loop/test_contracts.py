@@ -306,7 +306,7 @@ def test_a_generation_of_another_generator_is_refused():
     generation = other.start(IDS, MASK, max_new_tokens=9)
     with pytest.raises(ValueError, match="another generator"):
         generator.step(generation)
-    with pytest.raises(TypeError, match="expected a Generation"):
+    with pytest.raises(TypeError, match="must be a Generation"):
         generator.step(IDS)
     other.step(generation)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.graphs import no_host_sync
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import TokenBuffer
 from specdec.types import PAD_TOKEN, rows_to_keep
 
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]

@@ -302,7 +302,7 @@ def test_the_hook_refuses_what_it_cannot_honour():
         (
             lambda: SpeculativeGenerator(MODEL, MODEL),
             TypeError,
-            r"got Llama.*ModelDrafter\(model\)",
+            r"got a Llama.*ModelDrafter\(model\)",
         ),
         (lambda: SpeculativeGenerator(MODEL, None, "blok"), ValueError, "no sampler 'blok'; exp"),
         (lambda: SpeculativeGenerator(MODEL, None, "ensemble"), ValueError, r"EnsembleSampler\(0"),
