@@ -100,6 +100,7 @@ def count_eagle(sampler: str = "auto", **options: Any) -> tuple[Calls, Calls]:
     generation = generator.start(ids, **options)
     generator.step(generation)
     step = count_calls(lambda: generator.step(generation))
+    generation.close()
     return count_calls(lambda: generator.generate(ids, **options)), step
 
 

@@ -123,7 +123,7 @@ def find_faults(
         Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
         Fault.ACCEPTED_TOKEN: (is_accepted & (emitted[:, :width] != drafted)).any(axis=1),
     }
-    return sum(is_there * int(fault) for fault, is_there in found.items())
+    return np.stack(list(found.values()), axis=1) @ np.array(list(found), dtype=np.int64)
 
 
 def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size: int) -> None:

@@ -58,8 +58,7 @@ class StepRunner:
     not depend on when a step was captured. Prompt chunks of a few sizes are captured likewise.
 
     Args:
-        parts: of all steps.
-        state: that the steps update; its tensors must stay where they are.
+        parts, state: of the steps; the state's tensors stay where they are.
         serves: what calls must share to run here, see `RunnerPool`.
         must_capture: a failure is raised; else the steps stay eager, and `refusal` says why.
         num_eager: steps that run eagerly before one is captured.
@@ -283,16 +282,12 @@ class RunnerPool:
         """A runner for one call, for its caller alone, with the call loaded: the latest that waits
         and has room for it, else a new one.
         """
-        self._last_reason = why_eager
-        captures = why_eager is None
+        self._last_reason, captures = why_eager, why_eager is None
         signature = _signature(parts, request, captures)
-        serves = (
-            parts,
-            signature._replace(warp=(), wants_probs=False),
-            _frozen_values(parts, captures),
-        )
-        num_slots = max(request.prompts.lengths) + request.max_new_tokens
-        num_slots += signature.num_draft_tokens + 1
+        of_any_options = signature._replace(warp=(), wants_probs=False)
+        serves = parts, of_any_options, _frozen_values(parts, captures)
+        length = max(request.prompts.lengths) + request.max_new_tokens
+        num_slots = length + signature.num_draft_tokens + 1
         with self._lock:
             self._collect()
             num_eager = 1 if any(r.all_graphs for r in self._waiting) else NUM_EAGER

@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import shown
-from specdec.drafters.base import Drafter
 from specdec.loop.outcome import Outcome, name_of
 from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
@@ -73,13 +72,9 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
     """
-    most, wants_probs = state.signature.num_draft_tokens, state.signature.wants_probs
-    asked = min(max(num_draft_tokens, 1), most)
-    if asked > 0:
-        draw = parts.sampler.draw_draft
-        drawing = Drawing(asked, state.warp, noise, draw, wants_probs)
-        draft = parts.drafter.propose(state.context(), state.drafter_state, drawing)
-        _check_draft(parts.drafter, draft, state, asked)
+    most, draft = state.signature.num_draft_tokens, None
+    if most > 0:
+        draft = _draft(parts, state, noise, max(num_draft_tokens, 1))
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
     num_valid = _num_valid(state, draft)[:, None]
@@ -87,9 +82,26 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     tokens, num_valid = draft.tokens.clamp(0, state.vocab_size - 1), draft.num_valid
     return Draft(
         tokens,
-        draft.probs if wants_probs else None,  # a drafter may return them unasked
+        draft.probs if state.signature.wants_probs else None,  # they may come unasked
         None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
     )
+
+
+def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
+    """The drafter's own proposal, of the right sizes."""
+    sampler, drafter = parts.sampler, parts.drafter
+    wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
+    drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
+    draft = drafter.propose(state.context(), state.drafter_state, drawing)
+    shape = len(state.record), num_draft_tokens
+    _check_fit(drafter, draft, Draft, shape, state.record.device)
+    if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
+        raise ValueError(
+            f"{name_of(drafter)} returned draft.probs over a vocabulary of "
+            f"{draft.probs.shape[-1]}, but target logits have {vocab_size}; the drafter must "
+            "express its probabilities over the target's vocabulary"
+        )
+    return draft
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
@@ -125,44 +137,24 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
         ValueError: other sizes or another device; names both sides.
     """
     rows, width = draft.tokens.shape
-    shape, device = (rows, width + 1), draft.tokens.device
-    if not _fits(verdict, Verdict, shape, device):
-        advice = f"{width} draft tokens and one more per row, padded with PAD_TOKEN"
-        raise _misfit(name_of(sampler), verdict, Verdict, shape, device, advice)
+    _check_fit(sampler, verdict, Verdict, (rows, width + 1), draft.tokens.device)
     return verdict
 
 
-def _check_draft(drafter: Drafter, draft: object, state: StepState, num_draft_tokens: int) -> None:
-    """Raises `TypeError` or `ValueError` for what is no draft of the step's sizes."""
-    shape, device = (len(state.record), num_draft_tokens), state.record.device
-    who, vocab_size = f"{type(drafter).__name__}.propose", state.vocab_size
-    if not _fits(draft, Draft, shape, device):
-        advice = "drawing.num_draft_tokens was asked for; use num_valid for fewer"
-        raise _misfit(who, draft, Draft, shape, device, advice)
-    if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
-        raise ValueError(
-            f"{who} returned draft.probs over a vocabulary of {draft.probs.shape[-1]}, but target "
-            f"logits have {vocab_size}; the drafter must express its probabilities over the "
-            "target's vocabulary"
-        )
-
-
-def _fits(record: object, kind: type, shape: tuple[int, int], device: torch.device) -> bool:
+def _check_fit(
+    part: object, record: object, kind: type, shape: tuple[int, int], device: torch.device
+) -> None:
+    """Refuses what is no record of a kind, or one of other sizes than the step's."""
+    name = kind.__name__
     if not isinstance(record, kind):
-        return False
-    return record.tokens.shape == shape and record.tokens.device == device
-
-
-def _misfit(
-    who: str, record: object, kind: type, shape: tuple[int, int], device: torch.device, advice: str
-) -> Exception:
-    """The error for what is no record of a kind, or one of other sizes."""
-    if not isinstance(record, kind):
-        return TypeError(f"{who} must return a specdec.types.{kind.__name__}, got {shown(record)}")
-    name, tokens = kind.__name__.lower(), record.tokens
-    return ValueError(
-        f"{who} returned {name}.tokens of shape {list(tokens.shape)} on {tokens.device}, expected "
-        f"{list(shape)} on {device}: {advice}"
+        found = shown(record)
+        raise TypeError(f"{name_of(part)} must return a specdec.types.{name}, got {found}")
+    if record.tokens.shape == shape and record.tokens.device == device:
+        return
+    raise ValueError(
+        f"{name_of(part)} returned {name.lower()}.tokens of shape {list(record.tokens.shape)} on "
+        f"{record.tokens.device}, expected {list(shape)} on {device}; a row may have fewer tokens "
+        "(Draft.num_valid, or PAD_TOKEN in a verdict), and the table may not"
     )
 
 

@@ -175,15 +175,14 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
 
 def _step_numbers(index: int, values: dict[str, list[float]], drafted: int) -> StepNumbers:
     """The record of a row that drafted so many tokens."""
-    draws = values["accept_draws"][:drafted]
+    position, draws = values.pop("position"), values.pop("accept_draws")[:drafted]
+    extra = {name: values.pop(name)[0] for name in ("extra_draft_prob", "extra_target_prob")}
+    entropies = values.pop("target_entropies")[: drafted + 1]
     return StepNumbers(
         step=index,
-        position=int(values["position"][0]),
-        draft_probs=values["draft_probs"][:drafted],
-        target_probs=values["target_probs"][:drafted],
+        position=int(position[0]),
         accept_draws=draws if draws and all(u == u for u in draws) else None,
-        draft_entropies=values["draft_entropies"][:drafted],
-        target_entropies=values["target_entropies"][: drafted + 1],
-        extra_draft_prob=values["extra_draft_prob"][0],
-        extra_target_prob=values["extra_target_prob"][0],
+        target_entropies=entropies,
+        **{name: column[:drafted] for name, column in values.items()},
+        **extra,
     )

@@ -128,7 +128,7 @@ def on_meta(verdict):
 
 
 NO_DRAFTS = {
-    "nothing": (lambda rows, k: None, TypeError, "Fixed.propose must return .*Draft"),
+    "nothing": (lambda rows, k: None, TypeError, "Fixed must return .*Draft"),
     "a pair": (lambda rows, k: (torch.zeros(rows, k), None), TypeError, "must return .*Draft"),
     "floats": (lambda rows, k: Draft(torch.zeros(rows, k)), TypeError, "draft.tokens"),
     "int32": (lambda rows, k: Draft(torch.zeros(rows, k).int()), TypeError, "draft.tokens"),
