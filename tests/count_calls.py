@@ -62,7 +62,7 @@ def count_calls(function: Callable[[], Any]) -> Calls:
             return
         file = name.removeprefix(PACKAGE)
         if event == "call":
-            calls.functions[file, frame.f_code.co_qualname] += 1
+            calls.functions[file, getattr(frame.f_code, "co_qualname", frame.f_code.co_name)] += 1
             calls.num_changes += bool(inside) and inside[-1] != file
             inside.append(file)
         elif event == "return" and inside:

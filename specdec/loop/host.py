@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import shown
+from specdec.arguments import check_integer, shown
 from specdec.drafters.base import check_state
 from specdec.kernels.verify import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
@@ -123,17 +123,14 @@ class Generation:
         be set to any number up to K before any step; each value is captured once.
 
         Raises:
-            ValueError: when set to anything but an integer in 0..K.
+            TypeError, ValueError: when set to anything but an integer in 0..K.
         """
         return self._num_draft_tokens
 
     @num_draft_tokens.setter
     def num_draft_tokens(self, value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= self._most:
-            raise ValueError(
-                f"num_draft_tokens must be an integer in 0..{self._most}, got {value!r}; "
-                f"{self._most} is the drafter's own"
-            )
+        advice = "the drafter's own is the largest"
+        check_integer("num_draft_tokens", value, 0, self._most, advice=advice)
         self._num_draft_tokens = value
 
     def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec import (
@@ -336,6 +336,7 @@ def test_the_faults_of_a_row_are_those_that_lists_show(data, rows, width):
         assert (Fault.ACCEPTED_TOKEN in found) == differ
 
 
+@settings(max_examples=10)
 @given(st.data(), st.sampled_from([GREEDY, SAMPLED]))
 def test_what_a_part_returns_harms_nothing_before_its_faults_are_read(data, options):
     """Steps go on, as they do on a GPU whose host reads late: ids and counts stay in range."""
