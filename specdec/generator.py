@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, Unpack
@@ -23,15 +23,14 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import check_integer, check_type, shown
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter, drafter_named
 from specdec.drafters.base import check_drafter, check_num_draft_tokens
 from specdec.loop.check import EagerTwin
-from specdec.loop.collector import OutputCollector, StepRecord
-from specdec.loop.generation import Generation
-from specdec.loop.outcome import Outcome, PendingOutcome, StepScores
-from specdec.loop.runners import Runners
-from specdec.loop.step import Parts
+from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
+from specdec.loop.outcome import Outcome, PendingOutcome
+from specdec.loop.runner import RunnerPool
+from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook, with_stop_strings
@@ -98,13 +97,16 @@ class SpeculativeGenerator:
         kept_bytes: int | None = None,
         steps_ahead: int | None = None,
     ):
-        self.drafter, self.sampler = _as_drafter(drafter), _as_sampler(sampler)
+        drafter = NoDrafter() if drafter is None else drafter
+        self.drafter = _as_part("drafter", drafter, Drafter, drafter_named)
+        self.sampler = _as_part("sampler", sampler, Sampler, sampler_named)
+        check_drafter(self.drafter)
+        check_sampler(self.sampler)
         check_integer("prefill_chunk_size", prefill_chunk_size, 1)
-        if steps_ahead is not None:
-            check_integer("steps_ahead", steps_ahead, 0)
-        if kept_bytes is not None:
-            check_integer("kept_bytes", kept_bytes, 0)
-        check_type("graphs", graphs, bool | Literal["auto"])
+        for name, number in (("steps_ahead", steps_ahead), ("kept_bytes", kept_bytes)):
+            if number is not None:
+                check_integer(name, number, 0)
+        check_choice("graphs", graphs, (True, False, "auto"))
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
         if steps_ahead is None:
@@ -114,7 +116,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead = steps_ahead
-        self._runners = Runners(self.target, graphs=graphs, kept_bytes=kept_bytes)
+        self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
     @torch.inference_mode()
@@ -136,11 +138,13 @@ class SpeculativeGenerator:
             TypeError, ValueError: another generator started the generation, or drafter or sampler
                 returned no draft or verdict of the step's sizes.
         """
-        check_type("generation", generation, Generation, advice="generator.start(ids) makes one")
-        if generation.owner is not self:
-            raise ValueError(
-                "this generation was started by another generator; step it with that one"
+        if not isinstance(generation, Generation):
+            raise TypeError(
+                f"generation must be a Generation, got {shown(generation)}; generator.start(ids) "
+                "makes one"
             )
+        if generation.owner is not self:
+            raise ValueError("another generator started this generation; step it with that one")
         return generation.run_step()
 
     def release(self) -> None:
@@ -206,7 +210,7 @@ class SpeculativeGenerator:
         """
         request = Request.read(self.target, input_ids, attention_mask, options)
         generation = self._begin(request)
-        return self._run(generation, OutputCollector(generation))
+        return self._run(generation, OutputCollector(generation), self.step)
 
     def generate(
         self,
@@ -242,8 +246,9 @@ class SpeculativeGenerator:
             ReplayMismatchError: with `check=True`, where a replayed step and the eager one differ.
         """
         with _ending(streamer):
-            check_type("trace", trace, bool)
-            check_type("check", check, bool)
+            for name, flag in (("trace", trace), ("check", check)):
+                if not isinstance(flag, bool):
+                    raise TypeError(f"{name} must be True or False, got {shown(flag)}")
             request = Request.read(self.target, input_ids, attention_mask, options)
             if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
@@ -306,10 +311,12 @@ class SpeculativeGenerator:
         started_s = time.perf_counter()
         generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
-        twin = EagerTwin(generation, self.prefill_chunk_size) if check else None
-        tracer = StepTracer(generation, self.sampler) if trace else None
-        for _ in self._run(generation, collector, twin, tracer):
-            pass
+        tracer, stepper = StepTracer(generation) if trace else None, self
+        if trace or check:
+            stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
+        for record in self._run(generation, collector, stepper.step):
+            if tracer is not None:
+                tracer.add(record)
         wall_s = time.perf_counter() - started_s
         traced = tracer.trace() if trace else None
         self.last_result = result = collector.result(traced, wall_s=wall_s)
@@ -326,32 +333,26 @@ class SpeculativeGenerator:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
         parts = Parts(self.target, self.drafter, self.sampler)
-        runner = self._runners.take(parts, request, is_traced=trace)
+        reason = self._runners.why_eager(request, is_traced=trace)
+        runner = self._runners.take(parts, request, why_eager=reason)
         generation = Generation(self, request, runner, give_back=self._runners.give)
-        runner.read(request, self.prefill_chunk_size)
+        runner.prefill(request, self.prefill_chunk_size)
         return generation
 
     def _run(
         self,
         generation: Generation,
         collector: OutputCollector,
-        twin: EagerTwin | None = None,
-        tracer: StepTracer | None = None,
+        step: Callable[[Generation], Outcome],
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
-        unread: deque[tuple[PendingOutcome, StepScores | None]] = deque()
+        unread: deque[tuple[PendingOutcome, Scores]] = deque()
         width = generation.state.signature.num_draft_tokens + 1
         while not collector.is_done:
-            outcome = self.step(generation)
+            outcome = step(generation)
             unread.append((outcome.fetch(), generation.scores_of(outcome)))
-            if tracer is not None:
-                tracer.observe(outcome)
-            if twin is not None:
-                twin.follow()
             if len(unread) > self.steps_ahead:
-                record = collector.read(*unread.popleft())
-                if tracer is not None:
-                    tracer.read(record)
+                record = collector.add(*unread.popleft())
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 longest = collector.longest + width * len(unread)
@@ -360,43 +361,27 @@ class SpeculativeGenerator:
         generation.close()
 
 
-def _as_drafter(drafter: Drafter | str | None) -> Drafter:
-    named = drafter_named(drafter) if isinstance(drafter, str) else drafter
-    named = NoDrafter() if named is None else named
-    if isinstance(drafter, type):
-        made = f"{drafter.__name__}()"
-        raise TypeError(f"drafter must be a specdec Drafter, got the class; pass {made}")
-    if not isinstance(named, Drafter):
-        raise TypeError(
-            f"drafter must be a specdec Drafter or None, got {type(drafter).__name__}; wrap a "
-            "draft model as ModelDrafter(model)"
-        )
-    check_drafter(named)
-    return named
-
-
-def _as_sampler(sampler: Sampler | str) -> Sampler:
-    named = sampler_named(sampler) if isinstance(sampler, str) else sampler
-    if isinstance(sampler, type):
-        made = f"{sampler.__name__}()"
-        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got the class; pass {made}")
-    if not isinstance(named, Sampler):
-        raise TypeError(f"sampler must be 'auto' or a specdec Sampler, got {shown(sampler)}")
-    check_sampler(named)
-    return named
+def _as_part(name: str, value: Any, kind: type, named: Callable[[str], Any]) -> Any:
+    """A drafter or sampler, given itself or its name."""
+    part = named(value) if isinstance(value, str) else value
+    if isinstance(value, type):
+        made = f"{value.__name__}()"
+        raise TypeError(f"{name} must be a specdec {kind.__name__}, got the class; pass {made}")
+    if not isinstance(part, kind):
+        advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
+        raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
+    return part
 
 
 @contextmanager
 def _ending(streamer: BaseStreamer | None) -> Iterator[None]:
     """Ends a streamer if an error comes, so that nobody waits for the rest of the text."""
-    if isinstance(streamer, type):
-        made = f"{streamer.__name__}(tokenizer)"
-        raise TypeError(f"streamer must be one of HF's streamers, got the class; pass {made}")
-    if not (streamer is None or all(callable(getattr(streamer, n, None)) for n in ("put", "end"))):
-        raise TypeError(
-            "streamer must be one of HF's streamers, with put(tokens) and end(), got "
-            f"{type(streamer).__name__}"
-        )
+    is_one = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    if isinstance(streamer, type) or not (streamer is None or is_one):
+        got = shown(streamer)
+        if isinstance(streamer, type):
+            got = f"the class; pass {streamer.__name__}(tokenizer)"
+        raise TypeError(f"streamer must be one of HF's, with put(tokens) and end(), got {got}")
     try:
         yield
     except BaseException:

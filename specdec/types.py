@@ -1,8 +1,8 @@
 """The records that flow between the parts, and how rows leave the tables of a batch.
 
 Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature
-width. Shapes, data types and devices are checked when a record is built; values are not, so no
-check waits for a device.
+width. Shapes, data types and devices are checked when a record is built (`TypeError`, `ValueError`
+with the name of the field); values are not, so no check waits for a device.
 """
 
 from dataclasses import dataclass
@@ -11,35 +11,26 @@ from enum import IntFlag
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_tensor, shown
+from specdec.arguments import check_tensor, shown
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
 
 
 class Fault(IntFlag):
-    """What a step may find wrong with its inputs, on the device and without waiting; read by the
-    host before a token of the step is emitted.
+    """What a step may find wrong with its inputs, on the device and without waiting. The host reads
+    it before a token of the step is emitted; `specdec.loop.outcome` has the words.
     """
 
     TARGET_LOGITS = 1
-    """NaN or infinity among the target's logits, or all of them -inf."""
     DRAFT_PROBS = 2
-    """Draft probabilities that are negative or do not sum to 1."""
     DRAFT_TOKEN = 4
-    """A draft token that its own probabilities rule out."""
     DRAFT_ID = 8
-    """A draft token outside the target's vocabulary."""
     NUM_VALID = 16
-    """A number of valid draft tokens outside 0..K."""
     NUM_ACCEPTED = 32
-    """A number of accepted tokens outside 0..num_valid."""
     EMITTED_ID = 64
-    """An emitted token outside the target's vocabulary."""
     ACCEPTED_TOKEN = 128
-    """An accepted token that is not the draft's."""
     NUM_DRAFTED = 256
-    """A verdict's number of drafted tokens outside num_accepted..num_valid."""
 
 
 _IDS = (torch.long,)
@@ -73,10 +64,7 @@ class Context:
             before the chunk: there not even the anchor belongs to the row. The last known token is
             at index `num_new.clamp(min=0)`.
         num_attended: how many slots the step attends over, known to the host: all that any row
-            has committed, and K + 1 more.
-
-    Raises:
-        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
+            may have committed, and K more.
     """
 
     tokens: Tensor
@@ -92,7 +80,6 @@ class Context:
         check_tensor("context.num_new", self.num_new, (rows,), _IDS, device=where)
         if self.features is not None:
             check_tensor("context.features", self.features, (rows, width - 1, None))
-        check_integer("context.num_attended", self.num_attended, 0)
 
     @property
     def num_committed(self) -> Tensor:
@@ -111,9 +98,6 @@ class Draft:
             proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: reserved for trees; `None` is a chain.
-
-    Raises:
-        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
     """
 
     tokens: Tensor
@@ -160,9 +144,6 @@ class Verdict:
             every row.
         faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
             not look.
-
-    Raises:
-        TypeError, ValueError: a field is no tensor, or has another shape, data type or device.
     """
 
     tokens: Tensor
@@ -172,11 +153,10 @@ class Verdict:
 
     def __post_init__(self):
         rows, _ = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
-        counts = "num_accepted", "num_drafted", "faults"
-        for name in counts:
-            count = getattr(self, name)
-            if count is not None or name == "num_accepted":
-                where = self.tokens.device
+        where = self.tokens.device
+        check_tensor("verdict.num_accepted", self.num_accepted, (rows,), _IDS, device=where)
+        for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
+            if count is not None:
                 check_tensor(f"verdict.{name}", count, (rows,), _IDS, device=where)
 
     @property

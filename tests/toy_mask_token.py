@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 from architectures import build
+from specdec.inspection import alternatives, describe, table, try_readings
 from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator
@@ -27,7 +28,6 @@ from specdec.heads.layers import DecoderLayer, attend_causally
 from specdec.heads.rotary import RotaryAngles
 from specdec.heads.sharing import apply_lm_head, check_target
 from specdec.heads.window import WindowPlan
-from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import soft_cross_entropy_of

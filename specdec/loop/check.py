@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import torch
-from torch import Tensor
 
 from specdec.graphs import stable_storage
-from specdec.loop.generation import Generation
-from specdec.loop.outcome import record_columns
-from specdec.loop.prefill import prefill, prefill_chunk
+from specdec.loop.host import Generation
+from specdec.loop.outcome import Outcome
 from specdec.loop.state import StepState
-from specdec.loop.step import device_step
+from specdec.loop.step import device_step, prefill, prefill_chunk
 
 
 class ReplayMismatchError(RuntimeError):
@@ -18,12 +19,11 @@ class ReplayMismatchError(RuntimeError):
 
 
 class EagerTwin:
-    """Runs every step of a generation eagerly, on tensors of its own.
+    """Takes every step of a generation twice: eagerly on tensors of its own, and as it is replayed.
 
     Faults of a captured step rarely raise anything: a length that no kernel advances, or a tensor
     that Python replaced, shows as other tokens, or only as lower acceptance at later positions. The
-    twin starts from the same prompts, takes the same steps, and all that a step reports is compared
-    after each.
+    twin starts from the same prompts, and all that a step reports is compared after each.
 
     Args:
         generation: at its start; its prompts have been read and no step was taken.
@@ -32,60 +32,53 @@ class EagerTwin:
 
     @torch.inference_mode()
     def __init__(self, generation: Generation, chunk_size: int):
-        self._generation, request = generation, generation.request
-        self._parts, theirs = generation.runner.parts, generation.whole
-        target, drafter, sampler = self._parts.target, self._parts.drafter, self._parts.sampler
+        runner, request = generation.runner, generation.request
+        theirs = runner.state
+        self._storage, self._num_steps = stable_storage(theirs), 0
         self._state = StepState.allocate(
-            theirs.signature, theirs.num_slots, target, drafter, sampler, request
+            theirs.signature, theirs.cache.num_slots, runner.parts, request
         )
         self._state.load(request)
-        prefill(
-            self._state,
-            request,
-            lambda *chunk: prefill_chunk(self._parts, self._state, *chunk),
-            chunk_size=chunk_size,
-            captured=generation.runner.captured_chunks,
-        )
-        self._storage = stable_storage(theirs)
-        self._num_steps = 0
-        self._num_ended = 0
+        options = {"chunk_size": chunk_size, "captured": runner.captured_chunks}
+        prefill(self._state, request, partial(prefill_chunk, runner.parts, self._state), **options)
 
     @torch.inference_mode()
-    def follow(self) -> None:
-        """Takes the step that the generation has just taken, and compares.
+    def step(self, generation: Generation) -> Outcome:
+        """One step for every row, taken twice and compared.
 
         Raises:
             ReplayMismatchError: the two differ; the message names step, row and quantity.
             StorageMovedError: the step moved one of its tensors.
         """
-        generation, mine, theirs = self._generation, self._state, self._generation.whole
-        self._end_rows()
-        outcome = device_step(self._parts, mine, num_draft_tokens=generation.num_draft_tokens)
+        mine, theirs = self._state, generation.runner.state
+        has_ended = theirs.buffer.remaining == 0  # by a stopping criterion, too
+        mine.buffer.remaining.masked_fill_(has_ended, 0)
+        length = generation.num_draft_tokens
+        eager = device_step(generation.parts, mine, num_draft_tokens=length)
+        replayed = generation.run_step()
         self._storage.check()
-        width = mine.signature.num_draft_tokens
-        for name, columns in record_columns(width).items():
-            self._compare(name, theirs.record[:, columns], outcome.record[:, columns])
-        self._compare("lengths", theirs.buffer.lengths, mine.buffer.lengths)
-        self._compare("remaining tokens", theirs.buffer.remaining, mine.buffer.remaining)
-        self._compare("anchors", theirs.buffer.anchor, mine.buffer.anchor)
+        eager = eager.of_rows(len(generation.rows))
+        for name, found in _report(replayed, theirs).items():
+            self._compare(name, found, _report(eager, mine)[name])
         self._num_steps += 1
+        return replayed
 
-    def _end_rows(self) -> None:
-        """Ends the rows that the host has ended before this step."""
-        ended = self._generation.ended_by_host[self._num_ended :]
-        self._num_ended += len(ended)
-        if ended:
-            self._state.buffer.remaining[ended] = 0
+    def _compare(self, name: str, replayed: list[Any], eager: list[Any]) -> None:
+        for row, (found, expected) in enumerate(zip(replayed, eager, strict=True)):
+            if found != expected:
+                raise ReplayMismatchError(
+                    f"step {self._num_steps}, row {row}: {name} are {found} replayed and {expected}"
+                    " run eagerly; something that the step reads or writes is not what it was at "
+                    "capture (a tensor bound to a new one, a number of the host, a value computed "
+                    "once)"
+                )
 
-    def _compare(self, name: str, replayed: Tensor, eager: Tensor) -> None:
-        count = len(self._generation.rows)
-        replayed, eager = replayed[:count].cpu(), eager[:count].cpu()
-        if torch.equal(replayed, eager):
-            return
-        row = int((replayed != eager).view(count, -1).any(dim=1).long().argmax())
-        raise ReplayMismatchError(
-            f"step {self._num_steps}, row {row}: {name} are {replayed[row].tolist()} replayed and "
-            f"{eager[row].tolist()} run eagerly; something that the step reads or writes is not "
-            "what it was at capture (a tensor bound to a new one, a number of the host, a value "
-            "computed once)"
-        )
+
+def _report(outcome: Outcome, state: StepState) -> dict[str, list[Any]]:
+    """All that a step says of each row, and how far the row has come; waits for the device."""
+    buffer, rows = state.buffer, outcome.fetch().read()
+    columns = zip(*rows, strict=True)
+    report = {name: list(column) for name, column in zip(rows[0]._fields, columns, strict=True)}
+    own = {"position": buffer.anchor_position, "remaining": buffer.remaining}
+    own["anchor"] = buffer.anchor
+    return report | {name: values[: len(rows)].tolist() for name, values in own.items()}

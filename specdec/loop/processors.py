@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import TokenBuffer
 from specdec.request.call import Request
 from specdec.request.processors import check_scores
 from specdec.types import Draft
@@ -25,7 +25,7 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
         draft: of the step.
         logits: `[B, K + 1, V]` of the target.
     """
-    ends = (buffer.lengths + 1).tolist()
+    ends = (buffer.anchor_position + 1).tolist()
     table, lengths = buffer.tokens.tolist(), request.prompts.lengths
     rows = zip(request.shown_prompts, table, lengths, ends, strict=True)
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]

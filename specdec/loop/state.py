@@ -1,10 +1,12 @@
-"""`StepState`: every tensor that a step reads or writes, allocated before the first step.
+"""`StepState`: every tensor that a step reads or writes, allocated before the first step, and
+`TokenBuffer`: what every row of it has committed.
 
-Legend: B rows, K draft tokens, S slots, F feature width.
+Legend: B rows, K draft tokens, S slots, V vocabulary, F feature width.
 """
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,13 +15,11 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import owned_tensors
-from specdec.loop.outcome import record_width
-from specdec.loop.token_buffer import TokenBuffer
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
 from specdec.target.cache import SlotCache
-from specdec.types import Context, keep_rows
+from specdec.types import PAD_TOKEN, Context, keep_rows
 
 
 def bucket_of_rows(batch_size: int) -> int:
@@ -34,9 +34,18 @@ def bucket_of_rows(batch_size: int) -> int:
     return 1 << (batch_size - 1).bit_length()
 
 
+@dataclass(frozen=True)
+class Parts:
+    """The three parts that a step joins."""
+
+    target: Target
+    drafter: Drafter
+    sampler: Sampler
+
+
 class Signature(NamedTuple):
-    """What a call brings of all that decides which operations a step runs. Capacity is no part of
-    it: empty slots cost a captured step nothing.
+    """What of a call decides which operations a step runs; the settings of its parts do, too.
+    Capacity is no part of it: empty slots cost a captured step nothing.
 
     Args:
         batch_size: B, rows that fill up a bucket included.
@@ -51,6 +60,126 @@ class Signature(NamedTuple):
     warp: tuple
     wants_probs: bool
     is_captured: bool
+
+
+class TokenBuffer:
+    """The committed tokens of a batch: int64 tensors that are allocated once and updated in place.
+
+    How far each row has come stands here and nowhere else: `load` sets the position of its anchor
+    and `commit` advances it.
+
+    Args:
+        batch_size: rows B.
+        num_slots: S, the longest text plus K + 1 tokens.
+        num_draft_tokens: K.
+        vocab_size: V.
+        device: where the tensors live.
+
+    Attributes:
+        tokens: `[B, S]` committed tokens; what follows a row's anchor is garbage.
+        anchor_position: `[B]`; so many tokens have been through the target.
+        anchor: `[B]` the last committed token.
+        remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
+        recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
+        start: `[B]` position of that anchor.
+        num_new: `[B]` tokens that the last step committed.
+        longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
+            most that a step can commit; a replayed graph does not (see `StepState.num_attended`).
+
+    Example:
+        >>> buffer = TokenBuffer(1, 16, num_draft_tokens=2, vocab_size=50)
+        >>> buffer.load(torch.tensor([[7, 8, 9]]), [3], max_new_tokens=5, eos=())
+        >>> ended = buffer.commit(torch.tensor([[20, 21, PAD_TOKEN]]), torch.tensor([1]))
+        >>> buffer.anchor_position, buffer.anchor, buffer.recent
+        (tensor([4]), tensor([21]), tensor([[ 9, 20, 21, -1]]))
+    """
+
+    by_row = ("tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new")
+
+    def __init__(
+        self,
+        batch_size: int,
+        num_slots: int,
+        *,
+        num_draft_tokens: int,
+        vocab_size: int,
+        device: torch.device | str = "cpu",
+    ):
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.long, device=device)
+
+        self.tokens = integers(batch_size, num_slots)
+        self.recent = integers(batch_size, num_draft_tokens + 2)
+        for name in ("anchor_position", "anchor", "remaining", "start", "num_new"):
+            setattr(self, name, integers(batch_size))
+        self._offsets = torch.arange(num_draft_tokens + 2, device=device)
+        # 0 for tokens that end a row and K + 1 for all others, PAD_TOKEN (the last entry) included.
+        self._ends = integers(vocab_size + 1)
+        self.longest = self._room = 0
+
+    def load(
+        self, tokens: Tensor, lengths: list[int], *, max_new_tokens: int, eos: tuple[int, ...]
+    ) -> None:
+        """Starts over with new prompts. The last token of each is its anchor, and to the drafter it
+        is newly committed.
+
+        Args:
+            tokens: `[B, T]` prompts from column 0 on; what follows a row's last token is ignored.
+            lengths: tokens of each prompt, >= 1.
+            max_new_tokens: that each row may commit.
+            eos: ids that end a row.
+        """
+        self.tokens.fill_(PAD_TOKEN)
+        self.tokens[:, : tokens.shape[1]] = tokens
+        self.longest = max(lengths)
+        self._room = self.longest + max_new_tokens
+        self.anchor_position.copy_(torch.tensor(lengths) - 1)
+        self.remaining.fill_(max_new_tokens)
+        torch.clamp(self.anchor_position, max=1, out=self.num_new)
+        torch.sub(self.anchor_position, self.num_new, out=self.start)
+        torch.gather(self.tokens, 1, self.anchor_position[:, None], out=self.anchor[:, None])
+        torch.gather(self.tokens, 1, self.start[:, None] + self._offsets, out=self.recent)
+        ends = [token for token in eos if 0 <= token < len(self._ends) - 1]
+        self._ends.fill_(len(self._offsets) - 1)
+        self._ends[torch.tensor(ends, dtype=torch.long, device=self._ends.device)] = 0
+
+    def keep(self, rows: list[int]) -> TokenBuffer:
+        """The buffer of the given rows, in the storage of this one; see `keep_rows`."""
+        kept = copy.copy(self)
+        for name in self.by_row:
+            setattr(kept, name, keep_rows(getattr(self, name), rows))
+        return kept
+
+    def commit(self, tokens: Tensor, num_accepted: Tensor) -> Tensor:
+        """Appends what a sampler emitted, cut where the row ends.
+
+        Args:
+            tokens: `[B, n + 1]` emitted tokens after a draft of n <= K tokens, padded with
+                `PAD_TOKEN`.
+            num_accepted: `[B]`, one less than were emitted.
+
+        Returns:
+            `[B]` bool: the row ended with an end-of-sequence token in this step.
+        """
+        width = tokens.shape[1]
+        offsets = self._offsets[: width + 1]
+        first_end = (self._ends.take(tokens) + offsets[:-1]).amin(dim=1)  # [B]
+        num_kept = torch.minimum(num_accepted + 1, self.remaining)
+        is_eos = first_end < num_kept
+        self.tokens.scatter_(1, self.anchor_position[:, None] + offsets[1:], tokens)
+        torch.cat([self.anchor[:, None], tokens], dim=1, out=self.recent[:, : width + 1])
+        torch.minimum(num_kept, first_end + 1, out=self.num_new)
+        self.start.copy_(self.anchor_position)
+        self.anchor_position += self.num_new
+        torch.gather(self.recent, 1, self.num_new[:, None], out=self.anchor[:, None])
+        self.remaining -= self.num_new
+        self.remaining.masked_fill_(is_eos, 0)
+        self.note_longest(self.longest + width)
+        return is_eos
+
+    def note_longest(self, longest: int) -> None:
+        """Sets the bound of the longest row, for instance from outcomes that the host has read."""
+        self.longest = min(longest, self._room)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,49 +217,38 @@ class StepState:
 
     @classmethod
     def allocate(
-        cls,
-        signature: Signature,
-        num_slots: int,
-        target: Target,
-        drafter: Drafter,
-        sampler: Sampler,
-        request: Request,
+        cls, signature: Signature, num_slots: int, parts: Parts, request: Request
     ) -> StepState:
         """Tensors for calls like the given one that need at most `num_slots` slots; `load` has to
         follow.
         """
-        rows, device = signature.batch_size, target.device
-        num_draft_tokens = signature.num_draft_tokens
+        rows, most, target = signature.batch_size, signature.num_draft_tokens, parts.target
+        device, drafter = target.device, parts.drafter
         sizes = {"vocab_size": target.vocab_size, "device": device}
-        drafter_state = drafter.init_state(rows, num_slots, **sizes)
+        drafter_state = check_state(drafter, drafter.init_state(rows, num_slots, **sizes))
         features = None
         if target.feature_width:
-            shape = rows, num_draft_tokens + 1, target.feature_width
+            shape = rows, most + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
-        record = torch.zeros(rows, record_width(num_draft_tokens), dtype=torch.long, device=device)
+        integers = {"dtype": torch.long, "device": device}
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
-            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=num_draft_tokens, **sizes),
+            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=most, **sizes),
             warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
-            noise=sampler.noise_type([0] * rows, device=device),
+            noise=parts.sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots),
-            drafter_state=check_state(drafter, drafter_state),
+            drafter_state=drafter_state,
             features=features,
-            record=record,
-            all_valid=torch.full((rows,), num_draft_tokens, device=device),
-            no_faults=torch.zeros(rows, dtype=torch.long, device=device),
-            chunk_start=torch.zeros((), dtype=torch.long, device=device),
+            record=torch.zeros(rows, 2 * most + 7, **integers),
+            all_valid=torch.full((rows,), most, **integers),
+            no_faults=torch.zeros(rows, **integers),
+            chunk_start=torch.zeros((), **integers),
         )
 
     def with_options(self, signature: Signature, warp: Warp) -> StepState:
         """The same tensors for calls of another signature, with a warp of theirs."""
         return replace(self, signature=signature, warp=warp)
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of each row: capacity for the longest text and a window."""
-        return self.cache.num_slots
 
     @property
     def size_bytes(self) -> int:
@@ -163,8 +281,8 @@ class StepState:
 
     @property
     def num_attended(self) -> int:
-        """How many slots the next step attends over: what the longest row may have committed, as
-        far as the host knows, and K more. Steps that are captured attend over all slots, since a
+        """How many slots the next step attends over: all that the longest row may have committed,
+        as far as the host knows, and K more. Steps that are captured attend over all slots, since a
         replay runs no code of the host that could count.
         """
         if self.signature.is_captured:

@@ -1,39 +1,35 @@
-"""`device_step`: propose, verify, accept, commit.
+"""A step: propose, verify, accept, commit; and how prompts are read before the first one.
 
-It reads and writes the tensors of one `StepState`. Nothing in it waits for the device, and captured
-it depends on no number of the host; so it can run eagerly on a CPU and as a graph on a GPU.
+Steps and prompt chunks read and write the tensors of one `StepState`. Nothing in them waits for the
+device, and captured they depend on no number of the host; so they can run eagerly on a CPU and as
+graphs on a GPU.
+
+Legend: B rows, K draft tokens, V vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.drafters.base import Drafter
-from specdec.loop.contracts import check_draft, check_verdict, harmless_draft, harmless_verdict
-from specdec.loop.outcome import Outcome
-from specdec.loop.state import StepState
+from specdec.arguments import shown
+from specdec.loop.outcome import Outcome, name_of
+from specdec.loop.state import Parts, StepState
+from specdec.request.call import Request
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
-from specdec.target import Target
-from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
+from specdec.types import PAD_TOKEN, Context, Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
 
-Mark = Callable[[str], None]
-"""Takes the time: at `"start"` of a step and after its parts `"draft"`, `"verify"`, `"sample"`."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The three parts that a step joins."""
-
-    target: Target
-    drafter: Drafter
-    sampler: Sampler
+CAPTURED_CHUNKS = (64, 256)
+"""Tokens of the prompt chunks that are captured. A GPU reads 256 tokens in hardly more time than it
+takes to read the weights; launching the same work eagerly takes ten times as long.
+"""
 
 
 def device_step(
@@ -42,7 +38,6 @@ def device_step(
     *,
     num_draft_tokens: int | None = None,
     edit_logits: EditLogits | None = None,
-    mark: Mark | None = None,
 ) -> Outcome:
     """One step for every row.
 
@@ -52,7 +47,6 @@ def device_step(
         num_draft_tokens: how many tokens to draft, 0..K of the state; `None` is K.
         edit_logits: host code that changes the target's logits (logits processors). With it the
             step waits for the device and cannot be captured.
-        mark: called at the start and after each part of the step, to take times.
 
     Returns:
         What happened, still on the device.
@@ -62,82 +56,106 @@ def device_step(
     """
     if num_draft_tokens is None:
         num_draft_tokens = state.signature.num_draft_tokens
-    if mark is not None:
-        mark("start")
-    noise = state.noise.at(state.buffer.lengths, num_draft_tokens + 1)
+    noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
     draft = propose(parts, state, noise, num_draft_tokens)
-    if mark is not None:
-        mark("draft")
     output = verify(parts, state, draft)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-    if mark is not None:
-        mark("verify")
     verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
     commit(state, draft, verdict, output.features)
-    if mark is not None:
-        mark("sample")
     return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
     """What the drafter proposes, with ids and counts brought into their ranges; the state's record
-    keeps them as they came.
+    holds them as they came.
 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
     """
-    most = state.signature.num_draft_tokens
-    draft = Draft(state.buffer.tokens[:, :0])
+    most, draft = state.signature.num_draft_tokens, None
     if most > 0:
-        drafted = _draft(parts, state, noise, max(num_draft_tokens, 1))
-        draft = drafted if num_draft_tokens > 0 else draft
-    columns = [_num_valid(state, draft)[:, None], _filled(draft.tokens, most)]
-    torch.cat(columns, dim=1, out=state.record[:, -1 - most :])
-    return harmless_draft(draft, state.vocab_size)
+        draft = _draft(parts, state, noise, max(num_draft_tokens, 1))
+    if num_draft_tokens == 0:
+        draft = Draft(state.buffer.tokens[:, :0])
+    num_valid = _num_valid(state, draft)[:, None]
+    torch.cat([num_valid, _filled(draft.tokens, most)], dim=1, out=state.record[:, -1 - most :])
+    tokens, num_valid = draft.tokens.clamp(0, state.vocab_size - 1), draft.num_valid
+    return Draft(
+        tokens,
+        draft.probs if state.signature.wants_probs else None,  # they may come unasked
+        None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
+    )
 
 
 def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
     """The drafter's own proposal, of the right sizes."""
-    sampler, wants_probs = parts.sampler, state.signature.wants_probs
+    sampler, drafter = parts.sampler, parts.drafter
+    wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
-    draft = parts.drafter.propose(state.context(), state.drafter_state, drawing)
-    lengths = state.buffer.lengths
-    check_draft(
-        parts.drafter,
-        draft,
-        batch_size=len(lengths),
-        num_draft_tokens=num_draft_tokens,
-        vocab_size=state.vocab_size,
-        device=lengths.device,
-    )
-    if draft.probs is not None and not wants_probs:  # a drafter may return them unasked
-        draft = Draft(draft.tokens, None, draft.num_valid)
+    draft = drafter.propose(state.context(), state.drafter_state, drawing)
+    shape = len(state.record), num_draft_tokens
+    _check_fit(drafter, draft, Draft, shape, state.record.device)
+    if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
+        raise ValueError(
+            f"{name_of(drafter)} returned draft.probs over a vocabulary of "
+            f"{draft.probs.shape[-1]}, but target logits have {vocab_size}; the drafter must "
+            "express its probabilities over the target's vocabulary"
+        )
     return draft
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft."""
-    buffer = state.buffer
-    return parts.target.verify(
-        state.cache, buffer.lengths, buffer.anchor, draft, num_attended=state.num_attended
-    )
+    cache, buffer, attended = state.cache, state.buffer, state.num_attended
+    start, anchor = buffer.anchor_position, buffer.anchor
+    return parts.target.verify(cache, start, anchor, draft, num_attended=attended)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
-    """Appends what was emitted, and writes down what happened. The tables of a state have room for
-    K draft tokens; a shorter draft leaves the rest of them empty.
+    """Appends what was emitted, with ids and counts brought into their ranges, and writes down what
+    happened. The tables of a state have room for K draft tokens; a shorter draft leaves the rest of
+    them empty.
     """
-    width = draft.tokens.shape[1]
-    is_eos = state.buffer.commit(*harmless_verdict(verdict, state.vocab_size))
+    width, most = draft.tokens.shape[1], state.signature.num_draft_tokens
+    tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
+    is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, width))
     if features is not None:
         state.features[:, : width + 1].copy_(features)
     num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
     counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_seen, faults
     columns = [count[:, None] for count in counts]
-    most = state.signature.num_draft_tokens
-    emitted = _filled(verdict.tokens, most + 1)
-    torch.cat([*columns, emitted], dim=1, out=state.record[:, : -1 - most])
+    columns.append(_filled(verdict.tokens, most + 1))
+    torch.cat(columns, dim=1, out=state.record[:, : -1 - most])
+
+
+def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
+    """Returns what a sampler decided, if it is a verdict of the draft's sizes.
+
+    Raises:
+        TypeError: no `Verdict`.
+        ValueError: other sizes or another device; names both sides.
+    """
+    rows, width = draft.tokens.shape
+    _check_fit(sampler, verdict, Verdict, (rows, width + 1), draft.tokens.device)
+    return verdict
+
+
+def _check_fit(
+    part: object, record: object, kind: type, shape: tuple[int, int], device: torch.device
+) -> None:
+    """Refuses what is no record of a kind, or one of other sizes than the step's."""
+    name = kind.__name__
+    if not isinstance(record, kind):
+        found = shown(record)
+        raise TypeError(f"{name_of(part)} must return a specdec.types.{name}, got {found}")
+    if record.tokens.shape == shape and record.tokens.device == device:
+        return
+    raise ValueError(
+        f"{name_of(part)} returned {name.lower()}.tokens of shape {list(record.tokens.shape)} on "
+        f"{record.tokens.device}, expected {list(shape)} on {device}; a row may have fewer tokens "
+        "(Draft.num_valid, or PAD_TOKEN in a verdict), and the table may not"
+    )
 
 
 def _num_valid(state: StepState, draft: Draft) -> Tensor:
@@ -145,11 +163,100 @@ def _num_valid(state: StepState, draft: Draft) -> Tensor:
     if draft.num_valid is not None:
         return draft.num_valid
     width = draft.tokens.shape[1]
-    is_whole = width == state.signature.num_draft_tokens
-    return state.all_valid if is_whole else state.all_valid.clamp(max=width)
+    is_full = width == state.signature.num_draft_tokens
+    return state.all_valid if is_full else state.all_valid.clamp(max=width)
 
 
 def _filled(tokens: Tensor, width: int) -> Tensor:
     """`[B, width]`: the tokens, and `PAD_TOKEN` after them."""
     missing = width - tokens.shape[1]
     return F.pad(tokens, (0, missing), value=PAD_TOKEN) if missing else tokens
+
+
+def chunks(length: int, chunk_size: int, captured: tuple[int, ...] = ()) -> Iterator[int]:
+    """Sizes of the chunks that a prompt is read in.
+
+    Args:
+        length: tokens to read.
+        chunk_size: the most tokens of a chunk.
+        captured: sizes that there are graphs for, ascending. What is left after chunks of
+            `chunk_size` is read in the largest of them, and the end in one that it fits into.
+
+    Example:
+        >>> list(chunks(5000, 2048)), list(chunks(2600, 2048, (64, 256)))
+        ([2048, 2048, 904], [2048, 256, 256, 64])
+    """
+    captured = tuple(size for size in captured if size <= chunk_size)
+    while length > 0:
+        size = min(chunk_size, length)
+        if captured and length < chunk_size:
+            size = next((size for size in captured if size >= length), captured[-1])
+        yield size
+        length -= size
+
+
+def prefill(
+    state: StepState,
+    request: Request,
+    run_chunk: Callable[[int, int], None],
+    *,
+    chunk_size: int,
+    captured: tuple[int, ...] = (),
+) -> None:
+    """Brings a freshly loaded state to the point where every row looks as if a step had just
+    committed its last prompt token.
+
+    Args:
+        state: updated in place.
+        request: that was loaded.
+        run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size and how
+            many slots to attend over.
+        chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
+    """
+    end = 0
+    for size in chunks(max(request.prompts.lengths) - 1, chunk_size, captured):
+        state.chunk_start.fill_(end)
+        end += size
+        run_chunk(size, state.cache.num_slots if size in captured else end + 1)
+
+
+def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:
+    """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
+    that have them.
+
+    The target reads all but the last prompt token of each row. Features of a chunk go to the
+    drafter and are dropped, so memory does not grow with the prompt; the last one stays for the
+    first proposal.
+
+    Args:
+        parts: the target reads the prompts, the drafter follows with the features.
+        state: updated in place.
+        size: tokens of the chunk.
+        num_attended: upper bound of the slots in use, those of the chunk and the token after it
+            included.
+    """
+    buffer, start = state.buffer, state.chunk_start
+    num_read = buffer.anchor_position  # [B], of the last prompt token
+    positions = start + torch.arange(size + 1, device=start.device)
+    known = positions.clamp(max=buffer.tokens.shape[1] - 1)
+    tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
+    features = parts.target.prefill(
+        state.cache, tokens[:, :-1], num_read, offset=start, num_attended=num_attended
+    )
+    context = Context(
+        tokens=tokens,
+        features=features,
+        start=start.repeat(len(num_read)),
+        # The pair (feature of the last token read, last prompt token) is left to the first
+        # proposal.
+        num_new=(num_read - 1 - start).clamp(-1, size),
+        num_attended=num_attended,
+    )
+    if state.signature.num_draft_tokens > 0:
+        parts.drafter.prefill(context, state.drafter_state)
+    if features is not None:
+        index = num_read - 1 - start
+        is_here = (index >= 0) & (index < size)
+        rows = torch.arange(len(index), device=index.device)
+        last = features[rows, index.clamp(0, size - 1)]
+        state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])

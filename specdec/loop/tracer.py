@@ -1,4 +1,5 @@
-"""`StepTracer`: takes the numbers of every step while a generation runs.
+"""`StepTracer`: takes the steps of a call, with the times of their parts and every number that
+decided.
 
 The numbers are computed on the device after the step and copied to the host as its outcome is, so
 tracing adds work but no waiting. A call that is not traced runs none of this.
@@ -10,193 +11,118 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
 
-from specdec.loop.collector import StepRecord
-from specdec.loop.generation import Generation
-from specdec.loop.outcome import Outcome
+from specdec.loop.host import Generation, StepRecord
+from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
-from specdec.samplers import Sampler, Stream
+from specdec.loop.step import EditLogits, check_verdict, commit, propose, verify
+from specdec.samplers import Stream
 from specdec.trace import StepNumbers, StepTimes, Trace
 
 
 class StepTracer:
-    """Collects the trace of one call.
+    """Takes the steps of one call, eagerly, and collects its trace.
 
     Args:
-        generation: the call under way; its steps take their times from now on.
-        sampler: that decides.
+        generation: the call under way.
     """
 
-    def __init__(self, generation: Generation, sampler: Sampler):
-        self._generation, self._sampler = generation, sampler
+    def __init__(self, generation: Generation):
+        self._generation = generation
         rows = len(generation.request.prompts.lengths)
         self._steps = [[] for _ in range(rows)]
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
-        self._clock = _Clock(generation.state.buffer.lengths.device)
-        self._pending: deque[_Pending] = deque()
-        self._num_read = 0
-        generation.mark = self._clock.mark
+        self._is_cuda = generation.tokens.is_cuda
+        self._times: list[list] = []
+        self._pending: deque[tuple[list[int], dict[str, int], Transfer]] = deque()
+        self._num_added = 0
 
     @torch.inference_mode()
-    def observe(self, outcome: Outcome) -> None:
-        """Takes the numbers of the step that has just been issued."""
-        state = self._generation.state
-        table = _numbers(outcome, state, self._sampler.uses_accept_draws)
-        self._pending.append(_Pending.send(table, list(self._generation.rows)))
-        self._clock.mark("traced")
+    def step(self, generation: Generation) -> Outcome:
+        """One step for every row of the call, with its numbers on their way to the host."""
+        outcome = generation.run_step(self._run)
+        numbers = _numbers(outcome, generation.state, generation.parts.sampler.uses_accept_draws)
+        table = torch.cat([column.double() for column in numbers.values()], dim=1)
+        widths = {name: column.shape[1] for name, column in numbers.items()}
+        self._pending.append((list(generation.rows), widths, Transfer(table)))
+        self._times[-1].append(self._now())
+        return outcome
 
-    def read(self, record: StepRecord) -> None:
+    def _run(
+        self, state: StepState, *, num_draft_tokens: int, edit_logits: EditLogits | None
+    ) -> Outcome:
+        """`device_step`, and the time after each of its parts."""
+        parts, times = self._generation.parts, [self._now()]
+        noise = state.noise.at(state.buffer.anchor_position, num_draft_tokens + 1)
+        draft = propose(parts, state, noise, num_draft_tokens)
+        times.append(self._now())
+        output = verify(parts, state, draft)
+        logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
+        times.append(self._now())
+        verdict = parts.sampler(draft, logits, state.warp, noise)
+        commit(state, draft, check_verdict(parts.sampler, verdict, draft), output.features)
+        times.append(self._now())
+        self._times.append(times)
+        return Outcome(draft, verdict, logits, state.record, state.vocab_size)
+
+    def add(self, record: StepRecord) -> None:
         """Joins the numbers of the oldest step that was not read yet with what it did."""
-        pending = self._pending.popleft()
-        self._num_read += 1
-        for number, row in zip(pending.rows, pending.values(), strict=True):
+        numbers, widths, table = self._pending.popleft()
+        self._num_added += 1
+        for number, row in zip(numbers, table.wait(), strict=True):
             step = record.rows[number]
             if step is not None:
+                columns = [column.tolist() for column in row.split(list(widths.values()))]
+                values = dict(zip(widths, columns, strict=True))
                 self._steps[number].append(step)
-                drafted = len(step.draft_tokens)
-                self._numbers[number].append(_unpack(record.index, row, drafted))
+                self._numbers[number].append(
+                    _step_numbers(record.index, values, len(step.draft_tokens))
+                )
 
     def trace(self) -> Trace:
         """The finished trace."""
-        self._generation.mark = None
-        request, owner = self._generation.request, self._generation.owner
+        generation, request = self._generation, self._generation.request
+        target, drafter = generation.parts.target, generation.parts.drafter
         prompts = request.prompts
         tokens = [ids[:n] for ids, n in zip(prompts.tokens.tolist(), prompts.lengths, strict=True)]
         about = {
-            "target": type(owner.target.model).__name__,
-            "drafter": type(owner.drafter).__name__,
-            "sampler": type(owner.sampler).__name__,
-            "num_draft_tokens": self._generation.num_draft_tokens,
-            "device": str(owner.target.device),
-            "dtype": str(owner.target.dtype).removeprefix("torch."),
+            "target": type(target.model).__name__,
+            "drafter": type(drafter).__name__,
+            "sampler": type(generation.parts.sampler).__name__,
+            "num_draft_tokens": generation.num_draft_tokens,
+            "device": str(target.device),
+            "dtype": str(target.dtype).removeprefix("torch."),
             "seeds": request.seeds,
             "sampling": asdict(request.options.sampling),
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
-        times = self._clock.times()[: self._num_read]
+        times = self._step_times()[: self._num_added]
         return Trace(self._steps, self._numbers, times, tokens, about)
 
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    """Numbers `[B, 5 K + 4]` of a step on their way to the host, and rows of the batch."""
-
-    table: Tensor
-    rows: list[int]
-    arrived: torch.cuda.Event | None = None
-
-    @classmethod
-    def send(cls, table: Tensor, rows: list[int]) -> _Pending:
-        """Starts the transfer and does not wait for it."""
-        if not table.is_cuda:
-            return cls(table, rows)
-        pinned = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
-        pinned.copy_(table, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return cls(pinned, rows, arrived)
-
-    def values(self) -> list[list[float]]:
-        """The numbers; this waits for the device."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        return self.table.tolist()
-
-
-def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> Tensor:
-    """`[B, 5 K + 4]` float64: position, K draft and target probabilities, K draws, K
-    draft and K + 1 target entropies, the extra token's probability under drafter and target.
-    """
-    draft, verdict, logits = outcome.draft, outcome.verdict, outcome.logits
-    rows, width = draft.tokens.shape
-    probs = state.warp(logits)  # [B, K + 1, V]
-    tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)
-    accepted = verdict.num_accepted.clamp(0, width)[:, None]  # [B, 1]
-    extra = verdict.tokens.gather(1, accepted).clamp(0, outcome.vocab_size - 1)
-    of_target = probs[:, :width].gather(-1, tokens[..., None])[..., 0]
-    extra_of_target = probs[torch.arange(rows, device=probs.device), accepted[:, 0]].gather(
-        1, extra
-    )
-    if draft.probs is None or not width:
-        of_draft, entropy = torch.ones_like(of_target), torch.zeros_like(of_target)
-        extra_of_draft = torch.zeros_like(extra_of_target)
-    else:
-        of_draft = draft.probs.gather(-1, tokens[..., None])[..., 0]
-        entropy = -torch.special.xlogy(draft.probs, draft.probs).sum(dim=-1)
-        # A table of zeros after the draft: nothing was drafted where a bonus token stands.
-        padded = torch.nn.functional.pad(draft.probs, (0, 0, 0, 1))
-        extra_of_draft = padded[torch.arange(rows, device=probs.device), accepted[:, 0]]
-        extra_of_draft = extra_of_draft.gather(1, extra)
-    raw = logits.float().log_softmax(dim=-1)
-    target_entropy = -(raw.exp() * raw.clamp(min=torch.finfo(raw.dtype).min)).sum(dim=-1)
-    draws = torch.full_like(of_target, torch.nan, dtype=torch.float64)
-    if uses_draws and not state.warp.is_greedy and width:
-        draws = state.noise.at(state.buffer.start, width + 1).uniform(Stream.ACCEPT)[:, :width]
-        if state.warp.greedy_rows is not None:
-            draws = draws.masked_fill(state.warp.greedy_rows[:, None], torch.nan)
-    columns = [state.buffer.start[:, None], of_draft, of_target, draws, entropy]
-    columns += [target_entropy, extra_of_draft, extra_of_target]
-    return torch.cat([column.double() for column in columns], dim=1)
-
-
-def _unpack(index: int, row: list[float], drafted: int) -> StepNumbers:
-    width = (len(row) - 4) // 5
-    starts = [1 + i * width for i in range(5)]
-    parts = [row[start : start + drafted] for start in starts[:4]]
-    entropies = row[starts[4] : starts[4] + drafted + 1]
-    of_draft, of_target, draws, draft_entropies = parts
-    has_draws = bool(draws) and all(u == u for u in draws)
-    return StepNumbers(
-        step=index,
-        position=int(row[0]),
-        draft_probs=of_draft,
-        target_probs=of_target,
-        accept_draws=draws if has_draws else None,
-        draft_entropies=draft_entropies,
-        target_entropies=entropies,
-        extra_draft_prob=row[-2],
-        extra_target_prob=row[-1],
-    )
-
-
-class _Clock:
-    """Times of the parts of every step: a clock on a CPU, events on a GPU's stream.
-
-    Args:
-        device: that the steps run on.
-    """
-
-    def __init__(self, device: torch.device):
-        self._is_cuda = device.type == "cuda"
-        self._steps: list[dict] = []
-
-    def mark(self, part: str) -> None:
-        """Takes the time of `"start"`, which begins a step, or of one of its parts."""
-        if part == "start":
-            self._steps.append({})
-        self._steps[-1][part] = self._now()
-
-    def times(self) -> list[StepTimes]:
+    def _step_times(self) -> list[StepTimes]:
         """Of all steps; waits for the device."""
         end = self._now()
         if self._is_cuda:
             end.synchronize()
-        ends = [step["start"] for step in self._steps[1:]] + [end]
+        ends = [times[0] for times in self._times[1:]] + [end]
         return [
             StepTimes(
-                draft_ms=self._ms(step["start"], step["draft"]),
-                verify_ms=self._ms(step["draft"], step["verify"]),
-                sample_ms=self._ms(step["verify"], step["sample"]),
-                host_ms=self._ms(step["traced"], end),
+                draft_ms=self._ms(start, drafted),
+                verify_ms=self._ms(drafted, verified),
+                sample_ms=self._ms(verified, sampled),
+                host_ms=self._ms(traced, end),
             )
-            for step, end in zip(self._steps, ends, strict=False)
+            for (start, drafted, verified, sampled, traced), end in zip(
+                self._times, ends, strict=False
+            )
         ]
 
     def _now(self):
+        """A clock on a CPU, an event on a GPU's stream."""
         if not self._is_cuda:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
@@ -205,3 +131,58 @@ class _Clock:
 
     def _ms(self, before, after) -> float:
         return before.elapsed_time(after) if self._is_cuda else 1e3 * (after - before)
+
+
+def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, Tensor]:
+    """What `StepNumbers` holds: `[B, K]` of the draft tokens, `[B, K + 1]` target entropies, and
+    `[B, 1]` of the anchor and the extra token.
+    """
+    draft, verdict, logits = outcome.draft, outcome.verdict, outcome.logits
+    rows, width = draft.tokens.shape
+    probs = state.warp(logits)  # [B, K + 1, V]
+    tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)[..., None]
+    accepted = verdict.num_accepted.clamp(0, width)  # [B]
+    extra = verdict.tokens.gather(1, accepted[:, None]).clamp(0, outcome.vocab_size - 1)
+    at_extra = torch.arange(rows, device=probs.device), accepted
+    target_probs = probs[:, :width].gather(-1, tokens)[..., 0]
+    extra_target_prob = probs[at_extra].gather(1, extra)
+    if draft.probs is None or not width:
+        draft_probs, draft_entropies = torch.ones_like(target_probs), torch.zeros_like(target_probs)
+        extra_draft_prob = torch.zeros_like(extra_target_prob)
+    else:
+        draft_probs = draft.probs.gather(-1, tokens)[..., 0]
+        draft_entropies = -torch.special.xlogy(draft.probs, draft.probs).sum(dim=-1)
+        # A table of zeros after the draft: nothing was drafted where a bonus token stands.
+        padded = torch.nn.functional.pad(draft.probs, (0, 0, 0, 1))
+        extra_draft_prob = padded[at_extra].gather(1, extra)
+    raw = logits.float().log_softmax(dim=-1)
+    draws = torch.full_like(target_probs, torch.nan, dtype=torch.float64)
+    if uses_draws and not state.warp.is_greedy and width:
+        draws = state.noise.at(state.buffer.start, width + 1).uniform(Stream.ACCEPT)[:, :width]
+        if state.warp.greedy_rows is not None:
+            draws = draws.masked_fill(state.warp.greedy_rows[:, None], torch.nan)
+    return {
+        "position": state.buffer.start[:, None],
+        "draft_probs": draft_probs,
+        "target_probs": target_probs,
+        "accept_draws": draws,
+        "draft_entropies": draft_entropies,
+        "target_entropies": -(raw.exp() * raw.clamp(min=torch.finfo(raw.dtype).min)).sum(dim=-1),
+        "extra_draft_prob": extra_draft_prob,
+        "extra_target_prob": extra_target_prob,
+    }
+
+
+def _step_numbers(index: int, values: dict[str, list[float]], drafted: int) -> StepNumbers:
+    """The record of a row that drafted so many tokens."""
+    position, draws = values.pop("position"), values.pop("accept_draws")[:drafted]
+    extra = {name: values.pop(name)[0] for name in ("extra_draft_prob", "extra_target_prob")}
+    entropies = values.pop("target_entropies")[: drafted + 1]
+    return StepNumbers(
+        step=index,
+        position=int(position[0]),
+        accept_draws=draws if draws and all(u == u for u in draws) else None,
+        target_entropies=entropies,
+        **{name: column[:drafted] for name, column in values.items()},
+        **extra,
+    )

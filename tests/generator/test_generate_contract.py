@@ -35,6 +35,7 @@ DRAFTERS = {
 }
 ITSELF = SpeculativeGenerator(MODEL, ModelDrafter(MODEL, num_draft_tokens=4))
 """Accepts everything: blocks of five tokens."""
+PERTURBED = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
 
 
 def hf(ids=IDS, mask=MASK, *, max_new_tokens=NUM_NEW, **options) -> torch.Tensor:
@@ -57,7 +58,7 @@ def ends_of(text: list[list[int]], eos: set[int]) -> list[tuple[int, str]]:
     return [(NUM_NEW, "length") if cut is None else (cut + 1, "eos") for cut in cuts]
 
 
-@pytest.mark.parametrize("index", range(10))
+@pytest.mark.parametrize("index", [0, 1, 3, 4, 5, 9])
 def test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block(index):
     row, token = first_token_at(index)
     result = ITSELF.generate(
@@ -71,16 +72,13 @@ def test_end_of_sequence_is_honoured_at_every_offset_of_an_accepted_block(index)
     assert result.trace[row][-1].num_accepted == 4  # the row was cut, not the acceptance
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_several_ids_may_end_a_sequence(drafter):
+def test_several_ids_may_end_a_sequence():
     eos = next(
         pair
         for pair in map(list, itertools.combinations(range(VOCAB), 2))
         if ends_of(TEXT, set(pair)) not in [ends_of(TEXT, {token}) for token in pair]
     )  # each of the two ends a row that the other does not end
-    result = SpeculativeGenerator(MODEL, DRAFTERS[drafter]).generate(
-        IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=eos, pad_token_id=7
-    )
+    result = PERTURBED.generate(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=eos, pad_token_id=7)
     assert result.sequences.tolist() == hf(eos_token_id=eos, pad_token_id=7).tolist()
     ends = ends_of(TEXT, set(eos))
     assert list(zip(result.lengths, result.finish_reasons, strict=True)) == ends
@@ -102,7 +100,7 @@ def test_an_accepted_end_of_sequence_in_the_draft_ends_the_row_once():
     assert result.stats.accepted[row] >= 1
 
 
-@pytest.mark.parametrize("max_new_tokens", range(1, 10))
+@pytest.mark.parametrize("max_new_tokens", [1, 4, 5, 6, 9])
 def test_the_length_limit_is_honoured_inside_a_block(max_new_tokens):
     result = ITSELF.generate(IDS, MASK, max_new_tokens=max_new_tokens)
     assert result.sequences.tolist() == hf(max_new_tokens=max_new_tokens).tolist()
@@ -121,7 +119,7 @@ class StopAtToken(StoppingCriteria):
 
 
 @pytest.mark.parametrize("index", [2, 7])
-@pytest.mark.parametrize("generator", [ITSELF, SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])])
+@pytest.mark.parametrize("generator", [ITSELF, PERTURBED])
 def test_a_stopping_criterion_ends_its_row_at_the_token_that_meets_it(generator, index):
     row, token = first_token_at(index)  # the third token of a block, where the target drafts
     # HF pads rows that have stopped only if there is an eos; without one it lets them run on.
@@ -188,27 +186,24 @@ def test_logits_processors_see_every_prefix_that_plain_decoding_shows_them(draft
         assert 0 < sum(direct.stats.accepted) < sum(direct.stats.drafted)
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_generation_config_means_what_it_means_to_hf(drafter):
+def test_a_generation_config_means_what_it_means_to_hf():
     config = GenerationConfig(
         repetition_penalty=1.5, no_repeat_ngram_size=3, max_new_tokens=17, pad_token_id=0
     )
-    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
     expected = MODEL.generate(IDS, attention_mask=MASK, generation_config=config)
     assert expected[:, WIDTH:].tolist() != [row[:17] for row in TEXT]
-    direct = generator.generate(IDS, MASK, generation_config=config)
+    direct = PERTURBED.generate(IDS, MASK, generation_config=config)
     hooked = MODEL.generate(
-        IDS, attention_mask=MASK, generation_config=config, custom_generate=generator
+        IDS, attention_mask=MASK, generation_config=config, custom_generate=PERTURBED
     )
     assert direct.sequences.tolist() == expected.tolist()
     assert hooked.tolist() == expected.tolist()
 
 
 def test_the_hook_samples_what_generate_samples():
-    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
     options = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "seed": [3, 4, 5]}
-    direct = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
-    hooked = hf(custom_generate=generator, **options)
+    direct = PERTURBED.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
+    hooked = hf(custom_generate=PERTURBED, **options)
     assert hooked.tolist() == direct.sequences.tolist()
     assert direct.new_tokens.tolist() != TEXT
 
@@ -219,10 +214,8 @@ def test_the_hook_returns_hfs_record_when_asked_to():
     assert record.sequences.tolist() == hf().tolist()
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so(drafter):
-    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter])
-    result = generator.generate(IDS, max_new_tokens=NUM_NEW, pad_token_id=0)
+def test_padding_is_told_by_the_pad_id_where_hf_tells_it_so():
+    result = PERTURBED.generate(IDS, max_new_tokens=NUM_NEW, pad_token_id=0)
     assert result.sequences.tolist() == hf(mask=None).tolist() == hf().tolist()
 
 

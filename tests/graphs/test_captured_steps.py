@@ -40,10 +40,10 @@ from specdec.graphs import (
     no_host_sync,
     stable_storage,
 )
+from specdec.graphs.tree import owned_tensors
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
-from specdec.loop.state import StepState
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import StepState, TokenBuffer
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
@@ -86,7 +86,8 @@ LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
 ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
 
 by_name = pytest.mark.parametrize("drafter", DRAFTERS)
-by_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
+PAIRS = [(name, SAMPLERS[0]) for name in DRAFTERS] + [("eagle", s) for s in SAMPLERS[1:]]
+"""Every drafter with one sampler, every sampler with one drafter."""
 
 
 def capturing(drafter="model", sampler="auto", **options):
@@ -101,16 +102,15 @@ def account(result) -> tuple:
     return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
 
 
-@by_sampler
-@by_name
+@pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampler):
-    """Eager and captured steps of every pair, in the same tensors over two different calls."""
+    """Eager and captured steps in the same tensors over two different calls."""
     generator = capturing(drafter, sampler)
     seen = []
     for seed, options in enumerate((SAMPLED, OTHER)):
         prompts = ragged_prompts(VOCAB, 5, 3, 9, seed=seed)
         generation = generator.start(*prompts, **ROOM, **options)
-        storage = stable_storage(generation.whole)
+        storage = stable_storage(generation.runner.state)
         for _ in range(NUM_EAGER + 3):
             before = generation.lengths
             with no_host_sync():
@@ -118,7 +118,7 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
             storage.check()
             assert bool((generation.lengths > before).all())
         assert len(storage.names) >= 12
-        seen.append([tensor.data_ptr() for tensor in storage._tensors.values()])
+        seen.append([x.data_ptr() for x in owned_tensors(generation.runner.state).values()])
         assert generation.runner.graphs[generation.num_draft_tokens].num_calls >= 3
         generation.close()
         assert list(generator._runners) == [generation.runner]
@@ -128,18 +128,17 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
     assert account(found) == account(expected)
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @by_name
-def test_a_generator_that_captures_writes_what_others_write(drafter, options):
-    for eos in (None, list(range(1, VOCAB, 7))):
-        chosen = LONG | options | {"eos_token_id": eos}
-        generator = capturing(drafter)
-        for _ in range(2):
-            found = generator.generate(IDS, MASK, **chosen, check=True)
-            assert account(found) == account(eager(drafter).generate(IDS, MASK, **chosen))
+def test_rows_that_end_in_a_captured_batch_end_as_in_others(drafter):
+    """Greedy, with many ends of sequence, in new storage and in used storage."""
+    options = LONG | {"eos_token_id": list(range(1, VOCAB, 7))}
+    generator = capturing(drafter)
+    expected = account(eager(drafter).generate(IDS, MASK, **options))
+    for _ in range(2):
+        assert account(generator.generate(IDS, MASK, **options, check=True)) == expected
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("count", [1, 3, 9])
 def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count):
     """Whatever they hold: their keys, values, tokens and features are poison."""
     ids, mask = ragged_prompts(VOCAB, *[(3 * i) % 7 + 1 for i in range(count)])
@@ -147,8 +146,8 @@ def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count):
     generator = capturing("eagle")
     expected = eager("eagle").generate(ids, mask, **options)
     generation = generator.start(ids, mask, **options)
-    state = generation.whole
-    assert state.signature.batch_size == {1: 1, 2: 2, 3: 4, 5: 8, 9: 16}[count]
+    state = generation.runner.state
+    assert state.signature.batch_size == {1: 1, 3: 4, 9: 16}[count]
     caches = state.cache, state.drafter_state.cache
     slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
     with torch.inference_mode():
@@ -161,7 +160,7 @@ def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count):
         for row, of_row in zip(rows, outcome.fetch().read(), strict=True):
             row += of_row.new_tokens
         assert not state.buffer.num_new[count:].any()
-        assert not state.buffer.lengths[count:].any()
+        assert not state.buffer.anchor_position[count:].any()
     assert rows == expected.new_tokens.tolist()
     assert generation.tokens.shape[0] == len(generation.lengths) == count
 
@@ -172,8 +171,8 @@ def test_rows_that_have_ended_are_frozen_in_a_captured_batch():
     for _ in range(NUM_EAGER + 1):
         generator.step(generation)
     generation.end_rows([1])
-    buffer = generation.whole.buffer
-    before = {name: getattr(buffer, name)[1].clone() for name in ("lengths", "anchor")}
+    buffer = generation.runner.state.buffer
+    before = {name: getattr(buffer, name)[1].clone() for name in ("anchor_position", "anchor")}
     for _ in range(4):
         outcome = generator.step(generation)
         assert int(outcome.num_new[1]) == 0
@@ -191,7 +190,7 @@ def test_the_draft_length_may_change_from_step_to_step(drafter):
     generation = generator.start(IDS, MASK, **LONG | {"max_new_tokens": 60})
     assert generation.num_draft_tokens == most
     texts = [[] for _ in IDS]
-    for index in range(40):
+    for index in range(24):
         length = generation.num_draft_tokens = (index * 7) % (most + 1)
         outcome = generator.step(generation)
         assert outcome.draft.tokens.shape == (3, length)
@@ -204,14 +203,13 @@ def test_the_draft_length_may_change_from_step_to_step(drafter):
     expected = eager(drafter).generate(IDS, MASK, **LONG | {"max_new_tokens": 60})
     for text, row in zip(texts, expected.new_tokens.tolist(), strict=True):
         assert text == row[: len(text)]
-        assert len(text) >= 40
+        assert len(text) >= 24
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_a_seeded_coupled_text_does_not_depend_on_the_draft_length_either(graphs):
+def test_a_seeded_coupled_text_does_not_depend_on_the_draft_length_either():
     options = LONG | SAMPLED
     expected = SpeculativeGenerator(MODEL, None, CouplingSampler()).generate(IDS, MASK, **options)
-    generator = SpeculativeGenerator(MODEL, DRAFTERS["eagle"], CouplingSampler(), graphs=graphs)
+    generator = SpeculativeGenerator(MODEL, DRAFTERS["eagle"], CouplingSampler(), graphs=True)
     generation = generator.start(IDS, MASK, **options)
     index = 0
     while not generation.has_ended.all():
@@ -223,11 +221,11 @@ def test_a_seeded_coupled_text_does_not_depend_on_the_draft_length_either(graphs
         assert text.equal(expected.new_tokens[row])
 
 
-@pytest.mark.parametrize("value", [-1, 4, True, 1.0, None])
-def test_a_draft_length_beyond_the_drafters_is_refused(value):
+def test_a_draft_length_beyond_the_drafters_is_refused():
     generation = capturing("model").start(IDS, MASK, **LONG)
-    with pytest.raises(ValueError, match=r"0\.\.3"):
-        generation.num_draft_tokens = value
+    for value in (-1, 4, True, 1.0, None):
+        with pytest.raises((TypeError, ValueError), match=r"0\.\.3"):
+            generation.num_draft_tokens = value
     assert generation.num_draft_tokens == 3
 
 
@@ -263,16 +261,17 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         capture(self, *args, **kwargs)
 
     monkeypatch.setattr(Captured, "__init__", counting)
-    monkeypatch.setattr("specdec.loop.runners.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.runner.FIRST_TOKENS", 64)
     draws = random.Random(name)
     drafter = ROOMY_DRAFTERS[name]
     generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
     fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
     sizes = set()
-    num_calls = 60 if name == "eagle" else 15
+    num_calls = 30 if name == "eagle" else 8
     for index in range(num_calls):
-        prompt, _ = ragged_prompts(VOCAB, draws.randint(1, 150), seed=index)
-        options = {"max_new_tokens": draws.randint(1, 60), "eos_token_id": None}
+        longest, room = (draws.randint(1, 150), draws.randint(1, 60)) if index else (9, 20)
+        prompt, _ = ragged_prompts(VOCAB, longest, seed=index)
+        options = {"max_new_tokens": room, "eos_token_id": None}
         # The last two calls are one of each kind, so that the last storage has both graphs.
         sampled = draws.random() < 0.6
         if index >= num_calls - 2:
@@ -284,7 +283,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         assert account(found) == account(fresh.generate(prompt, **options))
         (runner,) = generator._runners
         sizes.add(runner.num_slots)
-    assert len(sizes) <= 3  # 64, 128, 256
+    assert 1 < len(sizes) <= 3  # of 64, 128, 256
     assert len(made) <= 3 * len(sizes)  # greedy steps, sampled steps, chunks of 64 tokens
     assert captures_of(generator) == {"storages": 1, "steps": 2, "chunks": 1}
 
@@ -292,7 +291,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
 def test_storage_grows_when_a_longer_call_comes_and_never_beyond_the_targets_positions(
     monkeypatch,
 ):
-    monkeypatch.setattr("specdec.loop.runners.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.runner.FIRST_TOKENS", 64)
     generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
     sizes = []
     for room in (20, 1, 100, 20, 130, 503):
@@ -432,11 +431,11 @@ def test_check_catches_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
     commit = TokenBuffer.commit
 
     def reassigning(self, tokens, num_accepted):
-        self.lengths = self.lengths.clone()
+        self.anchor_position = self.anchor_position.clone()
         return commit(self, tokens, num_accepted)
 
     monkeypatch.setattr(TokenBuffer, "commit", reassigning)
-    with pytest.raises(StorageMovedError, match=r"\.buffer\.lengths was replaced"):
+    with pytest.raises(StorageMovedError, match=r"\.buffer\.anchor_position was replaced"):
         capturing().generate(IDS, MASK, **LONG, check=True)
 
 
@@ -457,9 +456,9 @@ def once_captured(generator, fault):
 
 
 def not_advanced(state, step):
-    before = state.buffer.lengths.clone()
+    before = state.buffer.anchor_position.clone()
     outcome = step()
-    state.buffer.lengths.copy_(before)
+    state.buffer.anchor_position.copy_(before)
     return outcome
 
 
@@ -487,7 +486,7 @@ def lower_acceptance(state, step):
 
 
 FAULTS = {
-    "not advanced": ("model", not_advanced, "lengths are"),
+    "not advanced": ("model", not_advanced, "position are"),
     "stale slots": ("model", stale_slots, "tokens are"),
     "worse features": ("eagle", lower_acceptance, "tokens are"),
 }
@@ -523,7 +522,7 @@ def test_graphs_are_no_part_of_a_copied_or_pickled_generator(duplicate):
     assert len(list(generator._runners)) == len(list(other._runners)) == 1
 
 
-@by_name
+@pytest.mark.parametrize("drafter", ["lookup", "eagle", "mtp"])
 def test_graphs_are_freed_with_their_generator_without_garbage_collection(drafter):
     generator = capturing(drafter, prefill_chunk_size=64)
     for _ in range(NUM_EAGER):  # the chunks of prompts, too
@@ -560,7 +559,7 @@ def test_a_host_that_reads_one_step_late_reads_the_same_text():
             assert account(generator.generate(IDS, MASK, **LONG | SAMPLED)) == expected
 
 
-@pytest.mark.parametrize("value", ["yes", None, 2])
-def test_graphs_must_be_one_of_three_values(value):
-    with pytest.raises((TypeError, ValueError), match="'auto'"):
-        SpeculativeGenerator(MODEL, None, graphs=value)
+def test_graphs_must_be_one_of_three_values():
+    for value in ("yes", None, 2):
+        with pytest.raises((TypeError, ValueError), match="graphs must be True, False or 'auto'"):
+            SpeculativeGenerator(MODEL, None, graphs=value)

@@ -32,7 +32,7 @@ from specdec.drafters import EagleHead
 from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import TokenBuffer
 from specdec.target.cache import SlotCache
 from specdec.training.eagle import eagle_config
 
@@ -190,7 +190,7 @@ def test_rows_that_fill_a_bucket_are_never_read(count):
     ids, mask = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
     options = {"max_new_tokens": 40, "do_sample": True, "seed": list(range(count))}
     generation = generator.start(ids, mask, **options, eos_token_id=None)
-    state = generation.whole
+    state = generation.runner.state
     caches = state.cache, state.drafter_state.cache
     slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
     with torch.inference_mode():
@@ -211,10 +211,10 @@ def plant_a_length_that_is_not_advanced(monkeypatch):
     commit = TokenBuffer.commit
 
     def planted(self, tokens, num_accepted):
-        before = self.lengths.clone()
+        before = self.anchor_position.clone()
         ends = commit(self, tokens, num_accepted)
         if capturing():
-            self.lengths.copy_(before)
+            self.anchor_position.copy_(before)
         return ends
 
     monkeypatch.setattr(TokenBuffer, "commit", planted)
@@ -225,7 +225,7 @@ def plant_a_tensor_that_is_bound_to_a_new_one(monkeypatch):
 
     def planted(self, tokens, num_accepted):
         if capturing():
-            self.lengths = self.lengths.clone()
+            self.anchor_position = self.anchor_position.clone()
         return commit(self, tokens, num_accepted)
 
     monkeypatch.setattr(TokenBuffer, "commit", planted)

@@ -17,6 +17,7 @@ from fitted_heads import learn_by_heart
 from mask_checkpoints import pard, specforge_peagle, z_lab
 from mask_heads import learned
 from safetensors.torch import load_file, save_file
+from specdec.inspection import Trial, alternatives, table, try_readings
 
 from specdec import SpeculativeGenerator, Target, zoo
 from specdec.checkpoints import survey_checkpoint
@@ -25,7 +26,6 @@ from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.cli import main
 from specdec.drafters import EagleDrafter, MaskTokenDrafter
 from specdec.heads.eagle import EagleHead
-from specdec.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
 TARGET = tiny_llama(rope_parameters=ROPE)

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.graphs import no_host_sync
-from specdec.loop.token_buffer import TokenBuffer
+from specdec.loop.state import TokenBuffer
 from specdec.types import PAD_TOKEN, rows_to_keep
 
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
-BY_ROW = "tokens", "lengths", "anchor", "remaining", "recent", "start", "num_new"
+BY_ROW = "tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new"
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=60, deadline=None)
 
@@ -34,7 +34,7 @@ class Row:
     def check(self, buffer, row):
         length = len(self.text)
         assert buffer.tokens[row, :length].tolist() == self.text
-        assert buffer.lengths[row] == length - 1
+        assert buffer.anchor_position[row] == length - 1
         assert buffer.anchor[row] == self.text[-1]
         assert buffer.remaining[row] == self.room
         assert buffer.num_new[row] == self.num_new
@@ -89,7 +89,7 @@ def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
     block = torch.tensor([[4, 6, 5, 0], [4, 6, 1, 0], [4, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN]])
     assert buffer.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
     assert buffer.num_new.tolist() == [3, 3, 1]
-    assert buffer.lengths.tolist() == [4, 4, 2]
+    assert buffer.anchor_position.tolist() == [4, 4, 2]
     assert buffer.anchor.tolist() == [5, 1, 4]
     assert buffer.start.tolist() == [1, 1, 1]
     assert buffer.remaining.tolist() == [0, 0, 2]

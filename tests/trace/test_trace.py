@@ -105,7 +105,7 @@ def test_an_untraced_run_computes_none_of_it(monkeypatch):
         raise AssertionError("an untraced run came here")
 
     monkeypatch.setattr(tracer, "_numbers", fail)
-    monkeypatch.setattr(tracer._Clock, "_now", fail)
+    monkeypatch.setattr(tracer.StepTracer, "_now", fail)
     generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, K))
     generator.generate(IDS, MASK, max_new_tokens=8)
     with pytest.raises(AssertionError, match="came here"):

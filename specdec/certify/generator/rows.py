@@ -27,8 +27,7 @@ from torch import Tensor
 from specdec.certify.generator.text import Prompts
 from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
-from specdec.loop.collector import OutputCollector
-from specdec.loop.generation import Generation
+from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
 from specdec.results import RowStep
@@ -253,7 +252,7 @@ class _Call:
         while not collector.is_done:
             outcome = self.generator.step(generation)
             yield generation, collector, outcome
-            collector.read(outcome.fetch())
+            collector.add(outcome.fetch())
             index += 1
             if self.ends_half and index == _ENDED_AFTER:
                 for row in range(len(self.numbers) // 2):

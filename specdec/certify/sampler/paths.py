@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.certify.sampler.worlds import Worlds
-from specdec.loop.contracts import check_decisions, check_verdict
+from specdec.loop.outcome import check_decisions
+from specdec.loop.step import check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 

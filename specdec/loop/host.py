@@ -1,0 +1,371 @@
+"""The host's side of a call: `Generation` steps it, `OutputCollector` collects what it writes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+from specdec.arguments import check_integer, shown
+from specdec.drafters.base import check_state
+from specdec.kernels.verify.reference import find_draft_faults
+from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
+from specdec.loop.processors import process_step
+from specdec.loop.runner import StepRunner
+from specdec.loop.state import Parts
+from specdec.request.call import Request
+from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.trace import Trace
+from specdec.types import Draft, rows_to_keep
+
+Scores = dict[str, Tensor]
+"""Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,
+temperature and truncation, `"logits"` of the target."""
+
+
+class Generation:
+    """One call under way, as `SpeculativeGenerator.start` returns it, to be stepped by hand.
+
+    Rows end on the device, at an end-of-sequence token or the length limit. Stopping criteria and
+    stop strings are functions of the host, which `generate` and `stream` call; whoever steps by
+    hand may end rows with `end_rows`.
+
+    Args:
+        owner: the generator that started it; no other may step it.
+        request: what was asked for.
+        runner: runs its steps over its tensors.
+        give_back: takes the runner for other calls, when the generation is closed or dropped.
+
+    Attributes:
+        state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
+        rows: which row of the batch each row of `state` is; all of them, until some are dropped.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
+        >>> generator = SpeculativeGenerator(target, "lookup")
+        >>> inputs = tokenizer("def main():", return_tensors="pt")
+        >>> generation = generator.start(**inputs, max_new_tokens=16)
+        >>> while not generation.has_ended.all():
+        ...     outcome = generator.step(generation)
+        >>> rows = zip(generation.tokens, generation.lengths, strict=True)
+        >>> texts = [tokenizer.decode(row[:length]) for row, length in rows]
+        >>> texts[0].startswith("def main():")
+        True
+        >>> generation
+        Generation(1 of 1 row ended; lengths [19], prompts included; K = 8)
+    """
+
+    def __init__(
+        self,
+        owner: object,
+        request: Request,
+        runner: StepRunner,
+        give_back: Callable[[StepRunner], None],
+    ):
+        self.owner, self.request, self.runner = owner, request, runner
+        self.state = runner.state
+        self.rows = list(range(len(request.prompts.lengths)))
+        asked = request.options.num_draft_tokens
+        self._most = runner.state.signature.num_draft_tokens
+        self._num_draft_tokens = self._most if asked is None else asked
+        self._unprocessed: Tensor | None = None
+        self._is_first = True
+        self._giving_back = weakref.finalize(self, give_back, runner)
+        self._giving_back.atexit = False
+
+    def close(self) -> None:
+        """Gives its tensors to later calls, as happens anyway when nobody holds the generation any
+        more. From then on it must not be stepped, and what it shows may be another call's.
+        """
+        self._giving_back()
+
+    def __repr__(self) -> str:
+        """Waits for the device."""
+        ended, rows = int(self.has_ended.sum()), len(self.request.prompts.lengths)
+        ended += rows - len(self.rows)
+        return (
+            f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
+            f"{self.lengths.tolist()}, prompts included; K = {self.num_draft_tokens})"
+        )
+
+    @property
+    def parts(self) -> Parts:
+        """Target, drafter and sampler."""
+        return self.runner.parts
+
+    @property
+    def tokens(self) -> Tensor:
+        """`[B, S]` committed tokens, each row's prompt (without its padding) first; what follows
+        the row's `lengths` is garbage.
+        """
+        return self.state.buffer.tokens[: len(self.rows)]
+
+    @property
+    def lengths(self) -> Tensor:
+        """`[B]` committed tokens of each row, those of the prompt included."""
+        return self.state.buffer.anchor_position[: len(self.rows)] + 1
+
+    @property
+    def has_ended(self) -> Tensor:
+        """`[B]` bool: rows that commit nothing any more."""
+        return self.state.buffer.remaining[: len(self.rows)] == 0
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """How many tokens the next steps draft: what the call asked for, or K, at first. It may
+        be set to any number up to K before any step; each value is captured once.
+
+        Raises:
+            TypeError, ValueError: when set to anything but an integer in 0..K.
+        """
+        return self._num_draft_tokens
+
+    @num_draft_tokens.setter
+    def num_draft_tokens(self, value: int) -> None:
+        advice = "the drafter's own is the largest"
+        check_integer("num_draft_tokens", value, 0, self._most, advice=advice)
+        self._num_draft_tokens = value
+
+    def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:
+        """One step for every row; see `SpeculativeGenerator.step`.
+
+        Args:
+            run: takes the step instead of the runner, as `StepRunner.run` does.
+        """
+        outcome = (run or self.runner.run)(
+            self.state,
+            num_draft_tokens=self._num_draft_tokens,
+            edit_logits=self._process if self.request.options.processors else None,
+        )
+        if self.state.signature.batch_size > len(self.rows):
+            outcome = outcome.of_rows(len(self.rows))
+        if self._is_first:
+            self._check_probs(outcome)
+        self._is_first = False
+        return outcome
+
+    def _process(self, draft: Draft, logits: Tensor) -> Tensor:
+        self._unprocessed = logits
+        return process_step(self.request, self.state.buffer, draft, logits)
+
+    def scores_of(self, outcome: Outcome) -> Scores:
+        """Copies of the logits of the last step that the call wants to keep."""
+        options, scores = self.request.options, {}
+        if options.keeps_scores:
+            own = self.state.warp.keep(list(range(len(self.rows))))  # they come first; none moves
+            scores["scores"] = own.scores(outcome.logits)
+        if options.keeps_logits:
+            logits = self._unprocessed if options.processors else outcome.logits
+            scores["logits"] = logits.float().clone()
+        return scores
+
+    def _check_probs(self, outcome: Outcome) -> None:
+        """Raises `ValueError` for draft probabilities that cannot be right, where the sampler does
+        not look at them; waits for the device, once in a call.
+        """
+        if outcome.verdict.faults is not None or outcome.draft.probs is None:
+            return
+        for row, faults in enumerate(find_draft_faults(outcome.draft).tolist()):
+            if faults:
+                text = fault_text(faults, self.parts.drafter, self.parts.sampler)
+                raise ValueError(f"in row {row} of the first step {text}")
+
+    def synchronize(self) -> None:
+        """Waits for the device and reads the rows' lengths, so that the next steps attend over no
+        more slots than they need. Worth it now and then for those who step by hand.
+        """
+        self.state.buffer.note_longest(int(self.lengths.max()))
+
+    @torch.inference_mode()
+    def end_rows(self, rows: list[int]) -> None:
+        """Ends rows of the batch from outside a step, as a stopping criterion does."""
+        here = [self.rows.index(row) for row in rows if row in self.rows]
+        self.state.buffer.remaining[here] = 0
+
+    @torch.inference_mode()
+    def drop_ended(self) -> None:
+        """Goes on with the rows that have not ended, in the same storage, so that steps cost less.
+
+        Every outcome of the rows so far must have been read. The call waits for the device. With
+        logits processors all rows stay: those may go by row numbers of the batch. Where steps are
+        captured all rows stay too: those steps have one shape.
+        """
+        if self.request.options.processors or self.runner.captures:
+            return
+        rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
+        if 0 < len(rows) < len(self.rows):
+            self.rows = [self.rows[row] for row in rows]
+            self.state = self.state.keep(rows)
+            check_state(self.parts.drafter, self.state.drafter_state, by="init_state().keep")
+
+
+@dataclass(frozen=True, eq=False)
+class StepRecord:
+    """One step of a batch as `SpeculativeGenerator.stream` yields it.
+
+    Args:
+        index: number of the step, from 0.
+        rows: per row what the step did, `None` for rows that had ended before.
+    """
+
+    index: int
+    rows: list[RowStep | None]
+
+
+class OutputCollector:
+    """Collects the tokens of every row, evaluates HF's stopping criteria on the host, and builds
+    the result. No step waits for it.
+
+    Args:
+        generation: the call under way.
+        streamer: receives each token once, in order; may be `None`.
+    """
+
+    def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
+        self._generation, self._streamer = generation, streamer
+        self._request = generation.request
+        self._room = self._request.max_new_tokens
+        self._lengths = list(self._request.prompts.lengths)
+        rows = len(self._lengths)
+        self.new_tokens: list[list[int]] = [[] for _ in range(rows)]
+        self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
+        self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
+        self._scores: dict[tuple[str, int], list[Tensor]] = {}
+        self._num_collected = 0
+        self._num_streamed = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Every row has ended."""
+        return None not in self.finish_reasons
+
+    @property
+    def longest(self) -> int:
+        """Length of the longest row on the device, as far as outcomes have been read; rows that a
+        stopping criterion cut count in full there, and rows that were dropped do not count.
+        """
+        return max(self._lengths[row] for row in self._generation.rows)
+
+    def add(self, outcome: PendingOutcome, scores: Scores | None = None) -> StepRecord:
+        """Takes over one step.
+
+        Args:
+            outcome: of the step.
+            scores: its logits, where the call keeps them.
+
+        Raises:
+            ValueError: the step found something wrong with its inputs; nothing of it is kept.
+        """
+        numbers = self._generation.rows
+        rows = sorted(zip(numbers, outcome.read(), strict=True))  # by row of the batch
+        for number, row in rows:
+            if row.faults and self.finish_reasons[number] is None:
+                parts = self._generation.parts
+                raise ValueError(
+                    f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
+                    f"{self._num_collected}) {fault_text(row.faults, parts.drafter, parts.sampler)}"
+                    f" (drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
+                )
+        records: list[RowStep | None] = [None] * len(self.new_tokens)
+        for number, row in rows:
+            self._lengths[number] += len(row.new_tokens)
+            if self.finish_reasons[number] is not None:
+                continue
+            tokens = self._cut_where_criteria_stop(number, row.new_tokens)
+            self.new_tokens[number] += tokens
+            if len(tokens) == len(row.new_tokens) and row.is_eos:
+                self.finish_reasons[number] = "eos"
+            elif self.finish_reasons[number] is None and len(self.new_tokens[number]) >= self._room:
+                self.finish_reasons[number] = "length"
+            records[number] = RowStep(row.draft_tokens, row.num_accepted, tokens)
+            self.steps[number].append(records[number])
+            for name, table in (scores or {}).items():  # of these tokens, and no others
+                own = table[numbers.index(number), : len(tokens)].clone()
+                self._scores.setdefault((name, number), []).append(own)
+        self._num_collected += 1
+        self._stream()
+        return StepRecord(self._num_collected - 1, records)
+
+    def result(
+        self, trace: Trace | None = None, *, wall_s: float | None = None
+    ) -> GenerationResult:
+        """The finished generation, with its trace where there is one, and the seconds it took."""
+        lengths = [len(new) for new in self.new_tokens]
+        pad, prompts = self._request.options.pad, self._request.prompts.padded
+        padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
+        new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
+        return GenerationResult(
+            sequences=torch.cat([prompts.long(), new_tokens], dim=1),
+            lengths=lengths,
+            finish_reasons=list(self.finish_reasons),
+            seeds=self._request.seeds,
+            stats=SpeculationStats(self.steps, self._generation.num_draft_tokens, wall_s=wall_s),
+            trace=trace,
+            steps=self.steps,
+            origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
+            scores=self._columns("scores", max(lengths)),
+            logits=self._columns("logits", max(lengths)),
+            tokenizer=self._request.options.tokenizer,
+        )
+
+    def _columns(self, name: str, width: int) -> tuple[Tensor, ...] | None:
+        """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""
+        rows = range(len(self.new_tokens))
+        blocks = [self._scores[name, row] for row in rows if (name, row) in self._scores]
+        if not blocks:
+            return None
+        table = blocks[0][0].new_full((len(blocks), width, blocks[0][0].shape[-1]), torch.nan)
+        for row, block in enumerate(blocks):
+            table[row, : sum(map(len, block))] = torch.cat(block)
+        return table.unbind(dim=1)
+
+    def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
+        """The tokens up to the first at which a stopping criterion is met, as if they had come one
+        by one.
+        """
+        criteria = self._request.options.criteria
+        if not criteria:
+            return tokens
+        ids = self._request.shown_prompts[row] + self.new_tokens[row] + tokens
+        start = len(ids) - len(tokens)
+        ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
+        for count in range(1, len(tokens) + 1):
+            if any([_is_met(c, c(ids[:, : start + count], None)) for c in criteria]):
+                self.finish_reasons[row] = "stop"
+                self._generation.end_rows([row])
+                return tokens[:count]
+        return tokens
+
+    def _stream(self) -> None:
+        """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens
+        at a time.
+        """
+        if self._streamer is None:
+            return
+        counts = [len(new) for new in self.new_tokens]
+        pairs = zip(counts, self.finish_reasons, strict=True)
+        ready = min((n for n, reason in pairs if reason is None), default=max(counts))
+        pad = self._request.options.pad
+        for column in range(self._num_streamed, ready):
+            tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
+            self._streamer.put(torch.tensor(tokens))
+        self._num_streamed = ready
+
+
+def _is_met(criterion: StoppingCriteria, answer: object) -> bool:
+    """What a stopping criterion says of one row."""
+    is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
+    if is_flag or isinstance(answer, bool | np.bool_):
+        return bool(answer)
+    name = getattr(criterion, "__name__", type(criterion).__name__)
+    raise TypeError(
+        f"the stopping criterion {name} returned {shown(answer)} for ids [1, T]; expected a bool "
+        "tensor of shape [1], or True or False"
+    )
