@@ -49,16 +49,12 @@ def certify(
     Args:
         subject: a sampler, whose exact law is enumerated on small worlds (or tested by draws, where
             it does not decide by thresholds), or a generator, whose runs on the prompts are audited
-            and tested. Wrap a rule of another library as
-            `ForeignSampler(rule)`.
+            and tested. Wrap a rule of another library as `ForeignSampler(rule)`.
         prompts: token ids of each, without padding; for a generator.
         options: of `certify_sampler` or `certify_generator`.
 
     Returns:
         A report with `passed`; its text says what was tried and what was found.
-
-    Raises:
-        TypeError: something else, prompts for a sampler, or none for a generator.
 
     Example:
         >>> from specdec import RejectionSampler, TypicalSampler, certify

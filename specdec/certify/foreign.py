@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from specdec.arguments import check_type, shown
+from specdec.arguments import shown
 from specdec.kernels import draw
 from specdec.samplers import Sampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
@@ -63,18 +63,10 @@ class ForeignSampler(Sampler):
 
     def __init__(self, rule: Rule, name: str | None = None):
         super().__init__()
-        advice = "(draft_tokens, draft_probs, target_probs, noise) -> tokens"
-        self.rule = check_type("rule", rule, Callable, advice=advice)
-        check_type("name", name, str | None)
-        self.name = name or getattr(rule, "__name__", type(rule).__name__)
+        self.rule, self.name = rule, name or getattr(rule, "__name__", type(rule).__name__)
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
-        """Row by row.
-
-        Raises:
-            TypeError, ValueError: the rule returned something other than the beginning of the draft
-                and one more token.
-        """
+        """Row by row; refuses what is not the beginning of the draft and one more token."""
         target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
         laws = draft.probs
         if laws is None:
@@ -86,8 +78,7 @@ class ForeignSampler(Sampler):
         counts = []
         for row, k in enumerate(valid):
             row_noise = RowNoise(accept[row, :k], resample[row])
-            shown = drafted[row, :k], laws[row, :k], target[row, : k + 1]
-            out = self._run(*shown, row_noise)
+            out = self._run(drafted[row, :k], laws[row, :k], target[row, : k + 1], row_noise)
             tokens[row, : len(out)] = out
             counts.append(len(out) - 1)
         return Verdict(tokens, torch.tensor(counts, device=drafted.device), draft.num_valid)
@@ -98,20 +89,18 @@ class ForeignSampler(Sampler):
             out = torch.as_tensor(said, device=drafted.device)
         except Exception as error:  # of any kind: torch has no word for what is no array
             raise TypeError(f"{self.name} returned {shown(said)}; expected token ids") from error
-        is_integer = not (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool)
-        if out.numel() and not is_integer:
+        if out.numel() and (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool):
             raise TypeError(f"{self.name} returned {shown(said)}; expected integer token ids")
-        count = out.numel() - 1
+        count, vocab = out.numel() - 1, target.shape[-1]
         is_prefix = out.dim() == 1 and 0 <= count <= len(drafted)
         if not is_prefix or not torch.equal(out[:count], drafted[:count]):
             raise ValueError(
                 f"{self.name} returned {out.tolist()} for the draft {drafted.tolist()}; expected "
                 "some of its first tokens, in order, and one more"
             )
-        if not 0 <= int(out[-1]) < target.shape[-1]:
+        if not 0 <= out[-1] < vocab:
             raise ValueError(
-                f"{self.name} returned the token {int(out[-1])} for a vocabulary of "
-                f"{target.shape[-1]}"
+                f"{self.name} returned the token {int(out[-1])} for a vocabulary of {vocab}"
             )
         return out
 
@@ -124,7 +113,7 @@ def huggingface_rule(
     Its law is exact. But it accepts where `r <= p / q`, and `torch.rand` can return 0: then it
     accepts a token that the target cannot emit. `certify` says so.
 
-    Args and returns: see `Rule`; K >= 1, since there is nothing to call without a draft.
+    Args and returns: see `Rule`. Without a draft there is nothing to call.
 
     Example:
         >>> from specdec.certify import ForeignSampler, certify, huggingface_rule

@@ -64,28 +64,20 @@ def with_stop_strings(
     """Stopping criteria with HF's own for stop strings among them.
 
     Raises:
-        TypeError: stop strings that are no strings.
-        ValueError: no tokenizer, or an empty stop string.
+        ValueError: no tokenizer, or an empty stop string, which some tokenizers would meet at once.
     """
     criteria = StoppingCriteriaList(criteria or ())
     if stop_strings is None:
         return criteria
-    strings = [stop_strings] if isinstance(stop_strings, str) else stop_strings
-    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
-        raise TypeError(f"stop_strings must be a string or a list of strings, got {strings!r}")
-    if not all(strings) or not strings:
+    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    if not strings or not all(isinstance(string, str) and string for string in strings):
         raise ValueError(f"stop_strings must hold strings that are not empty, got {strings!r}")
-    for string in strings:
-        try:
-            string.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"stop_strings must be valid Unicode, got {string!r}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ValueError(
             "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
             "stopping_criteria=StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])"
         )
-    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, list(strings))])
+    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
 
 
 def check_hook(

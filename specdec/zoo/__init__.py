@@ -15,7 +15,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from specdec.arguments import check_type, shown
+from specdec.arguments import check_choice, shown
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
         >>> zoo.load_target().config.num_hidden_layers
         16
     """
-    return _load_model("target", _checked(dtype))
+    return _load_model("target", check_choice("dtype", dtype, _DTYPES))
 
 
 def load_tokenizer() -> PreTrainedTokenizerFast:
@@ -114,15 +114,6 @@ def load_drafter(
     drafter_class = heads[name]
     drafter = drafter_class.from_pretrained(folder, target, **kwargs)
     return drafter.to(target.device, target.dtype)
-
-
-def _checked(dtype: torch.dtype) -> torch.dtype:
-    """A data type in which the models run."""
-    check_type("dtype", dtype, torch.dtype)
-    if dtype not in _DTYPES:
-        known = ", ".join(map(str, _DTYPES))
-        raise ValueError(f"dtype must be one of {known}, got {dtype}")
-    return dtype
 
 
 def _folder(name: str, *, holding: str) -> Path:

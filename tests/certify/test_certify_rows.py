@@ -96,17 +96,20 @@ class Successors(Drafter):
         return Draft(torch.cat(tokens, dim=1)[:, 1:])
 
 
+SEVERAL = [TEXT, [3], [5, 0, 5, 0, 2], [4, 4]]
+
+
 @pytest.mark.parametrize(
-    ("fault", "ways"),
+    ("fault", "ways", "prompts"),
     [
-        (None, []),
-        ("keep", ["after rows have ended"]),
-        ("reset", ["over used storage"]),
-        ("positions within the chunk", ["in other chunks"]),
-        ("row 0", ["alone"]),
+        (None, [], [TEXT]),
+        (None, [], SEVERAL),
+        ("keep", ["after rows have ended"], SEVERAL),
+        ("reset", ["over used storage"], [TEXT]),
+        ("positions within the chunk", ["in other chunks"], [TEXT]),
+        ("row 0", ["alone"], SEVERAL),
     ],
 )
-@pytest.mark.parametrize("prompts", [[TEXT], [TEXT, [3], [5, 0, 5, 0, 2], [4, 4]]])
 def test_a_fault_of_a_drafters_state_is_found_and_named(fault, ways, prompts):
     found = audit(Successors(fault), prompts=prompts)
     assert found.ways == ways
@@ -135,7 +138,7 @@ class DrawsOfItsOwn(ModelDrafter):
 def test_draws_from_the_global_generator_are_found_and_named_in_the_report():
     generator = SpeculativeGenerator(tiny(TARGET), DrawsOfItsOwn(tiny(DRAFT), num_draft_tokens=1))
     torch.manual_seed(0)
-    report = certify(generator, [PROMPT], **QUICK)
+    report = certify(generator, [PROMPT], **QUICK | {"num_samples": 400})
     assert all(part.passed for part in (report.greedy, report.noise, *report.tests))
     assert report.rows.ways == ["again"]  # no other way is tried
     assert not report.passed
@@ -273,8 +276,15 @@ def test_half_precision_is_not_judged_without_probabilities():
     assert found.passed
 
 
-@pytest.mark.parametrize("make", [drafter, lambda: PromptLookupDrafter(2), lambda: None])
-@pytest.mark.parametrize("sampler", ["auto", CouplingSampler()])
+@pytest.mark.parametrize(
+    ("make", "sampler"),
+    [
+        (drafter, "auto"),
+        (drafter, CouplingSampler()),
+        (lambda: PromptLookupDrafter(2), "auto"),
+        (lambda: None, "auto"),
+    ],
+)
 def test_sound_rows_repeat_in_every_way_also_where_steps_are_replayed(make, sampler):
     found = audit(make(), sampler, prompts=[PROMPT, [3]], graphs=True)
     assert found.passed

@@ -108,7 +108,7 @@ OPTIONS = [
     (ValueError, "stop_strings need the target's tokenizer", {"stop_strings": ["x"]}),
     (ValueError, "stop_strings", {"stop_strings": ["x", ""]}),
     (ValueError, "stop_strings", {"stop_strings": []}),
-    (TypeError, "stop_strings", {"stop_strings": [7]}),
+    (ValueError, "stop_strings", {"stop_strings": [7]}),
     (TypeError, "tokenizer", {"tokenizer": "gpt2"}),
     (ValueError, "output_scores", {"output_scores": 3}),
     (ValueError, "draft_probs", {"draft_probs": 1}),

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 import torch
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
-from specdec.certify.generator.chisquare import detectable_variation, goodness_of_fit
-from specdec.certify.generator.text import Prompts
-from specdec.evaluation.evaluate import pad
+from specdec.certify.chisquare import detectable_variation, goodness_of_fit
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 
 TextLaw = dict[tuple[int, ...], float]
 NUM_TOKENS = 3
@@ -28,15 +27,8 @@ _ROWS = 256
 
 
 def check_enumerable(num_tokens: int, top_k: int, vocab_size: int) -> None:
-    """Refuses texts that are too many.
-
-    Args:
-        num_tokens: of a text.
-        top_k: tokens that can follow each of its beginnings.
-        vocab_size: V; there are no more.
-
-    Raises:
-        ValueError: says which numbers work.
+    """Raises `ValueError` where `top_k` tokens can follow each beginning of texts of `num_tokens`,
+    and these are too many; says which numbers work.
     """
     choices = min(top_k, vocab_size)
     if choices > 1 and num_tokens * math.log(choices) > math.log(MOST_TEXTS) + 1e-9:
@@ -92,7 +84,7 @@ def plan(num_prompts: int, num_samples: int, batch_size: int) -> list[tuple[int,
 
 def run_law_tests(
     generator: SpeculativeGenerator,
-    prompts: Prompts,
+    prompts: list[list[int]],
     *,
     num_samples: int,
     num_tokens: int,
@@ -104,18 +96,18 @@ def run_law_tests(
     """Draws texts behind each prompt and tests their beginnings of every length.
 
     Args:
-        generator: draws them.
+        generator: draws the texts.
         prompts: token ids.
-        num_samples: per prompt.
-        num_tokens: per text.
+        num_samples: texts per prompt.
+        num_tokens: tokens per text.
         sampling: temperature and top-k of target and draft.
-        false_alarm: chance that any test fails a sound generator, shared equally among them.
+        false_alarm: chance that any test fails a sound generator, shared equally among the tests.
         batch_size: samples drawn together.
         progress: wraps the list of batches.
     """
     texts = [Counter() for _ in prompts]
     for number, seeds in progress(plan(len(prompts), num_samples, batch_size)):
-        inputs = pad([prompts[number]] * len(seeds), generator.target.device)
+        inputs = left_padded([prompts[number]] * len(seeds), generator.target.device)
         options = {"max_new_tokens": num_tokens, "seed": list(seeds), **sampling.options()}
         result = generator.generate(*inputs, **options)
         texts[number].update(map(tuple, result.new_tokens.tolist()))
@@ -127,7 +119,7 @@ def run_law_tests(
             for text, count in counts.items():
                 beginnings[text[:length]] += count
             p_value, df = goodness_of_fit(beginnings, law)
-            detectable = detectable_variation(num_samples, df, threshold) if df else 1.0
+            detectable = detectable_variation(num_samples, df, threshold)
             cells = (number, length, len(law), num_samples)
             tests.append(LawTest(*cells, p_value, threshold, detectable))
     return tests

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.text import Prompts
-from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 from specdec.samplers import Noise, StepNoise, Stream
 
 
@@ -47,22 +46,17 @@ class NoiseAudit:
 
 @torch.inference_mode()
 def audit_noise(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
+    generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
 ) -> NoiseAudit:
-    """Generates, and looks at every uniform of every step.
-
-    Args:
-        generator: its sampler accepts and resamples by uniforms.
-        prompts: token ids; their numbers are the seeds.
-        num: new tokens per prompt.
-        sampling: temperature and truncation.
+    """Generates `num` tokens per prompt with a sampler that accepts and resamples by uniforms, and
+    looks at every uniform of every step. The numbers of the prompts are the seeds.
     """
     sampler = copy.copy(generator.sampler)
     sampler.noise_type = _recording(sampler.noise_type)
     parts = generator.target, generator.drafter, sampler
     recorded = SpeculativeGenerator(*parts, graphs=generator.graphs, kept_bytes=0)
     options = {"max_new_tokens": num, "seed": list(range(len(prompts))), **sampling.options()}
-    generation = recorded.start(*pad(prompts, generator.target.device), **options)
+    generation = recorded.start(*left_padded(prompts, generator.target.device), **options)
     draws = []
     while bool((is_active := ~generation.has_ended).any()):
         recorded.step(generation)

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import index
 
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number, check_type
+from specdec.arguments import check_integer, check_number
 from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.rows import RowsAudit, audit_rows
@@ -106,36 +107,17 @@ def certify_generator(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: no prompt, an empty one, one that comes twice, or a number out of range.
+        ValueError: no prompt, an empty one, one that comes twice, or too many texts to count.
     """
-    numbers = {
-        "num_samples": num_samples,
-        "num_tokens": num_tokens,
-        "top_k": top_k,
-        "audit_tokens": audit_tokens,
-        "batch_size": batch_size,
-    }
-    for name, value in numbers.items():
-        check_integer(name, value, 1)
+    check_integer("num_samples", num_samples, 1)
+    check_integer("num_tokens", num_tokens, 1)
+    check_integer("top_k", top_k, 1)
+    check_integer("audit_tokens", audit_tokens, 1)
+    check_integer("batch_size", batch_size, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     check_number("temperature", temperature, above=0)
-    check_type("progress", progress, Callable)
     check_enumerable(num_tokens, top_k, generator.target.vocab_size)
-    prompts = prompts.tolist() if isinstance(prompts, Tensor) else prompts
-    if isinstance(prompts, list | tuple):
-        prompts = [p.tolist() if isinstance(p, Tensor) else p for p in prompts]
-    advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
-    check_type("prompts", prompts, Sequence[Sequence[int]], advice=advice)
-    prompts = [list(prompt) for prompt in prompts]
-    if not prompts or not all(prompts):
-        raise ValueError("expected at least one prompt, and at least one token in each")
-    first = {}
-    for number, prompt in enumerate(prompts):
-        if first.setdefault(tuple(prompt), number) != number:
-            raise ValueError(
-                f"prompts {first[tuple(prompt)]} and {number} are equal: the second shows nothing "
-                "that a larger num_samples would not; pass different prompts"
-            )
+    prompts = _token_ids(prompts)
     sampling = Sampling(temperature=temperature, top_k=top_k)
     repeats = not generator.drafter.has_memory
     is_coupled = generator.sampler.draw_draft is draw_by_race
@@ -160,6 +142,25 @@ def certify_generator(
         false_alarm=false_alarm,
         sampling=sampling,
     )
+
+
+def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
+    """Different prompts, none of them empty."""
+    try:
+        prompts = [[index(token) for token in prompt] for prompt in prompts]
+    except TypeError as error:
+        advice = "pass token ids, [tokenizer(text).input_ids for text in texts]"
+        raise TypeError(f"prompts must be lists of integers: {error}; {advice}") from error
+    if not prompts or not all(prompts):
+        raise ValueError("expected at least one prompt, and at least one token in each")
+    first = {}
+    for number, prompt in enumerate(prompts):
+        if first.setdefault(tuple(prompt), number) != number:
+            raise ValueError(
+                f"prompts {first[tuple(prompt)]} and {number} are equal: the second shows nothing "
+                "that a larger num_samples would not; pass different prompts"
+            )
+    return prompts
 
 
 def _verdict(part) -> str:

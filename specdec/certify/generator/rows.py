@@ -24,12 +24,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.text import Prompts
-from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.outcome import Outcome
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 from specdec.results import RowStep
 from specdec.samplers import Stream, Warp
 
@@ -74,15 +73,16 @@ class RowDifference:
     @property
     def is_of_draft(self) -> bool:
         """The drafts differ, not only what was emitted after them."""
-        return _drafted(self.expected) != _drafted(self.found)
+        drafted, found = (getattr(s, "draft_tokens", None) for s in (self.expected, self.found))
+        return drafted != found
 
     def __str__(self) -> str:
-        what = "drafted" if self.is_of_draft else "emitted"
-        read = _drafted if self.is_of_draft else _emitted
+        what, name = ("drafted", "draft_tokens") if self.is_of_draft else ("emitted", "new_tokens")
+        expected, found = (getattr(s, name, None) for s in (self.expected, self.found))
         verdict = f"look at {ADVICE[self.way] if self.is_of_draft else 'sampler and target'}"
         return (
-            f"{self.way}: row {self.row}, step {self.step} {what} {read(self.found)}, not "
-            f"{read(self.expected)}; " + ("rounding" if self.is_rounding else verdict)
+            f"{self.way}: row {self.row}, step {self.step} {what} {found}, not {expected}; "
+            f"{'rounding' if self.is_rounding else verdict}"
         )
 
 
@@ -122,7 +122,7 @@ class RowsAudit:
 
 
 def audit_rows(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
+    generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
 ) -> RowsAudit:
     """Generates the same rows in the ways of `ADVICE` and compares every draft and token.
 
@@ -134,95 +134,83 @@ def audit_rows(
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
-    options = {"max_new_tokens": num, **sampling.options()}
-    calls = _Calls(generator, rows, options, _Judge(generator, sampling))
-    if calls.repeat():
-        calls.compare_company_and_ends()
-        calls.compare_chunks()
-        calls.compare_storage()
-    return calls.judge.audit(len(rows))
+    audit = _Audit(generator, rows, {"max_new_tokens": num, **sampling.options()}, sampling)
+    if audit.repeats():
+        audit.compare_company_and_ends()
+        audit.compare_chunks()
+        audit.compare_storage()
+    return audit.judge.audit(len(rows))
 
 
-class _Calls:
-    """The calls of an audit.
-
-    Args:
-        generator: that is audited.
-        rows: token ids.
-        options: of every call, but for the seeds.
-        judge: collects what differs.
-    """
+class _Audit:
+    """The calls of an audit."""
 
     def __init__(
-        self, generator: SpeculativeGenerator, rows: Prompts, options: dict, judge: _Judge
+        self,
+        generator: SpeculativeGenerator,
+        rows: list[list[int]],
+        options: dict,
+        sampling: Sampling,
     ):
         self._generator, self._rows, self._options = generator, rows, options
-        self.judge = judge
+        self.judge = _Judge(generator, sampling)
         self._everyone = list(range(len(rows)))
         self._eager = self._sibling()
-        self._together = self._call(self._everyone, generator)
-        self._first = self._together.steps()
+        self._together = self._run(self._everyone, generator)
         # Before a row has ended `keep` is not used, so what differs there is none of its faults.
-        self._num_full = min(map(len, self._first.values()))
+        self._num_full = min(map(len, self._together.steps.values()))
 
-    def repeat(self) -> bool:
+    def repeats(self) -> bool:
         """Whether the same call repeats. If not, two calls in fresh storage decide whether draws or
         what the storage held is the cause.
         """
-        first, again = self._first, self._together.steps()
-        way = "again"
-        if _vary(first, again):
-            fresh = [self._call(self._everyone, self._eager).steps() for _ in range(2)]
+        way, again = "again", self._together.again()
+        if _vary(self._together, again):
+            fresh = [self._run(self._everyone, self._eager) for _ in range(2)]
             way = "again" if _vary(*fresh) else "over used storage"
-        self.judge.compare(way, self._together, first, self._together, again, is_exact=True)
+        self.judge.compare(way, self._together, again, is_exact=True)
         return not self.judge.differences
 
     def compare_company_and_ends(self) -> None:
         """Every row alone, and all together while half of them end."""
-        alone = {row: self._call([row], self._eager) for row in self._everyone}
-        steps = {row: call.steps()[row] for row, call in alone.items()}
-        expected, found = self._full(self._first), self._full(steps)
-        for row, call in alone.items():
-            pair = {row: expected[row]}, {row: found[row]}
-            self.judge.compare("alone", self._together, pair[0], call, pair[1])
+        alone = {row: self._run([row], self._eager) for row in self._everyone}
+        together = self._together.first(self._num_full)
+        for run in alone.values():
+            self.judge.compare("alone", together, run.first(self._num_full))
         if self.judge.differences:  # rows that differ alone would differ again
             return
-        leaving = self._call(self._everyone, self._eager, ends_half=True)
-        for row, own in leaving.steps().items():
+        leaving = self._run(self._everyone, self._eager, ends_half=True)
+        for row, own in leaving.steps.items():
             length = len(own) if row < len(self._rows) // 2 else None
-            one = {row: steps[row][:length]}
-            self.judge.compare("after rows have ended", alone[row], one, leaving, {row: own})
+            found = leaving._replace(steps={row: own})
+            self.judge.compare("after rows have ended", alone[row].first(length), found)
 
     def compare_chunks(self) -> None:
         """Prompts read in other chunks: in about three, or in one."""
         longest = max(map(len, self._rows))
         size = max(1, -(-(longest - 1) // 3))
         size = size if size != self._generator.prefill_chunk_size else longest
-        chunked = self._call(self._everyone, self._sibling(prefill_chunk_size=size))
-        steps = self._full(self._first), self._full(chunked.steps())
-        self.judge.compare("in other chunks", self._together, steps[0], chunked, steps[1])
+        chunked = self._run(self._everyone, self._sibling(prefill_chunk_size=size))
+        both = (run.first(self._num_full) for run in (self._together, chunked))
+        self.judge.compare("in other chunks", *both)
 
     def compare_storage(self) -> None:
         """The same call before and after another one in its storage."""
         stored = self._sibling(kept_bytes=None)
-        call = self._call(self._everyone, stored)
-        before = call.steps()
-        self._call(self._everyone[::-1], stored).steps()
-        self.judge.compare("over used storage", call, before, call, call.steps(), is_exact=True)
+        before = self._run(self._everyone, stored)
+        self._run(self._everyone[::-1], stored)
+        self.judge.compare("over used storage", before, before.again(), is_exact=True)
 
-    def _call(self, numbers: list[int], generator: SpeculativeGenerator, **how) -> _Call:
-        return _Call(generator, self._rows, numbers, self._options, **how)
+    def _run(self, numbers: list[int], generator: SpeculativeGenerator, **how) -> _Run:
+        call = _Call(generator, self._rows, numbers, self._options, **how)
+        return _Run(call, call.steps())
 
     def _sibling(self, **settings) -> SpeculativeGenerator:
-        """A generator of the same parts, whose steps are eager: there rows leave the batch."""
+        """The same parts in storage of their own. Steps are eager: there rows leave the batch."""
         own = self._generator
         settings = {"prefill_chunk_size": own.prefill_chunk_size, "kept_bytes": 0} | settings
         parts = own.target, own.drafter, own.sampler
         return SpeculativeGenerator(*parts, graphs=False, **settings)
-
-    def _full(self, steps: dict[int, list[RowStep]]) -> dict[int, list[RowStep]]:
-        """The steps before any row of the whole batch has ended."""
-        return {row: own[: self._num_full] for row, own in steps.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +220,7 @@ class _Call:
     """
 
     generator: SpeculativeGenerator
-    rows: Prompts
+    rows: list[list[int]]
     numbers: list[int]
     options: dict
     ends_half: bool = False
@@ -262,7 +250,22 @@ class _Call:
         yield generation, collector, outcome
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
-        return pad([self.rows[row] for row in self.numbers], self.generator.target.device)
+        return left_padded([self.rows[row] for row in self.numbers], self.generator.target.device)
+
+
+class _Run(NamedTuple):
+    """A call and the steps that it gave, by row."""
+
+    call: _Call
+    steps: dict[int, list[RowStep]]
+
+    def again(self) -> _Run:
+        """The same call once more."""
+        return _Run(self.call, self.call.steps())
+
+    def first(self, count: int | None) -> _Run:
+        """So many steps of each row."""
+        return _Run(self.call, {row: own[:count] for row, own in self.steps.items()})
 
 
 class _View(NamedTuple):
@@ -290,28 +293,19 @@ class _Judge:
         self._num_steps = 0
         self.differences: list[RowDifference] = []
 
-    def compare(
-        self,
-        way: str,
-        one: _Call,
-        expected: dict[int, list[RowStep]],
-        other: _Call,
-        found: dict[int, list[RowStep]],
-        *,
-        is_exact: bool = False,
-    ) -> None:
-        """Takes down the first difference of every row of `found`; none is rounding if
+    def compare(self, way: str, one: _Run, other: _Run, *, is_exact: bool = False) -> None:
+        """Takes down the first difference of every row of `other`; none is rounding if
         `is_exact`.
         """
-        for row, steps in found.items():
+        for row, steps in other.steps.items():
             self._num_steps += len(steps)
-            step = _first_difference(expected[row], steps)
+            step = _first_difference(one.steps[row], steps)
             if step is None:
                 continue
-            pair = [own[step] if step < len(own) else None for own in (expected[row], steps)]
+            pair = [own[step] if step < len(own) else None for own in (one.steps[row], steps)]
             difference = RowDifference(way, row, step, *pair)
             if not is_exact and None not in pair:
-                views = [self._look(call, row, step) for call in (one, other)]
+                views = [self._look(run.call, row, step) for run in (one, other)]
                 is_rounding = self._is_rounding(difference, *views)
                 difference = replace(difference, is_rounding=is_rounding)
             self.differences.append(difference)
@@ -368,18 +362,10 @@ class _Judge:
         return bool(end - probs[token] - self._tolerance <= uniform <= end + self._tolerance)
 
 
-def _vary(one: dict[int, list[RowStep]], other: dict[int, list[RowStep]]) -> bool:
-    return any(_first_difference(one[row], other[row]) is not None for row in one)
+def _vary(one: _Run, other: _Run) -> bool:
+    return any(_first_difference(one.steps[r], other.steps[r]) is not None for r in one.steps)
 
 
 def _first_difference(expected: list[RowStep], found: list[RowStep]) -> int | None:
     pairs = enumerate(zip_longest(expected, found))
     return next((i for i, (a, b) in pairs if None in (a, b) or vars(a) != vars(b)), None)
-
-
-def _drafted(step: RowStep | None) -> list[int] | None:
-    return None if step is None else step.draft_tokens
-
-
-def _emitted(step: RowStep | None) -> list[int] | None:
-    return None if step is None else step.new_tokens

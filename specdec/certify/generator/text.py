@@ -8,13 +8,14 @@ one token to the other. Nothing is asked of a text behind its first difference.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 from specdec.samplers import Warp
 
 Prompts = list[list[int]]
@@ -78,13 +79,7 @@ class TextAudit:
 
 
 def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: int) -> TextAudit:
-    """Greedy text against plain decoding through the same target.
-
-    Args:
-        generator: of any sampler.
-        prompts: token ids.
-        num: new tokens per prompt.
-    """
+    """Greedy text, `num` tokens per prompt, against plain decoding through the same target."""
     plain = SpeculativeGenerator(generator.target, None)
 
     def decide(logits: Tensor, prompt: int, position: int) -> int:
@@ -96,13 +91,8 @@ def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: in
 def audit_coupled_text(
     generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
 ) -> TextAudit:
-    """Sampled text of coupled noise against plain decoding with the same seeds.
-
-    Args:
-        generator: its sampler draws from coupled noise.
-        prompts: token ids; their numbers are the seeds.
-        num: new tokens per prompt.
-        sampling: temperature and truncation.
+    """Sampled text of coupled noise, `num` tokens per prompt, against plain decoding with the same
+    seeds, which are the numbers of the prompts.
     """
     plain = SpeculativeGenerator(generator.target, None, generator.sampler)
     warp = Warp(1, device=generator.target.device, **sampling.warp)
@@ -126,7 +116,7 @@ def _audit(
     num: int,
     options: dict,
 ) -> TextAudit:
-    ids, mask = pad(prompts, generator.target.device)
+    ids, mask = left_padded(prompts, generator.target.device)
     texts = []
     for one in (plain, generator):
         result = one.generate(ids, mask, max_new_tokens=num, **options)
@@ -134,45 +124,32 @@ def _audit(
         texts.append([row[:length] for row, length in rows])
     differences = []
     for number, (prompt, expected, found) in enumerate(zip(prompts, *texts, strict=True)):
-        if expected == found:
-            continue
-        pairs = zip(expected, found, strict=False)
-        place = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
-        if place is None:  # the same tokens, but one text ended earlier
-            ends = min(len(expected), len(found))
-            tokens = [text[ends] if ends < len(text) else None for text in (expected, found)]
-            differences.append(Difference(number, ends, *tokens, torch.inf, 0.0, False))
-            continue
-        differences.append(_judge(plain, decide, number, prompt, expected, found[place], place))
+        if expected != found:
+            differences.append(_difference(plain, decide, number, prompt, expected, found))
     places = {difference.prompt: difference.place for difference in differences}
     num_equal = sum(places.get(number, len(text)) for number, text in enumerate(texts[0]))
     return TextAudit(name, num_equal, differences)
 
 
-def _judge(
+def _difference(
     plain: SpeculativeGenerator,
     decide: Callable[[Tensor, int, int], int],
     number: int,
     prompt: list[int],
     expected: list[int],
-    found: int,
-    place: int,
+    found: list[int],
 ) -> Difference:
+    """Where two texts part, and whether rounding explains it."""
+    pairs = enumerate(zip_longest(expected, found))
+    place, (token, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
+    if None in (token, other):  # the same tokens, but one text ended earlier
+        return Difference(number, place, token, other, torch.inf, 0.0, False)
     rounding, logits = _two_paths(plain, prompt, expected, place)
-    position = len(prompt) + place
-    moved = logits.clone()
-    moved[found] += rounding
-    moved[expected[place]] -= rounding
-    top = logits.topk(2).values
-    return Difference(
-        prompt=number,
-        place=place,
-        plain=expected[place],
-        speculative=found,
-        margin=(top[0] - top[1]).item(),
-        rounding=rounding,
-        is_tie=decide(moved, number, position) == found,
-    )
+    moved, (best, second) = logits.clone(), logits.topk(2).values.tolist()
+    moved[other] += rounding
+    moved[token] -= rounding
+    is_tie = decide(moved, number, len(prompt) + place) == other
+    return Difference(number, place, token, other, best - second, rounding, is_tie)
 
 
 @torch.inference_mode()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.certify.generator.chisquare import detectable_variation, goodness_of_fit
+from specdec.certify.chisquare import detectable_variation, goodness_of_fit
 from specdec.certify.sampler.enumeration import joint_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
@@ -49,15 +49,7 @@ def draw_tests(
     num_draws: int,
     device: torch.device | str = "cpu",
 ) -> list[WorldTest]:
-    """Draws texts in every world and compares their counts with the target's law.
-
-    Args:
-        decide: the sampler.
-        worlds: where.
-        generator: of everything that is drawn.
-        num_draws: N.
-        device: where the sampler runs.
-    """
+    """Draws N texts in every world and compares their counts with the target's law."""
     paths, law = Paths(worlds, device=device), joint_law(worlds.target)
     tests = []
     for world in range(len(worlds)):
@@ -78,8 +70,7 @@ def draw_tests(
 
 def detectable(tests: list[WorldTest], num_draws: int, threshold: float) -> float:
     """The total variation that each of the tests would have detected with 99 % power."""
-    df = max((test.df for test in tests), default=0)
-    return detectable_variation(num_draws, df, threshold) if df else 1.0
+    return detectable_variation(num_draws, max(test.df for test in tests), threshold)
 
 
 def _texts(decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -28,7 +28,7 @@ from torch.nn.functional import pad
 
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
-from specdec.types import PAD_TOKEN, Verdict
+from specdec.types import PAD_TOKEN
 
 SMALLEST_UNIFORM = 2.0**-52
 """Above 0."""
@@ -102,31 +102,26 @@ class Flips:
         """`[W, V**(length - 1), V]`: probability that a round emits at least so many tokens, and
         begins with these.
         """
-        worlds, index = self.paths.worlds, length - 1
-        law = torch.zeros(len(worlds), worlds.vocab_size**index, worlds.vocab_size).double()
-        rows, vocab = self.row, law.shape[-1]
-        place = self.paths.world[rows], self.paths.prefix[rows, index]
-        ends = torch.where(self.num_accepted == index, self.weight, 0.0)
-        law.index_put_(place, ends[:, None] * self.extra, accumulate=True)
-        if index < worlds.num_draft_tokens:
+        law, index = self._ended(length - 1), length - 1
+        if index < self.paths.worlds.num_draft_tokens:
             goes_on = torch.where(self.num_accepted > index, self.weight, 0.0)
-            token = self.paths.prefix[rows, index + 1] % vocab
-            law.index_put_((*place, token), goes_on, accumulate=True)
+            place = self.paths.world[self.row], self.paths.prefix[self.row, length]
+            law.flatten(1).index_put_(place, goes_on, accumulate=True)
         return law
 
     def completed_law(self) -> Tensor:
         """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
-        worlds = self.paths.worlds
-        vocab, target = worlds.vocab_size, worlds.target
-        law = torch.zeros(len(worlds), vocab ** len(target), dtype=torch.float64)
-        weighted = self.weight[:, None] * self.extra  # [M, V]
-        for n in range(len(target)):
-            ends = self.num_accepted == n
-            place = self.paths.world[self.row[ends]], self.paths.prefix[self.row[ends], n]
-            emitted = torch.zeros(len(worlds), vocab**n, vocab, dtype=torch.float64)
-            emitted.index_put_(place, weighted[ends], accumulate=True)
-            law += continued(emitted.flatten(1), target[n + 1 :])
-        return law
+        target = self.paths.worlds.target
+        ended = [self._ended(n).flatten(1) for n in range(len(target))]
+        return sum(continued(law, target[n + 1 :]) for n, law in enumerate(ended))
+
+    def _ended(self, index: int) -> Tensor:
+        """`[W, V**index, V]`: probability that a round emits these tokens and no more."""
+        worlds, vocab = self.paths.worlds, self.extra.shape[-1]
+        law = torch.zeros(len(worlds), vocab**index, vocab, dtype=torch.float64)
+        place = self.paths.world[self.row], self.paths.prefix[self.row, index]
+        ends = torch.where(self.num_accepted == index, self.weight, 0.0)
+        return law.index_put_(place, ends[:, None] * self.extra, accumulate=True)
 
 
 def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Flips:
@@ -149,7 +144,9 @@ def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
     tokens = torch.arange(cuts)
 
     def is_at_most(u: Tensor) -> Tensor:
-        return extra_token(run(ends, u.flatten())).view(-1, cuts) <= tokens
+        verdict = run(ends, u.flatten())
+        extra = verdict.tokens.gather(1, verdict.num_accepted[:, None])  # recovered or bonus token
+        return extra.view(-1, cuts) <= tokens
 
     resample = bisect(is_at_most, len(row), cuts)
     extra = pad(resample, (0, 1), value=1.0).diff(dim=-1, prepend=nothing[:, None])
@@ -197,11 +194,6 @@ def mispredictions(
     expected = torch.where(steps == num_accepted, extra, expected)
     is_wrong = (verdict.tokens != expected).any(dim=1)
     return rows[is_wrong | (verdict.num_accepted != num_accepted[:, 0])]
-
-
-def extra_token(verdict: Verdict) -> Tensor:
-    """`[N]`: the recovered or bonus token."""
-    return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
 
 
 def continued(law: Tensor, levels: list[Tensor]) -> Tensor:

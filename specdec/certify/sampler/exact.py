@@ -1,13 +1,13 @@
 """`certify_sampler`: tries a sampler on all worlds."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_device, check_integer, check_number, check_type, shown
+from specdec.arguments import check_choice, check_device, check_integer, check_number
 from specdec.certify.foreign import ForeignSampler
 from specdec.certify.sampler.draws import detectable, draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
@@ -165,28 +165,19 @@ def certify_sampler(
     Raises:
         ValueError: another dtype, sizes too large to enumerate, or a number out of range.
     """
-    if dtype not in TOLERANCE:
-        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
-    check_type("sampler", sampler, Sampler)
+    check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
-    check_type("progress", progress, Callable)
     device = check_device("device", device)
     is_foreign = isinstance(sampler, ForeignSampler)
     if num_draws is None:
         num_draws = NUM_FOREIGN_DRAWS if is_foreign else NUM_DRAWS
     check_integer("num_draws", num_draws, 1)
-    if not 0 < check_number("false_alarm", false_alarm, 0) < 1:
-        raise ValueError(f"false_alarm must be between 0 and 1, got {false_alarm}")
+    check_number("false_alarm", false_alarm, above=0, below=1)
     name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
     if sizes is None:
         sizes = FOREIGN_SIZES if is_foreign else SIZES
-    advice = "(vocabulary, draft tokens, worlds) of each batch, such as ((3, 2, 6),)"
-    check_type("sizes", sizes, Sequence[Sequence[int]], advice=advice)
-    if not sizes or any(len(size) != 3 for size in sizes):
-        raise ValueError(f"sizes must be {advice}, got {shown(sizes)}")
-    for vocab, num_draft_tokens, num_worlds in sizes:
-        _check_size(vocab, num_draft_tokens, num_worlds)
+    _check_sizes(sizes)
     batches = list(standard_worlds(sizes, dtype=dtype))
     is_race = sampler.draw_draft is draw_by_race
     for worlds in progress(batches):
@@ -243,30 +234,29 @@ def _examine_draws(
     )
 
 
-def _check_size(vocab: int, num_draft_tokens: int, num_worlds: int) -> None:
+def _check_sizes(sizes: Sizes) -> None:
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
     """
-    if vocab < 2 or num_draft_tokens < 0 or num_worlds < 1:
-        raise ValueError(
-            "sizes are (vocabulary >= 2, draft tokens >= 0, worlds >= 1), got "
-            f"{(vocab, num_draft_tokens, num_worlds)}"
-        )
-    cells = vocab ** (num_draft_tokens + 1) * 2**num_draft_tokens * num_worlds
-    if cells > MOST_CELLS:
-        raise ValueError(
-            f"{num_worlds} worlds of {vocab} ids and {num_draft_tokens} draft tokens have "
-            f"{cells:.3g} cells to enumerate; the most is {MOST_CELLS:.0e}"
-        )
+    if not sizes:
+        raise ValueError("sizes must be (vocabulary, draft tokens, worlds) of a batch or more")
+    for vocab, num_draft_tokens, num_worlds in sizes:
+        check_integer("a vocabulary in sizes", vocab, 2)
+        check_integer("a number of draft tokens in sizes", num_draft_tokens, 0)
+        check_integer("a number of worlds in sizes", num_worlds, 1)
+        cells = vocab ** (num_draft_tokens + 1) * 2**num_draft_tokens * num_worlds
+        if cells > MOST_CELLS:
+            raise ValueError(
+                f"{num_worlds} worlds of {vocab} ids and {num_draft_tokens} draft tokens have "
+                f"{cells:.3g} cells to enumerate; the most is {MOST_CELLS:.0e}"
+            )
 
 
 def _examine_chances(
     sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device | str
 ) -> str | None:
-    """A sampler that accepts and resamples by uniforms.
-
-    Returns:
-        Why enumeration is inconclusive, or `None` if it is not.
+    """A sampler that accepts and resamples by uniforms; returns why enumeration is inconclusive,
+    or `None`.
     """
     flips = find_flips(sampler, worlds, device=device)
     wrong = mispredictions(sampler, flips, torch.Generator().manual_seed(0))

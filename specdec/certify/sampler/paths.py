@@ -79,15 +79,9 @@ class Paths:
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
-        """A sampler over a batch of these rows, as a function of its uniforms.
-
-        Args:
-            decide: the sampler.
-            rows: `[N]` indices, repeated at will.
-
-        Returns:
-            From accept `[N, K]` and resample `[N]` uniforms to a verdict on the CPU. All draws that
-            a rule has no business with are NaN.
+        """A sampler over a batch of these rows `[N]`, repeated at will: a function from accept
+        `[N, K]` and resample `[N]` uniforms to a verdict on the CPU. All draws that a rule has no
+        business with are NaN.
         """
         draft, logits, warp = self.inputs(rows)
         shape = len(rows), len(Stream), logits.shape[1]

@@ -5,7 +5,7 @@ table of level i is `[W, V**i, V]`: one law, or row of logits, behind each prefi
 (prefixes are numbered in base V). So every law depends on the context.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -111,31 +111,26 @@ def random_worlds(
     generator: torch.Generator,
     *,
     kind: DraftKind = "soft",
-    warps: list[dict] | None = None,
+    warps: Sequence[dict] = ({},),
 ) -> Worlds:
-    """Draws worlds with integer-weight tables.
+    """Draws W = `count` worlds with integer-weight tables for K = `width` draft tokens.
 
-    Args:
-        vocab: V.
-        width: K.
-        count: W.
-        generator: decides.
-        kind: `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts
-            are deterministic, `"short point-mass"` ones may have fewer than K tokens, as those
-            of n-gram drafters; `"mixed"` has one-hot and soft laws, and may be short.
-        warps: arguments of `Warp`, used by turns; `None` is the neutral one.
+    `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts are deterministic,
+    `"short point-mass"` ones may have fewer than K tokens, as those of n-gram drafters; `"mixed"`
+    has one-hot and soft laws, and may be short. Arguments of `Warp` are used by turns.
     """
     weights = [random_weights((count, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [random_draft_weights(level, generator) for level in weights[:width]]
     if kind == "mixed":
-        draft = [_sharpened(level, generator) for level in draft]
+        is_sharp = [torch.rand((*d.shape[:-1], 1), generator=generator) < 0.5 for d in draft]
+        draft = [torch.where(s, _one_hot(d), d) for s, d in zip(is_sharp, draft, strict=True)]
     is_point_mass = kind in ("point-mass", "short point-mass")
     if is_point_mass:
         draft = [_one_hot(level) for level in draft]
     num_valid = None
     if kind in ("mixed", "short point-mass"):
         num_valid = torch.randint(0, width + 1, (count,), generator=generator).tolist()
-    warps = [(warps or [{}])[world % len(warps or [{}])] for world in range(count)]
+    warps = [warps[world % len(warps)] for world in range(count)]
     names = {name for options in warps for name in options}
     return Worlds(
         logits=[level.log() for level in weights],
@@ -199,7 +194,7 @@ def warped_law(weights: list[int], options: dict) -> list[float]:
     return [w / sum(weights) for w in weights]
 
 
-def _truncated(weights: Tensor, warps: list[dict]) -> Tensor:
+def _truncated(weights: Tensor, warps: Sequence[dict]) -> Tensor:
     """Laws of a level, each world's after its warp."""
     laws = [
         [warped_law(row, options) for row in rows]
@@ -210,9 +205,3 @@ def _truncated(weights: Tensor, warps: list[dict]) -> Tensor:
 
 def _one_hot(weights: Tensor) -> Tensor:
     return torch.zeros_like(weights).scatter(-1, weights.argmax(-1, keepdim=True), 1.0)
-
-
-def _sharpened(weights: Tensor, generator: torch.Generator) -> Tensor:
-    """Half of the rows one-hot."""
-    is_sharp = torch.rand((*weights.shape[:-1], 1), generator=generator) < 0.5
-    return torch.where(is_sharp, _one_hot(weights), weights)
