@@ -24,7 +24,7 @@ FLOORS = {
     "drafters": 7,
     "loop": 8,
     "generator": 9,
-    **dict.fromkeys(["evaluation", "certify", "training"], 10),
+    **dict.fromkeys(["evaluation", "certify", "inspection", "training"], 10),
     "zoo": 11,
     **dict.fromkeys(["cli", "__main__"], 12),
 }

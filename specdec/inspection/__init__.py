@@ -1,0 +1,215 @@
+"""`specdec inspect`: how a drafter checkpoint is read, and whether another reading accepts more.
+
+A head that is read wrongly still runs, so the parity check tries the likely misreadings. Each
+differs from the reading of the loader in one option. All draft greedily for the same text of the
+target, so the acceptance lengths differ by the reading alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import zip_longest
+from textwrap import wrap
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.files import names_of
+from specdec.checkpoints.layer_ids import other_boundaries
+from specdec.checkpoints.layers import DEFAULT_ROPE_THETA
+from specdec.checkpoints.survey import Checkpoint, Survey, expected_tensors
+from specdec.checkpoints.vocab_map import other_maps
+from specdec.drafters.base import Drafter
+from specdec.evaluation.evaluate import evaluate
+from specdec.generator import SpeculativeGenerator
+from specdec.show.text import printable
+
+NUM_ERRORS = 3
+"""Standard errors by which one reading must beat another before it is believed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One way of taking a checkpoint: what is different, the head so read, and what to do in order
+    to load it so, which is empty for the loader's own reading.
+    """
+
+    name: str
+    checkpoint: Checkpoint
+    how: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """What a reading accepts.
+
+    Args:
+        reading: which.
+        acceptance_length: 1 + mean accepted draft tokens per step.
+        error: its standard error over the steps.
+        conditional_rates: acceptance at each draft position, given that it was reached.
+    """
+
+    reading: Reading
+    acceptance_length: float
+    error: float
+    conditional_rates: list[float]
+
+
+def alternatives(survey: Survey, checkpoint: Checkpoint, target: PreTrainedModel) -> list[Reading]:
+    """The loader's reading of a head for a target, and the usual misreadings that the same tensors
+    allow: another value of one of the family's options, or another vocabulary map. The survey must
+    have been made for the target.
+    """
+    readings, config, family = [Reading("as read", checkpoint)], checkpoint.config, survey.family
+    tables = {name: getattr(config, name) for name in ("has_embed_tokens", "has_lm_head")}
+    for name, option, value in _other_values(survey, target):
+        try:
+            other = survey.reread(**{option: value})
+        except ValueError:  # it contradicts the rest of the configuration
+            continue
+        if expected_tensors(family, other) == survey.expected:
+            reread = replace(checkpoint, config=replace(other, **tables))
+            readings.append(Reading(name, reread, f"{option}={value!r}"))
+    if checkpoint.target_ids is not None:
+        for name, ids in other_maps(checkpoint.target_ids, config.vocab_size):
+            how = "store d2t as offsets: target id - draft id"
+            readings.append(Reading(name, replace(checkpoint, target_ids=ids), how))
+    return readings
+
+
+def _other_values(survey: Survey, target: PreTrainedModel) -> Iterator[tuple[str, str, Any]]:
+    """What to try: its name, the option, and the value."""
+    config, options, text = survey.config, survey.family.options, target.config.get_text_config()
+    if "feature_layers" in options and config.feature_layers:
+        for name, layers in other_boundaries(config.feature_layers, text.num_hidden_layers):
+            yield name, "feature_layers", layers
+    for option, values in options.items():
+        for value in values if hasattr(config, option) else ():
+            if value != getattr(config, option):
+                yield f"{option} {value}", option, value
+    rope = getattr(config.layer, "rope", None)
+    if "rope_theta" in options and rope is not None:
+        theirs = (getattr(text, "rope_parameters", None) or {}).get("rope_theta")
+        for base in dict.fromkeys((DEFAULT_ROPE_THETA, theirs)):
+            if base and base != rope["rope_theta"]:
+                whose = ", the target's" if base == theirs else ""
+                yield f"rope base {base:g}{whose}", "rope_theta", base
+
+
+def try_readings(
+    readings: Iterable[Reading],
+    drafter_class: Callable[..., Drafter],
+    target: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    max_new_tokens: int = 64,
+    num_draft_tokens: int = 4,
+) -> list[Trial]:
+    """Generates the same greedy text with each reading, from `alternatives`.
+
+    Args:
+        drafter_class: runs such heads: (head, target, K, proposal="argmax") -> drafter.
+        input_ids, attention_mask: `[B, T]` prompts.
+        num_draft_tokens: K.
+
+    Raises:
+        ValueError: a head that does not fit the target, or no draft tokens to compare.
+    """
+    if num_draft_tokens < 1:
+        raise ValueError(f"the parity check needs num_draft_tokens >= 1, got {num_draft_tokens}")
+    trials, device = [], target.get_input_embeddings().weight.device
+    shared = target
+    for reading in readings:
+        head = reading.checkpoint.build().to(device)
+        drafter = drafter_class(head, target, num_draft_tokens, proposal="argmax")
+        generator = SpeculativeGenerator(shared, drafter)
+        shared = generator.target  # tried out once is enough
+        done = evaluate(generator, input_ids, attention_mask, max_new_tokens=max_new_tokens)
+        length, rates = done.stats.acceptance_length, done.stats.conditional_rates
+        trials.append(Trial(reading, length, done.acceptance_error, rates))
+    return trials
+
+
+def table(trials: Sequence[Trial]) -> str:
+    """The acceptance length of each reading, the best marked, and what follows from it. The
+    loader's own reading comes first.
+    """
+    best = max(trials, key=lambda trial: trial.acceptance_length)
+    width = max(len(trial.reading.name) for trial in trials)
+    lines = [f"{'reading':<{width}}  acceptance length  conditional rates by position"]
+    for trial in trials:
+        rates = " ".join(f"{rate:.2f}" for rate in trial.conditional_rates)
+        length = f"{trial.acceptance_length:.2f} ± {trial.error:.2f}"
+        mark = "  <- best" if trial is best else ""
+        lines.append(f"{trial.reading.name:<{width}}  {length:>17}  {rates}{mark}")
+    return "\n".join([*lines, _conclusion(trials[0], best)])
+
+
+def _conclusion(as_read: Trial, best: Trial) -> str:
+    gain = best.acceptance_length - as_read.acceptance_length
+    if gain <= 0:
+        return "no usual misreading accepts more"
+    if gain <= NUM_ERRORS * math.hypot(as_read.error, best.error):
+        return (
+            f"'{best.reading.name}' accepts more, but within the noise of so little text; try more "
+            "new tokens or prompts"
+        )
+    return f"'{best.reading.name}' accepts more; to load the head so: {best.reading.how}"
+
+
+def describe(survey: Survey, checkpoint: Checkpoint | None) -> str:
+    """The resolved reading, some lines of text; `None` where the values could not be read."""
+    read = survey if checkpoint is None else checkpoint
+    config, source = read.config, survey.source
+    parts = {"embeddings": config.has_embed_tokens, "vocabulary head": config.has_lm_head}
+    whose = {True: "its own", False: "the target's"}
+    verdict = "not as expected" if survey.faults else "none missing, none unexpected"
+    own = [name for name in survey.expected if checkpoint is None or name in checkpoint.tensors]
+    lines = [
+        ("checkpoint", str(survey.folder)),
+        ("producer", f"{source.producer} ({source.why})"),
+        *_describe_head(source.kind, config),
+        ("vocabulary", f"{config.draft_vocab_size} draft ids, {config.vocab_size} of the target"),
+        ("parts", "; ".join(f"{name}: {whose[is_own]}" for name, is_own in parts.items())),
+        ("tensors", f"{len(own)} make up such a head: {verdict}"),
+        *(("fault", fault) for fault in survey.faults),
+        *(("unread", f"{name}: {why}") for name, why in sorted(survey.unread.items())),
+    ]
+    if survey.unread_keys:
+        lines.append(("keys unread", names_of(survey.unread_keys)))
+    lines += [("note", note) for note in read.notes]
+    return "\n".join(f"{name:<14}{printable(text)}" for name, text in lines)
+
+
+_SAID = {
+    *("layer", "num_layers", "vocab_size", "draft_vocab_size", "feature_layers", "target_state"),
+    *("target_hidden_size", "has_embed_tokens", "has_lm_head"),
+}
+"""Fields of configurations that have a line of their own."""
+
+
+def _describe_head(kind: str, config: Any) -> Iterator[tuple[str, str]]:
+    """Lines (name, text): sizes, features, and every other field of the configuration."""
+    layer, count = config.layer, config.num_layers
+    sizes = f"{kind}, {count} layer{'s' if count > 1 else ''}"
+    if hasattr(layer, "layer_class"):  # of HF's own
+        yield "head", f"{sizes} of {layer.layer_class.__name__}, width {layer.hidden_size}"
+    else:
+        heads = f"{layer.num_heads} heads of {layer.head_dim} ({layer.num_kv_heads} for keys and "
+        mlp = f"MLP {layer.intermediate_size} ({layer.hidden_act}), {heads}values)"
+        yield "head", f"{sizes}, width {layer.hidden_size}, {mlp}"
+    names = {"final": "the state after the final norm"}
+    features = ", ".join(names.get(b, f"boundary {b}") for b in config.feature_layers)
+    yield "features", f"{features}; {config.target_hidden_size} wide" if features else "none"
+    flags = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _SAID}
+    wiring = wrap(", ".join(f"{name} {value}" for name, value in flags.items()), 86)
+    yield from zip_longest(["wiring"], wiring, fillvalue="")
+    if not hasattr(layer, "layer_class"):
+        names = ("attention_bias", "attention_output_bias", "has_qk_norm", "rms_norm_eps")
+        yield "layers", ", ".join(f"{name} {getattr(layer, name)}" for name in names)
+        yield "rope", ", ".join(f"{key} {value}" for key, value in sorted(layer.rope.items()))
