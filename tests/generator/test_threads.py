@@ -9,17 +9,15 @@ import pickle
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import mask_heads
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import perturbed, ragged_prompts
+from drafting import ragged_prompts
 from eagle_heads import head_for, informed
 from fingerprint import fingerprint
 
 from specdec import (
     EagleDrafter,
-    MaskTokenDrafter,
     ModelDrafter,
     PromptLookupDrafter,
     SpeculativeGenerator,
@@ -28,12 +26,9 @@ from specdec import (
 MODEL = build("llama")
 HEAD = head_for(MODEL, hidden_size=128, intermediate_size=256, has_embed_tokens=True)
 DRAFTERS = {
-    "none": lambda: None,
-    "model": lambda: ModelDrafter(perturbed(MODEL), 3),
     "itself": lambda: ModelDrafter(MODEL, 3),
     "lookup": lambda: PromptLookupDrafter(3),
     "eagle": lambda: EagleDrafter(informed(MODEL, HEAD), MODEL, 3),
-    "mask-token": lambda: MaskTokenDrafter(mask_heads.head_for(MODEL, "dflash"), MODEL, 3),
 }
 PROMPTS = [ragged_prompts(VOCAB, 3, 7, seed=seed) for seed in range(8)]
 

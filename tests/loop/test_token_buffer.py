@@ -11,7 +11,7 @@ from specdec.types import PAD_TOKEN, rows_to_keep
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
 BY_ROW = "tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new"
 seeds = st.integers(0, 2**32 - 1)
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=30, deadline=None)
 
 
 class Row:
