@@ -42,7 +42,7 @@ class NaiveRoll(MTPDrafter):
 
     def shift(self, context, state, width, num_later=0) -> ShiftedWindow:
         """The new rows at the right end of the window, and nothing before them."""
-        context = replace(context, features=self.head.fuse(self.features_of(context)))
+        context = replace(context, features=self.head.fuse(context.features))
         nothing = PastRows(*(table[:, :0] for table in state.past))
         trash = state.cache.trash
         return shift_window(context, nothing, width, trash=trash, num_later=num_later)

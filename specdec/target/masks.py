@@ -71,9 +71,11 @@ def own_visible(window: Window, num_queries: int, sliding_window: int | None) ->
     if window.positions is None and window.visible is None:
         return None
     slots = window.slots[:, -num_queries:]
+    visible, shape = window.visible, (len(slots), num_queries, num_queries)
+    if visible is not None and sliding_window is None:
+        return visible.expand(shape)
     order = torch.arange(num_queries, device=slots.device)
-    visible = order <= order[:, None] if window.visible is None else window.visible
-    visible = visible.expand(len(slots), num_queries, num_queries)
+    visible = (order <= order[:, None] if visible is None else visible).expand(shape)
     if sliding_window is None:
         return visible
     queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
