@@ -22,15 +22,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec import (
-    Drafter,
-    ModelDrafter,
-    NoDrafter,
-    PromptLookupDrafter,
-    SpeculativeGenerator,
-    Target,
-)
-from specdec.request.call import read_options
+from specdec import Drafter, ModelDrafter, NoDrafter, PromptLookupDrafter, SpeculativeGenerator
+from specdec.request.options import resolve_options
 from specdec.samplers import Warp
 from specdec.types import Draft
 
@@ -207,7 +200,7 @@ def test_warpers_of_the_users_own_keep_their_order(order):
     """Temperature behind a truncation is another law than before it."""
     own = LogitsProcessorList([WARPERS[name] for name in order])
     given = {"do_sample": True, "top_k": 0, "logits_processor": own, "max_new_tokens": 4}
-    options = read_options(Target(MODEL), IDS, given)
+    options = resolve_options(SpeculativeGenerator(MODEL, None).target, IDS, given)
     logits = torch.randn(200, VOCAB, generator=torch.Generator().manual_seed(0))
     ids = IDS[:1].expand(200, -1)
     law = Warp(200, **options.warp)(options.processors(ids, logits.clone()))
