@@ -81,7 +81,7 @@ class GenerationsAgainstLists(RuleBasedStateMachine):
         name=st.sampled_from(list(DRAFTERS)),
         graphs=st.booleans(),
         prompts=st.lists(
-            st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5), min_size=1, max_size=4
+            st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=5), min_size=2, max_size=4
         ),
         max_new_tokens=st.integers(1, 14),
         eos=st.none() | st.integers(0, VOCAB - 1),
@@ -124,17 +124,21 @@ class GenerationsAgainstLists(RuleBasedStateMachine):
             assert list(outcome.new_tokens) == call.texts[row][begin : begin + new]
 
     @precondition(lambda self: self.calls)
-    @rule(data=st.data())
-    def end_rows(self, data):
+    @rule(data=st.data(), is_dropped=st.booleans())
+    def end_rows(self, data, is_dropped):
         call = self.pick(data)
         row = data.draw(st.integers(0, len(call.texts) - 1))
         call.generation.end_rows([row])
         call.texts[row] = call.texts[row][: call.lengths[row]]
+        if is_dropped:
+            self.drop(call)
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def drop_ended(self, data):
-        call = self.pick(data)
+        self.drop(self.pick(data))
+
+    def drop(self, call: Call):
         before = set(call.generation.rows)
         call.generation.drop_ended()
         over = {row for row in before if call.is_over(row)}

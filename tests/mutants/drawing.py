@@ -102,7 +102,7 @@ DRAWING = [
     Fault(
         "noise is used again in the next step",
         "vllm#54282",
-        "test_noise.py::test_no_step_of_a_generation_uses_the_noise_of_an_earlier_step",
+        "test_noise.py::test_no_uniform_of_many_rows_and_steps_repeats",
         swap("samplers.noise:Noise.at", _with_start(lambda start: 0 * start)),
     ),
     # Law 3.

@@ -117,7 +117,7 @@ TEXTS = [
     Fault(
         "lookup does not remember the last committed token",
         "vllm#4212",
-        _FRESH,
+        "drafters/test_lookup_drafter.py",
         edit(
             "drafters.lookup:PromptLookupDrafter.prefill", "offsets <= context", "offsets < context"
         ),
