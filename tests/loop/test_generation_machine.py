@@ -23,7 +23,7 @@ from specdec import (
     PromptLookupDrafter,
     SpeculativeGenerator,
 )
-from specdec.loop.generation import Generation
+from specdec.loop.host import Generation
 
 MODEL, MOST = tiny(TARGET), 3
 DRAFTERS = {

@@ -148,7 +148,7 @@ SAMPLED = [
 @pytest.mark.parametrize(
     ("error", "message", "options"),
     [*OPTIONS, *((e, m, {"do_sample": True} | o) for e, m, o in SAMPLED)],
-    ids=lambda value: str(value)[:60] if isinstance(value, dict) else "",
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_a_bad_option_is_refused(error, message, options):
     with pytest.raises(error, match=message):
