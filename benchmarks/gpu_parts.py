@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
-from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 from specdec.heads.mtp import MTPHead
 from specdec.loop.runner import NUM_EAGER

@@ -30,7 +30,7 @@ from checkpoint_writer import (
 from eagle_heads import flagged
 
 from specdec.drafters import EagleConfig
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 
 EAGLE3 = EagleConfig(
     fusion="attention",

@@ -9,9 +9,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
-from specdec.heads.config import LayerConfig
-from specdec.heads.layers import attend_causally
-from specdec.heads.rotary import rotary_table
+from specdec.heads.layers import LayerConfig, attend_causally
 from specdec.types import Context
 
 VOCAB, WIDTH = 23, 16
@@ -159,7 +157,7 @@ def informed(model: PreTrainedModel, head: EagleHead, *, seed: int = 5) -> Eagle
     ids = torch.randint(1, text.vocab_size, (256, 24), generator=generator)
     features, logits = features_and_logits(model, ids, config.feature_layers)
     drafter = EagleDrafter(head, model, 1)
-    angles = rotary_table(config.layer, 23, dtype=head.dtype)[None, None]
+    angles = config.layer.rotary_table(23, dtype=head.dtype)[None, None]
     hidden = head.fuse(features[:, :-1])
     out = head(drafter.embed(ids[:, 1:]), hidden, angles, attend_causally)
     x = (head.norm(out) if config.output_norm else out).flatten(0, 1).double()

@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from specdec.drafters import EagleHead
 from specdec.heads.layers import attend_causally
-from specdec.heads.rotary import rotary_table
 
 IGNORED = -100
 """Label of a token that the head has no id for."""
@@ -34,7 +33,7 @@ def learn_by_heart(
         draft_ids[head.target_ids] = torch.arange(config.draft_vocab_size)
         labels = draft_ids[labels]
     embeds = F.embedding(ids, model.get_input_embeddings().weight.detach())
-    angles = rotary_table(config.layer, length, dtype=head.dtype)[None, None]
+    angles = config.layer.rotary_table(length, dtype=head.dtype)[None, None]
     if is_blind:
         first = head.layers[0]
         for weight in (first.input_layernorm.weight, first.self_attn.o_proj.weight):

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter, MaskTokenHead
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 
 VOCAB, WIDTH = 23, 16
 LAYER = LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from architectures import build
-from specdec.inspection import alternatives, describe, table, try_readings
 from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator
@@ -23,11 +22,11 @@ from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import read_layer
 from specdec.drafters.head import HeadDrafter
 from specdec.evaluation import evaluate
-from specdec.heads.config import LayerConfig
-from specdec.heads.layers import DecoderLayer, attend_causally
+from specdec.heads.layers import DecoderLayer, LayerConfig, attend_causally
 from specdec.heads.rotary import RotaryAngles
 from specdec.heads.sharing import apply_lm_head, check_target
 from specdec.heads.window import WindowPlan
+from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import soft_cross_entropy_of
@@ -162,7 +161,7 @@ class ToyObjective(nn.Module):
         super().__init__()
         self.drafter = drafter
         self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(drafter.config.layer)
+        self._angles = RotaryAngles(drafter.config.layer.rotary_table)
 
     def forward(self, ids: Tensor) -> Tensor:
         head, num_masks = self.drafter.head, self.drafter.num_draft_tokens - 1

@@ -24,8 +24,8 @@ from specdec.checkpoints.reading import (
     open_head,
     unsupported_weights,
 )
-from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.layers import LayerConfig
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 

@@ -19,8 +19,9 @@ from transformers import LlamaConfig, Qwen3Config
 
 from specdec.arguments import check_choice, check_path
 from specdec.checkpoints.vocab_map import write_vocab_map
-from specdec.heads.config import HeadConfig, LayerConfig
+from specdec.heads.config import HeadConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
+from specdec.heads.layers import LayerConfig
 from specdec.show.text import printable
 
 Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]

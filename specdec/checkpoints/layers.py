@@ -11,8 +11,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from specdec.arguments import check_number
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.heads.config import LayerConfig
-from specdec.heads.rotary import rotary_table
+from specdec.heads.layers import LayerConfig
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 """Decoder layers that speculators builds heads of, by their `model_type`."""
@@ -154,7 +153,7 @@ def with_theta(layer: LayerConfig, theta: float) -> LayerConfig:
 def _check_rope(layer: LayerConfig) -> LayerConfig:
     """`ValueError` where HF cannot compute angles of the rope that the layer names."""
     try:
-        angles = rotary_table(layer, 2, dtype=torch.float32)
+        angles = layer.rotary_table(2, dtype=torch.float32)
     except Exception as error:  # of any kind: numbers that HF's formulas do not take
         raise ValueError(f"rope {layer.rope} cannot be used: {in_one_line(error)}") from error
     if not angles.isfinite().all():

@@ -28,7 +28,7 @@ from specdec.checkpoints.layer_ids import (
     find_layer_ids,
 )
 from specdec.checkpoints.reading import HeadReading, Tensors, open_head, unsupported_weights
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer

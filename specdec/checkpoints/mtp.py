@@ -22,8 +22,8 @@ from specdec.checkpoints.export import layer_keys, write_checkpoint
 from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
 from specdec.checkpoints.layers import read_layer, with_theta
-from specdec.heads.config import LayerConfig
 from specdec.heads.hf_layer import HFLayerConfig
+from specdec.heads.layers import LayerConfig
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer

@@ -15,8 +15,8 @@ from specdec.checkpoints.family import Source
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import LayerIds, check_layers, read_layer_ids
 from specdec.checkpoints.layers import fill_speculators, read_layer, with_theta
-from specdec.heads.config import LayerConfig
 from specdec.heads.features import FeatureHeadConfig
+from specdec.heads.layers import LayerConfig
 from specdec.target.features import FeatureLayer
 
 Tensors = dict[str, StoredTensor]

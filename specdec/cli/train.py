@@ -106,4 +106,5 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--precision", choices=("bf16", "no"), help="default: bf16, on a CPU no")
     add("--compile", action="store_true", help="run the loss through torch.compile")
     add("--seed", type=int, default=0, help="default: 0")
+    parser.set_defaults(default_steps=DEFAULT_STEPS, longest_rows=LONGEST_ROWS)
     return parser

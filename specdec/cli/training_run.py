@@ -23,7 +23,6 @@ from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGener
 from specdec.arguments import check_integer
 from specdec.cli.loading import bar, find_pretrained, load_model, load_pretrained
 from specdec.cli.parser import OneLineParser, refuse_given
-from specdec.cli.train import DEFAULT_STEPS, LONGEST_ROWS
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
 from specdec.training import eagle, mask_token, mtp
@@ -59,7 +58,7 @@ FLAGS = {
 modules use the target's vocabulary head, and so propose all of its ids.
 """
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
-FREE += ("compile",)
+FREE += ("compile", "default_steps", "longest_rows")
 """Arguments with which a run goes on whatever they are."""
 
 
@@ -94,7 +93,7 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
     stream = PackedStream(trained_on, seed=options.seed)
     target = _load_target(options.target, tokenizer)
     if options.length is None:
-        args.row_lengths = _row_lengths(args, target)
+        args.row_lengths = _row_lengths(args, target, options.longest_rows)
     ids = _draft_ids(options, args, target, trained_on)
     drafter, objective = _objective(options, target, ids)
     trainer = ObjectiveTrainer(objective, args, stream)
@@ -118,7 +117,7 @@ def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArgum
         options.tokens_per_step = 512 if is_cpu else 16384
     if options.precision is None:
         options.precision = "no" if is_cpu else "bf16"
-    steps = DEFAULT_STEPS if options.steps is None and options.minutes is None else options.steps
+    steps = options.default_steps if options.steps is options.minutes is None else options.steps
     every = options.evaluate_every or sys.maxsize
     parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
     parser.set_defaults(
@@ -222,7 +221,7 @@ def _evaluation(options: argparse.Namespace, trainer, target, drafter, held_out:
     contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
     settings = {"num_prompts": len(held_out), "max_new_tokens": EVALUATED_TOKENS}
 
-    class Evaluation(AcceptanceCallback):
+    class _Evaluation(AcceptanceCallback):
         def figures(self) -> dict[str, float]:
             return trainer.interruption.run(self.measure) or {}
 
@@ -235,7 +234,7 @@ def _evaluation(options: argparse.Namespace, trainer, target, drafter, held_out:
 
     generator = SpeculativeGenerator(target, drafter)
     every = options.evaluate_every or sys.maxsize
-    return Evaluation(trainer, generator, prompts_of(held_out), every=every)
+    return _Evaluation(trainer, generator, prompts_of(held_out), every=every)
 
 
 def _objective(options: argparse.Namespace, target, target_ids):
@@ -269,11 +268,11 @@ def _draft_ids(options: argparse.Namespace, args, target, documents: Sequence):
     return broadcast(ids.to(args.device)).cpu()
 
 
-def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
+def _row_lengths(args, target, most: int) -> tuple[tuple[float, int], ...]:
     """Tokens per row over the run, of a command that does not say."""
     theirs = getattr(target.config.get_text_config(), "max_position_embeddings", None)
     room = args.tokens_per_step // (args.gradient_accumulation_steps * args.world_size)
-    longest = max(1, min(theirs or LONGEST_ROWS, LONGEST_ROWS, room))
+    longest = max(1, min(theirs or most, most, room))
     if longest < 1024:
         return ((1.0, longest),)
     return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))

@@ -37,7 +37,7 @@ class EagleDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> from specdec.heads.eagle import EagleConfig, EagleHead
         >>> target = zoo.load_target()
         >>> vocab, layer = target.config.vocab_size, LayerConfig(128, 256, 4, 4, 32)

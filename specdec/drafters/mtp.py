@@ -71,7 +71,7 @@ class MTPDrafter(HeadDrafter):
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> from specdec.heads.mtp import MTPConfig, MTPHead
         >>> target = zoo.load_target()
         >>> layer = LayerConfig(128, 256, 4, 4, 32)

@@ -7,13 +7,17 @@ such a graph alive `torch.distributed.destroy_process_group()` never returns (py
 from __future__ import annotations
 
 import atexit
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 from torch.distributed import distributed_c10d
 
-if TYPE_CHECKING:
-    from specdec.graphs.capture import Captured
+
+class Captured(Protocol):
+    """What holds a graph."""
+
+    def release(self) -> None:
+        """Frees it."""
 
 
 def release_before_communicators(captured: Captured) -> None:

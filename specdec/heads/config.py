@@ -1,83 +1,13 @@
-"""`LayerConfig`: what a decoder layer of a head is made of; `HeadConfig`: what heads declare."""
+"""`HeadConfig`: what heads declare, and how such records are checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
-from specdec.arguments import check_integer, check_number, shown
-from specdec.heads.layers import DecoderLayer
-from specdec.heads.rotary import rotary_table
-from specdec.target.cache import KeyValueShape
+from specdec.arguments import shown
 from specdec.target.features import FeatureLayer
-
-
-@dataclass(frozen=True)
-class LayerConfig:
-    """Sizes and flags of a decoder layer, independent of the head's family.
-
-    Args:
-        hidden_size: H, width of the residual stream.
-        intermediate_size: width of the MLP.
-        num_heads: query heads.
-        num_kv_heads: key and value heads.
-        head_dim: D, width of a head.
-        attention_bias: queries, keys and values have biases.
-        attention_output_bias: the attention's output projection has a bias (`o_proj.bias`; HF's
-            Llama and Qwen3 layers add it with `attention_bias`, Qwen2's do not).
-        has_qk_norm: queries and keys are normalised per head.
-        rms_norm_eps: of all norms of the head.
-        hidden_act: HF's name of the MLP's activation.
-        rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`.
-        max_position_embeddings: the length that rope scalings refer to; it limits nothing.
-
-    Example:
-        >>> LayerConfig(8, 16, 2, 1, 4).rope["rope_theta"]
-        10000.0
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    attention_bias: bool = False
-    attention_output_bias: bool = False
-    has_qk_norm: bool = False
-    rms_norm_eps: float = 1e-6
-    hidden_act: str = "silu"
-    rope: dict = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
-    max_position_embeddings: int = 2048
-
-    def __post_init__(self):
-        check_fields(self)
-        heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim
-        for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim"):
-            check_integer(f"LayerConfig.{name}", getattr(self, name), 1)
-        check_number("LayerConfig.rms_norm_eps", self.rms_norm_eps, 0)
-        is_uneven = kv_heads < 1 or heads % kv_heads
-        counts = f"num_heads must be a multiple of num_kv_heads, got {heads} heads and {kv_heads}"
-        is_partial = size % 2 or self.rope.get("partial_rotary_factor", 1) != 1
-        turns = "rotary positions turn whole heads of even width, got head_dim"
-        refuse([(is_uneven, counts), (is_partial, f"{turns} {size} and rope {self.rope}")])
-
-    def build(self, index: int) -> DecoderLayer:
-        """A new plain layer, with the given index in a head's cache."""
-        return DecoderLayer(self, index)
-
-    def key_value_shape(self, *, dtype: torch.dtype, device: torch.device) -> KeyValueShape:
-        """What a layer stores of a token."""
-        return KeyValueShape(self.num_kv_heads, self.head_dim, self.head_dim, dtype, device)
-
-    def rotary_table(
-        self, num_positions: int, *, dtype: torch.dtype, device: torch.device | str = "cpu"
-    ) -> Tensor:
-        """`[S, 2 D]`, see `heads.rotary.rotary_table`."""
-        return rotary_table(self, num_positions, dtype=dtype, device=device)
 
 
 class HeadConfig(Protocol):

@@ -41,7 +41,7 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
         ValueError: flags or sizes that contradict each other.
 
     Example:
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> config.hidden_size, config.feature_width
         (8, 24)
@@ -95,7 +95,7 @@ class EagleHead(FeatureHead):
         target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
     Example:
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
         >>> head = EagleHead(config)
         >>> sorted(name for name in head.state_dict() if "layers" not in name)

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.config import LayerConfig, check_fields, refuse
-from specdec.heads.layers import Attend, Attention, GatedMLP, RMSNorm
+from specdec.heads.config import check_fields, refuse
+from specdec.heads.layers import Attend, Attention, GatedMLP, LayerConfig, RMSNorm
 from specdec.heads.sharing import apply_lm_head, check_target_ids
 from specdec.target.features import FeatureLayer
 

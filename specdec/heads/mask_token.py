@@ -93,7 +93,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         ValueError: flags or sizes that contradict each other.
 
     Example:
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> config.num_later(4), config.rows.first_row
@@ -186,7 +186,7 @@ class MaskTokenHead(FeatureHead):
         target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
     Example:
-        >>> from specdec.heads.config import LayerConfig
+        >>> from specdec.heads.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
         >>> config = MaskTokenConfig("shifted", "input", layer, 9, 9, (1, 2, 3), 8, mask_token_id=0)
         >>> head = MaskTokenHead(config)

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
-from specdec.heads.config import LayerConfig, check_fields, refuse
+from specdec.heads.config import check_fields, refuse
 from specdec.heads.hf_layer import HFLayerConfig
-from specdec.heads.layers import RMSNorm
+from specdec.heads.layers import LayerConfig, RMSNorm
 from specdec.heads.sharing import apply_lm_head
 from specdec.heads.window import Pass
 from specdec.target.features import FeatureLayer

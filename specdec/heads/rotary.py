@@ -1,52 +1,14 @@
-"""Rotary positions of heads.
+"""Rotary positions of heads, computed by HF's own code.
 
 Legend: D width of an attention head, S positions.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-if TYPE_CHECKING:
-    from specdec.heads.config import LayerConfig
-    from specdec.heads.hf_layer import HFLayerConfig
-
-
-def rotary_table(
-    layer: LayerConfig,
-    num_positions: int,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Angles of positions 0, 1, ..., computed by HF's own code for the rope that the layer names.
-
-    Returns:
-        `[S, 2 D]`, computed in float32: cosines, then sines, negated in their first half (see
-        `layers.rotate`).
-
-    Example:
-        >>> from specdec.heads.config import LayerConfig
-        >>> rotary_table(LayerConfig(8, 8, 2, 2, 4), 3, dtype=torch.float32)[0]
-        tensor([1., 1., 1., 1., -0., -0., 0., 0.])
-
-    Reference: Su et al., arXiv:2104.09864, eq. 34.
-    """
-    config = LlamaConfig(
-        hidden_size=layer.num_heads * layer.head_dim,
-        num_attention_heads=layer.num_heads,
-        head_dim=layer.head_dim,
-        rope_parameters=dict(layer.rope),
-        max_position_embeddings=layer.max_position_embeddings,
-    )
-    cos, sin = cosines_and_sines(LlamaRotaryEmbedding(config), num_positions)
-    half = layer.head_dim // 2
-    return torch.cat([cos, -sin[:, :half], sin[:, half:]], dim=-1).to(device, dtype)
 
 
 def cosines_and_sines(
@@ -84,10 +46,14 @@ def cosines_and_sines(
 
 
 class RotaryAngles:
-    """Angles of the first positions of a text, for training: computed once for the longest row."""
+    """Angles of the first positions of a text, for training: computed once for the longest row.
 
-    def __init__(self, layer: LayerConfig | HFLayerConfig):
-        self.layer = layer
+    Args:
+        rotary_table: of the layer's configuration.
+    """
+
+    def __init__(self, rotary_table: Callable[..., Tensor]):
+        self._compute = rotary_table
         self._table: Tensor | None = None
 
     @torch.compiler.disable
@@ -95,5 +61,5 @@ class RotaryAngles:
         """Angles `[1, 1, count, 2 D]` of positions `0..count - 1`."""
         table = self._table
         if table is None or len(table) < count or (table.dtype, table.device) != (dtype, device):
-            table = self._table = self.layer.rotary_table(count, dtype=dtype, device=device)
+            table = self._table = self._compute(count, dtype=dtype, device=device)
         return table[None, None, :count]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ref
 
 import torch
@@ -27,13 +27,24 @@ from specdec.target.features import decoder_layers
 from specdec.target.view import wrap_forward
 from specdec.target.wrappers import adapters_of
 
-if TYPE_CHECKING:
-    from specdec.target.hf_model import SlotModel
-
 NOISE_FACTOR = 4.0
 """A part of a model may differ by so many times its measured rounding."""
 LONGEST_WINDOW = 64
 """Sliding windows of up to so many tokens are exceeded by the texts of the trial."""
+
+
+class OverSlots(Protocol):
+    """What is tested: a model that runs over slots (`target.hf_model.SlotModel`)."""
+
+    model: PreTrainedModel
+    config: PreTrainedConfig
+    num_layers: int
+
+    def open_view(self, attention: str | None, **options: Any) -> PreTrainedModel:
+        """A private view of the model."""
+
+    def run(self, view: PreTrainedModel, attention: str | None, *args: Any) -> Tensor:
+        """Logits of one forward of a view over an open window."""
 
 
 class LeftOutError(ValueError):
@@ -89,7 +100,7 @@ class Route(NamedTuple):
 
 
 @torch.no_grad()
-def find_route(model: SlotModel) -> Route:
+def find_route(model: OverSlots) -> Route:
     """The first way of running a model that reproduces its own plain forward.
 
     Raises:
@@ -114,7 +125,7 @@ def find_route(model: SlotModel) -> Route:
     )
 
 
-def _through_attention_interface(model: SlotModel) -> Route:
+def _through_attention_interface(model: OverSlots) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
     view = model.open_view(PROBE)
@@ -138,7 +149,7 @@ def _through_attention_interface(model: SlotModel) -> Route:
     return Route(ATTENTION, windows, shapes, names)
 
 
-def _with_dense_mask(model: SlotModel) -> Route:
+def _with_dense_mask(model: OverSlots) -> Route:
     """For models that never call the interface."""
     if _sliding_layers(model) or getattr(model.config, "sliding_window", None):
         raise ValueError("one dense mask cannot hold a sliding window of some layers")
@@ -146,7 +157,7 @@ def _with_dense_mask(model: SlotModel) -> Route:
 
 
 def _stored_shapes(
-    model: SlotModel, view: PreTrainedModel, **options: object
+    model: OverSlots, view: PreTrainedModel, **options: object
 ) -> dict[int, KeyValueShape]:
     """What the layers of a view store of a token, seen in HF's own cache after a forward."""
     cache = DynamicCache()
@@ -161,13 +172,13 @@ def _stored_shapes(
     }
 
 
-def _sliding_layers(model: SlotModel) -> list[int]:
+def _sliding_layers(model: OverSlots) -> list[int]:
     """Layers that the configuration declares as sliding-window attention."""
     layer_types = getattr(model.config, "layer_types", None) or ()
     return [i for i, kind in enumerate(layer_types) if kind == "sliding_attention"]
 
 
-def _tokens(model: SlotModel, length: int) -> Tensor:
+def _tokens(model: OverSlots, length: int) -> Tensor:
     """Two texts `[2, length]`."""
     return (torch.arange(2 * length, device=model.device).view(2, -1) * 7 + 1) % model.vocab_size
 
@@ -205,7 +216,7 @@ class _Trace:
         return {"the embeddings": self.inputs[0], **self.outputs, "the logits": logits}
 
 
-def _difference(model: SlotModel, route: Route) -> str | None:
+def _difference(model: OverSlots, route: Route) -> str | None:
     """An error message if ragged windows over a cache of garbage differ from a plain forward."""
     windows = [w for w in route.layer_windows.values() if w is not None and w <= LONGEST_WINDOW]
     length = max([6, *(w + 4 for w in windows)])
@@ -229,7 +240,7 @@ def _difference(model: SlotModel, route: Route) -> str | None:
 
 
 def _plain_states(
-    model: SlotModel,
+    model: OverSlots,
     route: Route,
     tokens: Tensor,
     implementation: str | None,
@@ -244,7 +255,7 @@ def _plain_states(
 
 
 def _rounding(
-    model: SlotModel, route: Route, tokens: Tensor, plain: dict[str, Tensor], inputs: list[Tensor]
+    model: OverSlots, route: Route, tokens: Tensor, plain: dict[str, Tensor], inputs: list[Tensor]
 ) -> dict[str, float]:
     """The rounding of every state, in rms.
 
@@ -270,7 +281,7 @@ def _one_rounding(state: Tensor) -> Tensor:
     return max(unit, 2.0**-10 if rounds_products else 0.0) * _rms(state)
 
 
-def _windowed_states(model: SlotModel, route: Route, tokens: Tensor, inputs: list[Tensor]):
+def _windowed_states(model: OverSlots, route: Route, tokens: Tensor, inputs: list[Tensor]):
     """Slots `[2, N]` and states of ragged windows over a cache of garbage."""
     view = model.open_view(route.attention, for_steps=True)
     trace = _Trace(view, model.num_layers, route.attention_modules)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 
 Head = TypeVar("Head", bound=nn.Module)
 

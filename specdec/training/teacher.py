@@ -111,7 +111,7 @@ class HeadObjective(nn.Module):
         super().__init__()
         self.drafter = drafter
         self._teacher = Teacher(target, drafter.feature_layers)
-        self._rotary = RotaryAngles(drafter.config.layer)
+        self._rotary = RotaryAngles(drafter.config.layer.rotary_table)
 
     def angles(self, count: int) -> Tensor:
         """The head's rotary angles of positions `0..count - 1`, `[1, 1, count, D]`."""

@@ -24,14 +24,14 @@ from mask_checkpoints import (
     torchspec,
     z_lab,
 )
-from specdec.inspection import alternatives
 
 from specdec import SpeculativeGenerator
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
+from specdec.inspection import alternatives
 
 TARGET = tiny_llama()
 LAYER = LayerConfig(32, 24, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5)

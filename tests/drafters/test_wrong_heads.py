@@ -11,7 +11,7 @@ import pytest
 from eagle_heads import stand_in
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 
 DRAFTERS = {
     "EagleHead": (EagleDrafter, eagle_heads.random_drafter("eagle3")),

@@ -27,8 +27,8 @@ from specdec import (
     SpeculativeGenerator,
     TypicalSampler,
 )
-from specdec.heads.config import LayerConfig
 from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 
 pytestmark = pytest.mark.gpu

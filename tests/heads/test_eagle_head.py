@@ -23,7 +23,6 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from specdec import EagleDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleHead
 from specdec.heads.layers import attend_causally
-from specdec.heads.rotary import rotary_table
 from specdec.types import Context
 
 CPU = torch.device("cpu")
@@ -43,9 +42,9 @@ ROPES = {
 @pytest.mark.parametrize("name", ROPES)
 def test_an_angle_is_that_of_hf_at_the_end_of_a_text_however_far_the_text_goes(name):
     layer = replace(EAGLE3.layer, rope=ROPES[name], max_position_embeddings=16)
-    table = rotary_table(layer, 40, dtype=torch.float64)
+    table = layer.rotary_table(40, dtype=torch.float64)
     for count in (1, 16, 17, 25):
-        assert rotary_table(layer, count, dtype=torch.float64).equal(table[:count])
+        assert layer.rotary_table(count, dtype=torch.float64).equal(table[:count])
         hf = LlamaRotaryEmbedding(
             LlamaConfig(
                 hidden_size=layer.num_heads * layer.head_dim,
@@ -72,7 +71,7 @@ def test_a_head_over_a_whole_text_with_a_causal_mask_is_the_reference(name):
     shape = 2, 7, config.feature_width
     features = torch.randn(shape, generator=generator, dtype=torch.float64)
     drafter = EagleDrafter(head, target, 1)
-    angles = rotary_table(config.layer, 7, dtype=torch.float64)[None, None]
+    angles = config.layer.rotary_table(7, dtype=torch.float64)[None, None]
     out = head(drafter.embed(text[:, 1:]), head.fuse(features), angles, attend_causally)
     for b in range(2):
         for end in range(1, 8):

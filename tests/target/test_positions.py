@@ -10,7 +10,7 @@ import torch
 from architectures import VOCAB, build
 
 from specdec import Target
-from specdec.heads.config import LayerConfig
+from specdec.heads.layers import LayerConfig
 from specdec.heads.window import WindowPlan
 from specdec.target.cache import SlotCache, Window
 from specdec.target.masks import window_mask
