@@ -178,7 +178,7 @@ def shown(value: Any) -> str:
         return f"a {_dtype_name(value.dtype)} tensor of shape {list(value.shape)}"
     if isinstance(value, type):
         return f"the class {value.__name__}"
-    plain = bool | int | float | str | bytes | NoneType | list | tuple | set | dict
+    plain = bool | int | float | str | bytes | NoneType | list | tuple | set | dict | torch.dtype
     if not isinstance(value, plain) or _holds_tensors(value):
         return f"a {type(value).__name__}"
     text = repr(value)

@@ -43,7 +43,6 @@ def test_a_drafter_and_a_head_without_weights_are_refused(name):
 FIELDS = [
     ("EagleHead", {"fusion": "output"}, "fusion"),
     ("EagleHead", {"num_layers": 1.5}, "num_layers"),
-    ("EagleHead", {"feature_layers": 5}, "feature_layers"),
     ("MaskTokenHead", {"alignment": "late"}, "alignment"),
     ("MaskTokenHead", {"block_size": "x"}, "block_size"),
     ("MTPHead", {"semantics": "both"}, "semantics"),
@@ -70,7 +69,6 @@ READINGS = [
     {"norm_before_residual": "false"},
     {"feature_layers": 5},
     {"rope_theta": float("inf")},
-    {"ignore_tensors": "fc.bias"},
     {"layer_convention": "layers"},
 ]
 

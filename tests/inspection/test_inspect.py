@@ -17,7 +17,6 @@ from fitted_heads import learn_by_heart
 from mask_checkpoints import pard, specforge_peagle, z_lab
 from mask_heads import learned
 from safetensors.torch import load_file, save_file
-from specdec.inspection import Trial, alternatives, table, try_readings
 
 from specdec import SpeculativeGenerator, Target, zoo
 from specdec.checkpoints import survey_checkpoint
@@ -26,6 +25,7 @@ from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.cli import main
 from specdec.drafters import EagleDrafter, MaskTokenDrafter
 from specdec.heads.eagle import EagleHead
+from specdec.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
 TARGET = tiny_llama(rope_parameters=ROPE)
@@ -161,7 +161,7 @@ def test_the_report_names_every_decision(tmp_path, capsys):
         r"producer +SpecForge \(tensors midlayer",
         "head +EAGLE-3, 1 layer, width 32",
         "features +boundary 2, boundary 4, boundary 5; 32 wide",
-        "wiring +fusion attention, has_fc True, fc_bias False, norm_before_fc False, fc_norm True",
+        "wiring +fusion attention, norm_before_fc False, fc_norm True",
         "rope +rope_theta 1000000.0",
         "vocabulary +20 draft ids, 61 of the target",
         "parts +embeddings: its own; vocabulary head: its own",

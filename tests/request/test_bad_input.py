@@ -230,7 +230,7 @@ PARTS = {
         "draft model is on meta",
         lambda: SpeculativeGenerator(MODEL, ModelDrafter(build("llama")).to("meta")),
     ),
-    "sampler's name": ("sampler 'blok'", lambda: SpeculativeGenerator(MODEL, None, "blok")),
+    "sampler's name": ("got 'blok'", lambda: SpeculativeGenerator(MODEL, None, "blok")),
     "ensemble": (r"EnsembleSampler\(0", lambda: SpeculativeGenerator(MODEL, None, "ensemble")),
     "sampler's class": (
         r"RejectionSampler\(\)",

@@ -106,7 +106,7 @@ def test_an_error_ends_the_stream_so_that_nobody_waits(run, options, error):
 
 
 def test_what_is_no_streamer_is_refused():
-    with pytest.raises(TypeError, match=r"put\(tokens\) and end\(\), got list"):
+    with pytest.raises(TypeError, match=r"put\(tokens\) and end\(\), got"):
         native(ONE, **GREEDY, streamer=[])
 
 
