@@ -141,6 +141,8 @@ def _as(right, faulty):
 
 def _put(owner, name: str, right, faulty) -> None:
     """Binds it wherever the package, as far as it is imported, has the right one."""
+    if isinstance(faulty, cached_property):
+        faulty.__set_name__(owner, name)
     setattr(owner, name, faulty)
     modules = [m for n, m in list(sys.modules.items()) if n.split(".")[0] == "specdec"]
     classes = [c for m in modules for c in vars(m).values() if inspect.isclass(c)]

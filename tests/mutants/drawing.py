@@ -124,8 +124,10 @@ DRAWING = [
         "drafters/test_laws.py::test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone",
         Edit(
             _RULE("point_rule"),
-            "draft.tokens == target_tokens[:, :-1]",
-            "(draft.tokens == target_tokens[:, :-1]) | (torch.arange(draft.tokens.shape[1]) == 0)",
+            "is_accepted = draft.tokens == target_tokens[:, :-1]",
+            """target_tokens = target_tokens.clone()
+    target_tokens[:, : min(1, draft.tokens.shape[1])] = draft.tokens[:, :1]
+    is_accepted = draft.tokens == target_tokens[:, :-1]""",
         ),
     ),
     # Law 4.
