@@ -131,7 +131,7 @@ DEVICES = [
     Fault(
         "a model itself is switched to specdec's attention",
         "hooks that stay",
-        "target/test_features.py",
+        "target/test_views.py",
         Swap("target.view:private_view", lambda right: lambda model: model),
     ),
     # Law 15.
