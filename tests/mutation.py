@@ -29,6 +29,66 @@ PRELOADED = ["pytest", "transformers.models.llama.modeling_llama", "scipy.stats"
 
 
 @dataclass(frozen=True)
+class Swap:
+    """Plants `faulty_of(right)` in the place of a function or method.
+
+    Args:
+        where: within `specdec`, as `"samplers.noise:Noise.keep"`.
+        faulty_of: makes the faulty one from the right one.
+    """
+
+    where: str
+    faulty_of: Callable
+
+    def check(self) -> None:
+        """Refuses to be planted where the code has changed; cheap, and plants nothing."""
+        _find(self.where)
+
+    def __call__(self) -> None:
+        owner, name, right = _find(self.where)
+        _put(owner, name, right, _as(right, self.faulty_of(_function(right))))
+
+
+@dataclass(frozen=True)
+class Edit:
+    """Plants a function or method with one piece of its source exchanged.
+
+    Args:
+        where: as in `Swap`.
+        old: a piece that occurs once in it; white space makes no difference.
+        new: what takes its place.
+    """
+
+    where: str
+    old: str
+    new: str
+
+    def check(self) -> None:
+        """As `Swap.check`."""
+        self._source()
+
+    def __call__(self) -> None:
+        owner, name, right = _find(self.where)
+        source, file = self._source(), f"<planted in {self.where}>"
+        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+        module = importlib.import_module(f"specdec.{self.where.split(':')[0]}")
+        space = {}
+        flags = __future__.annotations.compiler_flag
+        exec(compile(source, file, "exec", flags), vars(module), space)
+        _put(owner, name, right, space[name])
+
+    def _source(self) -> str:
+        """The source of the faulty function."""
+        source = textwrap.dedent(inspect.getsource(_function(_find(self.where)[2])))
+        tokens = re.findall(r"\w+|[^\w\s]", self.old)
+        pattern = r"\s*".join(re.escape(token) for token in tokens)
+        if len(re.findall(pattern, source)) != 1:
+            message = f"{self.old!r} does not occur once in {self.where}; the code has changed"
+            raise ValueError(message)
+        return re.sub(pattern, lambda _: self.new, source)
+
+
+@dataclass(frozen=True)
 class Fault:
     """A fault like one that the field has shipped.
 
@@ -43,48 +103,17 @@ class Fault:
     name: str
     source: str
     caught_by: str
-    plant: Callable[[], None]
+    plant: Swap | Edit
 
-
-def swap(where: str, faulty_of: Callable) -> Callable[[], None]:
-    """Plants `faulty_of(right)` in the place of a function or method.
-
-    Args:
-        where: within `specdec`, as `"samplers.noise:Noise.keep"`.
-        faulty_of: makes the faulty one from the right one.
-    """
-
-    def plant():
-        owner, name, right = _find(where)
-        _put(owner, name, right, _as(right, faulty_of(_function(right))))
-
-    return plant
-
-
-def edit(where: str, old: str, new: str) -> Callable[[], None]:
-    """Plants a function or method with one piece of its source exchanged.
-
-    Args:
-        where: as in `swap`.
-        old: a piece that occurs once in it; white space makes no difference.
-        new: what takes its place.
-    """
-
-    def plant():
-        owner, name, right = _find(where)
-        source = textwrap.dedent(inspect.getsource(_function(right)))
-        pattern = r"\s*".join(re.escape(part) for part in re.findall(r"\w+|[^\w\s]", old))
-        if len(re.findall(pattern, source)) != 1:
-            raise ValueError(f"{old!r} does not occur once in {where}; the code has changed")
-        source, file = re.sub(pattern, lambda _: new, source), f"<planted in {where}>"
-        linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
-        module = importlib.import_module(f"specdec.{where.split(':')[0]}")
-        space = {}
-        flags = __future__.annotations.compiler_flag
-        exec(compile(source, file, "exec", flags), vars(module), space)
-        _put(owner, name, right, space[name])
-
-    return plant
+    def check(self) -> None:
+        """Refuses a place, a piece of source or a test that is not there; plants nothing."""
+        self.plant.check()
+        file, *names = self.caught_by.split("::")
+        source = (ROOT / "tests" / file).read_text()
+        if missing := [
+            n for n in names if not re.search(rf"^ *((def|class) {n}\b|{n} = )", source, re.M)
+        ]:
+            raise ValueError(f"tests/{file} has no {missing[0]}")
 
 
 def _find(where: str) -> tuple:
@@ -112,6 +141,8 @@ def _as(right, faulty):
 
 def _put(owner, name: str, right, faulty) -> None:
     """Binds it wherever the package, as far as it is imported, has the right one."""
+    if isinstance(faulty, cached_property):
+        faulty.__set_name__(owner, name)
     setattr(owner, name, faulty)
     modules = [m for n, m in list(sys.modules.items()) if n.split(".")[0] == "specdec"]
     classes = [c for m in modules for c in vars(m).values() if inspect.isclass(c)]

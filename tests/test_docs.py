@@ -70,6 +70,16 @@ def test_what_papers_md_names_in_code_exists():
             assert is_folder or is_defined or name == "train", name
 
 
+def test_every_file_that_the_page_about_tests_names_exists():
+    tests = DOCS.parent / "tests"
+    pages = [tests / name for name in ("README.md", "cosmic_ray.toml")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    named = set(re.findall(r"[\w/*]+\.(?:py|toml)\b", text))
+    roots = [DOCS.parent, tests, DOCS.parent / "specdec"]
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any(any(r.glob(name)) for r in roots)] == []
+
+
 def test_every_cell_about_others_has_its_source_and_ours_exist():
     cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
     used = set(re.findall(r"\[([a-z]\d+)\]", cells))

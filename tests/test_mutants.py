@@ -1,7 +1,7 @@
 """Planted faults are caught: each of them makes the test fail that is named beside it.
 
-All of it is slow: `python -m pytest -m slow tests/test_mutants.py`, with `-k "part of a name"` for
-some of the faults. See `tests/README.md`.
+Slow but for what shows that they still fit the code: `python -m pytest -m slow
+tests/test_mutants.py`, with `-k "part of a name"` for some of the faults. See `tests/README.md`.
 """
 
 import pytest
@@ -23,6 +23,17 @@ def _runs(request):
         }
 
 
+def test_every_fault_fits_the_code_and_names_a_test_that_exists():
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS)
+    misfits = []
+    for fault in FAULTS:
+        try:
+            fault.check()
+        except (AttributeError, ImportError, OSError, ValueError) as error:
+            misfits.append(f"{fault.name}: {error}")
+    assert not misfits, "\n".join(misfits)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_planted_fault_makes_its_test_fail(fault, runs):
@@ -36,4 +47,3 @@ def test_without_a_fault_all_tests_pass():
     with workers(1) as pool:
         status, output = pool.submit(run_tests, None, *TESTS).result()
     assert status == 0, output
-    assert len({fault.name for fault in FAULTS}) == len(FAULTS)

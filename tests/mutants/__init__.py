@@ -1,8 +1,8 @@
 """Faults to plant by hand, at least one per law of `tests/README.md`, each after one that a public
 project, or a trial of this one, has shown.
 
-Most are patches of behaviour at seams that outlive a rewording (`swap`); where a fault lies within
-a function, a small piece of its source is exchanged (`edit`).
+Most are patches of behaviour at seams that outlive a rewording (`Swap`); where a fault lies within
+a function, a small piece of its source is exchanged (`Edit`).
 """
 
 from mutants.devices import DEVICES

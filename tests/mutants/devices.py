@@ -1,6 +1,6 @@
 """Laws 11, 12, 14 and 15: kernels, graphs, code of users, checkpoints and training."""
 
-from mutation import Fault, edit, swap
+from mutation import Edit, Fault, Swap
 
 _ATTENTION = "kernels/test_kernels_attention.py"
 _STEPS = "graphs/test_captured_steps.py"
@@ -12,7 +12,7 @@ DEVICES = [
         "values beyond a row's length are loaded",
         "flash-attention#1745",
         _ATTENTION,
-        edit(
+        Edit(
             "kernels.attention.triton:_attend_kernel",
             "is_slot, 0, padded_value_width",
             "local >= 0, 0, padded_value_width",
@@ -22,7 +22,7 @@ DEVICES = [
         "a tile without a visible slot is NaN",
         "pegainfer#21",
         _ATTENTION,
-        edit(
+        Edit(
             *(
                 "kernels.attention.triton:_attend_kernel",
                 "tl.where(new_max == -INFINITY, 0.0, new_max)",
@@ -36,7 +36,7 @@ DEVICES = [
             "vllm#14645",
             "kernels/test_kernels_write_slots.py",
         ),
-        edit(
+        Edit(
             *(
                 "kernels.write_slots.triton:_copy",
                 "_start_of(copy.target, row, head, slot)",
@@ -48,8 +48,8 @@ DEVICES = [
         "a sliding window is one slot too wide",
         "transformers#48280, transformers#46629",
         "target/test_slot_attention.py",
-        edit(
-            "target.masks:within",
+        Edit(
+            "target.masks:sees",
             "keys > queries - sliding_window",
             "keys >= queries - sliding_window",
         ),
@@ -59,31 +59,31 @@ DEVICES = [
         "lengths get a new tensor in every step",
         "TensorRT-LLM#17110",
         _STEPS,
-        edit(
-            "loop.token_buffer:TokenBuffer.commit",
-            "self.lengths += self.num_new",
-            "self.lengths = self.lengths + self.num_new",
+        Edit(
+            "loop.state:TokenBuffer.commit",
+            "self.anchor_position += self.num_new",
+            "self.anchor_position = self.anchor_position + self.num_new",
         ),
     ),
     Fault(
         "rows that fill a bucket commit tokens",
         "vllm#43682",
         _STEPS,
-        edit("loop.state:StepState.load", "self.buffer.remaining[num_real:] = 0", "pass"),
+        Edit("loop.state:StepState.load", "self.buffer.remaining[num_real:] = 0", "pass"),
     ),
     Fault(
         "a captured function takes inputs of another shape",
         "xLLM-AI/xllm#1939",
         "graphs/test_capture.py",
-        swap("graphs.capture:_check_spec", lambda right: lambda *args: None),
+        Swap("graphs.capture:_check_alike", lambda right: lambda *args: None),
     ),
     Fault(
         "every step waits for the device",
         "xLLM-AI/xllm#1939",
         "loop/test_no_host_sync.py",
-        swap(
-            "loop.token_buffer:TokenBuffer.note_longest",
-            lambda right: lambda self, longest: right(self, int(self.lengths.max()) + 1),
+        Swap(
+            "loop.state:TokenBuffer.note_longest",
+            lambda right: lambda self, longest: right(self, int(self.anchor_position.max()) + 1),
         ),
     ),
     # Law 14.
@@ -91,8 +91,8 @@ DEVICES = [
         "stopping criteria are asked at the end of a block",
         "onnxruntime-genai#2528",
         "generator/test_generate_contract.py",
-        edit(
-            "loop.collector:OutputCollector._cut_where_criteria_stop",
+        Edit(
+            "loop.host:OutputCollector._cut_where_criteria_stop",
             "range(1, len(tokens) + 1)",
             "[len(tokens)]",
         ),
@@ -101,7 +101,7 @@ DEVICES = [
         "processors see one committed token of each step",
         "sglang#33643",
         "generator/test_generate_contract.py",
-        edit(
+        Edit(
             "loop.processors:process_step",
             "tokens[start:end]",
             "tokens[start:end][:1] * (end - start)",
@@ -111,7 +111,7 @@ DEVICES = [
         "rows see the padding of their batch",
         "a review of this project",
         "request/test_rows_alone.py",
-        edit(
+        Edit(
             *(
                 "request.call:Request.shown_prompts",
                 "self.prompts.alone() if is_alone else [self.prompts.padded]",
@@ -123,7 +123,7 @@ DEVICES = [
         "NaN logits are emitted",
         "sglang#27883",
         "target/test_bad_models.py",
-        swap(
+        Swap(
             "kernels.verify.reference:find_target_faults",
             lambda right: lambda logits, count: 0 * count,
         ),
@@ -131,27 +131,27 @@ DEVICES = [
     Fault(
         "a model itself is switched to specdec's attention",
         "hooks that stay",
-        "target/test_features.py",
-        swap("target.view:private_view", lambda right: lambda model: model),
+        "target/test_views.py",
+        Swap("target.view:private_view", lambda right: lambda model: model),
     ),
     # Law 15.
     Fault(
         "d2t is read as absolute ids",
         "verl-SpeCo#67, SpecForge#534",
         "checkpoints/test_eagle_checkpoints.py",
-        edit("checkpoints.vocab_map:read_vocab_map", "own + d2t.long()", "d2t.long()"),
+        Edit("checkpoints.vocab_map:read_vocab_map", "own + d2t.long()", "d2t.long()"),
     ),
     Fault(
         "the raw state is passed on where a normalised one was trained",
         "vllm#47448",
         "drafters/test_mtp_hf.py",
-        swap("heads.mtp:MTPHead.feedback", lambda right: lambda self, depth, out: out),
+        Swap("heads.mtp:MTPHead.feedback", lambda right: lambda self, depth, out: out),
     ),
     Fault(
         "DFlash's rows predict the next token",
         "deepseek-ai/DeepSpec",
         "drafters/test_mask_token_foreign.py",
-        swap(
+        Swap(
             "heads.mask_token:MaskTokenConfig.rows",
             lambda right: (
                 lambda self: (

@@ -1,6 +1,6 @@
 """Laws 1 to 6 and 8: what is drawn, and with which noise."""
 
-from mutation import Fault, edit, swap
+from mutation import Edit, Fault, Swap
 
 _RULE = "kernels.verify.reference:{}".format
 _LAW = "test_sampler_laws.py::test_a_round_has_the_law_of_the_target_behind_each_filter"
@@ -34,7 +34,7 @@ DRAWING = [
         "the recovered token is drawn from the target",
         "transformers#28166",
         _LAW,
-        edit(
+        Edit(
             _RULE("_resampled"), "torch.where(is_left[:, None], residual, target_row)", "target_row"
         ),
     ),
@@ -42,7 +42,7 @@ DRAWING = [
         "the extra token is drawn from the row before",
         "TensorRT-LLM#15098",
         _LAW,
-        edit(
+        Edit(
             _RULE("_resampled"),
             "_row(target_probs, num_accepted)",
             "_row(target_probs, (num_accepted - 1).clamp(min=0))",
@@ -52,31 +52,31 @@ DRAWING = [
         "a rejected point mass may be drawn again",
         "transformers#32867",
         _LAW,
-        edit(_RULE("_resampled"), "target_row.scatter(-1, rejected, 0.0)", "target_row"),
+        Edit(_RULE("_resampled"), "target_row.scatter(-1, rejected, 0.0)", "target_row"),
     ),
     Fault(
         "tokens are accepted behind a rejected one",
         "sglang#35771",
         _LAW,
-        edit(_RULE("token_rule"), "is_accepted.cumprod(dim=-1, dtype=torch.long)", "is_accepted"),
+        Edit(_RULE("token_rule"), "is_accepted.cumprod(dim=-1, dtype=torch.long)", "is_accepted"),
     ),
     Fault(
         "a short row's invalid tokens are accepted",
         "vllm#46899",
         "test_sampler_laws.py::test_a_short_row_is_decided_as_a_draft_of_so_many_tokens",
-        swap(_RULE("_is_valid"), lambda right: lambda draft: right(draft) | True),
+        Swap(_RULE("_is_valid"), lambda right: lambda draft: right(draft) | True),
     ),
     Fault(
         "a block's residual is the token-wise one",
         "arXiv:2403.10444",
         _LAW,
-        edit(_RULE("block_rule"), "path.gather(1, num_accepted[:, None])", "None"),
+        Edit(_RULE("block_rule"), "path.gather(1, num_accepted[:, None])", "None"),
     ),
     Fault(
         "truncation reaches the bonus token's row only",
         "vllm#42744",
         _LAW,
-        edit(
+        Edit(
             "samplers.rejection:RejectionSampler.accept",
             "params = warp.params(target_logits)",
             """params = warp.params(target_logits)
@@ -90,27 +90,27 @@ DRAWING = [
             "sglang test_eagle_sampling_filters.py",
         ),
         "test_warp.py::test_warp_is_the_warpers_of_huggingface_with_one_value_per_row",
-        swap("kernels.truncate.reference:drop_below", lambda right: lambda scaled, cutoff: scaled),
+        Swap("kernels.truncate.reference:drop_below", lambda right: lambda scaled, cutoff: scaled),
     ),
     # Law 2.
     Fault(
         "proposal and acceptance share their noise",
         "vllm#47386, vllm#54282",
         _TEXTS,
-        swap("samplers.noise:StepNoise.uniform", _streams_shared),
+        Swap("samplers.noise:StepNoise.uniform", _streams_shared),
     ),
     Fault(
         "noise is used again in the next step",
         "vllm#54282",
         "test_noise.py::test_no_uniform_of_many_rows_and_steps_repeats",
-        swap("samplers.noise:Noise.at", _with_start(lambda start: 0 * start)),
+        Swap("samplers.noise:Noise.at", _with_start(lambda start: 0 * start)),
     ),
     # Law 3.
     Fault(
         "greedy rows take the last of equal logits",
         "tpu-inference#3580",
         "test_warp.py",
-        edit(
+        Edit(
             *(
                 "kernels.truncate.reference:one_hot_greedy_rows",
                 "logits.argmax(dim=-1, keepdim=True)",
@@ -122,10 +122,12 @@ DRAWING = [
         "the first draft token is committed unverified",
         "vllm#41841",
         "drafters/test_laws.py::test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone",
-        edit(
+        Edit(
             _RULE("point_rule"),
-            "draft.tokens == target_tokens[:, :-1]",
-            "(draft.tokens == target_tokens[:, :-1]) | (torch.arange(draft.tokens.shape[1]) == 0)",
+            "is_accepted = draft.tokens == target_tokens[:, :-1]",
+            """target_tokens = target_tokens.clone()
+    target_tokens[:, : min(1, draft.tokens.shape[1])] = draft.tokens[:, :1]
+    is_accepted = draft.tokens == target_tokens[:, :-1]""",
         ),
     ),
     # Law 4.
@@ -135,7 +137,7 @@ DRAWING = [
             "ml-explore/mlx-swift-lm#459",
             "test_coupling.py",
         ),
-        swap(
+        Swap(
             "samplers.drawing:draw_by_race",
             lambda right: (
                 lambda logits, warp, noise, index, **options: right(
@@ -149,7 +151,7 @@ DRAWING = [
         "every row draws with the first row's seed",
         "vllm#6034",
         "generator/test_row_independence.py",
-        swap(
+        Swap(
             "samplers.noise:Noise.__init__",
             lambda right: (
                 lambda self, seeds, **options: right(self, [seeds[0]] * len(seeds), **options)
@@ -160,13 +162,13 @@ DRAWING = [
         "a row's noise depends on the padding of its batch",
         "vllm#17498",
         "drafters/test_laws.py::test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking",
-        swap("samplers.noise:Noise.at", _with_start(lambda start: start - start.amax() + 40)),
+        Swap("samplers.noise:Noise.at", _with_start(lambda start: start - start.amax() + 40)),
     ),
     Fault(
         "a row that moves takes the noise of another",
         "vllm#14645",
         "loop/test_dropped_rows.py",
-        swap(
+        Swap(
             "samplers.noise:Noise.keep",
             lambda right: lambda self, rows: right(self, list(range(len(rows)))),
         ),
@@ -175,32 +177,32 @@ DRAWING = [
         "unseeded rows all draw with one seed",
         "TensorRT-LLM#17599",
         "generator/test_row_independence.py",
-        swap("request.call:_random_seeds", lambda right: lambda target, rows: [0] * rows),
+        Swap("request.call:_random_seeds", lambda right: lambda target, rows: [0] * rows),
     ),
     # Law 6.
     Fault(
         "a token is accepted at exactly its ratio",
         "sglang#35771",
         "test_rejection_zero.py::test_a_token_is_accepted_strictly_below_its_ratio",
-        edit(_RULE("token_rule"), "draft_of_draft < target", "draft_of_draft <= target"),
+        Edit(_RULE("token_rule"), "draft_of_draft < target", "draft_of_draft <= target"),
     ),
     Fault(
         "an id of weight 0 is drawn at a uniform of 0",
         "sglang#35771",
         "kernels/test_kernels_sample.py",
-        edit("kernels.sample.reference:draw", "right=True", "right=False"),
+        Edit("kernels.sample.reference:draw", "right=True", "right=False"),
     ),
     Fault(
         "an empty residual is drawn from",
         "jaymody/speculative-sampling#5",
         "test_rejection_zero.py::test_a_rejection_that_leaves_nothing_draws_from_the_target",
-        edit(_RULE("_resampled"), "is_short & (residual.sum(dim=-1) > 0)", "is_short"),
+        Edit(_RULE("_resampled"), "is_short & (residual.sum(dim=-1) > 0)", "is_short"),
     ),
     Fault(
         "a uniform may be 1",
         "sglang#35771",
         "test_noise.py",
-        swap(
+        Swap(
             "kernels.philox.reference:to_uniforms",
             lambda right: lambda *words: right(*words) + 2.0**-52,
         ),
@@ -210,13 +212,13 @@ DRAWING = [
         "probabilities told are those of the raw logits",
         "transformers#47932",
         "drafters/test_proposals.py",
-        swap("samplers.warp:Warp.draw", _laws_without_temperature),
+        Swap("samplers.warp:Warp.draw", _laws_without_temperature),
     ),
     Fault(
         "the most likely token beside a soft distribution",
         "transformers#32867",
         "drafters/test_laws.py::test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them",
-        swap(
+        Swap(
             "samplers.drawing:draw_by_inversion",
             lambda right: (
                 lambda logits, *rest, **options: (
@@ -230,15 +232,16 @@ DRAWING = [
         "each distribution is written over the one before it",
         "a shared table",
         "drafters/test_proposals.py",
-        swap(
-            "drafters.proposal:Drafting._rows",
-            lambda right: lambda self, index, logits: right(self, 0, logits),
+        Edit(
+            "drafters.proposal:Drafting._draw",
+            "self._probs[:, index : index + count]",
+            "self._probs[:, :count]",
         ),
     ),
     Fault(
         "a draft temperature reaches the token, not its probabilities",
         "transformers#47932",
         "drafters/test_laws.py::test_a_proposal_is_drawn_at_its_own_temperature_or_is_the_most_likely_token",
-        swap("drafters.proposal:Proposal.warp", lambda right: lambda self, of_target: of_target),
+        Swap("drafters.proposal:Proposal.warp", lambda right: lambda self, of_target: of_target),
     ),
 ]

@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 
-from mutation import Fault, edit, swap
+from mutation import Edit, Fault, Swap
 
 _LAWS = "drafters/test_laws.py::{}".format
 _NEVER = _LAWS("test_a_drafter_that_is_always_right_is_never_rejected")
 _FRESH = _LAWS("test_a_state_built_up_by_drafts_of_any_lengths_proposes_what_a_fresh_one_would")
 _POISON = _LAWS("test_what_must_not_be_read_changes_nothing")
+_ATTENTION = "target/test_slot_attention.py::{}".format
 _CONTRACT = "generator/test_generate_contract.py"
 _CACHE = "target/test_slot_cache.py::TestCacheAgainstLists"
 _MASKS = "drafters/test_mask_token_parity.py"
-_COMMIT = "loop.token_buffer:TokenBuffer.commit"
+_COMMIT = "loop.state:TokenBuffer.commit"
 
 
 def _rolled(name, shift):
@@ -43,14 +44,14 @@ TEXTS = [
         "features are those of the position before",
         "mlc-llm#2664",
         _NEVER,
-        swap("loop.state:StepState.context", _rolled("features", 1)),
+        Swap("loop.state:StepState.context", _rolled("features", 1)),
     ),
     Fault(
         "the token before the bonus token is drafted after",
         "vllm#4212, vllm#5765",
         _NEVER,
-        swap(
-            "heads.context:ContextRows.last",
+        Swap(
+            "heads.window:ContextRows.last",
             lambda right: lambda self, out: right(replace(self, counts=self.counts - 1), out),
         ),
     ),
@@ -58,26 +59,26 @@ TEXTS = [
         "a step without draft tokens reads nothing",
         "a trial of draft lengths 4, 0",
         _LAWS("test_steps_without_a_draft_that_are_replayed_read_what_was_committed"),
-        edit("loop.step:propose", "if most > 0", "if num_draft_tokens > 0"),
+        Edit("loop.step:propose", "if most > 0", "if num_draft_tokens > 0"),
     ),
     # Law 9.
     Fault(
         "the draft model skips the token before the bonus token",
         "vllm#4212",
         _FRESH,
-        edit("drafters.model:ModelDrafter.propose", "state.offsets", "state.offsets[1:].expand(2)"),
+        Edit("drafters.model:ModelDrafter.propose", "state.offsets", "state.offsets[1:].expand(2)"),
     ),
     Fault(
         "draft tokens lie one slot behind their positions",
         "lablup/mlxcel#994",
         "drafters/test_eagle_parity.py",
-        edit("heads.context:read_context", "context.start + counts", "context.start + counts + 1"),
+        Edit("heads.window:read_context", "context.start + counts", "context.start + counts + 1"),
     ),
     Fault(
         "later passes are fed the hidden state of the first",
         "vllm#36531",
         "drafters/test_eagle_parity.py",
-        edit(
+        Edit(
             "drafters.eagle:EagleDrafter.propose",
             "self.head.feedback(out)",
             "hidden if i > 1 else self.head.feedback(out)",
@@ -87,7 +88,7 @@ TEXTS = [
         "the normalised state is fed to the next pass",
         "ROCm/ATOM#882",
         "drafters/test_eagle_parity.py",
-        swap(
+        Swap(
             "heads.eagle:EagleHead.feedback",
             lambda right: lambda self, out: self.norm(out) if self.config.output_norm else out,
         ),
@@ -96,29 +97,29 @@ TEXTS = [
         "rows of a block see only what precedes them",
         "vllm's DFlash",
         _MASKS,
-        edit(
-            "drafters.mask_token:MaskTokenDrafter._visible",
-            "any_of(causal, block(first, last))",
-            "causal",
+        Edit(
+            "drafters.mask_token:MaskTokenDrafter._read",
+            "if not config.is_causal:",
+            "if False:",
         ),
     ),
     Fault(
         "stale entries of later depths are never computed again",
         "vllm#33561",
         "drafters/test_mtp_repair.py",
-        edit("kernels.mtp_shift.reference:mtp_shift", "index >= -num_past", "index >= 0"),
+        Edit("kernels.mtp_shift.reference:shift_window", "index >= -num_past", "index >= 0"),
     ),
     Fault(
         "depths trained as a chain read the target's state",
         "sgl-project/sglang-jax#1256",
         "drafters/test_mtp_repair.py",
-        edit("drafters.mtp:MTPDrafter._run_depths", '== "chain"', '== "none"'),
+        Edit("drafters.mtp:MTPDrafter._run_depths", '== "chain"', '== "none"'),
     ),
     Fault(
         "lookup does not remember the last committed token",
         "vllm#4212",
         "drafters/test_lookup_drafter.py",
-        edit(
+        Edit(
             "drafters.lookup:PromptLookupDrafter.prefill", "offsets <= context", "offsets < context"
         ),
     ),
@@ -127,13 +128,13 @@ TEXTS = [
         "a cache that is used again keeps its old entries",
         "vllm#41841",
         _CACHE,
-        swap("target.cache:SlotCache.reset", lambda right: lambda self: None),
+        Swap("target.cache:SlotCache.reset", lambda right: lambda self: None),
     ),
     Fault(
         "rows that are kept get the values of other rows",
         "vllm#14645",
         _CACHE,
-        swap("target.cache:SlotCache.keep", _keeps_values_in_order),
+        Swap("target.cache:SlotCache.keep", _keeps_values_in_order),
     ),
     Fault(
         *(
@@ -141,14 +142,18 @@ TEXTS = [
             "arXiv 2510.22876",
             "loop/test_generation_machine.py",
         ),
-        edit(_COMMIT, "self.lengths += self.num_new", "self.lengths += self.num_new.amin()"),
+        Edit(
+            _COMMIT,
+            "self.anchor_position += self.num_new",
+            "self.anchor_position += self.num_new.amin()",
+        ),
     ),
     Fault(
         "a row that is dropped leaves the wrong row behind",
         "vllm#14645, sglang#8726",
         "loop/test_generation_machine.py",
-        swap(
-            "loop.token_buffer:TokenBuffer.keep",
+        Swap(
+            "loop.state:TokenBuffer.keep",
             lambda right: lambda self, rows: right(self, list(range(len(rows)))),
         ),
     ),
@@ -156,14 +161,14 @@ TEXTS = [
     Fault(
         "a token sees the slot behind its own",
         "transformers#48280",
-        _POISON,
-        edit("target.masks:_not_after", "keys <= queries", "keys <= queries + 1"),
+        _ATTENTION("test_garbage_in_slots_that_nobody_sees_changes_nothing_bit_for_bit"),
+        Edit("target.masks:sees", "keys <= queries", "keys <= queries + 1"),
     ),
     Fault(
         "lookup matches stale tokens behind a row's end",
         "vllm#46899",
         _POISON,
-        edit(
+        Edit(
             "drafters.lookup:PromptLookupDrafter.propose",
             "(length - 1 - ends)",
             "(text.shape[1] - 1 - ends).expand(text.shape)",
@@ -175,7 +180,7 @@ TEXTS = [
             "vllm#26498",
             "kernels/test_kernels_mask_window.py",
         ),
-        edit(
+        Edit(
             "kernels.mask_window.reference:expand_window",
             "columns < counts[:, None]",
             "columns < committed.shape[1] + 0 * counts[:, None]",
@@ -186,7 +191,7 @@ TEXTS = [
         "the length limit does not cut a block",
         "SafeAILab/EAGLE",
         _CONTRACT,
-        edit(
+        Edit(
             _COMMIT,
             "torch.minimum(num_accepted + 1, self.remaining)",
             "(num_accepted + 1) * (self.remaining > 0)",
@@ -196,7 +201,7 @@ TEXTS = [
         "tokens behind an end of sequence are kept",
         "transformers#47912",
         _CONTRACT,
-        edit(
+        Edit(
             _COMMIT,
             "torch.minimum(num_kept, first_end + 1, out",
             "torch.minimum(num_kept, num_kept, out",
@@ -206,6 +211,6 @@ TEXTS = [
         "a row that has ended goes on",
         "LostRuins/koboldcpp#1276",
         _CONTRACT,
-        edit(_COMMIT, "self.remaining.masked_fill_(is_eos, 0)", "pass"),
+        Edit(_COMMIT, "self.remaining.masked_fill_(is_eos, 0)", "pass"),
     ),
 ]
