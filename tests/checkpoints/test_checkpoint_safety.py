@@ -17,9 +17,9 @@ from checkpoint_writer import LAYOUTS, safeailab_eagle1, safeailab_eagle3, specf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from specdec.inspection import describe
 
 from specdec.checkpoints.files import MAX_JSON_BYTES, MAX_TENSORS
+from specdec.inspection import describe
 
 
 @pytest.mark.parametrize("cut", [0, 5, 8, 40, -300, -1])

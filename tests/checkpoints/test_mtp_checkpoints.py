@@ -14,7 +14,6 @@ import transformers
 from architectures import ARCHITECTURES, VOCAB
 from mtp_checkpoints import edit_config, random_model, shard, write_numbered
 from safetensors.torch import load_file, save_file
-from specdec.inspection import alternatives, describe
 from torch import Tensor, nn
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
@@ -25,6 +24,7 @@ from specdec.cli import main
 from specdec.drafters import MTPDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.window import Pass
+from specdec.inspection import alternatives, describe
 from specdec.training.mtp import new_head
 
 WIDTH, LENGTH = 32, 9
