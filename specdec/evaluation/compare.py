@@ -108,7 +108,7 @@ class HFGenerate:
         """Generates; sampled text uses torch's global generator, which is put back afterwards."""
         sampling = {"do_sample": False}
         if task.temperature:
-            sampling = {"do_sample": True, "temperature": task.temperature}
+            sampling = {"do_sample": True, "temperature": task.temperature, "top_k": 0}
         device = task.input_ids.device
         of_cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(of_cuda):

@@ -139,9 +139,12 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     """
     given = dict(given)
     own = {name: given.pop(name) for name in ("draft_probs", "num_draft_tokens") if name in given}
-    model = neutral(target.model) if given.pop("neutral", False) else target.model
+    is_neutral = given.pop("neutral", False)
+    model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
     config, given = _merged(model.generation_config, given)
+    if is_neutral and config.do_sample and config.top_k is None:
+        config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
     copies = config.num_return_sequences or 1
     rows = copies * len(input_ids)
     target.check_room(rows, input_ids.shape[1])  # before anything is made for each row

@@ -121,11 +121,11 @@ def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedM
 
 def neutral(model: PreTrainedModel) -> PreTrainedModel:
     """The same model with a configuration in which nothing is set but the ids that begin, end and
-    pad a text. HF takes 50 for a `top_k` that is not set, so this is set to 0.
+    pad a text.
     """
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(model.generation_config, name) for name in names}
-    return with_config(model, GenerationConfig(top_k=WARPS["top_k"], **ids))
+    return with_config(model, GenerationConfig(**ids))
 
 
 def _in_use(config: GenerationConfig, names: Mapping[str, Any]) -> dict[str, Any]:

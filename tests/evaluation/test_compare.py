@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
@@ -159,3 +160,18 @@ def test_batches_of_several_prompts_and_rows_that_end():
         {"a": Recorder("a", log), "b": Recorder("b", log)}, IDS, MASK, rounds=1, batch_size=3
     )
     assert comparison.tokens["a"].tolist() == [3 * 64, 64]
+
+
+def test_hugging_face_samples_from_all_ids_as_specdec_does(monkeypatch):
+    kept, draw = [], torch.multinomial
+
+    def counting(probs, num_samples):
+        kept.append((probs > 0).sum(dim=-1).min().item())
+        return draw(probs, num_samples)
+
+    monkeypatch.setattr(torch, "multinomial", counting)
+    contenders = {"HF": HFGenerate(TARGET), "plain": SpeculativeGenerator(TARGET, None)}
+    options = {"rounds": 1, "max_new_tokens": 3, "temperature": 1.0}
+    compare(contenders, [[1, 2, 3], [4, 5]], **options)
+    assert set(kept) == {VOCAB}
+    assert VOCAB > 50  # HF's default top_k
