@@ -15,13 +15,12 @@ _SAMPLED = 256
 """Elements of a tensor that a fingerprint reads: a large model takes milliseconds."""
 
 
-def settings_of(part: Any, *, with_weights: bool = True) -> dict[str, Any]:
+def settings_of(part: Any) -> dict[str, Any]:
     """The settings of a part: its class, its public attributes that are plain values (numbers,
     texts, tensors, records and lists of these), and a fingerprint of a module's weights.
 
     Args:
         part: any object.
-        with_weights: of a module.
 
     Example:
         >>> from specdec import PromptLookupDrafter
@@ -37,7 +36,7 @@ def settings_of(part: Any, *, with_weights: bool = True) -> dict[str, Any]:
     found = {name: getattr(part, name) for name in names}
     found = {name: plain(value) for name, value in found.items() if _is_plain(value)}
     settings = {"class": type(part).__name__, **found}
-    weights = list(part.parameters()) if with_weights and isinstance(part, nn.Module) else []
+    weights = list(part.parameters()) if isinstance(part, nn.Module) else []
     if weights:
         settings["parameters"] = sum(weight.numel() for weight in weights)
         settings["weights"] = fingerprint(weights)

@@ -11,7 +11,6 @@ from eagle_heads import (
     flagged,
     random_weights,
     stand_in,
-    tables_of,  # noqa: F401, for the tests
 )
 from mask_reference import draft_rows
 from torch import Tensor

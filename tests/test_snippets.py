@@ -70,17 +70,23 @@ def test_the_readme_is_short_and_has_a_snippet_for_each_use():
     assert len(SNIPPETS) >= 15
 
 
+def drafts_and_writes_plain_text(generator, tokenizer):
+    """Inputs and result of three prompts, whose text is that of plain decoding."""
+    inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
+    greedy = {"max_new_tokens": 24, "do_sample": False}
+    result = generator.generate(**inputs, **greedy)
+    expected = specdec.SpeculativeGenerator(generator.target, None).generate(**inputs, **greedy)
+    assert result.sequences.equal(expected.sequences)
+    assert 0.05 < result.stats.acceptance_rate < 1
+    return inputs, result
+
+
 def test_the_drafter_of_the_guide_drafts_and_is_lossless():
     session = names_of("own-drafter.md", 0)
     tokenizer, target = session["tokenizer"], session["target"]
     drafter = session["BigramDrafter"]((session["counts"] + 1e-3).log(), 3)
     generator = specdec.SpeculativeGenerator(target, drafter)
-    inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
-    greedy = {"max_new_tokens": 24, "do_sample": False}
-    result = generator.generate(**inputs, **greedy)
-    expected = specdec.SpeculativeGenerator(target, None).generate(**inputs, **greedy)
-    assert result.sequences.equal(expected.sequences)
-    assert 0.05 < result.stats.acceptance_rate < 1
+    drafts_and_writes_plain_text(generator, tokenizer)
     prompts = [tokenizer(text).input_ids for text in ("import os", "def f(x):")]
     report = specdec.certify(generator, prompts, num_samples=512, audit_tokens=16, num_tokens=2)
     assert report.passed
@@ -92,12 +98,7 @@ def test_the_drafter_with_a_state_drafts_and_repeats():
     session = names_of("own-drafter.md", 1)
     tokenizer, target = session["tokenizer"], session["target"]
     generator = specdec.SpeculativeGenerator(target, session["LastSeenDrafter"]())
-    inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
-    greedy = {"max_new_tokens": 24, "do_sample": False}
-    result = generator.generate(**inputs, **greedy)
-    expected = specdec.SpeculativeGenerator(target, None).generate(**inputs, **greedy)
-    assert result.sequences.equal(expected.sequences)
-    assert 0.05 < result.stats.acceptance_rate < 1
+    inputs, result = drafts_and_writes_plain_text(generator, tokenizer)
     for row, steps in enumerate(result.steps):  # drafts what followed the anchor last
         text = inputs.input_ids[row][inputs.attention_mask[row].bool()].tolist()
         for step in steps:

@@ -158,7 +158,7 @@ def _read_safetensors(path: Path) -> dict[str, StoredTensor]:
         header = file.read(length)
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
             tensors = [
                 StoredTensor(name, s.get_dtype(), tuple(s.get_shape()), reader(name))
                 for name, s in slices.items()

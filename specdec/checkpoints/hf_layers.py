@@ -16,8 +16,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
-from specdec.checkpoints.layers import in_one_line
 from specdec.heads.hf_layer import HFLayerConfig
+from specdec.show.text import one_line
 
 MAX_LAYERS = 512
 """Most decoder layers of a target that is built, without memory, to find its classes."""
@@ -44,7 +44,7 @@ def model_of_config(fields: ConfigFields) -> PreTrainedModel:
         with torch.device("meta"):
             return _language_model_class(config)._from_config(config)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
-        raise ValueError(f"{fields.origin}: {in_one_line(error)}") from error
+        raise ValueError(f"{fields.origin}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def _language_model_class(config: PreTrainedConfig) -> type[PreTrainedModel]:

@@ -12,6 +12,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from specdec.arguments import check_number
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.heads.layers import LayerConfig
+from specdec.show.text import one_line
 
 LAYER_CLASSES = {"llama": LlamaConfig, "qwen3": Qwen3Config}
 """Decoder layers that speculators builds heads of, by their `model_type`."""
@@ -44,11 +45,6 @@ def inert_keys() -> set[str]:
     return _INERT.union(*(kind().to_dict() for kind in LAYER_CLASSES.values()))
 
 
-def in_one_line(error: Exception) -> str:
-    """The kind of an error of another library and what it says, for a message of one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-
-
 def fill_speculators(fields: ConfigFields) -> ConfigFields:
     """Completes `transformer_layer_config`, stored as a difference to HF's defaults: fields of the
     layers and of the top level side by side.
@@ -69,7 +65,7 @@ def fill_speculators(fields: ConfigFields) -> ConfigFields:
     try:
         filled = LAYER_CLASSES[kind](**given).to_dict()
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
-        raise ValueError(f"{layers.origin}: {in_one_line(error)}") from error
+        raise ValueError(f"{layers.origin}: {type(error).__name__}: {one_line(error)}") from error
     others = {k: v for k, v in layers.raw.items() if k not in known}
     own = {k: v for k, v in (others | filled).items() if v is not None}
     top = {k: v for k, v in fields.raw.items() if k != "transformer_layer_config"}
@@ -155,7 +151,9 @@ def _check_rope(layer: LayerConfig) -> LayerConfig:
     try:
         angles = layer.rotary_table(2, dtype=torch.float32)
     except Exception as error:  # of any kind: numbers that HF's formulas do not take
-        raise ValueError(f"rope {layer.rope} cannot be used: {in_one_line(error)}") from error
+        raise ValueError(
+            f"rope {layer.rope} cannot be used: {type(error).__name__}: {one_line(error)}"
+        ) from error
     if not angles.isfinite().all():
         raise ValueError(f"rope {layer.rope} leads to angles that are not finite")
     return layer

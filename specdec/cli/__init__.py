@@ -9,7 +9,8 @@ import sys
 from collections.abc import Sequence
 
 from specdec.cli import certify, demo, evaluate, generate, inspect
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, one_line
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
+from specdec.show.text import one_line
 
 EXIT_BAD_INPUT = 2
 EXIT_BROKEN_PIPE = 141

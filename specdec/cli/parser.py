@@ -29,12 +29,6 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"error: {printable(message)}; see --help\n")
 
 
-def one_line(error: BaseException) -> str:
-    """What an error says, for a terminal."""
-    text = printable(" ".join(str(error).split())) or type(error).__name__
-    return text if len(text) <= 400 else text[:397] + "..."
-
-
 def text(argument: str) -> str:
     """The type of arguments that are text; bytes that are not UTF-8 reach Python as surrogates."""
     if any("\ud800" <= character <= "\udfff" for character in argument):

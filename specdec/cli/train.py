@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser, one_line
+from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
+from specdec.show.text import one_line
 
 DESCRIPTION = """\
 Train a head: `specdec train eagle3 --target … --data … --output …`; or `mask-token`, `mtp`,
@@ -43,7 +44,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "specdec train") -> 
     from specdec.cli.training_run import train  # models and all that computes
 
     try:
-        train(options, others)
+        train(options, others, default_steps=DEFAULT_STEPS, longest_rows=LONGEST_ROWS)
     except (OSError, ValueError, TypeError, FloatingPointError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
@@ -106,5 +107,4 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--precision", choices=("bf16", "no"), help="default: bf16, on a CPU no")
     add("--compile", action="store_true", help="run the loss through torch.compile")
     add("--seed", type=int, default=0, help="default: 0")
-    parser.set_defaults(default_steps=DEFAULT_STEPS, longest_rows=LONGEST_ROWS)
     return parser

@@ -58,7 +58,7 @@ FLAGS = {
 modules use the target's vocabulary head, and so propose all of its ids.
 """
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
-FREE += ("compile", "default_steps", "longest_rows")
+FREE += ("compile",)
 """Arguments with which a run goes on whatever they are."""
 
 
@@ -66,15 +66,19 @@ class _HfParser(OneLineParser, HfArgumentParser):
     """HF's, with mistakes in one line."""
 
 
-def train(options: argparse.Namespace, others: list[str]) -> None:
+def train(
+    options: argparse.Namespace, others: list[str], *, default_steps: int, longest_rows: int
+) -> None:
     """Trains a head and saves it, or goes on from a checkpoint.
 
     Args:
         options: of the command.
-        others: options that are none of its own: fields of HF's `TrainingArguments`.
+        others: the rest of the command line, fields of HF's `TrainingArguments`.
+        default_steps: of a run without `--steps` and `--minutes`.
+        longest_rows: tokens of the longest rows of a run without `--length`.
     """
     _check(options)  # before anything is loaded
-    args = _arguments(options, others)
+    args = _arguments(options, others, default_steps)
     record = _record(options)
     if folder := last_checkpoint(args.output_dir):
         _check_same_run(folder, record)
@@ -93,7 +97,7 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
     stream = PackedStream(trained_on, seed=options.seed)
     target = _load_target(options.target, tokenizer)
     if options.length is None:
-        args.row_lengths = _row_lengths(args, target, options.longest_rows)
+        args.row_lengths = _row_lengths(args, target, longest_rows)
     ids = _draft_ids(options, args, target, trained_on)
     drafter, objective = _objective(options, target, ids)
     trainer = ObjectiveTrainer(objective, args, stream)
@@ -109,7 +113,9 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArguments:
+def _arguments(
+    options: argparse.Namespace, others: list[str], default_steps: int
+) -> ObjectiveArguments:
     """HF's arguments of the run: those of the command line before ours."""
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
@@ -117,7 +123,7 @@ def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArgum
         options.tokens_per_step = 512 if is_cpu else 16384
     if options.precision is None:
         options.precision = "no" if is_cpu else "bf16"
-    steps = options.default_steps if options.steps is options.minutes is None else options.steps
+    steps = default_steps if options.steps is options.minutes is None else options.steps
     every = options.evaluate_every or sys.maxsize
     parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
     parser.set_defaults(

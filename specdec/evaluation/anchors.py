@@ -20,9 +20,9 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters import Drafter
-from specdec.evaluation.evaluate import pad
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 from specdec.results import RowStep
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.samplers.noise import StepNoise
@@ -81,7 +81,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
     )
     if not is_greedy:  # rows are named by their seeds, by which their noise finds their text
         options["seed"] = list(range(rows))
-    inputs = pad(trace.prompts, device)
+    inputs = left_padded(trace.prompts, device)
     read = reader.generate(*inputs, max_new_tokens=max(lengths), trace=True, **options).trace
     kept = [_cut(*pair, n) for *pair, n in zip(read.steps, read.numbers, lengths, strict=True)]
     steps, numbers = [row[0] for row in kept], [row[1] for row in kept]

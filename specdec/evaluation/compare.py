@@ -18,7 +18,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_choice, check_integer, shown
-from specdec.evaluation.evaluate import pad, timed
+from specdec.evaluation.evaluate import timed
 from specdec.evaluation.intervals import (
     LEVEL,
     MIN_CLUSTERS,
@@ -30,6 +30,7 @@ from specdec.evaluation.intervals import (
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.prompts import Prompt, as_prompts, encode
 from specdec.generator import SpeculativeGenerator
+from specdec.request.prompts import left_padded
 from specdec.request.sampling import neutral, with_config
 from specdec.results import RowStep, SpeculationStats
 from specdec.show.table import Table, Tabular
@@ -307,7 +308,7 @@ def compare(
     encoded = [encode(prompt, [], tokenizer) for prompt in as_prompts(prompts, attention_mask)]
     tasks = [
         Task(
-            *pad(encoded[start : start + batch_size], device),
+            *left_padded(encoded[start : start + batch_size], device),
             max_new_tokens,
             temperature,
             [seed + i for i in range(start, min(start + batch_size, len(encoded)))],

@@ -24,6 +24,7 @@ from specdec.evaluation.prompts import Prompt, as_prompts, encode
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.generator import SpeculativeGenerator
 from specdec.request import GenerateOptions
+from specdec.request.prompts import left_padded
 
 T = TypeVar("T")
 _TURN_SEEDS = 2**32
@@ -171,7 +172,7 @@ def _run(
             encode(row.prompt, said, tokenizer) for row, said in zip(rows, replies, strict=True)
         ]
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
-        inputs = pad(kept, generator.target.device)
+        inputs = left_padded(kept, generator.target.device)
         options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows])
         options["max_new_tokens"] = plan.max_new_tokens
         try:
@@ -201,20 +202,6 @@ def _run(
                 new = result.new_tokens[b, :length]
                 replies[b].append(tokenizer.decode(new, skip_special_tokens=True))
     return EvaluatedBatch(index, seconds, done)
-
-
-def pad(rows: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Ids and mask `[B, T]`, padded on the left.
-
-    Example:
-        >>> pad([[5], [6, 7]], torch.device("cpu"))[0]
-        tensor([[0, 5],
-                [6, 7]])
-    """
-    width = max(map(len, rows))
-    ids = [[0] * (width - len(row)) + list(row) for row in rows]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:

@@ -63,7 +63,7 @@ class FeatureHeadConfig(ABC):
     has_lm_head: bool = True
     logit_scale: float = 1.0
     ties_embeddings: ClassVar[bool] = False
-    """The vocabulary head of its own is its table of embeddings."""
+    """The head's table of embeddings is its vocabulary head as well."""
 
     def __post_init__(self):
         check_fields(self)

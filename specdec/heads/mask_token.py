@@ -86,7 +86,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             sees the masks after a row is trained for one number of them. `None` where rows see
             only what precedes them, since further masks then make no difference.
         is_causal: rows see themselves and what precedes them; else the whole block.
-        ties_embeddings: the vocabulary head of its own is its table of embeddings.
+        ties_embeddings: the head's table of embeddings is its vocabulary head as well.
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
     Raises:

@@ -130,8 +130,8 @@ class WindowPlan:
         self._cache, self._slots, self._num_attended = cache, slots, num_attended
         self._num_first = slots.shape[1] - num_later
         self._positions, self._visible = positions, visible
-        places = slots if positions is None else positions
-        self._angles = F.embedding(places, table)[:, None]  # [B, 1, N + M, 2 D]
+        rotated_to = slots if positions is None else positions
+        self._angles = F.embedding(rotated_to, table)[:, None]  # [B, 1, N + M, 2 D]
 
     def open(self, index: int) -> Pass:
         """Pass 0, then 1 to M. A pass ends where the next begins: the cache has one window."""

@@ -31,6 +31,12 @@ def visible(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
+def one_line(error: BaseException) -> str:
+    """What an error says, in one printable line."""
+    text = printable(" ".join(str(error).split())) or type(error).__name__
+    return text if len(text) <= 400 else text[:397] + "..."
+
+
 def printable_json(content: Any) -> Any:
     """Parsed JSON with `printable` keys and strings."""
     if isinstance(content, str):

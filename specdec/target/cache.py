@@ -52,9 +52,9 @@ class KeyValueShape(NamedTuple):
 class Window:
     """The tokens of one forward: where each is stored, where it stands, and what it sees.
 
-    A slot is storage and a position is a place in the text. Committed tokens have slot = position,
-    and so has a chain of draft tokens. Nodes of a tree are stored one after the other, and nodes of
-    one depth share a position.
+    A slot is an index in the storage, a position one in the text. Committed tokens have
+    slot = position, and so has a chain of draft tokens. Nodes of a tree are stored one after the
+    other, and nodes of one depth share a position.
 
     Args:
         slots: `[B, N]` int64; the cache's `trash` slot for a token to forget.

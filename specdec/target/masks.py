@@ -52,11 +52,11 @@ def window_mask(
     key = num_queries, dtype, sliding_window
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
-        places = torch.arange(window.num_attended, device=device)
+        attended = torch.arange(window.num_attended, device=device)
         queries = slots.clamp(max=window.num_attended - 1)[..., None]
-        seen = sees(queries, places, sliding_window)
+        seen = sees(queries, attended, sliding_window)
         if window.visible is not None or window.positions is not None:
-            seen = _visible_slots(window, slots, queries, places, sliding_window)
+            seen = _visible_slots(window, slots, queries, attended, sliding_window)
         hidden = torch.full(
             (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
         )
@@ -85,14 +85,14 @@ def own_visible(window: Window, num_queries: int, sliding_window: int | None) ->
 
 
 def _visible_slots(
-    window: Window, slots: Tensor, queries: Tensor, places: Tensor, sliding_window: int | None
+    window: Window, slots: Tensor, queries: Tensor, attended: Tensor, sliding_window: int | None
 ) -> Tensor:
     """`[B, n, W]` bool: what queries at slots `[B, n]` see, in a window that is no chain."""
-    num_queries, seen = slots.shape[1], places <= queries
+    num_queries, seen = slots.shape[1], attended <= queries
     if sliding_window is not None:
         at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        seen = seen & (places > at - sliding_window)  # before a window, position and slot are one
-    offsets = places - slots.amin(dim=1, keepdim=True)  # [B, W]
+        seen = seen & (attended > at - sliding_window)  # before a window, position and slot are one
+    offsets = attended - slots.amin(dim=1, keepdim=True)  # [B, W]
     index = offsets.clamp(0, num_queries - 1)[:, None].expand(-1, num_queries, -1)
     own = own_visible(window, num_queries, sliding_window).gather(2, index)
     return torch.where(((offsets >= 0) & (offsets < num_queries))[:, None], own, seen)

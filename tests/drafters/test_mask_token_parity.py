@@ -11,10 +11,10 @@ from dataclasses import replace
 import pytest
 import torch
 from drafter_table import CPU, check_probs, drive, fresh_state, loop_of, propose
-from eagle_heads import stand_in
+from eagle_heads import stand_in, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import ALIGNMENTS, VOCAB, WIDTH, WIRINGS, random_drafter, random_head, tables_of
+from mask_heads import ALIGNMENTS, VOCAB, WIDTH, WIRINGS, random_drafter, random_head
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter

@@ -33,6 +33,7 @@ LOOKUP = Generator(TARGET, PromptLookupDrafter(3))
 IDS = torch.tensor([[5, 6, 7, 5, 6]])
 TRACE = GENERATOR.generate(IDS, max_new_tokens=9, do_sample=True, seed=0, trace=True).trace
 WHOLE = every_anchor(GENERATOR, TRACE)
+BLOCK = BlockSampler()
 CURVE = CostCurve([10.0], {0: [10.0], 4: [14.0]})
 STEP = RowStep([1, 2], 1, [1, 9])
 
@@ -59,7 +60,7 @@ def prompt(*turns):
     return lambda: Prompt("a", turns)
 
 
-def replayed(trace=WHOLE, sampler=BlockSampler(), k=2):  # noqa: B008 - has no state
+def replayed(trace=WHOLE, sampler=BLOCK, k=2):
     return lambda: replay(trace, num_draft_tokens=k, sampler=sampler)
 
 

@@ -102,7 +102,7 @@ def closure():
 
 
 def defaults():
-    def count(input_ids, scores, calls=[0]):  # noqa: B006
+    def count(input_ids, scores, calls=[0]):  # noqa: B006, the state that is to be found
         calls[0] += 1
         return scores + calls[0]
 
@@ -110,7 +110,7 @@ def defaults():
 
 
 def keyword_defaults():
-    def count(input_ids, scores, *, calls=[0]):  # noqa: B006
+    def count(input_ids, scores, *, calls=[0]):  # noqa: B006, the state that is to be found
         calls[0] += 1
         return scores + calls[0]
 

@@ -196,7 +196,10 @@ def paced(monkeypatch, folder, **options):
     monkeypatch.setattr(callbacks, "time", SimpleNamespace(monotonic=steps.monotonic))
     options = {"max_steps": -1, "row_lengths": ((0.5, 8), (1.0, 16)), "warmup_steps": 0.1} | options
     objective = Bigrams()
-    count = lambda module, args, inputs: lengths.append(inputs["ids"].shape[1] - 1)  # noqa: E731
+
+    def count(module, args, inputs):
+        lengths.append(inputs["ids"].shape[1] - 1)
+
     objective.register_forward_pre_hook(count, with_kwargs=True)
     trainer = ObjectiveTrainer(objective, arguments_of(folder, **{"steps": None} | options), text)
     trainer.add_callback(steps)

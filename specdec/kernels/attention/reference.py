@@ -96,15 +96,15 @@ def ragged_attention(
 
 def visible_slots(slots: Tensor, num_slots: int, options: AttentionOptions) -> Tensor:
     """`[B, N, S]` bool: the slots that each query of `ragged_attention` sees."""
-    places = torch.arange(num_slots, device=slots.device)
+    all_slots = torch.arange(num_slots, device=slots.device)
     is_real = slots < num_slots
     query_slots = torch.where(is_real, slots, -1)[..., None]
-    seen = places <= query_slots
+    seen = all_slots <= query_slots
     if options.sliding_window is not None:
-        seen &= places > query_slots - options.sliding_window
+        seen &= all_slots > query_slots - options.sliding_window
     if options.window_visible is None:
         return seen
-    offsets = places - slots.amin(dim=1, keepdim=True)  # [B, S]
+    offsets = all_slots - slots.amin(dim=1, keepdim=True)  # [B, S]
     last = slots.shape[1] - 1
     index = offsets.clamp(0, last)[:, None].expand(-1, slots.shape[1], -1)
     own = options.window_visible.gather(2, index) & (offsets <= last)[:, None] & is_real[..., None]
