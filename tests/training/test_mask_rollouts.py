@@ -9,10 +9,10 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import drawing
-from eagle_heads import FeatureLoop, features_and_logits
+from eagle_heads import FeatureLoop, features_and_logits, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import head_for, random_drafter, tables_of
+from mask_heads import head_for, random_drafter
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter

@@ -359,7 +359,7 @@ def test_a_cpu_trains_in_small_steps_of_full_precision(tmp_path):
     usual = ["eagle1", "--target", "zoo", "--data", "zoo", "--output", str(tmp_path)]
     for more in ([], ["--tokens-per-step", "640", "--precision", "bf16"]):
         options, others = _parser("specdec train").parse_known_args([*usual, *more])
-        args = _arguments(options, others)
+        args = _arguments(options, others, 100)
         assert (args.tokens_per_step, args.bf16) == ((640, True) if more else (512, False))
 
 
