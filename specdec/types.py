@@ -1,17 +1,19 @@
 """The records that flow between the parts, and how rows leave the tables of a batch.
 
-Legend: B rows, K draft tokens, N window width (K + 1 for a chain), V target vocabulary, F feature
-width. Shapes, data types and devices are checked when a record is built (`TypeError`, `ValueError`
-with the name of the field); values are not, so no check waits for a device.
+Legend: B rows, K draft tokens (the nodes of a tree), D depth (tokens on the longest path, K for a
+chain), N = K + 1 rows of a window: the anchor and the draft, V target vocabulary, F feature width.
+Shapes, data types and devices are checked when a record is built (`TypeError`, `ValueError` with
+the name of the field); values are not, so no check waits for a device.
 """
 
 from dataclasses import dataclass
 from enum import IntFlag
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_tensor, shown
+from specdec.arguments import check_integer, check_tensor
 
 PAD_TOKEN = -1
 """Fills the token slots of a record that hold no token."""
@@ -31,6 +33,7 @@ class Fault(IntFlag):
     EMITTED_ID = 64
     ACCEPTED_TOKEN = 128
     NUM_DRAFTED = 256
+    PARENT = 512
 
 
 _IDS = (torch.long,)
@@ -89,21 +92,31 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What a drafter proposes: tokens, and the probabilities that each was drawn from.
+    """What a drafter proposes: tokens, and the probabilities that each was drawn from. Tokens follow
+    each other, a chain, or are the nodes of a tree: several candidates for one position.
 
     Args:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
         probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the
-            distribution from which `tokens[b, i]` was actually drawn. `None` means a deterministic
-            proposal, a point mass.
+            distribution from which `tokens[b, i]` was actually drawn, given the tokens before it
+            and the siblings before it: of children drawn without replacement, what its elder
+            siblings left. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
-        parents: reserved for trees; `None` is a chain.
+        parents: `[B, K]` int64, the node that each node hangs on, -1 for the anchor; a parent comes
+            before its children, and siblings are in the order in which they were drawn. `None` is
+            a chain.
+        depth: D, tokens on the longest path, known to the host; `None` for K.
+        runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
+            on the same one as another: rules that look at probabilities take one run at a time.
+            `None` for runs of one node.
     """
 
     tokens: Tensor
     probs: Tensor | None = None
     num_valid: Tensor | None = None
     parents: Tensor | None = None
+    depth: int | None = None
+    runs: tuple[int, ...] | None = None
 
     def __post_init__(self):
         rows, width = check_tensor("draft.tokens", self.tokens, (None, None), _IDS).shape
@@ -112,11 +125,57 @@ class Draft:
             check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
             check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
+        if self.depth is None or self.parents is None:
+            object.__setattr__(self, "depth", width)
+        if self.parents is None:
+            return
+        check_tensor("draft.parents", self.parents, (rows, width), _IDS, device=where)
+        check_integer("draft.depth", self.depth, min(width, 1), width)
+        if self.runs is None:
+            object.__setattr__(self, "runs", (1,) * width)
+        if sum(self.runs) != width:
+            raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
+
+    @cached_property
+    def window_parents(self) -> Tensor:
+        """`[B, K]`, the row of the window that each token follows: 0 for the anchor, i + 1 for
+        token i.
+        """
         if self.parents is not None:
-            raise ValueError(
-                "draft.parents is reserved for trees; pass None for a chain, got "
-                f"{shown(self.parents)}"
-            )
+            return self.parents + 1
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+
+    @cached_property
+    def ancestors(self) -> Tensor:
+        """`[B, N, N]` bool: (i, j) is whether row j of the window is row i or comes before it on its
+        path.
+        """
+        rows, width = self.tokens.shape
+        # Products of 0 and 1, summed over at most D + 1 ancestors: exact in float32.
+        table = self.tokens.new_zeros((rows, width + 1, width + 1), dtype=torch.float32)
+        table.diagonal(dim1=1, dim2=2).fill_(1)
+        table[:, 1:].scatter_(2, self.window_parents[..., None], 1)
+        for _ in range((self.depth - 1).bit_length()):
+            table = (table @ table).clamp_(max=1)
+        return table > 0
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """`[B, N]` int64, how many tokens after the anchor each row of the window is."""
+        return self.ancestors.sum(dim=-1) - 1
+
+    @cached_property
+    def elders(self) -> Tensor:
+        """`[B, K, K]` bool: (i, j) is whether node j is an elder sibling of node i."""
+        parents = self.window_parents
+        return (parents[:, :, None] == parents[:, None, :]).tril(diagonal=-1)
+
+    @cached_property
+    def is_valid(self) -> Tensor:
+        """`[B, K]` bool: slots that hold a draft token."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        limit = self.tokens.shape[1] if self.num_valid is None else self.num_valid[:, None]
+        return (index < limit).expand_as(self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +183,8 @@ class TargetOutput:
     """One forward of the target over the anchor and the draft.
 
     Args:
-        logits: `[B, N, V]`; row i predicts what follows the first i draft tokens.
+        logits: `[B, N, V]`; row i predicts what follows the first i draft tokens; of a tree, what
+            follows node i - 1.
         features: `[B, N, F]` of the same tokens, or `None`.
     """
 
@@ -137,32 +197,37 @@ class Verdict:
     """What the sampler decided.
 
     Args:
-        tokens: `[B, K + 1]` int64: the accepted prefix, one recovered or bonus token, then
+        tokens: `[B, D + 1]` int64: the accepted path, one recovered or bonus token, then
             `PAD_TOKEN`.
-        num_accepted: `[B]` int64 in 0..K, without the extra token.
+        num_accepted: `[B]` int64 in 0..D, without the extra token.
         num_drafted: `[B]` int64 in 0..K, how many tokens were up for decision; `None` for K in
             every row.
         faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
             not look.
+        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i + 1
+            for node i; after the accepted ones anything in 0..K. `None` for 0, 1, 2, ..., a chain.
     """
 
     tokens: Tensor
     num_accepted: Tensor
     num_drafted: Tensor | None = None
     faults: Tensor | None = None
+    path: Tensor | None = None
 
     def __post_init__(self):
-        rows, _ = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
+        shape = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
         where = self.tokens.device
-        check_tensor("verdict.num_accepted", self.num_accepted, (rows,), _IDS, device=where)
+        check_tensor("verdict.num_accepted", self.num_accepted, shape[:1], _IDS, device=where)
         for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
             if count is not None:
-                check_tensor(f"verdict.{name}", count, (rows,), _IDS, device=where)
+                check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
+        if self.path is not None:
+            check_tensor("verdict.path", self.path, shape, _IDS, device=where)
 
     @property
     def is_bonus(self) -> Tensor:
-        """`[B]` bool: everything was accepted, so the extra token is a bonus token, not a recovered
-        one.
+        """`[B]` bool, of a chain: everything was accepted, so the extra token is a bonus token, not
+        a recovered one.
         """
         if self.num_drafted is None:
             return self.num_accepted == self.tokens.shape[1] - 1

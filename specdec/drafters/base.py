@@ -35,7 +35,8 @@ class Drafter(nn.Module, ABC):
     never survives.
 
     Attributes:
-        num_draft_tokens: K, the most tokens that a proposal may have.
+        num_draft_tokens: K, the most tokens that a proposal may have; of trees, the nodes.
+        tree_depth: D, the most tokens on a path of its trees; `None` for a drafter of chains.
         feature_layers: which target features the context must carry (boundaries or `"final"`).
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
             again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
@@ -43,6 +44,7 @@ class Drafter(nn.Module, ABC):
     """
 
     num_draft_tokens: int
+    tree_depth: int | None = None
     feature_layers: tuple[FeatureLayer, ...] = ()
     has_memory: bool = False
 
@@ -76,14 +78,15 @@ class Drafter(nn.Module, ABC):
         """Brings the state up to date with `context` and drafts K tokens after it.
 
         Args:
-            context: at most K + 1 newly committed tokens per row.
+            context: at most D + 1 newly committed tokens per row, K + 1 after chains.
             state: this drafter's, updated in place.
             drawing: K >= 1 of this step, which may be smaller than `num_draft_tokens`, and how
                 tokens are to be drawn. Most drafters hand it to their `Proposal`.
 
         Returns:
             K tokens per row and the probabilities that they were drawn from, over the target's
-            vocabulary; `None` instead for a deterministic proposal.
+            vocabulary; `None` instead for a deterministic proposal. A drafter of trees says as well
+            which node each hangs on.
         """
 
 
@@ -95,6 +98,8 @@ def check_drafter(drafter: Drafter) -> None:
     if "_modules" not in vars(drafter):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
     check_num_draft_tokens(getattr(drafter, "num_draft_tokens", None), of=f"{name}.")
+    if drafter.tree_depth is not None:
+        check_integer(f"{name}.tree_depth", drafter.tree_depth, 1, max(drafter.num_draft_tokens, 1))
     layers = drafter.feature_layers
     if not isinstance(layers, tuple):
         raise TypeError(

@@ -5,18 +5,20 @@ harm the step (see `step.propose` and `step.commit`). The record of the step kee
 they were returned, and `find_faults` looks at them on the host, before any token of the step is
 emitted.
 
-Legend: B rows, K draft tokens, V vocabulary.
+Legend: B rows, K draft tokens (nodes of a tree), D tokens of its longest path (K for a chain), V
+vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.loop.state import Signature
 from specdec.types import Draft, Fault, Verdict
 
 _NUM_COUNTS = 5  # columns of a record before its emitted tokens
@@ -39,6 +41,10 @@ _TEXTS = {
         "ignored with Draft.num_valid"
     ),
     Fault.NUM_VALID: "{drafter}: Draft.num_valid is outside 0..K",
+    Fault.PARENT: (
+        "{drafter}: Draft.parents of node i is outside -1..i - 1; -1 is the anchor, and a parent "
+        "comes before its children"
+    ),
     Fault.NUM_ACCEPTED: (
         "{sampler}: the sampler accepted fewer than 0 tokens or more than were drafted; check "
         "Verdict.num_accepted"
@@ -53,7 +59,7 @@ _TEXTS = {
     ),
     Fault.ACCEPTED_TOKEN: (
         "{sampler}: the sampler accepted tokens that are not the draft's; Verdict.tokens must "
-        "begin with the first num_accepted of draft.tokens"
+        "begin with the first num_accepted of draft.tokens, or those of a path from the anchor"
     ),
 }
 """In the order in which one of several is named."""
@@ -88,16 +94,21 @@ def find_faults(
     num_valid: np.ndarray,
     num_drafted: np.ndarray,
     vocab_size: int,
+    *,
+    path: np.ndarray | None = None,
+    parents: np.ndarray | None = None,
 ) -> np.ndarray:
     """What is wrong with the rows of a step, as drafter and sampler returned them.
 
     Args:
-        emitted: `[B, K + 1]` tokens of the verdict.
+        emitted: `[B, D + 1]` tokens of the verdict.
         drafted: `[B, K]` tokens of the draft.
         num_accepted: `[B]` of them.
         num_valid: `[B]` of the draft.
         num_drafted: `[B]` of the verdict.
         vocab_size: V.
+        path: `[B, D + 1]` of the verdict, for a tree.
+        parents: `[B, K]` of the draft, for a tree.
 
     Returns:
         `[B]` sums of `Fault` values, 0 for a sound row.
@@ -110,19 +121,30 @@ def find_faults(
         EMITTED_ID
         ACCEPTED_TOKEN
     """
-    width = drafted.shape[1]
-    index = np.arange(width + 1)
-    is_accepted = index[:width] < num_accepted[:, None]
-    is_emitted = index <= num_accepted[:, None].clip(min=0)
+    width, depth = drafted.shape[1], emitted.shape[1] - 1
+    index = np.arange(max(width, depth) + 1)
+    is_accepted = index[:depth] < num_accepted[:, None]
+    is_emitted = index[: depth + 1] <= num_accepted[:, None].clip(min=0)
     is_drafted = index[:width] < num_valid[:, None]
+    along = drafted
+    if path is not None:
+        nodes = (path[:, 1:] - 1).clip(0, max(width - 1, 0))
+        along = np.take_along_axis(drafted, nodes, axis=1) if width else drafted[:, :0]
     found = {
         Fault.NUM_VALID: (num_valid < 0) | (num_valid > width),
         Fault.NUM_ACCEPTED: (num_accepted < 0) | (num_accepted > num_valid),
         Fault.NUM_DRAFTED: (num_drafted < num_accepted) | (num_drafted > num_valid),
         Fault.DRAFT_ID: (is_drafted & ((drafted < 0) | (drafted >= vocab_size))).any(axis=1),
         Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
-        Fault.ACCEPTED_TOKEN: (is_accepted & (emitted[:, :width] != drafted)).any(axis=1),
+        Fault.ACCEPTED_TOKEN: (is_accepted & (emitted[:, :depth] != along)).any(axis=1),
     }
+    if path is not None and width:
+        is_late = (parents < -1) | (parents >= index[:width])
+        found[Fault.PARENT] = (is_drafted & is_late).any(axis=1)
+        follows = np.take_along_axis(parents, nodes, axis=1) + 1 == path[:, :-1]
+        is_off = ~follows | (path[:, 1:] < 1) | (path[:, 1:] > num_valid[:, None])
+        found[Fault.NUM_ACCEPTED] |= num_accepted > depth
+        found[Fault.ACCEPTED_TOKEN] |= (is_accepted & is_off).any(axis=1)
     return np.stack(list(found.values()), axis=1) @ np.array(list(found), dtype=np.int64)
 
 
@@ -135,7 +157,10 @@ def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size:
     num_drafted = num_valid if verdict.num_drafted is None else verdict.num_drafted
     tensors = verdict.tokens, draft.tokens, verdict.num_accepted, num_valid, num_drafted
     emitted, drafted, *counts = (tensor.cpu().numpy() for tensor in tensors)
-    faults = find_faults(emitted, drafted, *counts, vocab_size)
+    tree = {}
+    if verdict.path is not None:
+        tree = {"path": verdict.path.cpu().numpy(), "parents": draft.parents.cpu().numpy()}
+    faults = find_faults(emitted, drafted, *counts, vocab_size, **tree)
     for row in faults.nonzero()[0][:1].tolist():
         raise ValueError(
             f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted "
@@ -152,10 +177,12 @@ class Outcome:
         verdict: what the sampler decided.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
             replayed, all these tensors are overwritten by the next step.
-        record: `[B, 2 K + 7]` int64, everything that the host needs of it: tokens kept, whether the
-            row ended with an end-of-sequence token, tokens accepted, draft tokens that the sampler
-            considered, faults that it found, K + 1 emitted tokens, number of draft tokens, and K of
-            them, as sampler and drafter returned them. The next step writes into the same tensor.
+        record: int64, everything that the host needs of it: tokens kept, whether the row ended with
+            an end-of-sequence token, tokens accepted, draft tokens that the sampler considered,
+            faults that it found, D + 1 emitted tokens, (the path of a tree, D + 1 rows of its
+            window), number of draft tokens, K of them (and their parents), as sampler and drafter
+            returned them. The next step writes into the same tensor.
+        signature: of the state, with the sizes of the record.
         vocab_size: V.
     """
 
@@ -163,6 +190,7 @@ class Outcome:
     verdict: Verdict
     logits: Tensor
     record: Tensor
+    signature: Signature
     vocab_size: int
 
     @property
@@ -180,12 +208,14 @@ class Outcome:
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""
 
-        def first(record: Draft | Verdict) -> dict[str, Tensor | None]:
-            fields = vars(record).items()
-            return {name: None if x is None else x[:count] for name, x in fields}
+        def first(record: Draft | Verdict) -> Draft | Verdict:
+            values = {f.name: getattr(record, f.name) for f in fields(record)}
+            cut = {name: x[:count] for name, x in values.items() if isinstance(x, Tensor)}
+            return replace(record, **cut)
 
-        draft, verdict = Draft(**first(self.draft)), Verdict(**first(self.verdict))
-        return Outcome(draft, verdict, self.logits[:count], self.record[:count], self.vocab_size)
+        draft, verdict = first(self.draft), first(self.verdict)
+        cut = {"logits": self.logits[:count], "record": self.record[:count]}
+        return replace(self, draft=draft, verdict=verdict, **cut)
 
     def fetch(self) -> PendingOutcome:
         """Starts the transfer to the host and does not wait for it.
@@ -193,7 +223,7 @@ class Outcome:
         The copy stands in the stream between this step and the next one, so the next step may be
         issued at once: the record is overwritten after it has been copied.
         """
-        return PendingOutcome(Transfer(self.record), self.vocab_size)
+        return PendingOutcome(Transfer(self.record), self.signature, self.vocab_size)
 
 
 class Transfer:
@@ -225,34 +255,44 @@ class PendingOutcome:
     """An outcome on its way to the host.
 
     Args:
-        record: as in `Outcome`.
-        vocab_size: V.
+        record, signature, vocab_size: as in `Outcome`.
     """
 
     record: Transfer
+    signature: Signature
     vocab_size: int
 
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
-        record = self.record.wait().numpy()
+        record, signature = self.record.wait().numpy(), self.signature
         num_new, is_eos, num_accepted, num_drafted, faults = record[:, :_NUM_COUNTS].T
-        split = (record.shape[1] + _NUM_COUNTS) // 2  # emitted tokens end here
-        emitted, num_valid = record[:, _NUM_COUNTS:split], record[:, split]
-        drafted = record[:, split + 1 :]
+        said = record[:, _NUM_COUNTS : -signature.proposed_columns]
+        proposed = record[:, -signature.proposed_columns :]
+        emitted, num_valid = said[:, : signature.depth + 1], proposed[:, 0]
+        drafted, tree = proposed[:, 1 : 1 + signature.num_draft_tokens], {}
+        if signature.tree_depth is not None:
+            path = said[:, signature.depth + 1 :]
+            tree = {"path": path, "parents": proposed[:, 1 + signature.num_draft_tokens :]}
         counts = num_accepted, num_valid, num_drafted
-        faults = faults | find_faults(emitted, drafted, *counts, self.vocab_size)
+        faults = faults | find_faults(emitted, drafted, *counts, self.vocab_size, **tree)
         columns = num_new, num_valid, num_accepted, is_eos, faults, emitted, drafted
+        nothing = [None] * len(record)
+        paths, parents = (tree[n].tolist() if tree else nothing for n in ("path", "parents"))
         return [
-            RowOutcome(said[:new], ids[:valid], accepted, bool(ends), fault, said, ids)
-            for new, valid, accepted, ends, fault, said, ids in zip(
-                *[column.tolist() for column in columns], strict=True
+            RowOutcome(
+                *(said[:new], ids[:valid], accepted, bool(ends), fault, said, ids),
+                *((None, None) if path is None else (path[1 : accepted + 1], above[:valid])),
+            )
+            for new, valid, accepted, ends, fault, said, ids, path, above in zip(
+                *[column.tolist() for column in columns], paths, parents, strict=True
             )
         ]
 
 
 class RowOutcome(NamedTuple):
     """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values, `emitted`
-    and `drafted` are K + 1 and K tokens as sampler and drafter returned them.
+    and `drafted` are D + 1 and K tokens as sampler and drafter returned them. Of a tree, `path` are
+    the accepted rows of its window (node i is row i + 1), and `parents` those of `draft_tokens`.
     """
 
     new_tokens: list[int]
@@ -262,3 +302,5 @@ class RowOutcome(NamedTuple):
     faults: int
     emitted: list[int]
     drafted: list[int]
+    path: list[int] | None
+    parents: list[int] | None

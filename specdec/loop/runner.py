@@ -356,6 +356,7 @@ def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
         batch_size=bucket_of_rows(rows) if captures else rows,
         # It may be set between calls.
         num_draft_tokens=check_num_draft_tokens(parts.drafter.num_draft_tokens),
+        tree_depth=parts.drafter.tree_depth,
         warp=Warp(rows, **options.warp).signature,
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,

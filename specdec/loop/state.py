@@ -1,7 +1,7 @@
 """`StepState`: every tensor that a step reads or writes, allocated before the first step, and
 `TokenBuffer`: what every row of it has committed.
 
-Legend: B rows, K draft tokens, S slots, V vocabulary, F feature width.
+Legend: B rows, K draft tokens (nodes of a tree), D depth (K for a chain), S slots, V vocabulary, F feature width.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class Signature(NamedTuple):
     Args:
         batch_size: B, rows that fill up a bucket included.
         num_draft_tokens: K of the drafter.
+        tree_depth: D of a drafter of trees, `None` of one of chains.
         warp: which of a warp's values are in use (`Warp.signature`).
         wants_probs: drafters return probabilities.
         is_captured: steps are to be captured, and so attend over all slots.
@@ -57,9 +58,25 @@ class Signature(NamedTuple):
 
     batch_size: int
     num_draft_tokens: int
+    tree_depth: int | None
     warp: tuple
     wants_probs: bool
     is_captured: bool
+
+    @property
+    def depth(self) -> int:
+        """D: tokens of the longest path."""
+        return self.num_draft_tokens if self.tree_depth is None else self.tree_depth
+
+    @property
+    def proposed_columns(self) -> int:
+        """Columns of a record that a proposal fills: `num_valid`, tokens and parents of nodes."""
+        return 1 + self.num_draft_tokens * (1 if self.tree_depth is None else 2)
+
+    @property
+    def record_columns(self) -> int:
+        """Columns of a record: 5 counts, emitted tokens, the path of a tree, and the proposal."""
+        return 5 + (self.depth + 1) * (1 if self.tree_depth is None else 2) + self.proposed_columns
 
 
 class TokenBuffer:
@@ -71,7 +88,7 @@ class TokenBuffer:
     Args:
         batch_size: rows B.
         num_slots: S, the longest text plus K + 1 tokens.
-        num_draft_tokens: K.
+        depth: D, the most draft tokens that a step commits.
         vocab_size: V.
         device: where the tensors live.
 
@@ -80,14 +97,14 @@ class TokenBuffer:
         anchor_position: `[B]`; so many tokens have been through the target.
         anchor: `[B]` the last committed token.
         remaining: `[B]` tokens that each row may still commit; 0 for rows that have ended.
-        recent: `[B, K + 2]` the anchor of the last step and what its sampler emitted.
+        recent: `[B, D + 2]` the anchor of the last step and what its sampler emitted.
         start: `[B]` position of that anchor.
         num_new: `[B]` tokens that the last step committed.
         longest: upper bound, on the host, of the tokens that a row has committed. `commit` adds the
             most that a step can commit; a replayed graph does not (see `StepState.num_attended`).
 
     Example:
-        >>> buffer = TokenBuffer(1, 16, num_draft_tokens=2, vocab_size=50)
+        >>> buffer = TokenBuffer(1, 16, depth=2, vocab_size=50)
         >>> buffer.load(torch.tensor([[7, 8, 9]]), [3], max_new_tokens=5, eos=())
         >>> ended = buffer.commit(torch.tensor([[20, 21, PAD_TOKEN]]), torch.tensor([1]))
         >>> buffer.anchor_position, buffer.anchor, buffer.recent
@@ -101,7 +118,7 @@ class TokenBuffer:
         batch_size: int,
         num_slots: int,
         *,
-        num_draft_tokens: int,
+        depth: int,
         vocab_size: int,
         device: torch.device | str = "cpu",
     ):
@@ -109,11 +126,11 @@ class TokenBuffer:
             return torch.zeros(shape, dtype=torch.long, device=device)
 
         self.tokens = integers(batch_size, num_slots)
-        self.recent = integers(batch_size, num_draft_tokens + 2)
+        self.recent = integers(batch_size, depth + 2)
         for name in ("anchor_position", "anchor", "remaining", "start", "num_new"):
             setattr(self, name, integers(batch_size))
-        self._offsets = torch.arange(num_draft_tokens + 2, device=device)
-        # 0 for tokens that end a row and K + 1 for all others, PAD_TOKEN (the last entry) included.
+        self._offsets = torch.arange(depth + 2, device=device)
+        # 0 for tokens that end a row and D + 1 for all others, PAD_TOKEN (the last entry) included.
         self._ends = integers(vocab_size + 1)
         self.longest = self._room = 0
 
@@ -154,7 +171,7 @@ class TokenBuffer:
         """Appends what a sampler emitted, cut where the row ends.
 
         Args:
-            tokens: `[B, n + 1]` emitted tokens after a draft of n <= K tokens, padded with
+            tokens: `[B, n + 1]` emitted tokens after a draft of depth n <= D, padded with
                 `PAD_TOKEN`.
             num_accepted: `[B]`, one less than were emitted.
 
@@ -195,8 +212,8 @@ class StepState:
         noise: the rows' random numbers.
         cache: the target's keys and values.
         drafter_state: the drafter's own.
-        features: `[B, K + 1, F]` of the tokens before those of the last step, or `None`.
-        record: `[B, 2 K + 7]`, what the last step did; see `Outcome`.
+        features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
+        record: `[B, signature.record_columns]`, what the last step did; see `Outcome`.
         all_valid: `[B]` K, the count of a draft that gives none.
         no_faults: `[B]` 0.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
@@ -222,26 +239,26 @@ class StepState:
         """Tensors for calls like the given one that need at most `num_slots` slots; `load` has to
         follow.
         """
-        rows, most, target = signature.batch_size, signature.num_draft_tokens, parts.target
+        rows, depth, target = signature.batch_size, signature.depth, parts.target
         device, drafter = target.device, parts.drafter
         sizes = {"vocab_size": target.vocab_size, "device": device}
         drafter_state = check_state(drafter, drafter.init_state(rows, num_slots, **sizes))
         features = None
         if target.feature_width:
-            shape = rows, most + 1, target.feature_width
+            shape = rows, depth + 1, target.feature_width
             features = torch.zeros(shape, dtype=target.dtype, device=device)
         integers = {"dtype": torch.long, "device": device}
         return cls(
             signature=signature,
             vocab_size=target.vocab_size,
-            buffer=TokenBuffer(rows, num_slots, num_draft_tokens=most, **sizes),
+            buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
             warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
             cache=target.init_cache(rows, num_slots),
             drafter_state=drafter_state,
             features=features,
-            record=torch.zeros(rows, 2 * most + 7, **integers),
-            all_valid=torch.full((rows,), most, **integers),
+            record=torch.zeros(rows, signature.record_columns, **integers),
+            all_valid=torch.full((rows,), signature.num_draft_tokens, **integers),
             no_faults=torch.zeros(rows, **integers),
             chunk_start=torch.zeros((), **integers),
         )

@@ -4,12 +4,14 @@ Steps and prompt chunks read and write the tensors of one `StepState`. Nothing i
 device, and captured they depend on no number of the host; so they can run eagerly on a CPU and as
 graphs on a GPU.
 
-Legend: B rows, K draft tokens, V vocabulary.
+Legend: B rows, K draft tokens (nodes of a tree), D tokens of its longest path (K for a chain), V
+vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -62,7 +64,7 @@ def device_step(
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
     verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
     commit(state, draft, verdict, output.features)
-    return Outcome(draft, verdict, logits, state.record, state.vocab_size)
+    return Outcome(draft, verdict, logits, state.record, state.signature, state.vocab_size)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
@@ -72,18 +74,27 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     A drafter is never asked for 0 tokens. Where a step wants none, one is drafted and dropped, so
     that the drafter has read what was committed when a later step wants some.
     """
-    most, draft = state.signature.num_draft_tokens, None
+    signature, draft = state.signature, None
+    most = signature.num_draft_tokens
     if most > 0:
         draft = _draft(parts, state, noise, max(num_draft_tokens, 1))
     if num_draft_tokens == 0:
         draft = Draft(state.buffer.tokens[:, :0])
-    num_valid = _num_valid(state, draft)[:, None]
-    torch.cat([num_valid, _filled(draft.tokens, most)], dim=1, out=state.record[:, -1 - most :])
-    tokens, num_valid = draft.tokens.clamp(0, state.vocab_size - 1), draft.num_valid
-    return Draft(
-        tokens,
-        draft.probs if state.signature.wants_probs else None,  # they may come unasked
-        None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
+    columns = _num_valid(state, draft)[:, None], _filled(draft.tokens, most)
+    if signature.tree_depth is not None:
+        columns += (_filled(draft.window_parents - 1, most),)
+    parents = draft.parents
+    if parents is not None:  # each comes before its children
+        index = torch.arange(-1, num_draft_tokens - 1, device=parents.device)
+        parents = torch.minimum(parents.clamp(min=-1), index)
+    torch.cat(columns, dim=1, out=state.record[:, -signature.proposed_columns :])
+    num_valid = draft.num_valid
+    return replace(
+        draft,
+        tokens=draft.tokens.clamp(0, state.vocab_size - 1),
+        probs=draft.probs if signature.wants_probs else None,  # they may come unasked
+        num_valid=None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
+        parents=parents,
     )
 
 
@@ -95,6 +106,12 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     draft = drafter.propose(state.context(), state.drafter_state, drawing)
     shape = len(state.record), num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.record.device)
+    most = state.signature.tree_depth
+    if draft.depth > state.signature.depth or (most is None and draft.parents is not None):
+        raise ValueError(
+            f"{name_of(drafter)} returned a draft of depth {draft.depth}, and its tree_depth is "
+            f"{most}; set it to the most tokens that a path of its trees has"
+        )
     if draft.probs is not None and draft.probs.shape[-1] != vocab_size:
         raise ValueError(
             f"{name_of(drafter)} returned draft.probs over a vocabulary of "
@@ -105,7 +122,7 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
 
 
 def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
-    """The target's logits and features of the anchor and the draft."""
+    """The target's logits and features of the anchor and the draft, in the draft's order."""
     cache, buffer, attended = state.cache, state.buffer, state.num_attended
     start, anchor = buffer.anchor_position, buffer.anchor
     return parts.target.verify(cache, start, anchor, draft, num_attended=attended)
@@ -113,20 +130,29 @@ def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:
     """Appends what was emitted, with ids and counts brought into their ranges, and writes down what
-    happened. The tables of a state have room for K draft tokens; a shorter draft leaves the rest of
-    them empty.
+    happened. Features, keys and values of the accepted path move to where a chain has them. The
+    tables of a state have room for K draft tokens and paths of D; a shorter draft leaves the rest
+    of them empty.
     """
-    width, most = draft.tokens.shape[1], state.signature.num_draft_tokens
+    signature, depth, path = state.signature, draft.depth, verdict.path
     tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
-    is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, width))
+    is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, depth))
+    if path is not None:
+        rows = path.clamp(0, draft.tokens.shape[1])
+        state.cache.follow(state.buffer.start, rows)
+        if features is not None:
+            features = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
     if features is not None:
-        state.features[:, : width + 1].copy_(features)
+        state.features[:, : depth + 1].copy_(features)
     num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
     counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_seen, faults
     columns = [count[:, None] for count in counts]
-    columns.append(_filled(verdict.tokens, most + 1))
-    torch.cat(columns, dim=1, out=state.record[:, : -1 - most])
+    columns.append(_filled(verdict.tokens, signature.depth + 1))
+    if signature.tree_depth is not None:
+        trivial = torch.arange(depth + 1, device=tokens.device).expand_as(tokens)
+        columns.append(_filled(trivial if path is None else path, signature.depth + 1))
+    torch.cat(columns, dim=1, out=state.record[:, : -signature.proposed_columns])
 
 
 def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
@@ -136,8 +162,13 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
         TypeError: no `Verdict`.
         ValueError: other sizes or another device; names both sides.
     """
-    rows, width = draft.tokens.shape
-    _check_fit(sampler, verdict, Verdict, (rows, width + 1), draft.tokens.device)
+    _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
+    if (verdict.path is None) != (draft.parents is None):
+        raise ValueError(
+            f"{name_of(sampler)} returned a verdict {'with' if verdict.path is not None else 'without'}"
+            f" a path for a {'chain' if draft.parents is None else 'tree'}; Verdict.path names the "
+            "nodes of a tree that were accepted, and is None for a chain"
+        )
     return verdict
 
 

@@ -3,7 +3,8 @@
 A committed token at position p of its row lives in slot p. Rows therefore start at slot 0 whatever
 the padding of the input was, a row forgets by shortening its length, and ragged acceptance is the
 normal case. Slots at or beyond a row's length hold garbage that the attention mask hides until it
-is overwritten; within a row nothing is ever moved or zeroed. The cache does not know the rows'
+is overwritten; within a row nothing is zeroed, and nothing moves but the accepted path of a tree
+(`follow`). The cache does not know the rows'
 lengths: the slots of a window's tokens are arguments of the window.
 
 Legend: B rows, N tokens of a window, S slots.
@@ -61,11 +62,11 @@ class Window:
         num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
         positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
             those of tokens in consecutive slots.
-        visible: bool that broadcasts to `[B, n, n]`, over the n tokens of the window that have
-            queries, its last. Entry (i, j) is whether token i sees slot `first + j`, where `first`
-            is the smallest slot of a row's queries: the ancestors of a node and itself, or a block
-            that sees itself in both directions. Slots before `first` are seen by all. `None` is
-            causal.
+        visible: bool that broadcasts to `[B, n, m]`, over the n tokens of the window that have
+            queries, its last, and the last m >= n slots that are in use with it. Entry (i, j) is
+            whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
+            of a row's queries: the ancestors of a node and itself, or a block that sees itself in
+            both directions. Slots before `first` are seen by all. `None` is causal.
         layer_windows: sliding window of each attention layer by its index, in positions; `None` for
             full attention, also of layers that are left out.
         has_kernels: attention over the window may be `ragged_attention`.
@@ -149,6 +150,8 @@ class SlotCache(Cache):
     Attributes:
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
+        stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
+            which they are views.
         trash: the last slot, never attended to, where tokens go that must not be remembered.
 
     Example:
@@ -166,15 +169,16 @@ class SlotCache(Cache):
         self.num_slots = round_up(num_slots)
         self.trash = self.num_slots
         self.num_rows = batch_size
-        self.keys: dict[int, Tensor] = {}
-        self.values: dict[int, Tensor] = {}
         self._row_starts: dict[torch.device, Tensor] = {}  # of the rows in a flat list of slots
         self.window: Window | None = None
-        length = self.num_slots + 1
-        for layer, (heads, key_width, value_width, dtype, device) in shapes.items():
-            where = {"dtype": dtype, "device": device}
-            self.keys[layer] = torch.zeros(batch_size, length, heads, key_width, **where)
-            self.values[layer] = torch.zeros(batch_size, length, heads, value_width, **where)
+        self._places: dict[tuple, list[tuple[str, int]]] = {}  # what is where in each store
+        for layer, (heads, key_width, value_width, *where) in shapes.items():
+            self._places.setdefault((heads, key_width, *where), []).append(("keys", layer))
+            self._places.setdefault((heads, value_width, *where), []).append(("values", layer))
+        length, self.stores = self.num_slots + 1, []
+        for (heads, width, dtype, device), names in self._places.items():
+            shape = len(names), batch_size, length, heads, width
+            self.stores.append(torch.zeros(shape, dtype=dtype, device=device).transpose(0, 1))
             if device not in self._row_starts:
                 rows = torch.arange(batch_size, device=device)
                 self._row_starts[device] = rows[:, None] * length
@@ -184,7 +188,7 @@ class SlotCache(Cache):
     @property
     def size_bytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(buffer.nbytes for buffer in (*self.keys.values(), *self.values.values()))
+        return sum(store.nbytes for store in self.stores)
 
     def open_window(
         self,
@@ -224,8 +228,8 @@ class SlotCache(Cache):
         """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
         model left there would still be one.
         """
-        for buffer in (*self.keys.values(), *self.values.values()):
-            buffer.zero_()
+        for store in self.stores:
+            store.zero_()
 
     def keep(self, rows: list[int]) -> SlotCache:
         """A cache of the given rows in this one's storage, which must not be used while the other
@@ -233,11 +237,27 @@ class SlotCache(Cache):
         """
         kept = copy.copy(self)
         kept.num_rows = len(rows)
-        kept.keys = {i: keep_rows(keys, rows) for i, keys in self.keys.items()}
-        kept.values = {i: keep_rows(values, rows) for i, values in self.values.items()}
+        kept.stores = [keep_rows(store, rows) for store in self.stores]
         kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
         kept._make_views()
         return kept
+
+    def follow(self, start: Tensor, path: Tensor) -> None:
+        """Moves what the accepted path of a tree has stored to the slots of a chain, in place, in
+        all layers at once: the accepted nodes become slots `start + 1`, `start + 2`, ....
+
+        Args:
+            start: `[B]` slot of the anchor.
+            path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending order;
+                after them anything in the window.
+        """
+        sources = start[:, None] + path[:, 1:]
+        targets = start[:, None] + torch.arange(1, path.shape[1], device=path.device)
+        for store in self.stores:
+            lines = store.transpose(0, 1).flatten(1, 2)  # [n, B (S + 1), heads, width]
+            starts = self._row_starts[store.device]
+            here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
+            lines.index_copy_(1, there, lines.index_select(1, here))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns
@@ -262,8 +282,13 @@ class SlotCache(Cache):
         return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
 
     def _make_views(self) -> None:
-        """The two readings of a layer's storage: one line per slot to write, by head to attend."""
-        self._views = {}
+        """Keys and values by layer, and the two readings of a layer's storage: one line per slot to
+        write, by head to attend.
+        """
+        self.keys, self.values, self._views = {}, {}, {}
+        for store, names in zip(self.stores, self._places.values(), strict=True):
+            for (kind, layer), buffer in zip(names, store.unbind(1), strict=True):
+                getattr(self, kind)[layer] = buffer
         for layer in self.keys:
             storage = self.keys[layer], self.values[layer]
             lines = (buffer.flatten(0, 1) for buffer in storage)

@@ -65,23 +65,23 @@ def window_mask(
 
 
 def own_visible(window: Window, num_queries: int, sliding_window: int | None) -> Tensor | None:
-    """`[B, n, n]`: which of its own slots a window's last n tokens see, as `ragged_attention` takes
-    it; `None` for a chain.
+    """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
+    takes it; `None` for a chain. A sliding window hides slots of this window only.
     """
     if window.positions is None and window.visible is None:
         return None
     slots = window.slots[:, -num_queries:]
-    visible, shape = window.visible, (len(slots), num_queries, num_queries)
-    if visible is not None and sliding_window is None:
-        return visible.expand(shape)
     order = torch.arange(num_queries, device=slots.device)
-    visible = (order <= order[:, None] if visible is None else visible).expand(shape)
+    visible = (order <= order[:, None])[None] if window.visible is None else window.visible
+    visible = visible.expand(len(slots), num_queries, -1)
     if sliding_window is None:
         return visible
     queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
     if window.positions is not None:
         queries = keys = window.positions[:, -num_queries:]
-    return visible & (keys[:, None] > queries[..., None] - sliding_window)
+    near = keys[:, None] > queries[..., None] - sliding_window
+    earlier = visible.shape[2] - num_queries
+    return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
 
 
 def _visible_slots(
@@ -92,7 +92,9 @@ def _visible_slots(
     if sliding_window is not None:
         at = queries if window.positions is None else window.positions[:, -num_queries:, None]
         seen = seen & (attended > at - sliding_window)  # before a window, position and slot are one
-    offsets = attended - slots.amin(dim=1, keepdim=True)  # [B, W]
-    index = offsets.clamp(0, num_queries - 1)[:, None].expand(-1, num_queries, -1)
-    own = own_visible(window, num_queries, sliding_window).gather(2, index)
-    return torch.where(((offsets >= 0) & (offsets < num_queries))[:, None], own, seen)
+    own = own_visible(window, num_queries, sliding_window)
+    count = own.shape[2]
+    offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
+    index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
+    own = own.gather(2, index)
+    return torch.where(((offsets >= 0) & (offsets < count))[:, None], own, seen)

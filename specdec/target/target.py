@@ -128,10 +128,11 @@ class Target(SlotModel):
     def verify(
         self, cache: SlotCache, start: Tensor, anchor: Tensor, draft: Draft, *, num_attended: int
     ) -> TargetOutput:
-        """One forward over the anchor and the K draft tokens.
+        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        positions by their depth, and see the text and their ancestors.
 
-        Keys and values of the window are written; what is not accepted is garbage that the next
-        window overwrites.
+        Keys and values of the window are written, token after token; what is not accepted is
+        garbage that the next window overwrites.
 
         Args:
             cache: rows to read.
@@ -148,7 +149,10 @@ class Target(SlotModel):
         _check_rows(cache, draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended))
+        tree = {}
+        if draft.parents is not None:
+            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended, **tree))
 
 
 def _check_rows(cache: SlotCache, tokens: Tensor) -> None:

@@ -59,7 +59,7 @@ def emitted(rows, width, generator):
 @given(st.data(), st.integers(1, 6), st.integers(0, 4), st.integers(1, 12), seeds)
 def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted, room, seed):
     generator, width = torch.Generator().manual_seed(seed), drafted + 1
-    whole = TokenBuffer(rows, 6 + room + width, num_draft_tokens=drafted, vocab_size=VOCAB)
+    whole = TokenBuffer(rows, 6 + room + width, depth=drafted, vocab_size=VOCAB)
     addresses = [getattr(whole, name).data_ptr() for name in BY_ROW]
     for ends in ENDS:  # the second call takes over the tensors of the first
         tokens, lengths = prompts(rows, generator)
@@ -84,7 +84,7 @@ def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted
 
 
 def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
-    buffer = TokenBuffer(3, 9, num_draft_tokens=3, vocab_size=VOCAB)
+    buffer = TokenBuffer(3, 9, depth=3, vocab_size=VOCAB)
     buffer.load(torch.tensor([[1, 3]] * 3), [2] * 3, max_new_tokens=3, eos=ENDS[0])
     block = torch.tensor([[4, 6, 5, 0], [4, 6, 1, 0], [4, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN]])
     assert buffer.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
