@@ -1,4 +1,4 @@
-"""`EagleDrafter`: a small head reads the target's features and drafts a chain after them.
+"""`EagleDrafter`: a small head reads the target's features and drafts a chain or a tree after them.
 
 Legend: B rows, N new tokens, K draft tokens, H width of the head.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from specdec.checkpoints.eagle import EAGLE
 from specdec.checkpoints.export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.tree import TreePass
 from specdec.heads.eagle import EagleHead
 from specdec.heads.window import ContextRows, WindowPlan
 from specdec.samplers.drawing import Drawing
@@ -19,12 +21,14 @@ from specdec.types import Context, Draft
 
 
 class EagleDrafter(HeadDrafter):
-    """Drafts K tokens one after the other with an EAGLE head, a chain.
+    """Drafts K tokens with an EAGLE head: one after the other, a chain, or with `tree` depth after
+    depth, a tree.
 
     A step costs K passes of the head. The first re-reads committed tokens with the target's own
     features, which overwrites keys and values computed from guessed ones, and predicts the first
     draft token from the last of them. Each other pass reads one drafted token beside the head's
-    output of the pass before. A row of which the target has read nothing yet (the first step of a
+    output of the pass before. A tree of depth D costs D passes, each over some nodes of one depth. A
+    row of which the target has read nothing yet (the first step of a
     one-token prompt) proposes nothing, since there is no feature to draft from.
 
     `from_pretrained` reads the heads of SafeAILab (yuhuili), SpecForge (lmsys), speculators
@@ -46,7 +50,7 @@ class EagleDrafter(HeadDrafter):
         >>> SpeculativeGenerator(target, drafter).target.feature_layers
         (2, 8, 13)
 
-    Reference: Li et al., arXiv:2401.15077 (EAGLE), arXiv:2406.16858 (EAGLE-2, here as a chain),
+    Reference: Li et al., arXiv:2401.15077 (EAGLE), arXiv:2406.16858 (EAGLE-2),
     arXiv:2503.01840 (EAGLE-3).
     """
 
@@ -78,8 +82,12 @@ class EagleDrafter(HeadDrafter):
         self._extend(context, state, num_later=0)
 
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
-        """K passes of the head; a row without any new token proposes nothing."""
+        """A pass of the head for each token of a path; a row without any new token proposes
+        nothing.
+        """
         num_draft_tokens = drawing.num_draft_tokens
+        if state.plan is not None:
+            return self._propose_tree(context, state, drawing)
         rows, plan, out = self._extend(context, state, num_later=num_draft_tokens - 1)
         out = rows.last(out)  # [B, 1, H]
         drafting = self.proposal.begin(drawing)
@@ -90,6 +98,33 @@ class EagleDrafter(HeadDrafter):
                 out = self.head(embeds, hidden, step.angles, step.attend)
             drafting.draw(self.head.over_target_ids(self.logits(out)))
         return drafting.end(context.num_new.clamp(max=1) * num_draft_tokens)
+
+    def _propose_tree(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
+        rows, _, out = self._extend(context, state, num_later=0)
+        out, has_any = rows.last(out), context.num_new[:, None] > 0
+        more = max(state.plan.max_read - drawing.num_draft_tokens, 0)
+
+        def expand(nodes: TreePass) -> Tensor:
+            nonlocal out
+            offsets = nodes.num_before + torch.arange(nodes.tokens.shape[1], device=out.device)
+            slots = rows.next_slots[:, None] + offsets
+            positions = (rows.next_slots[:, None] + nodes.depth - 1).clamp(min=0).expand_as(slots)
+            plan = WindowPlan(
+                state.cache,
+                torch.where(has_any, slots, rows.trash),
+                num_attended=context.num_attended + more,
+                table=state.angles,
+                positions=positions,
+                visible=nodes.visible,
+            )
+            step, index = plan.open(0), nodes.above[..., None].expand(-1, -1, out.shape[2])
+            hidden = self.head.feedback(out).gather(1, index)
+            out = self.head(self.embed(nodes.tokens), hidden, step.angles, step.attend)
+            return self.head.over_target_ids(self.logits(out))
+
+        logits = self.head.over_target_ids(self.logits(out))
+        num_valid = context.num_new.clamp(max=1) * drawing.num_draft_tokens
+        return state.plan.grow(self.proposal, drawing, logits, expand, num_valid)
 
     def _extend(
         self, context: Context, state: HeadState, *, num_later: int

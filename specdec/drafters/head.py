@@ -6,7 +6,7 @@ attention head, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
+from specdec.drafters.tree import Tree, TreePlan
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
 from specdec.target import Target
@@ -28,11 +29,12 @@ from specdec.types import Context
 @dataclass(frozen=True, eq=False)
 class HeadState:
     """The head's keys and values, row t of a text in slot t, and `[S + 1, 2 D]` angles of the
-    layers' `rotary_table`.
+    layers' `rotary_table`; for a drafter of trees, how they grow.
     """
 
     cache: SlotCache
     angles: Tensor
+    plan: TreePlan | None = field(default=None, kw_only=True)
 
     def keep(self, rows: list[int]) -> HeadState:
         """The given rows, in the storage of all."""
@@ -59,6 +61,7 @@ class HeadDrafter(Drafter):
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
             the most likely tokens, a deterministic proposal.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
+        tree: drafts trees of this shape instead of chains; K is then its nodes.
 
     Raises:
         TypeError: no head, or no HF model as target.
@@ -78,9 +81,13 @@ class HeadDrafter(Drafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
+        tree: Tree | None = None,
     ):
         super().__init__()
+        self.tree = tree
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        if tree is not None:
+            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._check_head(head)
         self.head, self.config = head, head.config
@@ -112,10 +119,12 @@ class HeadDrafter(Drafter):
 
     def _check_draft_length(self) -> None:
         limit = getattr(self.config, "max_draft_tokens", None)
-        if limit is not None and self.num_draft_tokens > limit:
+        name = "num_draft_tokens" if self.tree is None else "Tree.depth"
+        length = self.num_draft_tokens if self.tree is None else self.tree.depth
+        if limit is not None and length > limit:
             raise ValueError(
                 f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
-                f"tokens; num_draft_tokens must be at most {limit}, got {self.num_draft_tokens}"
+                f"tokens; {name} must be at most {limit}, got {length}"
             )
 
     @classmethod
@@ -127,6 +136,7 @@ class HeadDrafter(Drafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
+        tree: Tree | None = None,
         **options: Any,
     ) -> Self:
         """Loads a public head; `specdec inspect` shows how it is read.
@@ -134,7 +144,7 @@ class HeadDrafter(Drafter):
         Args:
             path_or_id: a folder, or a Hugging Face id.
             target: whose device and data type the head takes.
-            num_draft_tokens, proposal, draft_temperature: as for the class.
+            num_draft_tokens, proposal, draft_temperature, tree: as for the class.
             options: of the reading (`allow_pickle`, `layer_convention`, `rope_theta`, ...), see
                 `survey_checkpoint` and the family's options.
 
@@ -147,7 +157,7 @@ class HeadDrafter(Drafter):
         survey = survey_checkpoint(path_or_id, model, families=(cls.family,), **options)
         head = survey.load(model).build().to(model.get_input_embeddings().weight.device)
         kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
-        return cls(head, target, num_draft_tokens, **kinds)
+        return cls(head, target, num_draft_tokens, tree=tree, **kinds)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, naming both sides, and more draft tokens
@@ -168,11 +178,18 @@ class HeadDrafter(Drafter):
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
-        """Key/value storage for `max_length` tokens per row."""
+        """Key/value storage for `max_length` tokens per row, and for the nodes of a tree that a
+        step reads.
+        """
         layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
         shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
-        cache = SlotCache(batch_size, max_length, shapes)
-        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where))
+        plan = self.tree_plan(device)
+        cache = SlotCache(batch_size, max_length + (plan.max_read if plan else 0), shapes)
+        return HeadState(cache, layer.rotary_table(cache.num_slots + 1, **where), plan=plan)
+
+    def tree_plan(self, device: torch.device) -> TreePlan | None:
+        """How its trees grow; `None` for chains."""
+        return None if self.tree is None else TreePlan(self.tree, device)
 
     @property
     def num_layers(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
+from specdec.drafters.tree import TreePlan
 from specdec.heads.mask_token import MaskTokenHead
 from specdec.heads.window import WindowPlan
 from specdec.kernels import MaskWindow, WindowSpec, expand_window
@@ -82,12 +83,22 @@ class MaskTokenDrafter(HeadDrafter):
 
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
         """One pass of the head; see the class for rows that propose fewer tokens."""
-        window, out = self._read(context, state, num_draft_tokens=drawing.num_draft_tokens)
+        length = min(self.tree_depth or drawing.num_draft_tokens, drawing.num_draft_tokens)
+        window, out = self._read(context, state, num_draft_tokens=length)
         sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
         out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
+        logits = self.head.over_target_ids(self.logits(out))
+        if state.plan is not None:  # tokens of one depth are predicted alike, whatever precedes them
+            num_valid = torch.where(window.num_valid < length, 0, drawing.num_draft_tokens)
+            tree = self.proposal, drawing, logits[:, :1], lambda n: logits[:, n.depth : n.depth + 1]
+            return state.plan.grow(*tree, num_valid)
         drafting = self.proposal.begin(drawing)
-        drafting.draw(self.head.over_target_ids(self.logits(out)))
+        drafting.draw(logits)
         return drafting.end(window.num_valid)
+
+    def tree_plan(self, device: torch.device) -> TreePlan | None:
+        """Trees of one pass: the best of all paths by the product of their tokens' probabilities."""
+        return self.tree and TreePlan(self.tree, device, is_read=False)
 
     def _read(
         self, context: Context, state: HeadState, *, num_draft_tokens: int

@@ -7,7 +7,7 @@ written where the draft keeps them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -81,21 +81,23 @@ class Drafting:
         self.tokens: list[Tensor] = []
         self._num_drawn = 0
 
-    def draw(self, logits: Tensor) -> Tensor:
+    def draw(self, logits: Tensor, *, depth: int | None = None) -> Tensor:
         """The next n tokens `[B, n]` of every row: one, or all K that one pass predicts.
 
         Args:
             logits: `[B, n, V]` over the target's vocabulary.
+            depth: of the tokens that they follow in a tree, 0 for the anchor.
         """
         index, count = self._num_drawn, logits.shape[1]
         self._num_drawn += count
-        tokens = self._draw(logits, index, count) if self._samples else logits.argmax(dim=-1)
+        tokens = logits.argmax(dim=-1) if not self._samples else self._draw(logits, index, depth)
         self.tokens.append(tokens)
         return tokens
 
-    def _draw(self, logits: Tensor, index: int, count: int) -> Tensor:
+    def _draw(self, logits: Tensor, index: int, depth: int | None) -> Tensor:
         """By the sampler's rule, which writes the probabilities where the draft keeps them."""
-        drawing, out = self._drawing, None
+        drawing, out, count = self._drawing, None, logits.shape[1]
+        noise = drawing.noise if depth is None else drawing.noise.at_depths(depth)
         if self._wants_probs:
             if self._probs is None:
                 dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -103,7 +105,7 @@ class Drafting:
                 self._probs = logits.new_empty(shape, dtype=dtype)
             out = self._probs[:, index : index + count]
         options = {"wants_probs": self._wants_probs, "out": out}
-        drawn = drawing.rule(logits, self._warp, drawing.noise, index, **options)
+        drawn = drawing.rule(logits, self._warp, noise, index, **options)
         is_pair = isinstance(drawn, tuple) and len(drawn) == 2 and isinstance(drawn[0], Tensor)
         if not is_pair or drawn[0].shape != logits.shape[:2] or drawn[0].dtype != torch.long:
             raise TypeError(
@@ -115,10 +117,11 @@ class Drafting:
             self._probs = None
         return tokens
 
-    def end(self, num_valid: Tensor | None = None) -> Draft:
+    def end(self, num_valid: Tensor | None = None, **tree: Any) -> Draft:
         """The draft, when all of its K tokens are drawn.
 
         Args:
             num_valid: `[B]`, how many of them each row proposes; `None` for all.
+            tree: `parents`, `depth` and `runs` of a tree; see `Draft`.
         """
-        return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid)
+        return Draft(torch.cat(self.tokens, dim=1), self._probs, num_valid, **tree)

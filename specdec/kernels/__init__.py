@@ -26,6 +26,7 @@ from specdec.kernels.verify.reference import (
     token_rule,
     verify_points,
 )
+from specdec.kernels.verify.tree import path_along, verify_tree, verify_tree_points
 from specdec.kernels.write_slots import write_slots, writes_slots
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "find_faults",
     "first_arrival",
     "philox",
+    "path_along",
     "race",
     "ragged_attention",
     "sample",
@@ -56,6 +58,8 @@ __all__ = [
     "token_rule",
     "verify",
     "verify_points",
+    "verify_tree",
+    "verify_tree_points",
     "warp_probs",
     "write_slots",
     "writes_slots",

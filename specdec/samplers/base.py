@@ -9,7 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from specdec.arguments import shown
-from specdec.kernels import VerifyUniforms, verify_points
+from specdec.kernels import (
+    VerifyUniforms,
+    verify,
+    verify_points,
+    verify_tree,
+    verify_tree_points,
+    warp_probs,
+)
 from specdec.samplers.drawing import DrawRule, draw_by_inversion
 from specdec.samplers.noise import Noise, StepNoise, Stream
 from specdec.samplers.warp import Warp
@@ -76,7 +83,7 @@ class Sampler(nn.Module, ABC):
         then, without probabilities. A rule that accepts other tokens, too, overrides it.
         """
         largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return verify_points(draft, tokens, largest)
+        return judge_points(draft, tokens, largest)
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -111,7 +118,28 @@ def _check_fit(draft: Draft, target_logits: Tensor) -> None:
         )
 
 
-def chain_uniforms(draft: Draft, noise: StepNoise) -> VerifyUniforms:
+def judge(
+    draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise, *, by_block: bool
+) -> Verdict:
+    """Accepts token by token, or by one joint rule, a part of a chain or a path of a tree; Args as
+    `Sampler.forward`.
+    """
+    params, uniforms = warp.params(target_logits), rule_uniforms(draft, noise)
+    if draft.parents is None:
+        return verify(draft, target_logits, params, uniforms, by_block=by_block)
+    probs, largest = warp_probs(target_logits, params), target_logits.amax(dim=-1)
+    return verify_tree(draft, probs, largest, uniforms, by_block=by_block)
+
+
+def judge_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
+    """Accepts what equals the target's own tokens `[B, N]`; `largest_logits` `[B, N]` are those of
+    the rows that these come from.
+    """
+    rule = verify_points if draft.parents is None else verify_tree_points
+    return rule(draft, target_tokens, largest_logits)
+
+
+def rule_uniforms(draft: Draft, noise: StepNoise) -> VerifyUniforms:
     """The uniforms of a rule that accepts each token with a probability.
 
     Raises:

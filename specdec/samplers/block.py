@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, judge
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -42,5 +41,4 @@ class BlockSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""
-        params = warp.params(target_logits)
-        return verify(draft, target_logits, params, chain_uniforms(draft, noise), by_block=True)
+        return judge(draft, target_logits, warp, noise, by_block=True)

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify_points
-from specdec.samplers.base import Sampler
+from specdec.samplers.base import Sampler, judge_points
 from specdec.samplers.drawing import draw_by_race
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -40,5 +39,7 @@ class CouplingSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""
+        if draft.parents is not None:
+            noise = noise.at_depths(draft.depths)
         winners = noise.race(target_logits, warp, index=0)
-        return verify_points(draft, winners, target_logits.amax(dim=-1))
+        return judge_points(draft, winners, target_logits.amax(dim=-1))

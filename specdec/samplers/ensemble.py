@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.arguments import check_number
 from specdec.kernels import find_faults, token_rule
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -57,6 +57,6 @@ class EnsembleSampler(Sampler):
             index = torch.arange(draft.tokens.shape[1] + 1, device=probs.device)
             is_drafted = (index < draft.num_valid[:, None])[..., None]
             mixed = torch.where(is_drafted, mixed, probs)
-        tokens, num_accepted = token_rule(draft, mixed, chain_uniforms(draft, noise))
+        tokens, num_accepted = token_rule(draft, mixed, rule_uniforms(draft, noise))
         faults = find_faults(draft, target_logits.amax(dim=-1), num_accepted)
         return Verdict(tokens, num_accepted, draft.num_valid, faults)

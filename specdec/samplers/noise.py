@@ -62,6 +62,19 @@ class StepNoise:
 
     def __init__(self, key: Tensor, start: Tensor, width: int):
         self._key, self._start, self._width = key, start, width
+        self._depths: Tensor | int | None = None
+
+    def at_depths(self, depths: Tensor | int) -> Self:
+        """The same numbers, for tokens of a tree: races belong to positions, and a token at depth d
+        is raced for at position d + 1 after the anchor, whatever its index.
+
+        Args:
+            depths: of the tokens that the logits of a race follow, 0 for the anchor: int64 `[B, N]`,
+                or a number for all.
+        """
+        other = copy.copy(self)
+        other._depths = depths
+        return other
 
     def uniform(self, stream: Stream) -> Tensor:
         """`[B, W]` float64 uniforms in [0, 1) of one stream.
@@ -86,9 +99,10 @@ class StepNoise:
         Returns:
             `[B, N]` tokens.
         """
-        first = 1 + index
-        offsets = torch.arange(first, first + logits.shape[1], device=logits.device)
-        positions = self._start[:, None] + offsets
+        offsets = self._depths
+        if offsets is None:
+            offsets = torch.arange(index, index + logits.shape[1], device=logits.device)
+        positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
         return race(logits, warp.params(logits), self._key, positions, _RACE_STREAM)
 
 
@@ -107,6 +121,13 @@ class ScriptedNoise:
 
     def __init__(self, uniforms: Tensor | None = None, exponentials: Tensor | None = None):
         self._uniforms, self._exponentials = uniforms, exponentials
+        self._depths: Tensor | int | None = None
+
+    def at_depths(self, depths: Tensor | int) -> Self:
+        """As `StepNoise.at_depths`."""
+        other = copy.copy(self)
+        other._depths = depths
+        return other
 
     def uniform(self, stream: Stream) -> Tensor:
         """As `StepNoise.uniform`."""
@@ -115,6 +136,9 @@ class ScriptedNoise:
     def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:
         """As `StepNoise.race`."""
         window = self._exponentials[:, index : index + logits.shape[1]]
+        if self._depths is not None:
+            depths = torch.as_tensor(self._depths, device=window.device).expand(logits.shape[:2])[..., None]
+            window = self._exponentials.gather(1, depths.expand(-1, -1, logits.shape[2]))
         return first_arrival(warp(logits), window)
 
 

@@ -2,8 +2,7 @@
 
 from torch import Tensor
 
-from specdec.kernels import verify
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, judge
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -36,6 +35,4 @@ class RejectionSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token."""
-        params = warp.params(target_logits)
-        uniforms = chain_uniforms(draft, noise)
-        return verify(draft, target_logits, params, uniforms, by_block=False)
+        return judge(draft, target_logits, warp, noise, by_block=False)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.arguments import check_number
 from specdec.kernels import append_token, draw, find_faults
-from specdec.samplers.base import Sampler, chain_uniforms
+from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -59,7 +59,7 @@ class TypicalSampler(Sampler):
             is_accepted = is_accepted & (index < draft.num_valid[:, None])
         num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)
         row = num_accepted[:, None, None].expand(-1, -1, probs.shape[-1])
-        _, resample = chain_uniforms(draft, noise)
+        _, resample = rule_uniforms(draft, noise)
         extra = draw(probs.gather(1, row)[:, 0], resample)
         tokens = append_token(draft.tokens, num_accepted, extra)
         # The rule does not use the draft probabilities. They are checked because a drafter whose

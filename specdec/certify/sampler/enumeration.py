@@ -2,9 +2,9 @@
 
 A sampler's only randomness are uniforms: one to accept each draft token, one to draw the extra
 token. For every drafted path (a batch row each) the points where its decisions flip are bisected.
-First the threshold of each accepting uniform, with the uniforms before it at 0 and those behind it
-at their largest: this serves rules that decide token by token, and rules that look for the longest
-acceptable prefix. Then, for every pattern of uniforms below or above their thresholds, the points
+First the threshold of each accepting uniform, with the uniforms before it on its path at 0 and all
+others at their largest: this serves rules that decide token by token, and rules that look for the
+longest acceptable prefix; on a tree, rules that go from the anchor to a leaf and from leaves to it. Then, for every pattern of uniforms below or above their thresholds, the points
 at which the extra token moves on to the next id. Intervals between such points are probabilities,
 exact to 2**-52.
 
@@ -68,6 +68,7 @@ class Flips:
         row: `[M]` the row of each pattern.
         is_below: `[M, K]` bool, the pattern.
         num_accepted: `[M]`.
+        path: `[M, D + 1]` rows of the window that were accepted, see `Verdict.path`.
         extra: `[M, V]` law of the extra token.
     """
 
@@ -76,6 +77,7 @@ class Flips:
     row: Tensor
     is_below: Tensor
     num_accepted: Tensor
+    path: Tensor
     extra: Tensor
 
     @property
@@ -103,9 +105,10 @@ class Flips:
         begins with these.
         """
         law, index = self._ended(length - 1), length - 1
-        if index < self.paths.worlds.num_draft_tokens:
+        if index < len(self.paths.worlds.draft):
             goes_on = torch.where(self.num_accepted > index, self.weight, 0.0)
-            place = self.paths.world[self.row], self.paths.prefix[self.row, length]
+            place = self._prefix_at(length)
+            place = place[0], torch.where(goes_on > 0, place[1], 0)
             law.flatten(1).index_put_(place, goes_on, accumulate=True)
         return law
 
@@ -119,9 +122,17 @@ class Flips:
         """`[W, V**index, V]`: probability that a round emits these tokens and no more."""
         worlds, vocab = self.paths.worlds, self.extra.shape[-1]
         law = torch.zeros(len(worlds), vocab**index, vocab, dtype=torch.float64)
-        place = self.paths.world[self.row], self.paths.prefix[self.row, index]
-        ends = torch.where(self.num_accepted == index, self.weight, 0.0)
+        is_here = self.num_accepted == index
+        world, prefix = self._prefix_at(index)
+        ends = torch.where(is_here, self.weight, 0.0)
+        place = world, torch.where(is_here, prefix, 0)
         return law.index_put_(place, ends[:, None] * self.extra, accumulate=True)
+
+    def _prefix_at(self, length: int) -> tuple[Tensor, Tensor]:
+        """`[M]` worlds, and numbers of the accepted prefixes of a length; of any where fewer tokens
+        were accepted.
+        """
+        return self.paths.world[self.row], self.paths.prefix[self.row, self.path[:, length]]
 
 
 def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Flips:
@@ -136,7 +147,7 @@ def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
     is_below = patterns[pattern]  # [M, K]
     ends = (~is_below).double() * LARGEST_UNIFORM
     nothing = torch.zeros(len(row), dtype=torch.float64)
-    num_accepted = paths.runner(decide, row)(ends, nothing).num_accepted
+    verdict = paths.runner(decide, row)(ends, nothing)
 
     cuts = vocab - 1
     run = paths.runner(decide, row.repeat_interleave(cuts))
@@ -150,23 +161,28 @@ def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
 
     resample = bisect(is_at_most, len(row), cuts)
     extra = pad(resample, (0, 1), value=1.0).diff(dim=-1, prepend=nothing[:, None])
-    return Flips(paths, accept, row, is_below, num_accepted, extra)
+    return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra)
 
 
 def _find_thresholds(decide: Decide, paths: Paths) -> Tensor:
-    """`[R, K]`; copy i of a row moves u_i, with what is before it at 0."""
+    """`[R, K]`; copy i of a row moves u_i, with what is before it on its path at 0."""
     count, width = len(paths), paths.worlds.num_draft_tokens
     if width == 0:
         return torch.zeros(count, 0, dtype=torch.float64)
     run = paths.runner(decide, torch.arange(count).repeat_interleave(width))
     moves = torch.eye(width, dtype=torch.float64)
-    behind = torch.ones(width, width, dtype=torch.float64).triu(1) * LARGEST_UNIFORM
+    draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long))
+    behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * LARGEST_UNIFORM
+    nodes = torch.arange(1, width + 1)
     nothing = torch.zeros(count * width, dtype=torch.float64)
 
     def is_accepted(u: Tensor) -> Tensor:
         accept = u[..., None] * moves + behind  # [R, K, K]
         verdict = run(accept.flatten(0, 1), nothing)
-        return verdict.num_accepted.view(count, width) > torch.arange(width)
+        length, path = verdict.num_accepted.view(count, width, 1), verdict.path
+        path = path.view(count, width, -1)
+        is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2]) <= length)
+        return is_here.any(dim=2)
 
     return bisect(is_accepted, count, width)
 
@@ -188,8 +204,10 @@ def mispredictions(
     pattern = place[rows * 2**width + ((accept < flips.accept[rows]) * bits).sum(dim=1)]
     cuts = flips.extra[pattern].cumsum(dim=1)[:, :-1]
     verdict = paths.runner(decide, rows)(accept, resample)
-    steps, num_accepted = torch.arange(width + 1), flips.num_accepted[pattern][:, None]
-    expected = pad(paths.tokens[rows], (0, 1)).masked_fill(steps >= num_accepted, PAD_TOKEN)
+    path, num_accepted = flips.path[pattern], flips.num_accepted[pattern][:, None]
+    steps, nodes = torch.arange(path.shape[1]), (path[:, 1:] - 1).clamp(min=0)
+    expected = paths.tokens[rows].gather(1, nodes) if width else nodes
+    expected = pad(expected, (0, 1)).masked_fill(steps >= num_accepted, PAD_TOKEN)
     extra = (cuts <= resample[:, None]).sum(dim=1, keepdim=True)
     expected = torch.where(steps == num_accepted, extra, expected)
     is_wrong = (verdict.tokens != expected).any(dim=1)

@@ -19,18 +19,19 @@ Decide = Callable[[Draft, Tensor, Warp, ScriptedNoise], Verdict]
 
 
 class Paths:
-    """One batch row per world and drafted path.
+    """One batch row per world and draft: every path that a drafter can take, or every tree.
 
     Args:
         worlds: what to draft from.
         device: where samplers run.
-        with_impossible: also paths that the draft law gives no probability.
+        with_impossible: also drafts that the draft law gives no probability.
 
     Attributes:
         world: `[R]`.
-        prefix: `[R, K + 1]` number of the prefix of each length, in base V.
+        prefix: `[R, N]` number, in base V, of the prefix that ends at each row of the window: the
+            anchor, whose prefix is empty, and each token.
         tokens: `[R, K]`, padded behind the last drafted one.
-        weight: `[R]` probability of the path under the draft law.
+        weight: `[R]` probability of the draft under the draft law.
     """
 
     def __init__(
@@ -41,25 +42,34 @@ class Paths:
         with_impossible: bool = False,
     ):
         self.worlds, self.device = worlds, device
-        width, vocab = worlds.num_draft_tokens, worlds.vocab_size
+        width, vocab, parents = worlds.num_draft_tokens, worlds.vocab_size, worlds.window_parents
         code = torch.arange(vocab**width).repeat(len(worlds))
         world = torch.arange(len(worlds)).repeat_interleave(vocab**width)
-        prefix = torch.stack([code // vocab ** (width - i) for i in range(width + 1)], dim=1)
-        tokens = prefix[:, 1:] % vocab
+        digits = [code // vocab ** (width - 1 - i) % vocab for i in range(width)]
+        tokens = torch.stack(digits, dim=1) if width else code.new_zeros(len(code), 0)
         valid = torch.tensor(worlds.num_valid or [width] * len(worlds))[world]
         is_beyond = torch.arange(width) >= valid[:, None]
-        laws = [worlds.draft[i][world, prefix[:, i]] for i in range(width)]
         weight = torch.ones(len(code), dtype=torch.float64)
-        for i, law in enumerate(laws):
+        depths, prefixes, laws = [0], [torch.zeros_like(code)], []
+        for i, above in enumerate(parents):
+            law = worlds.draft[depths[above]][world, prefixes[above]]
+            if not worlds.has_replacement:
+                elders = [j for j in range(i) if parents[j] == above]
+                law = _left(law, tokens[:, elders])
+            laws.append(law)
             chosen = law.gather(1, tokens[:, i : i + 1])[:, 0].double()
             weight *= torch.where(is_beyond[:, i], 1.0, chosen)
-        keep = ~(is_beyond & (tokens > 0)).any(dim=1)  # one path for all that is not drafted
+            depths.append(depths[above] + 1)
+            prefixes.append(prefixes[above] * vocab + tokens[:, i])
+        prefix = torch.stack(prefixes, dim=1)
+        keep = ~(is_beyond & (tokens > 0)).any(dim=1)  # one draft for all that is not drafted
         keep &= (weight > 0) | with_impossible
         self.world, self.prefix, self.weight = world[keep], prefix[keep], weight[keep]
         self.tokens = tokens.masked_fill(is_beyond, PAD_TOKEN)[keep]
         self.valid = valid[keep] if worlds.num_valid else None
-        logits = [level[world, prefix[:, i]] for i, level in enumerate(worlds.logits)]
-        self.logits = torch.stack(logits, dim=1)[keep]  # [R, K + 1, V]
+        self.depths = depths
+        logits = [worlds.logits[d][world, prefix[:, i]] for i, d in enumerate(depths)]
+        self.logits = torch.stack(logits, dim=1)[keep]  # [R, N, V]
         self.laws = None
         if width and not worlds.is_point_mass:
             self.laws = torch.stack(laws, 1).masked_fill(is_beyond[..., None], torch.nan)[keep]
@@ -75,7 +85,11 @@ class Paths:
 
         of_row = self.world[rows].tolist()
         warp = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
-        draft = Draft(take(self.tokens), take(self.laws), take(self.valid))
+        tree = {}
+        if self.worlds.parents is not None:
+            parents = torch.tensor(self.worlds.parents, device=self.device)
+            tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
+        draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
@@ -93,6 +107,20 @@ class Paths:
             verdict = decide(draft, logits, warp, ScriptedNoise(uniforms.to(self.device)))
             verdict = check_verdict(decide, verdict, draft)
             check_decisions(decide, verdict, draft, logits.shape[-1])
-            return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
+            path = verdict.path
+            if path is None:
+                path = torch.arange(verdict.tokens.shape[1]).expand_as(verdict.tokens)
+            return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu(), path=path.cpu())
 
         return run
+
+
+def _left(law: Tensor, chosen: Tensor) -> Tensor:
+    """What tokens `[R, n]` that were chosen leave of laws `[R, V]`: see `Worlds.has_replacement`."""
+    if not chosen.shape[1]:
+        return law
+    is_chosen = torch.zeros_like(law, dtype=torch.bool).scatter(1, chosen, True)
+    left = law.masked_fill(is_chosen, 0.0)
+    mass = left.sum(dim=1, keepdim=True)
+    lowest = (~is_chosen).long().argmax(dim=1, keepdim=True)
+    return torch.where(mass > 0, left / mass, torch.zeros_like(law).scatter(1, lowest, 1.0))

@@ -1,7 +1,7 @@
 """Worlds: decoding problems so small that their laws are known exactly, to try samplers on.
 
-Legend: W worlds (independent contexts, together in one batch), V vocabulary, K draft tokens. A
-table of level i is `[W, V**i, V]`: one law, or row of logits, behind each prefix of i tokens
+Legend: W worlds (independent contexts, together in one batch), V vocabulary, K draft tokens (nodes
+of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of logits, behind each prefix of i tokens
 (prefixes are numbered in base V). So every law depends on the context.
 """
 
@@ -36,12 +36,16 @@ class Worlds:
     """What a sampler sees, and the law that it has to reproduce.
 
     Args:
-        logits: of the target, levels 0..K.
-        draft: draft laws, levels 0..K - 1.
-        target: the target's laws after the warp, levels 0..K; `None` for the softmax of the
+        logits: of the target, levels 0..D.
+        draft: draft laws, levels 0..D - 1.
+        target: the target's laws after the warp, levels 0..D; `None` for the softmax of the
             logits.
         num_valid: per world how many tokens it drafts; `None` for K.
         is_point_mass: the sampler is not told the draft laws.
+        parents: the node that each node of a tree hangs on, see `Draft.parents`; `None` for a chain.
+        has_replacement: siblings are drawn independently. Else each is drawn from what the tokens
+            of its elder siblings leave of the draft law, renormalised, and where that is nothing it
+            is the lowest id that is left, a point mass.
         warp: arguments of `Warp`, one value per world.
         name: for reports.
     """
@@ -51,6 +55,8 @@ class Worlds:
     target: list[Tensor] | None = None
     num_valid: list[int] | None = None
     is_point_mass: bool = False
+    parents: tuple[int, ...] | None = None
+    has_replacement: bool = False
     warp: dict[str, list] = field(default_factory=dict)
     name: str = "worlds"
 
@@ -64,7 +70,12 @@ class Worlds:
     @property
     def num_draft_tokens(self) -> int:
         """K."""
-        return len(self.draft)
+        return len(self.draft if self.parents is None else self.parents)
+
+    @property
+    def window_parents(self) -> tuple[int, ...]:
+        """The row of the window that each token follows, see `Draft.window_parents`."""
+        return tuple(range(len(self.draft)) if self.parents is None else (p + 1 for p in self.parents))
 
     @property
     def vocab_size(self) -> int:
@@ -77,6 +88,7 @@ class Worlds:
         warp = "".join(f", {n}={v:g}" for n, v in warp.items() if v != NEUTRAL[n])
         valid = f", {self.num_valid[world]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
+        sizes += f", parents {self.parents}" if self.parents else ""
         return f"{self.name} ({sizes}{valid}{warp}), world {world}"
 
 

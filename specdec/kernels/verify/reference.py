@@ -94,7 +94,7 @@ def token_rule(
     draft_of_draft = 1.0 if draft.probs is None else _at(draft.probs, draft.tokens)
     is_accepted = uniforms.accept * draft_of_draft < target_of_draft
     if draft.num_valid is not None:
-        is_accepted = is_accepted & _is_valid(draft)
+        is_accepted = is_accepted & draft.is_valid
     num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)  # [B]
     return _resampled(draft, target_probs, num_accepted, None, uniforms.resample)
 
@@ -152,7 +152,7 @@ def point_rule(draft: Draft, target_tokens: Tensor) -> tuple[Tensor, Tensor]:
     """
     is_accepted = draft.tokens == target_tokens[:, :-1]
     if draft.num_valid is not None:
-        is_accepted = is_accepted & _is_valid(draft)
+        is_accepted = is_accepted & draft.is_valid
     is_prefix = is_accepted.cumprod(dim=-1, dtype=torch.long)  # [B, K]
     tokens = target_tokens.clone()
     tokens[:, 1:].masked_fill_(is_prefix == 0, PAD_TOKEN)
@@ -198,7 +198,7 @@ def find_draft_faults(draft: Draft) -> Tensor | int:
     is_off = is_off | (draft.probs.amin(dim=-1) < 0)  # [B, K]
     is_impossible = ~(_at(draft.probs, draft.tokens) > 0)
     if draft.num_valid is not None:
-        is_valid = _is_valid(draft)
+        is_valid = draft.is_valid
         is_off, is_impossible = is_off & is_valid, is_impossible & is_valid
     faults = is_off.any(dim=1) * int(Fault.DRAFT_PROBS)
     return faults + is_impossible.any(dim=1) * int(Fault.DRAFT_TOKEN)
@@ -247,9 +247,3 @@ def _at(probs: Tensor, tokens: Tensor) -> Tensor:
 def _readable(tokens: Tensor) -> Tensor:
     """Token ids, 0 in slots that hold none."""
     return tokens.clamp(min=0)
-
-
-def _is_valid(draft: Draft) -> Tensor:
-    """`[B, K]` bool: slots that hold a draft token."""
-    index = torch.arange(draft.tokens.shape[1], device=draft.tokens.device)
-    return index < draft.num_valid[:, None]

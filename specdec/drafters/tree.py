@@ -1,0 +1,306 @@
+"""`Tree`: the shape of a draft tree; `TreePlan`: how one grows, depth by depth, from a drafter's
+logits.
+
+Legend: B rows, K nodes, D depth, W nodes of a pass, m nodes of all passes so far, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specdec.arguments import check_integer, check_number
+from specdec.drafters.proposal import Proposal
+from specdec.samplers.drawing import Drawing
+from specdec.types import Draft
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The shape of a draft tree.
+
+    Where tokens are point masses (greedy targets, `proposal="argmax"`) it is EAGLE-2's dynamic tree:
+    at each depth the `top_k` most likely nodes, by the product of the drafter's probabilities along
+    their path, get their `top_k` most likely children, and of all candidates the best `nodes` stay.
+
+    Where they are sampled the shape is fixed, since a choice by what was drawn would bias the text:
+    siblings are drawn without replacement, and which nodes have how many children follows from
+    `rates`: the `nodes` paths whose product of rates is largest.
+
+    Args:
+        nodes: K, tokens that the target verifies in a step (EAGLE's `total_token` less the root,
+            SGLang's `speculative_num_draft_tokens` less 1).
+        depth: D, tokens of the longest path (SGLang's `speculative_num_steps`).
+        top_k: of the dynamic tree (SGLang's `speculative_eagle_topk`).
+        rates: of the fixed shape: about how likely a first child is accepted, a second one, ....
+        parents: a fixed shape to use instead of that of `rates`; see `Draft.parents`.
+
+    Raises:
+        ValueError: a number out of range, or more nodes than the rest allows.
+
+    Example:
+        >>> Tree(nodes=6, depth=3, rates=(0.6, 0.3)).shape
+        (-1, -1, 0, 1, 0, 2)
+
+    Reference: Li et al., arXiv:2406.16858 (EAGLE-2), section 4; a fixed shape from rates, Chen et
+    al., arXiv:2402.12374 (Sequoia).
+    """
+
+    nodes: int = 31
+    depth: int = 5
+    top_k: int = 8
+    rates: tuple[float, ...] = (0.6, 0.2, 0.1, 0.05)
+    parents: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        check_integer("Tree.depth", self.depth, 1)
+        check_integer("Tree.nodes", self.nodes, self.depth)
+        check_integer("Tree.top_k", self.top_k, 1)
+        for rate in self.rates:
+            check_number("a rate of Tree.rates", rate, above=0, below=1)
+        most = self.top_k + (self.depth - 1) * self.top_k**2
+        if self.nodes > most:
+            raise ValueError(
+                f"a tree of depth {self.depth} has at most {most} candidates with top_k="
+                f"{self.top_k}, and {self.nodes} nodes were asked for"
+            )
+        if self.parents is not None:
+            self._check_parents(self.parents)
+        elif len(self._best_paths()) < self.nodes:
+            raise ValueError(
+                f"{len(self.rates)} children of a node (Tree.rates) to depth {self.depth} are fewer "
+                f"than {self.nodes} nodes"
+            )
+
+    def _check_parents(self, parents: tuple[int, ...]) -> None:
+        depths = [0]
+        for node, parent in enumerate(parents):
+            check_integer(f"Tree.parents of node {node}", parent, -1, node - 1)
+            depths.append(depths[parent + 1] + 1)
+        if (len(parents), max(depths)) != (self.nodes, self.depth):
+            raise ValueError(
+                f"Tree.parents has {len(parents)} nodes and depth {max(depths)}, expected nodes="
+                f"{self.nodes} and depth={self.depth}"
+            )
+
+    def _best_paths(self) -> list[tuple[int, ...]]:
+        """Up to `nodes` paths, each as the ranks of its nodes among their siblings."""
+        found, waiting = [], [(-self.rates[0], (0,))]
+        while waiting and len(found) < self.nodes:
+            value, path = heapq.heappop(waiting)
+            found.append(path)
+            *above, rank = path
+            if rank + 1 < len(self.rates):
+                next_value = value / self.rates[rank] * self.rates[rank + 1]
+                heapq.heappush(waiting, (next_value, (*above, rank + 1)))
+            if len(path) < self.depth:
+                heapq.heappush(waiting, (value * self.rates[0], (*path, 0)))
+        return found
+
+    @cached_property
+    def levels(self) -> tuple[Level, ...]:
+        """The fixed shape, depth by depth."""
+        children: dict[tuple, list] = {}
+        if self.parents is None:
+            for path in sorted(self._best_paths()):
+                children.setdefault(path[:-1], []).append(path)
+        else:
+            paths = [()]
+            for parent in self.parents:
+                siblings = children.setdefault(paths[parent + 1], [])
+                siblings.append((*paths[parent + 1], len(siblings)))
+                paths.append(siblings[-1])
+        levels, index, above = [], {(): -1}, [()]
+        while above:
+            # Those with the most children first: the rth children are of the first so many.
+            parents = sorted((p for p in above if p in children), key=lambda p: -len(children[p]))
+            if not parents:
+                break
+            widths = [sum(len(children[p]) > r for p in parents) for r in range(self.nodes)]
+            widths = tuple(width for width in widths if width)
+            above = [children[parents[i]][r] for r, width in enumerate(widths) for i in range(width)]
+            levels.append(Level(tuple(index[p] for p in parents), widths))
+            for path in above:
+                index[path] = len(index) - 1
+        return tuple(levels)
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """`parents` of the fixed shape, in the order in which nodes are drawn: by depth, first
+        children before second ones.
+        """
+        return tuple(
+            level.parents[i] for level in self.levels for width in level.widths for i in range(width)
+        )
+
+
+class Level(NamedTuple):
+    """A depth of a fixed shape.
+
+    Args:
+        parents: the nodes above that have children, those with the most first; -1 is the anchor.
+        widths: how many of them have a first child, a second one, ....
+    """
+
+    parents: tuple[int, ...]
+    widths: tuple[int, ...]
+
+
+class TreePass(NamedTuple):
+    """Nodes whose children are drawn next, as the drafter reads them.
+
+    Args:
+        tokens: `[B, W]`.
+        above: `[B, W]`, the row of each one's parent in the pass before.
+        visible: bool that broadcasts to `[B, W, m]`, which nodes of all passes so far are ancestors
+            of each, and itself.
+        depth: of these nodes, 1 for the anchor's children.
+        num_before: nodes of earlier passes.
+    """
+
+    tokens: Tensor
+    above: Tensor
+    visible: Tensor
+    depth: int
+    num_before: int
+
+
+Expand = Callable[[TreePass], Tensor]
+"""Logits `[B, W, V]` of what follows the nodes of a pass; `[B, 1, V]` where they are all alike."""
+
+
+class TreePlan:
+    """How trees of a shape grow, with what their passes need on a device.
+
+    Args:
+        tree: the shape.
+        device: of the drafter.
+        is_read: the drafter reads nodes to say what follows them. Else what follows depends on the
+            depth alone, and all nodes are in the running for children, so that none is missed.
+    """
+
+    def __init__(self, tree: Tree, device: torch.device, *, is_read: bool = True):
+        self.tree, self._beam = tree, tree.top_k if is_read else tree.nodes
+        drawn = sum(len(level.parents) for level in tree.levels[1:])
+        self.max_read = max((tree.depth - 1) * tree.top_k, drawn) if is_read else 0
+        """Most nodes that the passes of a step read."""
+        self._parents = torch.tensor(tree.shape, device=device)
+        self._tables, read = [], []
+        for level in tree.levels[1:]:
+            above = tree.levels[len(self._tables)].parents
+            nodes = torch.tensor(level.parents, device=device)
+            rows = torch.tensor([above.index(tree.shape[n]) for n in level.parents], device=device)
+            read += level.parents
+            lines = [set(_ancestors(node, tree.shape)) for node in level.parents]
+            seen = [[other in line for other in read] for line in lines]
+            self._tables.append((nodes, rows, torch.tensor(seen, device=device)[None]))
+
+    def grow(
+        self,
+        proposal: Proposal,
+        drawing: Drawing,
+        first_logits: Tensor,
+        expand: Expand,
+        num_valid: Tensor | None = None,
+    ) -> Draft:
+        """A tree of `drawing.num_draft_tokens` nodes.
+
+        Args:
+            proposal, drawing: how tokens are drawn.
+            first_logits: `[B, 1, V]`, of what follows the last committed token.
+            expand: the drafter's pass over some nodes.
+            num_valid: see `Draft`.
+        """
+        if proposal.kind == "argmax" or drawing.warp.is_greedy:
+            return self._grow_best(drawing.num_draft_tokens, first_logits, expand, num_valid)
+        return self._grow_drawn(proposal, drawing, first_logits, expand, num_valid)
+
+    def _grow_drawn(
+        self,
+        proposal: Proposal,
+        drawing: Drawing,
+        logits: Tensor,
+        expand: Expand,
+        num_valid: Tensor | None,
+    ) -> Draft:
+        """The fixed shape, siblings drawn without replacement: each child from the distribution of
+        the logits without its elder siblings' tokens.
+        """
+        drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
+        for depth, level in enumerate(self.tree.levels):
+            if depth:
+                nodes, rows, visible = self._tables[depth - 1]
+                drawn = torch.cat(drafting.tokens, dim=1)
+                tokens = drawn.index_select(1, nodes)
+                above = rows.expand(len(tokens), -1)
+                logits = expand(TreePass(tokens, above, visible, depth, num_read))
+                num_read += tokens.shape[1]
+            left = logits.expand(-1, len(level.parents), -1).clone()
+            for width in level.widths:
+                width = min(width, drawing.num_draft_tokens - count)
+                own = left[:, :width]
+                tokens = drafting.draw(own.contiguous(), depth=depth)
+                own.scatter_(2, tokens[..., None], -torch.inf)
+                runs.append(width)
+                count += width
+                if count == drawing.num_draft_tokens:
+                    break
+            if count == drawing.num_draft_tokens:
+                break
+        parents = self._parents[:count].expand(len(logits), -1)
+        return drafting.end(num_valid, parents=parents, depth=depth + 1, runs=tuple(runs))
+
+    def _grow_best(
+        self, count: int, logits: Tensor, expand: Expand, num_valid: Tensor | None
+    ) -> Draft:
+        """EAGLE-2's tree."""
+        top_k, rows = self.tree.top_k, len(logits)
+        scores, tokens = (table[:, 0] for table in _top(logits, top_k))  # [B, top_k]
+        found = [(scores, tokens, torch.full_like(tokens, -1))]
+        chosen = torch.arange(top_k, device=tokens.device).expand(rows, -1)  # of the last candidates
+        above, ids, totals = torch.zeros_like(chosen), tokens, scores
+        visible, first, num_read = torch.empty(1, 1, 0, device=ids.device) > 0, 0, 0
+        for depth in range(1, self.tree.depth):
+            if depth > 1:
+                scores, chosen = totals.topk(min(self._beam, totals.shape[1]))
+                above, tokens = chosen // top_k, ids.gather(1, chosen)
+            width = tokens.shape[1]
+            itself = (torch.eye(width, device=ids.device) > 0).expand(rows, -1, -1)
+            index = above[..., None].expand(-1, -1, visible.shape[2])
+            visible = torch.cat([visible.expand(rows, -1, -1).gather(1, index), itself], dim=2)
+            values, ids = _top(expand(TreePass(tokens, above, visible, depth, num_read)), top_k)
+            parents = (chosen + first).repeat_interleave(top_k, dim=1)
+            num_read, first = num_read + width, first + totals.shape[1]
+            totals = (scores[..., None] + values).flatten(1)  # [B, W top_k]
+            ids = ids.expand(-1, width, -1).flatten(1)
+            found.append((totals, ids, parents))
+        scores, tokens, parents = (torch.cat(columns, dim=1) for columns in zip(*found, strict=True))
+        # Parents come before their children, and where scores are equal they have to stay first.
+        order = scores.sort(dim=1, descending=True, stable=True).indices
+        best = order[:, :count].sort(dim=1).values
+        chosen = parents.gather(1, best)
+        index = torch.searchsorted(best, chosen.clamp(min=0))
+        parents = torch.where(chosen < 0, -1, index)
+        depth = min(self.tree.depth, count)
+        return Draft(tokens.gather(1, best), None, num_valid, parents, depth)
+
+
+def _ancestors(node: int, parents: tuple[int, ...]) -> list[int]:
+    """A node and those above it."""
+    line = []
+    while node >= 0:
+        line.append(node)
+        node = parents[node]
+    return line
+
+
+def _top(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and ids of the most likely tokens."""
+    values, ids = logits.float().topk(top_k, dim=-1)
+    return values - logits.float().logsumexp(dim=-1, keepdim=True), ids
