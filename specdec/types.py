@@ -92,8 +92,8 @@ class Context:
 
 @dataclass(frozen=True, eq=False)
 class Draft:
-    """What a drafter proposes: tokens, and the probabilities that each was drawn from. Tokens follow
-    each other, a chain, or are the nodes of a tree: several candidates for one position.
+    """What a drafter proposes: tokens, and the probabilities that each was drawn from. Tokens
+    follow each other, a chain, or are the nodes of a tree: several candidates for one position.
 
     Args:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
@@ -147,8 +147,8 @@ class Draft:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """`[B, N, N]` bool: (i, j) is whether row j of the window is row i or comes before it on its
-        path.
+        """`[B, N, N]` bool: (i, j) is whether row j of the window is row i or comes before it on
+        its path.
         """
         rows, width = self.tokens.shape
         # Products of 0 and 1, summed over at most D + 1 ancestors: exact in float32.
@@ -204,8 +204,9 @@ class Verdict:
             every row.
         faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
             not look.
-        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i + 1
-            for node i; after the accepted ones anything in 0..K. `None` for 0, 1, 2, ..., a chain.
+        path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
+            1 for node i; after the accepted ones anything in 0..K. `None` for 0, 1, 2, ..., a
+            chain.
     """
 
     tokens: Tensor

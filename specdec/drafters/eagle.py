@@ -27,9 +27,9 @@ class EagleDrafter(HeadDrafter):
     A step costs K passes of the head. The first re-reads committed tokens with the target's own
     features, which overwrites keys and values computed from guessed ones, and predicts the first
     draft token from the last of them. Each other pass reads one drafted token beside the head's
-    output of the pass before. A tree of depth D costs D passes, each over some nodes of one depth. A
-    row of which the target has read nothing yet (the first step of a
-    one-token prompt) proposes nothing, since there is no feature to draft from.
+    output of the pass before. A tree of depth D costs D passes, each over some nodes of one depth.
+    A row of which the target has read nothing yet (the first step of a one-token prompt) proposes
+    nothing, since there is no feature to draft from.
 
     `from_pretrained` reads the heads of SafeAILab (yuhuili), SpecForge (lmsys), speculators
     (RedHatAI), NVIDIA and DeepSpec, with the options of `specdec.checkpoints.eagle.EAGLE`.

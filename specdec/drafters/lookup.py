@@ -32,16 +32,19 @@ class PromptLookupDrafter(Drafter):
 
     Among the occurrences of the longest matching n-gram, one that has K tokens after it is
     preferred, and of those the latest. A row proposes fewer than K tokens when the text after its
-    match is shorter, and none without a match. The proposal is deterministic: a point mass.
+    match is shorter, and none without a match. The proposal is deterministic: a point mass. With
+    several continuations the draft is a tree: what followed the best of these occurrences, each
+    K / c tokens long, common beginnings once.
 
     Args:
         num_draft_tokens: K.
         max_ngram: longest n-gram to look for, in tokens.
         min_ngram: shortest match worth proposing from.
+        num_continuations: c, by which K is divided.
 
     Raises:
         TypeError: a number that is no integer.
-        ValueError: K < 0, or not 1 <= min_ngram <= max_ngram.
+        ValueError: K < 0, not 1 <= min_ngram <= max_ngram, or a K that c does not divide.
 
     Example:
         >>> drafter = PromptLookupDrafter(num_draft_tokens=2)
@@ -55,7 +58,14 @@ class PromptLookupDrafter(Drafter):
     github.com/apoorvumang/prompt-lookup-decoding.
     """
 
-    def __init__(self, num_draft_tokens: int = 8, *, max_ngram: int = 3, min_ngram: int = 1):
+    def __init__(
+        self,
+        num_draft_tokens: int = 8,
+        *,
+        max_ngram: int = 3,
+        min_ngram: int = 1,
+        num_continuations: int = 1,
+    ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         check_integer("min_ngram", min_ngram)
@@ -67,6 +77,14 @@ class PromptLookupDrafter(Drafter):
             )
         self.max_ngram = max_ngram
         self.min_ngram = min_ngram
+        self.num_continuations = check_integer("num_continuations", num_continuations, 1)
+        if num_draft_tokens % num_continuations:
+            raise ValueError(
+                f"num_draft_tokens={num_draft_tokens} must be a multiple of num_continuations="
+                f"{num_continuations}: each is so many of them long"
+            )
+        if num_continuations > 1:
+            self.tree_depth = num_draft_tokens // num_continuations
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Fits every target: it has no weights."""
@@ -90,19 +108,40 @@ class PromptLookupDrafter(Drafter):
         """Looks the end of the text up in the text."""
         self.prefill(context, state)
         length = context.num_committed[:, None]
-        num_draft_tokens = drawing.num_draft_tokens
+        count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
         text = state.tokens[:, : context.num_attended]  # [B, T]
         matched = self._matched(text, length)
         ends = torch.arange(text.shape[1], device=text.device)  # position of a match's last token
-        follow = (length - 1 - ends).clamp(0, num_draft_tokens)  # tokens known after it
+        follow = (length - 1 - ends).clamp(0, count)  # tokens known after it
         # Longest match first, then the most tokens after it, then the latest.
-        score = (matched * (num_draft_tokens + 1) + follow) * text.shape[1] + ends
-        found, best = torch.where((matched >= self.min_ngram) & (follow > 0), score, -1).max(dim=1)
-        num_valid = torch.where(found >= 0, follow.gather(1, best[:, None])[:, 0], 0)
-        steps = torch.arange(num_draft_tokens, device=text.device)
-        source = (best[:, None] + 1 + steps).clamp(max=text.shape[1] - 1)
-        tokens = torch.where(steps < num_valid[:, None], text.gather(1, source), PAD_TOKEN)
-        return Draft(tokens, None, num_valid)
+        score = (matched * (count + 1) + follow) * text.shape[1] + ends
+        score = torch.where((matched >= self.min_ngram) & (follow > 0), score, -1)
+        if self.tree_depth is not None:
+            return self._tree(text, score, drawing.num_draft_tokens)
+        found, best = score.max(dim=1, keepdim=True)
+        num_valid = torch.where(found >= 0, follow.gather(1, best), 0)
+        tokens = _following(text, best, count)[:, 0]
+        is_valid = torch.arange(count, device=text.device) < num_valid
+        return Draft(torch.where(is_valid, tokens, PAD_TOKEN), None, num_valid[:, 0])
+
+    def _tree(self, text: Tensor, score: Tensor, num_draft_tokens: int) -> Draft:
+        """The continuations of the best matches. Nodes of one with fewer tokens, or of a row with
+        fewer matches, repeat other ones or are guesses like all others.
+        """
+        most, depth = self.num_continuations, self.tree_depth
+        found, best = score.topk(min(4 * most, score.shape[1]))
+        tokens = _following(text, best, depth)  # [B, m, D]
+        is_whole = _are_alike(tokens)[..., -1]
+        is_late = is_whole.tril(-1).any(dim=2) | (found < 0)
+        order = is_late.long().sort(dim=1, stable=True).indices[:, :most, None]
+        tokens = tokens.gather(1, order.expand(-1, -1, depth))  # [B, c, D]
+        # A node hangs on the first of the nodes that stand for the same text.
+        first = _are_alike(tokens).long().argmax(dim=2)  # [B, c, D]
+        parents = first * depth + torch.arange(depth, device=text.device)
+        parents = torch.nn.functional.pad(parents[..., :-1], (1, 0), value=-1)
+        nodes, parents = (x.flatten(1)[:, :num_draft_tokens] for x in (tokens, parents))
+        num_valid = torch.where(found[:, 0] >= 0, num_draft_tokens, 0)
+        return Draft(nodes, None, num_valid, parents, min(depth, num_draft_tokens))
 
     def _matched(self, text: Tensor, length: Tensor) -> Tensor:
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
@@ -114,3 +153,15 @@ class PromptLookupDrafter(Drafter):
             is_equal = (shifted == wanted) & (shifted != PAD_TOKEN) & (length > n)
             matched = matched + (is_equal & (matched == n))
         return matched
+
+
+def _following(text: Tensor, ends: Tensor, count: int) -> Tensor:
+    """`[B, m, count]`: the tokens that follow positions `[B, m]` of a text `[B, T]`."""
+    source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
+    tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
+    return tokens.clamp(min=0).unflatten(1, (ends.shape[1], count))
+
+
+def _are_alike(tokens: Tensor) -> Tensor:
+    """`[B, m, m, D]` bool: whether continuations `[B, m, D]` have their first tokens in common."""
+    return (tokens[:, :, None] == tokens[:, None]).long().cumprod(dim=3) > 0

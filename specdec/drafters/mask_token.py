@@ -88,7 +88,9 @@ class MaskTokenDrafter(HeadDrafter):
         sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
         out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
         logits = self.head.over_target_ids(self.logits(out))
-        if state.plan is not None:  # tokens of one depth are predicted alike, whatever precedes them
+        if (
+            state.plan is not None
+        ):  # tokens of one depth are predicted alike, whatever precedes them
             num_valid = torch.where(window.num_valid < length, 0, drawing.num_draft_tokens)
             tree = self.proposal, drawing, logits[:, :1], lambda n: logits[:, n.depth : n.depth + 1]
             return state.plan.grow(*tree, num_valid)
@@ -97,7 +99,7 @@ class MaskTokenDrafter(HeadDrafter):
         return drafting.end(window.num_valid)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
-        """Trees of one pass: the best of all paths by the product of their tokens' probabilities."""
+        """Trees of one pass: the best paths by the product of their tokens' probabilities."""
         return self.tree and TreePlan(self.tree, device, is_read=False)
 
     def _read(

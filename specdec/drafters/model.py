@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
+from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
 from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
@@ -26,12 +28,14 @@ class ModelDrafterState:
         vocab_size: of the target, over which drafts must be expressed.
         offsets: `[2]`: -1 and 0, relative to the last committed token.
         limit: positions that the draft model has; `None` where no row can reach them.
+        plan: how trees grow; `None` for chains.
     """
 
     cache: SlotCache
     vocab_size: int
     offsets: Tensor
     limit: int | None
+    plan: TreePlan | None
 
     def keep(self, rows: list[int]) -> ModelDrafterState:
         """The given rows, in the storage of all."""
@@ -58,6 +62,7 @@ class ModelDrafter(Drafter):
             the most likely tokens, point masses.
         draft_temperature: of the draft distribution where the target samples; `None` is the
             target's own.
+        tree: drafts trees of this shape instead of chains; K is then its nodes.
 
     Raises:
         TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0, or
@@ -80,9 +85,12 @@ class ModelDrafter(Drafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
+        tree: Tree | None = None,
     ):
         super().__init__()
-        self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        self.num_draft_tokens, self.tree = check_num_draft_tokens(num_draft_tokens), tree
+        if tree is not None:
+            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
         self.model = self._slot_model.model
@@ -108,30 +116,26 @@ class ModelDrafter(Drafter):
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> ModelDrafterState:
-        """Key/value storage for `max_length` tokens per row."""
-        cache = self._slot_model.init_cache(batch_size, max_length)
+        """Key/value storage for `max_length` tokens per row, and for the nodes of a tree that a
+        step reads.
+        """
+        plan = None if self.tree is None else TreePlan(self.tree, device)
+        room = plan.max_read if plan else 0
+        cache = self._slot_model.init_cache(batch_size, max_length + room)
         limit = self._slot_model.max_positions
         if limit is not None and limit >= cache.num_slots:
             limit = None
-        return ModelDrafterState(cache, vocab_size, torch.arange(-1, 1, device=device), limit)
+        offsets = torch.arange(-1, 1, device=device)
+        return ModelDrafterState(cache, vocab_size, offsets, limit, plan)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the anchor and the new tokens."""
-        offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
-        slots = _within_limit(state, context.start[:, None] + offsets)
-        slots = torch.where(offsets <= context.num_new[:, None], slots, state.cache.trash)
-        tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
-        self._slot_model.forward(
-            tokens,
-            state.cache,
-            slots,
-            num_attended=context.num_attended,
-            logits_to_keep=1,
-            is_chunk=True,
-        )
+        self._read(context, state, logits_to_keep=1, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """K forwards of the draft model; fewer tokens are valid where its positions end."""
+        if state.plan is not None:
+            return self._propose_tree(context, state, drawing)
         num_draft_tokens = drawing.num_draft_tokens
         # The last two committed tokens; a row with no new one (a one-token prompt, an ended row)
         # reads its anchor twice at the same position.
@@ -150,6 +154,37 @@ class ModelDrafter(Drafter):
         if state.limit is None:
             return drafting.end()
         return drafting.end((state.limit - last[:, 0]).clamp(0, num_draft_tokens))
+
+    def _propose_tree(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
+        """Reads all new tokens again, since accepted nodes were not stored at their positions."""
+        cache, more = state.cache, max(state.plan.max_read - drawing.num_draft_tokens, 0)
+        attended, last = context.num_attended + more, context.num_committed[:, None] - 1
+
+        def expand(nodes: TreePass) -> Tensor:
+            count = nodes.tokens.shape[1]
+            slots = last + 1 + nodes.num_before + torch.arange(count, device=last.device)
+            positions = (last + nodes.depth).expand(-1, count)
+            tree = {"positions": positions, "visible": nodes.visible, "num_attended": attended}
+            tokens = self._readable(nodes.tokens, state)
+            return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state.vocab_size)
+
+        logits = self._read(context, state)
+        logits = logits.gather(1, context.num_new[:, None, None].expand(-1, -1, logits.shape[2]))
+        num_valid = None
+        if state.limit is not None:  # all or none: nodes are not in the order of their positions
+            fits = last[:, 0] + self.tree.depth <= state.limit
+            num_valid = torch.where(fits, drawing.num_draft_tokens, 0)
+        logits = _fit(logits, state.vocab_size)
+        return state.plan.grow(self.proposal, drawing, logits, expand, num_valid)
+
+    def _read(self, context: Context, state: ModelDrafterState, **options: Any) -> Tensor:
+        """Logits of a pass over the anchor and the new tokens."""
+        offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
+        slots = _within_limit(state, context.start[:, None] + offsets)
+        slots = torch.where(offsets <= context.num_new[:, None], slots, state.cache.trash)
+        tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
+        options = {"num_attended": context.num_attended, **options}
+        return self._slot_model.forward(tokens, state.cache, slots, **options)[0]
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
         """Ids that the draft model has an embedding for; padding ids may lie beyond."""

@@ -25,9 +25,10 @@ from specdec.types import Draft
 class Tree:
     """The shape of a draft tree.
 
-    Where tokens are point masses (greedy targets, `proposal="argmax"`) it is EAGLE-2's dynamic tree:
-    at each depth the `top_k` most likely nodes, by the product of the drafter's probabilities along
-    their path, get their `top_k` most likely children, and of all candidates the best `nodes` stay.
+    Where tokens are point masses (greedy targets, `proposal="argmax"`) it is EAGLE-2's dynamic
+    tree: at each depth the `top_k` most likely nodes, by the product of the drafter's probabilities
+    along their path, get their `top_k` most likely children, and of all candidates the best `nodes`
+    stay.
 
     Where they are sampled the shape is fixed, since a choice by what was drawn would bias the text:
     siblings are drawn without replacement, and which nodes have how many children follows from
@@ -74,8 +75,8 @@ class Tree:
             self._check_parents(self.parents)
         elif len(self._best_paths()) < self.nodes:
             raise ValueError(
-                f"{len(self.rates)} children of a node (Tree.rates) to depth {self.depth} are fewer "
-                f"than {self.nodes} nodes"
+                f"{len(self.rates)} children of each node (Tree.rates) to depth {self.depth} are "
+                f"fewer than {self.nodes} nodes"
             )
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
@@ -124,7 +125,9 @@ class Tree:
                 break
             widths = [sum(len(children[p]) > r for p in parents) for r in range(self.nodes)]
             widths = tuple(width for width in widths if width)
-            above = [children[parents[i]][r] for r, width in enumerate(widths) for i in range(width)]
+            above = [
+                children[parents[i]][r] for r, width in enumerate(widths) for i in range(width)
+            ]
             levels.append(Level(tuple(index[p] for p in parents), widths))
             for path in above:
                 index[path] = len(index) - 1
@@ -136,7 +139,10 @@ class Tree:
         children before second ones.
         """
         return tuple(
-            level.parents[i] for level in self.levels for width in level.widths for i in range(width)
+            level.parents[i]
+            for level in self.levels
+            for width in level.widths
+            for i in range(width)
         )
 
 
@@ -263,7 +269,9 @@ class TreePlan:
         top_k, rows = self.tree.top_k, len(logits)
         scores, tokens = (table[:, 0] for table in _top(logits, top_k))  # [B, top_k]
         found = [(scores, tokens, torch.full_like(tokens, -1))]
-        chosen = torch.arange(top_k, device=tokens.device).expand(rows, -1)  # of the last candidates
+        chosen = torch.arange(top_k, device=tokens.device).expand(
+            rows, -1
+        )  # of the last candidates
         above, ids, totals = torch.zeros_like(chosen), tokens, scores
         visible, first, num_read = torch.empty(1, 1, 0, device=ids.device) > 0, 0, 0
         for depth in range(1, self.tree.depth):
@@ -280,7 +288,9 @@ class TreePlan:
             totals = (scores[..., None] + values).flatten(1)  # [B, W top_k]
             ids = ids.expand(-1, width, -1).flatten(1)
             found.append((totals, ids, parents))
-        scores, tokens, parents = (torch.cat(columns, dim=1) for columns in zip(*found, strict=True))
+        scores, tokens, parents = (
+            torch.cat(columns, dim=1) for columns in zip(*found, strict=True)
+        )
         # Parents come before their children, and where scores are equal they have to stay first.
         order = scores.sort(dim=1, descending=True, stable=True).indices
         best = order[:, :count].sort(dim=1).values

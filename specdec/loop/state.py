@@ -1,7 +1,8 @@
 """`StepState`: every tensor that a step reads or writes, allocated before the first step, and
 `TokenBuffer`: what every row of it has committed.
 
-Legend: B rows, K draft tokens (nodes of a tree), D depth (K for a chain), S slots, V vocabulary, F feature width.
+Legend: B rows, K draft tokens (nodes of a tree), D depth (K for a chain), S slots, V vocabulary, F
+feature width.
 """
 
 from __future__ import annotations

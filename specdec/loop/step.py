@@ -164,10 +164,10 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
     if (verdict.path is None) != (draft.parents is None):
+        kind = "chain" if draft.parents is None else "tree"
         raise ValueError(
-            f"{name_of(sampler)} returned a verdict {'with' if verdict.path is not None else 'without'}"
-            f" a path for a {'chain' if draft.parents is None else 'tree'}; Verdict.path names the "
-            "nodes of a tree that were accepted, and is None for a chain"
+            f"{name_of(sampler)} returned path={shown(verdict.path)} for a {kind}; Verdict.path "
+            "names the nodes of a tree that were accepted, and is None for a chain"
         )
     return verdict
 

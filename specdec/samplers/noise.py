@@ -69,8 +69,8 @@ class StepNoise:
         is raced for at position d + 1 after the anchor, whatever its index.
 
         Args:
-            depths: of the tokens that the logits of a race follow, 0 for the anchor: int64 `[B, N]`,
-                or a number for all.
+            depths: of the tokens that the logits of a race follow, 0 for the anchor: int64 `[B,
+                N]`, or a number for all.
         """
         other = copy.copy(self)
         other._depths = depths
@@ -137,7 +137,9 @@ class ScriptedNoise:
         """As `StepNoise.race`."""
         window = self._exponentials[:, index : index + logits.shape[1]]
         if self._depths is not None:
-            depths = torch.as_tensor(self._depths, device=window.device).expand(logits.shape[:2])[..., None]
+            depths = torch.as_tensor(self._depths, device=window.device).expand(logits.shape[:2])[
+                ..., None
+            ]
             window = self._exponentials.gather(1, depths.expand(-1, -1, logits.shape[2]))
         return first_arrival(warp(logits), window)
 

@@ -248,8 +248,8 @@ class SlotCache(Cache):
 
         Args:
             start: `[B]` slot of the anchor.
-            path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending order;
-                after them anything in the window.
+            path: `[B, D + 1]` rows of the window, 0 and then the accepted nodes, in ascending
+                order; after them anything in the window.
         """
         sources = start[:, None] + path[:, 1:]
         targets = start[:, None] + torch.arange(1, path.shape[1], device=path.device)

@@ -116,7 +116,7 @@ class Paths:
 
 
 def _left(law: Tensor, chosen: Tensor) -> Tensor:
-    """What tokens `[R, n]` that were chosen leave of laws `[R, V]`: see `Worlds.has_replacement`."""
+    """What chosen tokens `[R, n]` leave of laws `[R, V]`: see `Worlds.has_replacement`."""
     if not chosen.shape[1]:
         return law
     is_chosen = torch.zeros_like(law, dtype=torch.bool).scatter(1, chosen, True)

@@ -1,8 +1,9 @@
 """Worlds: decoding problems so small that their laws are known exactly, to try samplers on.
 
 Legend: W worlds (independent contexts, together in one batch), V vocabulary, K draft tokens (nodes
-of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of logits, behind each prefix of i tokens
-(prefixes are numbered in base V). So every law depends on the context.
+of a tree), D depth (K for a chain). A table of level i is `[W, V**i, V]`: one law, or row of
+logits, behind each prefix of i tokens (prefixes are numbered in base V). So every law depends on
+the context.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +43,8 @@ class Worlds:
             logits.
         num_valid: per world how many tokens it drafts; `None` for K.
         is_point_mass: the sampler is not told the draft laws.
-        parents: the node that each node of a tree hangs on, see `Draft.parents`; `None` for a chain.
+        parents: the node that each node of a tree hangs on, see `Draft.parents`; `None` for a
+            chain.
         has_replacement: siblings are drawn independently. Else each is drawn from what the tokens
             of its elder siblings leave of the draft law, renormalised, and where that is nothing it
             is the lowest id that is left, a point mass.
@@ -75,7 +77,9 @@ class Worlds:
     @property
     def window_parents(self) -> tuple[int, ...]:
         """The row of the window that each token follows, see `Draft.window_parents`."""
-        return tuple(range(len(self.draft)) if self.parents is None else (p + 1 for p in self.parents))
+        return tuple(
+            range(len(self.draft)) if self.parents is None else (p + 1 for p in self.parents)
+        )
 
     @property
     def vocab_size(self) -> int:

@@ -53,8 +53,8 @@ def path_of(draft: Draft, is_taken: Tensor) -> Path:
 
 
 def path_along(draft: Draft, is_on_path: Tensor) -> Path:
-    """The path of the nodes that lie on it, `[B, K]` bool: at most one of each depth, each after its
-    parent.
+    """The path of the nodes that lie on it, `[B, K]` bool: at most one of each depth, each after
+    its parent.
     """
     depth, rows = draft.depth, torch.zeros_like(draft.tokens[:, :1]).repeat(1, draft.depth + 2)
     index = torch.where(is_on_path, draft.depths[:, 1:], depth + 1)  # the last column is dropped
@@ -215,7 +215,7 @@ class _Run(NamedTuple):
     target_probs: Tensor
 
     def leave(self, residual: Tensor) -> Tensor:
-        """Leaves the parents with the positive part of a residual, normalised; its mass `[B, W]`."""
+        """Leaves parents with a residual's positive part, normalised; its mass `[B, W]`."""
         residual = residual.clamp_(min=0)
         mass = residual.sum(dim=-1, dtype=torch.float64)
         is_left = (self.is_valid & (mass > 0))[..., None]
