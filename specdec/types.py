@@ -171,6 +171,16 @@ class Draft:
         return (parents[:, :, None] == parents[:, None, :]).tril(diagonal=-1)
 
     @cached_property
+    def first_children(self) -> tuple[Tensor, Tensor]:
+        """`[B, N]` the first token drafted after each row of the window, and whether there is any.
+        """
+        width = self.tokens.shape[1]
+        index = torch.arange(width, device=self.tokens.device).masked_fill(~self.is_valid, width)
+        first = index.new_full((len(index), width + 1), width)
+        first.scatter_reduce_(1, self.window_parents, index, "amin")
+        return first.clamp(max=max(width - 1, 0)), first < width
+
+    @cached_property
     def is_valid(self) -> Tensor:
         """`[B, K]` bool: slots that hold a draft token."""
         index = torch.arange(self.tokens.shape[1], device=self.tokens.device)

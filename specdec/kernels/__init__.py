@@ -26,7 +26,13 @@ from specdec.kernels.verify.reference import (
     token_rule,
     verify_points,
 )
-from specdec.kernels.verify.tree import path_along, verify_tree, verify_tree_points
+from specdec.kernels.verify.tree import (
+    longest_path,
+    rows_of,
+    verdict_of,
+    verify_tree,
+    verify_tree_points,
+)
 from specdec.kernels.write_slots import write_slots, writes_slots
 
 __all__ = [
@@ -47,15 +53,17 @@ __all__ = [
     "find_cutoff",
     "find_faults",
     "first_arrival",
-    "path_along",
+    "longest_path",
     "philox",
     "race",
     "ragged_attention",
+    "rows_of",
     "sample",
     "sample_tokens",
     "shift_window",
     "step_uniforms",
     "token_rule",
+    "verdict_of",
     "verify",
     "verify_points",
     "verify_tree",

@@ -1,10 +1,11 @@
 """`EnsembleSampler`: samples from a mixture of target and draft. Lossy, with a bound."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import find_faults, token_rule
+from specdec.kernels import find_faults, rows_of, token_rule, verify_tree
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -15,7 +16,8 @@ class EnsembleSampler(Sampler):
     """Samples exactly from w p + (1 - w) q at every drafted index, so that more is accepted. This
     does not keep the target's distribution p.
 
-    It is the rejection rule with the mixture in place of the target. Where the draft is a draw from
+    It is the rejection rule with the mixture in place of the target; of a tree q is what the first
+    child of a node was drawn from. Where the draft is a draw from
     q, the distribution of each output token, given the tokens before it, is off by exactly
     (1 - w) TV(q, p), thus TV <= 1 - w; K tokens together by at most the sum. A point-mass draft
     counts as its one-hot distribution. The bonus token and greedy rows are exact.
@@ -43,20 +45,19 @@ class EnsembleSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""
-        probs, w = warp(target_logits), self.target_weight
-        mixed = probs.clone()
-        if draft.probs is None:
-            token = draft.tokens.clamp(min=0)[..., None]
-            of_draft = torch.zeros_like(probs[:, :-1]).scatter_(-1, token, 1.0)
-        else:
-            of_draft = draft.probs
-        mixed[:, :-1] = w * probs[:, :-1] + (1 - w) * of_draft
+        probs, w, vocab_size = warp(target_logits), self.target_weight, target_logits.shape[-1]
+        of_draft = draft.probs
+        if of_draft is None:
+            of_draft = F.one_hot(draft.tokens.clamp(min=0), vocab_size).to(probs.dtype)
+        first, is_drafted = draft.first_children
+        mixed = rows_of(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
         if warp.greedy_rows is not None:
-            mixed = torch.where(warp.greedy_rows[:, None, None], probs, mixed)
-        if draft.num_valid is not None:  # the extra token of a short row is the target's alone
-            index = torch.arange(draft.tokens.shape[1] + 1, device=probs.device)
-            is_drafted = (index < draft.num_valid[:, None])[..., None]
-            mixed = torch.where(is_drafted, mixed, probs)
-        tokens, num_accepted = token_rule(draft, mixed, rule_uniforms(draft, noise))
-        faults = find_faults(draft, target_logits.amax(dim=-1), num_accepted)
+            is_drafted = is_drafted & ~warp.greedy_rows[:, None]
+        # Where nothing was drafted the token is the target's alone.
+        mixed = torch.where(is_drafted[..., None], mixed, probs)
+        largest, uniforms = target_logits.amax(dim=-1), rule_uniforms(draft, noise)
+        if draft.parents is not None:
+            return verify_tree(draft, mixed, largest, uniforms, by_block=False)
+        tokens, num_accepted = token_rule(draft, mixed, uniforms)
+        faults = find_faults(draft, largest, num_accepted)
         return Verdict(tokens, num_accepted, draft.num_valid, faults)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import append_token, draw, find_faults
+from specdec.kernels import draw, longest_path, rows_of, verdict_of
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -17,8 +17,8 @@ class TypicalSampler(Sampler):
 
     Draft token x is accepted iff p(x) > min(epsilon, delta exp(-H(p))) or p(x) = 1, where p are the
     target's probabilities after temperature and truncation and H is their entropy in nats; the
-    extra token is drawn from p. Greedy rows are exact: p is one-hot there, so just the target's
-    token is accepted.
+    extra token is drawn from p. Of a tree the longest path of accepted nodes is kept. Greedy rows
+    are exact: p is one-hot there, so just the target's token is accepted.
 
     For a draft drawn from q, let A be the probability that a token of q is accepted, and q' the
     distribution q restricted to the accepted tokens. The distribution of each output token is off
@@ -52,17 +52,11 @@ class TypicalSampler(Sampler):
         probs = warp(target_logits)  # [B, K + 1, V]
         entropy = -torch.special.xlogy(probs, probs).sum(dim=-1)
         threshold = (self.delta * (-entropy).exp()).clamp(max=self.epsilon)
-        of_draft = probs[:, :-1].gather(-1, draft.tokens.clamp(min=0)[..., None])[..., 0]
-        is_accepted = (of_draft > threshold[:, :-1]) | (of_draft == 1)
-        if draft.num_valid is not None:
-            index = torch.arange(is_accepted.shape[1], device=draft.num_valid.device)
-            is_accepted = is_accepted & (index < draft.num_valid[:, None])
-        num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)
-        row = num_accepted[:, None, None].expand(-1, -1, probs.shape[-1])
-        _, resample = rule_uniforms(draft, noise)
-        extra = draw(probs.gather(1, row)[:, 0], resample)
-        tokens = append_token(draft.tokens, num_accepted, extra)
+        rows, vocab_size = draft.window_parents, probs.shape[-1]
+        of_draft = probs.flatten(1).gather(1, rows * vocab_size + draft.tokens.clamp(min=0))
+        is_accepted = (of_draft > threshold.gather(1, rows)) | (of_draft == 1)
+        path = longest_path(draft, is_accepted)
+        extra = draw(rows_of(probs, path.end)[:, 0], rule_uniforms(draft, noise).resample)
         # The rule does not use the draft probabilities. They are checked because a drafter whose
         # probabilities are NaN proposes one token for ever, which a lossy rule may accept.
-        faults = find_faults(draft, target_logits.amax(dim=-1), num_accepted)
-        return Verdict(tokens, num_accepted, draft.num_valid, faults)
+        return verdict_of(draft, path, extra, target_logits.amax(dim=-1))

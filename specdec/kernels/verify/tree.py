@@ -33,6 +33,11 @@ class Path(NamedTuple):
     num_accepted: Tensor
     rows: Tensor
 
+    @property
+    def end(self) -> Tensor:
+        """`[B, 1]`, the last row on it."""
+        return self.rows.gather(1, self.num_accepted[:, None])
+
 
 def path_of(draft: Draft, is_taken: Tensor) -> Path:
     """The path that one reaches from the anchor by going to the first child that is taken.
@@ -52,11 +57,21 @@ def path_of(draft: Draft, is_taken: Tensor) -> Path:
     return path_along(draft, ~(draft.ancestors[:, 1:, 1:] & ~is_first[:, None]).any(dim=2))
 
 
+def longest_path(draft: Draft, is_accepted: Tensor) -> Path:
+    """The longest path all of whose nodes are accepted, `[B, K]` bool; the first of several."""
+    above = draft.ancestors[:, 1:, 1:]
+    is_reached = ~(above & ~(is_accepted & draft.is_valid)[:, None]).any(dim=2)
+    lengths = F.pad(draft.depths[:, 1:] * is_reached, (0, 1))  # a chain may have no tokens
+    longest, node = lengths.max(dim=1, keepdim=True)
+    above = F.pad(above, (0, 0, 0, 1)).gather(1, node[..., None].expand(-1, -1, above.shape[2]))
+    return path_along(draft, above[:, 0] & (longest > 0))
+
+
 def path_along(draft: Draft, is_on_path: Tensor) -> Path:
     """The path of the nodes that lie on it, `[B, K]` bool: at most one of each depth, each after
     its parent.
     """
-    depth, rows = draft.depth, torch.zeros_like(draft.tokens[:, :1]).repeat(1, draft.depth + 2)
+    depth, rows = draft.depth, draft.tokens.new_zeros(len(draft.tokens), draft.depth + 2)
     index = torch.where(is_on_path, draft.depths[:, 1:], depth + 1)  # the last column is dropped
     nodes = torch.arange(1, is_on_path.shape[1] + 1, device=index.device).expand_as(index)
     return Path(is_on_path.sum(dim=1), rows.scatter_(1, index, nodes)[:, : depth + 1])
@@ -66,7 +81,7 @@ def verdict_of(draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor) 
     """The verdict of a path.
 
     Args:
-        draft: a tree.
+        draft: a tree, or a chain.
         path: that was accepted.
         extra: `[B]`, the token after it.
         largest_logits: `[B, N]`, see `find_faults`.
@@ -75,7 +90,8 @@ def verdict_of(draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor) 
     tokens = append_token(tokens, path.num_accepted, extra)
     faults = find_target_faults(largest_logits.gather(1, path.rows), path.num_accepted)
     faults = faults + find_draft_faults(draft)
-    return Verdict(tokens, path.num_accepted, draft.num_valid, faults, path.rows)
+    rows = None if draft.parents is None else path.rows
+    return Verdict(tokens, path.num_accepted, draft.num_valid, faults, rows)
 
 
 def verify_tree(
@@ -102,9 +118,7 @@ def verify_tree(
         rule = traversal if by_block else recursive_rejection
         is_taken, residual = rule(draft, target_probs, uniforms.accept)
     path = path_of(draft, is_taken)
-    end = path.rows.gather(1, path.num_accepted[:, None])  # [B, 1]
-    row = residual(end)
-    return verdict_of(draft, path, draw(row, uniforms.resample), largest_logits)
+    return verdict_of(draft, path, draw(residual(path.end), uniforms.resample), largest_logits)
 
 
 def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
@@ -121,9 +135,9 @@ def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tens
         largest_logits: `[B, N]`, see `find_faults`.
     """
     path = path_of(draft, draft.tokens == target_tokens.gather(1, draft.window_parents))
-    end = path.rows.gather(1, path.num_accepted[:, None])
+    extra = target_tokens.gather(1, path.end)[:, 0]
     draft = Draft(draft.tokens, None, draft.num_valid, draft.parents, draft.depth, draft.runs)
-    return verdict_of(draft, path, target_tokens.gather(1, end)[:, 0], largest_logits)
+    return verdict_of(draft, path, extra, largest_logits)
 
 
 def _points(draft: Draft, target_probs: Tensor, accept: Tensor):
@@ -171,7 +185,7 @@ def recursive_rejection(draft: Draft, target_probs: Tensor, accept: Tensor):
     for run in _runs(draft, target_probs):
         is_taken.append(accept[:, run.nodes] * run.draft_of_token < run.target_of_token)
         run.leave(run.target - run.draft)
-    return torch.cat(is_taken, dim=1), lambda end: _rows_of(target_probs, end)[:, 0]
+    return torch.cat(is_taken, dim=1), lambda end: rows_of(target_probs, end)[:, 0]
 
 
 def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
@@ -199,7 +213,7 @@ def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
         carried.scatter_(1, run.parents, left)
     is_accepted = (accept < carried[:, 1:]) & draft.is_valid
     below = draft.ancestors[:, 1:, 1:] & is_accepted[:, :, None]  # (i, j): node i, below j
-    return below.any(dim=1), lambda end: _rows_of(target_probs, end)[:, 0]
+    return below.any(dim=1), lambda end: rows_of(target_probs, end)[:, 0]
 
 
 class _Run(NamedTuple):
@@ -231,7 +245,7 @@ def _runs(draft: Draft, target_probs: Tensor):
         nodes = slice(first, first + count)
         first += count
         parents, tokens = draft.window_parents[:, nodes], draft.tokens[:, nodes, None].clamp(min=0)
-        target, probs = _rows_of(target_probs, parents), draft.probs[:, nodes]
+        target, probs = rows_of(target_probs, parents), draft.probs[:, nodes]
         of_token = (table.gather(2, tokens)[..., 0].double() for table in (target, probs))
         yield _Run(
             *(nodes, parents, target, probs, *of_token, draft.is_valid[:, nodes]), target_probs
@@ -245,7 +259,7 @@ def _flat(table: Tensor, index: Tensor) -> Tensor:
     return (first[:, None] + index).flatten()
 
 
-def _rows_of(table: Tensor, index: Tensor) -> Tensor:
+def rows_of(table: Tensor, index: Tensor) -> Tensor:
     """`[B, W, V]`: of each batch row of a table `[B, N, V]`, the rows at its indices `[B, W]`."""
     chosen = table.flatten(0, 1).index_select(0, _flat(table, index))
     return chosen.unflatten(0, index.shape)
