@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number, shown
+from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import pieces, visible
 from specdec.show.tokens import KINDS, marked, text_html, token_span
@@ -62,8 +62,6 @@ class RowStep:
             TypeError, ValueError: these are no fields of a step.
         """
         drafted, accepted, new = saved
-        if not (isinstance(drafted, list) and isinstance(new, list)):
-            raise TypeError(f"tokens must be lists, got {shown(drafted)} and {shown(new)}")
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))
