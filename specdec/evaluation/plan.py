@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -107,10 +108,11 @@ def settings_of_run(
 
 def provenance() -> dict[str, Any]:
     """Versions of Python and of the libraries that results depend on, and the commit of specdec."""
-    installed = {found.name: found.version for found in metadata.distributions()}
-    versions = {name: installed.get(name) for name in ("transformers", "triton")}
-    versions["specdec"] = installed.get("specdec-torch")
-    versions |= {"python": platform.python_version(), "torch": torch.__version__}
+    packages = {"specdec": "specdec-torch", "transformers": "transformers", "triton": "triton"}
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name, package in packages.items():
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(package)
     return {"versions": versions, "git_revision": _git_revision()}
 
 

@@ -81,11 +81,7 @@ class TextAudit:
 def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: int) -> TextAudit:
     """Greedy text, `num` tokens per prompt, against plain decoding through the same target."""
     plain = SpeculativeGenerator(generator.target, None)
-
-    def decide(logits: Tensor, prompt: int, position: int) -> int:
-        return logits.argmax().item()
-
-    return _audit("greedy", generator, plain, prompts, decide, num, GREEDY)
+    return _audit("greedy", generator, plain, prompts, lambda x, *_: x.argmax().item(), num, GREEDY)
 
 
 def audit_coupled_text(

@@ -17,7 +17,7 @@ from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 
 Sizes = tuple[tuple[int, int, int], ...]
-SIZES: Sizes = ((4, 1, 24), (4, 2, 18), (2, 3, 12), (3, 3, 18))
+SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 """(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
 
