@@ -29,7 +29,10 @@ def test_text_is_the_targets_own_and_most_drafts_are_accepted_at_every_position(
     assert all(rate >= 0.75 * first for rate in later)
 
 
-@pytest.mark.parametrize("name", zoo.DRAFTERS)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in zoo.DRAFTERS if name != "eagle3"]
+
+
+@pytest.mark.parametrize("name", ["eagle3", *SLOW])
 def test_cards_hold_the_acceptance_that_the_weights_have(name):
     card = json.loads((zoo.WEIGHTS_DIR / zoo.DRAFTERS[name] / "card.json").read_text())
     k = card["acceptance"]["conditions"]["num_draft_tokens"]

@@ -73,42 +73,29 @@ def test_the_targets_own_text_depends_on_its_seed_alone():
     assert windows_of(first, 6) != windows_of(other, 6)
 
 
-def test_a_new_eagle3_head_starts_with_the_targets_vocabulary_head_and_norm():
+@pytest.mark.parametrize(
+    ("build_head", "sizes"),
+    [
+        (models.build_eagle3_head, {}),
+        (models.build_mask_token_head, {"num_layers": 2}),
+        (models.build_mtp_head, {"num_depths": 2}),
+    ],
+)
+def test_a_new_head_starts_with_the_targets_norm_and_vocabulary_head(build_head, sizes):
     model = zoo.load_target()
-    first, again = (models.build_eagle3_head(model, mlp_width=16, seed=2) for _ in range(2))
-    assert first.config.feature_layers == (2, 8, 13)
-    assert first.lm_head.weight.equal(model.lm_head.weight)
-    assert first.norm.weight.equal(model.model.norm.weight)
-    assert first.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
-    assert first.fc.weight.equal(again.fc.weight)
-
-
-def test_a_new_mask_token_head_starts_with_the_targets_vocabulary_head_and_norm():
-    model = zoo.load_target()
-    sizes = {"num_layers": 2, "mlp_width": 16}
-    first, again, other = (
-        models.build_mask_token_head(model, **sizes, seed=seed) for seed in (2, 2, 3)
-    )
-    assert first.config.feature_layers == (2, 8, 13)
-    assert first.config.mask_token_id == model.config.eos_token_id
-    assert first.lm_head.weight.equal(model.lm_head.weight)
-    assert first.norm.weight.equal(model.model.norm.weight)
-    for name in ("fc.weight", "mask_hidden"):
-        assert first.state_dict()[name].equal(again.state_dict()[name])
-        assert not first.state_dict()[name].equal(other.state_dict()[name])
-
-
-def test_a_new_mtp_head_starts_with_the_targets_final_norm_and_shares_its_vocabulary_head():
-    model = zoo.load_target()
-    first, again = (
-        models.build_mtp_head(model, num_depths=2, mlp_width=16, seed=2) for _ in range(2)
-    )
-    for depth, same in zip(first.layers, again.layers, strict=True):
-        assert depth.norm.weight.equal(model.model.norm.weight)
-        assert depth.norm.weight.data_ptr() != model.model.norm.weight.data_ptr()
-        assert depth.eh_proj.weight.equal(same.eh_proj.weight)
-    assert not first.layers[0].eh_proj.weight.equal(first.layers[1].eh_proj.weight)
-    assert not first.config.has_lm_head
+    heads = [build_head(model, **sizes, mlp_width=16, seed=seed) for seed in (2, 2, 3)]
+    first, again, other = (head.state_dict() for head in heads)
+    assert all(weight.equal(again[name]) for name, weight in first.items())
+    assert not all(weight.equal(other[name]) for name, weight in first.items())
+    head = heads[0]
+    norms = [depth.norm for depth in head.layers] if "num_depths" in sizes else [head.norm]
+    shared = [(norm.weight, model.model.norm.weight) for norm in norms]
+    if head.config.has_lm_head:
+        assert head.config.feature_layers == (2, 8, 13)
+        shared.append((head.lm_head.weight, model.lm_head.weight))
+    for own, theirs in shared:
+        assert own.equal(theirs)
+        assert own.data_ptr() != theirs.data_ptr()
 
 
 def test_encoded_files_are_their_text_and_the_end(tmp_path):

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_device, check_integer, check_number
+from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignSampler
-from specdec.certify.sampler.draws import detectable, draw_tests
+from specdec.certify.sampler.draws import draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
@@ -203,35 +204,30 @@ def _examine_draws(
     reason: str,
     num_draws: int,
     false_alarm: float,
-    device: torch.device | str,
+    device: torch.device,
 ) -> SamplerReport:
     """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
     generator = torch.Generator().manual_seed(0)
     options = {"num_draws": num_draws, "device": device}
-    found = [(worlds, draw_tests(sampler, worlds, generator, **options)) for worlds in batches]
-    tests = [(worlds, test) for worlds, of_worlds in found for test in of_worlds]
-    threshold = false_alarm / len(tests)
-    failures = []
-    for worlds, test in tests:
-        if test.p_value < threshold:
-            code, share, law = test.likeliest_off
+    tests = [
+        (worlds, world, *test)
+        for worlds in batches
+        for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
+    ]
+    threshold, failures = false_alarm / len(tests), []
+    for worlds, world, p_value, _, (code, share, law) in tests:
+        if p_value < threshold:
             text = (
-                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(test.world)} has "
-                f"share {share:.4f}, the target gives {law:.4f} (p-value {test.p_value:.1e})"
+                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(world)} has "
+                f"share {share:.4f}, the target gives {law:.4f} (p-value {p_value:.1e})"
             )
             failures.append(Failure("draws", abs(share - law), text))
-    p_value = min(test.p_value for _, test in tests)
-    resolution = detectable([test for _, test in tests], num_draws, threshold)
-    return SamplerReport(
-        report.name,
-        report.tolerance,
-        deviation=math.nan,
-        total_variation=math.nan,
-        num_worlds=len(tests),
-        num_paths=report.num_paths,
-        failures=failures,
-        drawn=DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution),
-    )
+    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
+    resolution = detectable_variation(num_draws, most, threshold)
+    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
+    report.deviation = report.total_variation = math.nan
+    report.num_worlds, report.failures, report.drawn = len(tests), failures, evidence
+    return report
 
 
 def _check_sizes(sizes: Sizes) -> None:
