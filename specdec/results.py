@@ -56,11 +56,7 @@ class RowStep:
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
-        """The step whose fields a file holds, in their order.
-
-        Raises:
-            TypeError, ValueError: these are no fields of a step.
-        """
+        """The step whose fields a file holds, in their order."""
         drafted, accepted, new = saved
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
@@ -190,11 +186,7 @@ class SpeculationStats:
         return json.dumps(self.to_dict())
 
     def to_frame(self):
-        """A pandas frame with one line per draft position.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A pandas frame with one line per draft position."""
         pandas = need("pandas", "to_frame()")
         columns = {
             "reached": self.reached_at,
@@ -206,11 +198,7 @@ class SpeculationStats:
         return pandas.DataFrame(columns, index=index)
 
     def to_frame_of_rows(self):
-        """A pandas frame with one line per row of the batch (per prompt), in their order.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A pandas frame with one line per row of the batch (per prompt), in their order."""
         pandas = need("pandas", "to_frame_of_rows()")
         counts = {name: getattr(self, name) for name in _OF_ROWS}
         frame = pandas.DataFrame(counts, index=pandas.RangeIndex(len(self.steps), name="row"))

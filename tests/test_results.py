@@ -145,17 +145,6 @@ def test_seeds_are_reported_for_sampled_generations():
     assert generate(drafter, do_sample=True, seed=drawn.seeds).sequences.equal(drawn.sequences)
 
 
-def test_a_stream_shows_the_steps_of_generate(drafter):
-    expected = generate(drafter)
-    generator = SpeculativeGenerator(MODEL, drafter)
-    records = list(generator.stream(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=EOS))
-    assert [record.index for record in records] == list(range(max(expected.stats.steps)))
-    for row, (steps, count) in enumerate(zip(expected.steps, expected.stats.steps, strict=True)):
-        seen = [record.rows[row] for record in records]
-        assert seen[count:] == [None] * (len(records) - count)
-        assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
-
-
 def test_two_streams_of_one_generator_do_not_disturb_each_other():
     generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
     prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}

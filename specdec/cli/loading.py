@@ -128,9 +128,6 @@ def make_drafter(
         dtype, device: of a draft model.
         tokenizer: the target's; a draft model's must be the same.
         options: `proposal` and `draft_temperature`, of drafters with probabilities.
-
-    Raises:
-        ValueError: it cannot be loaded, or does not fit the target.
     """
     from specdec import ModelDrafter, PromptLookupDrafter, zoo
 
@@ -155,9 +152,6 @@ def make_drafter(
 def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator, Any]:
     """The generator that a command's arguments describe, and the tokenizer of its target. What can
     be refused without loading anything is refused first.
-
-    Raises:
-        ValueError: something cannot be found or loaded, or does not fit the target.
     """
     from specdec import SpeculativeGenerator
     from specdec.samplers import EnsembleSampler, sampler_named

@@ -178,11 +178,7 @@ class Evaluation(Tabular):
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
-        """Reads a run that `evaluate(..., output=path)` saved, as far as it has come.
-
-        Raises:
-            ValueError: another kind of file.
-        """
+        """Reads a run that `evaluate(..., output=path)` saved, as far as it has come."""
         about, batches = RunFile(path).read()
         if not batches:
             raise ValueError(f"{path} holds no finished batch")

@@ -108,9 +108,6 @@ def bootstrap(
         seed: of the resampling, so that the same data gives the same interval.
         unit: what a cluster is, in the note of estimates without an interval.
 
-    Raises:
-        ValueError: no clusters, or a level outside 0..1.
-
     Example:
         >>> totals = np.array([[3.0, 2.0], [5.0, 2.0], [4.0, 2.0]] * 2)
         >>> (rate,) = bootstrap(totals, lambda sums: sums[..., :1] / sums[..., 1:])

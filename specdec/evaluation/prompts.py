@@ -25,9 +25,6 @@ class Prompt:
         id: unique in its set.
         turns: texts, or ids of one turn that is encoded already.
         category: of the set's table; may be empty.
-
-    Raises:
-        ValueError: turns of another form, none of them, or an empty one.
     """
 
     id: str

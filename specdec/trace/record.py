@@ -178,22 +178,14 @@ class Trace(Sequence):
             yield {"row": row, "step": numbers.step, **where, **own, **times}
 
     def to_frame(self):
-        """`to_records` as a pandas frame.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """`to_records` as a pandas frame."""
         pandas = need("pandas", "to_frame()")
         frame = pandas.DataFrame(self.to_records())
         whole = ["draft_token", "new_token"]
         return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
 
     def to_parquet(self, path: str | Path) -> None:
-        """Writes `to_frame` as Parquet, with `about` in the file's metadata.
-
-        Raises:
-            ImportError: pandas or pyarrow is not installed.
-        """
+        """Writes `to_frame` as Parquet, with `about` in the file's metadata."""
         arrow, parquet = need("pyarrow", "to_parquet()"), need("pyarrow.parquet", "to_parquet()")
         table = arrow.Table.from_pandas(self.to_frame())
         metadata = {**(table.schema.metadata or {}), b"specdec": json.dumps(self.about).encode()}

@@ -52,9 +52,6 @@ def library_files() -> list[Path]:
     Returns:
         Paths of `.py` files, without tests, generated tables and the `HELD_OUT` modules.
 
-    Raises:
-        FileNotFoundError: this Python ships without its library's sources.
-
     Example:
         >>> any(path.name == "textwrap.py" for path in library_files())
         False
@@ -99,9 +96,6 @@ def heldout_files() -> list[Path]:
     Returns:
         Paths of the held-out modules that this Python has.
 
-    Raises:
-        FileNotFoundError: none of them is there.
-
     Example:
         >>> heldout_files()[0].name
         'textwrap.py'
@@ -131,9 +125,6 @@ def heldout_prompts(n: int, *, num_lines: int = 10) -> list[str]:
     Returns:
         `n` texts of `num_lines` lines (10 lines are about 50 to 180 tokens), cycling over the
         held-out modules. A module's prompts repeat once all its blocks have been used.
-
-    Raises:
-        ValueError: `n` or `num_lines` is not positive.
 
     Example:
         >>> from specdec import zoo

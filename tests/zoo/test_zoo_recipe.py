@@ -107,11 +107,11 @@ def test_encoded_files_are_their_text_and_the_end(tmp_path):
 
 
 def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
-    sources = [corpus.stdlib_root() / name for name in ("copy.py", "ast.py", "dis.py")]
+    sources = [corpus.stdlib_root() / name for name in ("copy.py", "dis.py", "types.py")]
     monkeypatch.setattr(corpus, "library_files", lambda: sources)
     monkeypatch.setattr(corpus, "package_files", lambda: sources[:1])
     monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
-    small = {"max_steps": 2, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
+    small = {"max_steps": 1, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
     small |= {"torch_compile": False}
     for name in ("TARGET_PLAN", "DRAFTER_PLAN"):
         monkeypatch.setattr(recipe, name, getattr(recipe, name) | small)
@@ -137,7 +137,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     for name, shown in shown_layers.items():
         card = json.loads((out / name / "card.json").read_text())
         assert card["model"]["num_layers"] == shown
-        assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 2
+        assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 1
         stage = name.replace("_", "-")
         assert card["recipe"]["command"] == f"python -m recipes.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3

@@ -44,26 +44,17 @@ def check_enumerable(num_tokens: int, top_k: int, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class LawTest:
-    """Chi-square of the texts of one length behind one prompt.
-
-    Args:
-        prompt: its number.
-        length: of the texts, in tokens.
-        num_cells: texts of positive probability.
-        num_samples: drawn.
-        p_value: chance of counts as unlikely as these.
-        threshold: what it must not fall below.
-        detectable: total variation that would have been detected with 99 % power (texts that
-            expect few counts are taken together).
+    """Chi-square of the texts of one length behind one prompt. Texts that expect few counts are
+    taken together.
     """
 
-    prompt: int
-    length: int
-    num_cells: int
+    prompt: int  # its number
+    length: int  # of the texts, in tokens
+    num_cells: int  # texts of positive probability
     num_samples: int
     p_value: float
-    threshold: float
-    detectable: float
+    threshold: float  # what the p-value must not fall below
+    detectable: float  # total variation that is detected with 99 % power
 
     @property
     def passed(self) -> bool:

@@ -53,23 +53,14 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class RowDifference:
-    """The first difference of a row between two calls.
+    """The first difference of a row between two calls."""
 
-    Args:
-        way: of generating, a key of `ADVICE`.
-        row: of the audit.
-        step: that differs first.
-        expected: that step in the call that the other one is compared with; `None`: no such step.
-        found: in the other call, likewise.
-        is_rounding: rounding explains it; `None` where the step has no probabilities to decide by.
-    """
-
-    way: str
+    way: str  # of generating, a key of `ADVICE`
     row: int
     step: int
-    expected: RowStep | None
+    expected: RowStep | None  # `None`: there is no such step
     found: RowStep | None
-    is_rounding: bool | None = False
+    is_rounding: bool | None = False  # `None` without probabilities to decide by
 
     @property
     def is_of_draft(self) -> bool:
@@ -89,18 +80,13 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class RowsAudit:
-    """The drafts and texts of the same rows, generated in several ways.
-
-    Args:
-        num_rows: R.
-        num_steps: that were compared, over all ways.
-        differences: the first of each row and way. Where not even the same call repeats, no other
-            way is tried.
+    """The drafts and texts of the same rows, generated in several ways. Where not even the same
+    call repeats, no other way is tried.
     """
 
     num_rows: int
-    num_steps: int
-    differences: list[RowDifference]
+    num_steps: int  # that were compared, over all ways
+    differences: list[RowDifference]  # the first of each row and way
 
     @property
     def passed(self) -> bool:
@@ -125,13 +111,8 @@ class RowsAudit:
 def audit_rows(
     generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
 ) -> RowsAudit:
-    """Generates the same rows in the ways of `ADVICE` and compares every draft and token.
-
-    Args:
-        generator: of any drafter and sampler.
-        prompts: token ids; the numbers of the rows are their seeds.
-        num: new tokens per row.
-        sampling: temperature and truncation.
+    """Generates `num` tokens of the same rows in the ways of `ADVICE` and compares every draft and
+    token. The numbers of the rows are their seeds.
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]

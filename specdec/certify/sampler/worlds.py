@@ -43,25 +43,14 @@ NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 @dataclass
 class Worlds:
-    """What a sampler sees, and the law that it has to reproduce.
+    """What a sampler sees, and the law that it has to reproduce."""
 
-    Args:
-        logits: of the target, levels 0..K.
-        draft: draft laws, levels 0..K - 1.
-        target: the target's laws after the warp, levels 0..K; `None` for the softmax of the
-            logits.
-        num_valid: per world how many tokens it drafts; `None` for K.
-        is_point_mass: the sampler is not told the draft laws.
-        warp: arguments of `Warp`, one value per world.
-        name: for reports.
-    """
-
-    logits: list[Tensor]
-    draft: list[Tensor]
-    target: list[Tensor] | None = None
-    num_valid: list[int] | None = None
-    is_point_mass: bool = False
-    warp: dict[str, list] = field(default_factory=dict)
+    logits: list[Tensor]  # of the target, levels 0..K
+    draft: list[Tensor]  # laws, levels 0..K - 1
+    target: list[Tensor] | None = None  # laws after the warp, 0..K; the softmax of the logits
+    num_valid: list[int] | None = None  # tokens that each world drafts, K by default
+    is_point_mass: bool = False  # the sampler is not told the draft laws
+    warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per world
     name: str = "worlds"
 
     def __post_init__(self):
