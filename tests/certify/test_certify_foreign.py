@@ -68,7 +68,7 @@ OUTPUTS = [[], [9, 0], [0, 1, 2, 0], [[0]], None, "x", {0}, [None], [True], [0.5
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_a_foreign_rule_must_return_the_beginning_of_the_draft_and_one_more_id(output):
     rule = ForeignSampler(lambda *arguments: output if len(arguments[0]) else [0], "odd")
-    with pytest.raises((TypeError, ValueError), match="odd( returned|: the sampler)"):
+    with pytest.raises((TypeError, ValueError), match="odd"):
         certify(rule, sizes=((3, 2, 1),))
 
 

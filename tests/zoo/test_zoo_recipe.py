@@ -9,7 +9,7 @@ from architectures import VOCAB, build
 from training_runs import on_a_cpu
 from transformers import LlamaForCausalLM
 
-from recipes.zoo import models, recipe
+from recipes.zoo import models, recipe, sources
 from recipes.zoo.owntext import continue_windows
 from specdec import zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
@@ -101,15 +101,15 @@ def test_a_new_head_starts_with_the_targets_norm_and_vocabulary_head(build_head,
 def test_encoded_files_are_their_text_and_the_end(tmp_path):
     tokenizer, path = zoo.load_tokenizer(), tmp_path / "a.py"
     path.write_text("def f(x):\n    return 'é'\n")
-    (ids,) = corpus.encode_files(tokenizer, [path])
+    (ids,) = sources.encode_files(tokenizer, [path])
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1].tolist()) == path.read_text()
 
 
 def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
-    sources = [corpus.stdlib_root() / name for name in ("copy.py", "dis.py", "types.py")]
-    monkeypatch.setattr(corpus, "library_files", lambda: sources)
-    monkeypatch.setattr(corpus, "package_files", lambda: sources[:1])
+    files = [corpus.stdlib_root() / name for name in ("copy.py", "dis.py", "types.py")]
+    monkeypatch.setattr(corpus, "library_files", lambda: files)
+    monkeypatch.setattr(sources, "package_files", lambda: files[:1])
     monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
     small = {"max_steps": 1, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
     small |= {"torch_compile": False}
