@@ -12,6 +12,7 @@ from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignSampler
 from specdec.certify.sampler.draws import draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
+from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
@@ -259,15 +260,12 @@ def _examine_chances(
     law, target = flips.completed_law(), joint_law(worlds.target)
     report.num_paths += len(flips.paths)
     if len(wrong):
-        row = wrong[0]
-        tokens = _ids(flips.paths.tokens[row])
-        where = f"draft {tokens} of {worlds.describe(int(flips.paths.world[row]))}"
-        return f"decisions are no thresholds of uniforms ({_undecided(len(wrong), where)})"
+        return f"decisions are no thresholds of uniforms ({_undecided(flips.paths, wrong)})"
 
-    def describe(world: int, code: int, length: int, of: str) -> str:
+    def describe(world: int, code: int, length: int = len(worlds.target), of: str = "") -> str:
         return f"{_text(worlds, code, length)}{of} of {worlds.describe(world)}"
 
-    _compare(report, law, target, lambda w, code: describe(w, code, len(worlds.target), ""))
+    _compare(report, law, target, describe)
     above_zero = flips.above_zero()
     for n in range(1, len(worlds.target) + 1):
         emitted = flips.emitted(n).flatten(1)
@@ -292,13 +290,11 @@ def _examine_race(
     row, place = is_reached.nonzero(as_tuple=True)
 
     def describe(at: int, token: int) -> str:
-        context = _ids(paths.tokens[row[at], : place[at]])
+        context = tuple(paths.tokens[row[at], : place[at]].tolist())
         return f"token {token} behind {context} of {worlds.describe(int(paths.world[row[at]]))}"
 
     if len(wrong):
-        tokens = _ids(paths.tokens[wrong[0]])
-        where = f"draft {tokens} of {worlds.describe(int(paths.world[wrong[0]]))}"
-        report.failures.append(Failure("decision", len(wrong), _undecided(len(wrong), where)))
+        report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
     law, target = races.law[is_reached], races.target()[is_reached]
     _compare(report, law, target, describe)
     for at, token in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
@@ -325,14 +321,13 @@ def _compare(
         report.failures.append(Failure("law", size, text))
 
 
-def _undecided(count: int, where: str) -> str:
-    return f"{count} rows at random noise are not what bisection predicts, the first is {where}"
+def _undecided(paths: Paths, rows: Tensor) -> str:
+    return (
+        f"{len(rows)} rows at random noise are not what bisection predicts, the first is "
+        f"{paths.describe(rows[0])}"
+    )
 
 
 def _text(worlds: Worlds, code: int, length: int) -> str:
     digits = [code // worlds.vocab_size**i % worlds.vocab_size for i in range(length)]
     return f"text {tuple(reversed(digits))}"
-
-
-def _ids(tokens: Tensor) -> tuple[int, ...]:
-    return tuple(token for token in tokens.tolist() if token >= 0)
