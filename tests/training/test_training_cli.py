@@ -344,14 +344,14 @@ def test_a_run_with_other_arguments_or_files_does_not_go_on(target, text, tmp_pa
         assert "is of another run, delete it or choose another --output" in line
         return line.split("they differ in ")[1]
 
-    assert refusal("eagle3") == "kind (eagle1 there, eagle3 here)"
+    assert refusal("eagle3") == "kind ('eagle1' there, 'eagle3' here)"
     assert refusal("eagle1", "--seed", "4") == "--seed (0 there, 4 here)"
     assert refusal("eagle1", "--lr", "0.3") == "--lr (0.005 there, 0.3 here)"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
     text.write_text(TEXT + "x")
     assert refusal("eagle1").startswith("the files of --data")
     (tmp_path / "head" / "run" / "command.json").write_text("[")
-    assert "--target (None there" in refusal("eagle1")
+    assert "--data (None there" in refusal("eagle1")
 
 
 def test_a_cpu_trains_in_small_steps_of_full_precision(tmp_path):
