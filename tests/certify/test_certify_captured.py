@@ -9,13 +9,12 @@ import copy
 import pytest
 import torch
 from test_certify_noise import ReusedOnTheNextStep, with_noise
+from test_certify_runs import Stateless
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
 from specdec import (
     Draft,
-    Drafter,
     ModelDrafter,
-    NoState,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
@@ -89,7 +88,7 @@ def test_measurements_of_captured_steps_are_those_of_eager_ones(device):
     assert measure_costs(both[0], ids, num_steps=2, rounds=1).step_ms.keys() == {0, 1, 2}
 
 
-class Remembers(Drafter):
+class Remembers(Stateless):
     """Drafts what followed the anchor's id last, in any request, by a deterministic proposal."""
 
     has_memory = True
@@ -98,16 +97,6 @@ class Remembers(Drafter):
         super().__init__()
         self.num_draft_tokens = 1
         self.register_buffer("after", torch.zeros(vocab_size, dtype=torch.long))
-
-    def validate(self, *, vocab_size, device):
-        """Fits every target."""
-
-    def init_state(self, *sizes, **target):
-        """What it remembers is its own."""
-        return NoState()
-
-    def prefill(self, context, state):
-        """Nothing is remembered of prompts."""
 
     def propose(self, context, state, drawing):
         """The first row's last token is remembered, and every row drafts from the memory."""

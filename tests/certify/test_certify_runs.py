@@ -13,8 +13,10 @@ from text_laws import DRAFT, PROMPT, TARGET, VOCAB, tiny
 
 from specdec import (
     CouplingSampler,
+    Drafter,
     ModelDrafter,
     NoDrafter,
+    NoState,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
@@ -73,6 +75,20 @@ def test_prompts_of_unequal_length_are_audited_together():
     assert report.passed
     assert report.greedy.num_tokens == 3 * 8
     assert {test.prompt for test in report.tests} == {0, 1, 2}
+
+
+class Stateless(Drafter):
+    """Fits every target and reads no prompt."""
+
+    def validate(self, *, vocab_size, device):
+        """Nothing is asked."""
+
+    def init_state(self, *sizes, **target):
+        """Nothing."""
+        return NoState()
+
+    def prefill(self, context, state):
+        """Nothing."""
 
 
 class ArgmaxWithSoftLaw(ModelDrafter):
