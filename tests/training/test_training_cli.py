@@ -186,9 +186,7 @@ MISTAKES = {
     "no steps": (["--steps", "0"], "expected either steps or minutes, got max_steps=0"),
     "no tokens": (["--tokens-per-step", "8"], "tokens_per_step = 8 has not a row of 32 tokens"),
     "too many tokens": (["--tokens-per-step", "65536"], "give more text or train with fewer"),
-    "no ids": (["--draft-vocab-size", "0"], "--draft-vocab-size must be an integer >= 1, got 0"),
     "rows too short": (["--length", "4"], "rows of 4 tokens are too short for 5 unrolled steps"),
-    "no unrolled steps": (["--unrolled-steps", "0"], "--unrolled-steps must be an integer >= 1"),
     "too many ids": (["--draft-vocab-size", "9999"], "draft ids must be an integer in 1..2048"),
     "negative prompts": (["--evaluation-prompts", "-1"], "must be an integer >= 0, got -1"),
     "negative K": (["--num-draft-tokens", "-1"], "num_draft_tokens must be an integer >= 0"),
@@ -218,6 +216,7 @@ def test_a_mistake_is_told_in_one_line(case, target, text, tmp_path, capsys):
         (["--steps", "many"], "argument --steps: invalid int value: 'many'"),
         (["--precision", "fp16"], "argument --precision: invalid choice: 'fp16'"),
         (["--data"], "argument --data: expected one argument"),
+        (["--unrolled-steps", "0"], "argument --unrolled-steps: must be an integer >= 1, got 0"),
     ],
 )
 def test_a_wrong_option_is_told_in_one_line(wrong, message, capsys):
@@ -345,14 +344,14 @@ def test_a_run_with_other_arguments_or_files_does_not_go_on(target, text, tmp_pa
         assert "is of another run, delete it or choose another --output" in line
         return line.split("they differ in ")[1]
 
-    assert refusal("eagle3") == "kind (eagle1 there, eagle3 here)"
+    assert refusal("eagle3") == "kind ('eagle1' there, 'eagle3' here)"
     assert refusal("eagle1", "--seed", "4") == "--seed (0 there, 4 here)"
     assert refusal("eagle1", "--lr", "0.3") == "--lr (0.005 there, 0.3 here)"
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == files
     text.write_text(TEXT + "x")
-    assert refusal("eagle1") == "the files of --data"
+    assert refusal("eagle1").startswith("the files of --data")
     (tmp_path / "head" / "run" / "command.json").write_text("[")
-    assert "--target (None there" in refusal("eagle1")
+    assert "--data (None there" in refusal("eagle1")
 
 
 def test_a_cpu_trains_in_small_steps_of_full_precision(tmp_path):

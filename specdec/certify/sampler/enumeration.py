@@ -60,23 +60,14 @@ def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """Where the decisions of a sampler flip.
-
-    Args:
-        paths: the rows.
-        accept: `[R, K]` thresholds of the accepting uniforms.
-        row: `[M]` the row of each pattern.
-        is_below: `[M, K]` bool, the pattern.
-        num_accepted: `[M]`.
-        extra: `[M, V]` law of the extra token.
-    """
+    """Where the decisions of a sampler flip."""
 
     paths: Paths
-    accept: Tensor
-    row: Tensor
-    is_below: Tensor
-    num_accepted: Tensor
-    extra: Tensor
+    accept: Tensor  # [R, K] thresholds of the accepting uniforms
+    row: Tensor  # [M] of each pattern
+    is_below: Tensor  # [M, K] bool, the pattern
+    num_accepted: Tensor  # [M]
+    extra: Tensor  # [M, V] law of the extra token
 
     @property
     def weight(self) -> Tensor:
