@@ -6,7 +6,7 @@ import pytest
 import torch
 from eagle_heads import flagged
 from mask_heads import DFLASH, DSPARK, P_EAGLE, PARD, WIRINGS, random_head
-from mask_reference import fused
+from eagle_reference import fused
 
 CONTRADICTIONS = {
     "alignment must be 'shifted', 'unshifted'": (P_EAGLE, {"alignment": "late"}),
