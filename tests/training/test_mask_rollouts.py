@@ -123,10 +123,8 @@ def test_the_loss_is_the_cross_entropy_to_the_target_at_every_depth(share):
 
 
 def test_anchors_are_distinct_ascending_and_have_a_label_at_every_depth():
-    objective, ids = (
-        MaskRollouts(drafter_of("two layers, GQA"), MODEL, 4, 0.5),
-        random_ids(0, 9, 24),
-    )
+    objective = MaskRollouts(drafter_of("two layers, GQA"), MODEL, 4, 0.5)
+    ids = random_ids(0, 9, 24)
     seen = set()
     for _ in range(30):
         anchors = objective.draw_anchors(ids)

@@ -61,8 +61,8 @@ def recomputed(drafter, ids, features, place, num_steps, positions=None):
     return draft_outputs(drafter.config, weights, tables, text, known, behind, positions)
 
 
-@pytest.mark.parametrize("name", HEADS)
-@settings(max_examples=4)
+@pytest.mark.parametrize("name", ["three layers, qk norm", "norm before residual", "eagle1"])
+@settings(max_examples=8)
 @given(seeds, st.integers(1, 5), st.integers(1, 7), st.data())
 @torch.no_grad()
 def test_a_step_at_a_place_is_a_draft_behind_that_place(name, seed, num_steps, count, data):
@@ -179,10 +179,8 @@ def test_the_loss_of_a_head_that_predicts_features_exactly_is_that_of_its_tokens
 
 
 def test_feature_and_token_losses_are_those_of_one_draft_per_place():
-    objective, ids = (
-        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval(),
-        random_ids(7, 2, 8),
-    )
+    objective = FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval()
+    ids = random_ids(7, 2, 8)
     features, logits = features_and_logits(MODEL, ids, ("final",))
     nats, errors = [], []
     for row in range(2):
@@ -197,11 +195,8 @@ def test_feature_and_token_losses_are_those_of_one_draft_per_place():
 
 
 def test_noise_moves_features_a_little_and_only_in_training(monkeypatch):
-    objective, ids, seen = (
-        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25),
-        random_ids(7, 2, 30),
-        [],
-    )
+    objective = FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25)
+    ids, seen = random_ids(7, 2, 30), []
     fuse = objective.drafter.head.fuse
     monkeypatch.setattr(objective.drafter.head, "fuse", lambda x: seen.append(x) or fuse(x))
     features, _ = features_and_logits(MODEL, ids, ("final",))
