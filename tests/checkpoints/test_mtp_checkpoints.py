@@ -5,7 +5,6 @@ over a whole text, between norms and a projection that are written out here from
 public code. Tensors go into the file under names that are written down here once more.
 """
 
-import shutil
 from dataclasses import dataclass, fields, replace
 
 import pytest
@@ -17,15 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
-from specdec import zoo
 from specdec.checkpoints import survey_checkpoint
 from specdec.checkpoints.mtp import MTP, save_modules
-from specdec.cli import main
 from specdec.drafters import MTPDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.window import Pass
 from specdec.inspection import alternatives, describe
-from specdec.training.mtp import new_head
 
 WIDTH, LENGTH = 32, 9
 COMMON = ARCHITECTURES["qwen3"][1] | {"max_position_embeddings": 64}
@@ -414,14 +410,6 @@ _THIRD = "model.layers.3"
             "unexpected layers.0.block.layer.surprise.weight",
         ),
         (
-            lambda t: t.update({f"{_THIRD}.eh_proj.weight": torch.zeros(32, 32)}),
-            r"eh_proj.weight has shape \[32, 32\], not \[32, 64\]",
-        ),
-        (
-            lambda t: t.update({f"{_THIRD}.enorm.weight": torch.full((32,), torch.nan)}),
-            "NaN or infinity in layers.0.enorm.weight",
-        ),
-        (
             lambda t: t.update(
                 {f"{_THIRD}.eh_proj.weight": torch.zeros(32, 64).to(torch.float8_e4m3fn)}
             ),
@@ -468,7 +456,7 @@ def test_other_contradictions_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no model_type 'unheard_of'; pass the target"):
         survey_checkpoint(tmp_path, families=(MTP,))
     plain = tmp_path / "plain"
-    random_model("Llama").save_pretrained(plain)
+    random_model("DeepseekV3").save_pretrained(plain)
     with pytest.raises(ValueError, match="look like a head of none of the families"):
         MTPDrafter.from_pretrained(plain, model)
 
@@ -500,21 +488,3 @@ def test_inspect_shows_the_reading_and_every_misreading_has_its_option(tmp_path)
         shared = {"has_embed_tokens": False, "has_lm_head": False}
         assert replace(again.config, **shared) == reading.checkpoint.config
         reading.checkpoint.build()
-
-
-def test_a_folder_of_the_targets_weights_alone_is_not_taken_for_modules(tmp_path):
-    random_model("DeepseekV3").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="none of the families"):
-        survey_checkpoint(tmp_path, families=(MTP,))
-    shutil.rmtree(tmp_path)
-
-
-def test_the_command_inspects_modules_and_tries_the_misreadings(tmp_path, capsys):
-    target = zoo.load_target()
-    MTPDrafter(new_head(target, 2, mlp_width=16), target, 2).save_pretrained(tmp_path)
-    options = ["--target", "zoo", "--new-tokens", "6", "--num-draft-tokens", "2"]
-    assert main(["inspect", str(tmp_path), *options]) == 0
-    text = capsys.readouterr().out
-    assert "MTP, 2 layers, width 128" in text
-    for name in ("as read", "semantics target", "feedback_norm False"):
-        assert name in text
