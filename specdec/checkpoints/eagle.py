@@ -30,16 +30,10 @@ from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 
 _NVIDIA_KEYS = {
-    "use_aux_hidden_state",
-    "use_input_layernorm_in_first_layer",
-    "use_last_layernorm",
-    "use_mtp_layernorm",
-    "next_layer_regular",
-    "parallel_draft_step",
+    *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
+    *("use_mtp_layernorm", "next_layer_regular", "parallel_draft_step"),
 }
 _SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
-
-
 _MARKS = {
     *("fc.weight", "mask_hidden"),
     *("layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"),
@@ -62,10 +56,9 @@ def detect(folder: CheckpointFolder) -> Source | None:
 def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
     names, architectures = set(map(canonical, in_file)), fields.strings("architectures")
     nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
-    if fields.raw.get("speculators_model_type") == "eagle":
-        return Source("speculators", "EAGLE-1", "config.json has speculators_model_type 'eagle'")
-    if "speculators_model_type" in fields.raw:
-        return Source("speculators", "EAGLE-3", "config.json has speculators_model_type")
+    if (kind := fields.raw.get("speculators_model_type", ...)) is not ...:
+        design = "EAGLE-1" if kind == "eagle" else "EAGLE-3"
+        return Source("speculators", design, f"config.json has speculators_model_type {kind!r}")
     if "target_layer_ids" in fields.raw and any(a.endswith("Eagle3Model") for a in architectures):
         return Source("DeepSpec", "EAGLE-3", f"architectures {architectures} and target_layer_ids")
     if any("midlayer." in name for name in in_file):
@@ -79,10 +72,9 @@ def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
         return Source("NVIDIA", "EAGLE-3", why)
     if "layers.0.hidden_norm.weight" in names:
         return Source("vLLM", "EAGLE-3", "tensors layers.0.*, no key of a producer")
-    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
-        why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
-        return Source("SafeAILab", "EAGLE-1", why)
-    return None
+    is_first = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
+    why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
+    return Source("SafeAILab", "EAGLE-1", why) if is_first else None
 
 
 def _unsupported(
@@ -219,15 +211,13 @@ class EagleReading(HeadReading):
         fields = self.fields
         if {"norm_before_residual", "feedback_norm"} & self.options.keys():
             raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
-        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
-            if fields.flag(name):
-                raise ValueError(
-                    f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
-                )
-        for entry in self._explicit_ids():
+        norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        said = [f"{name} is set" for name in norms if fields.flag(name)]
+        said += [f"{entry.key} is {str(entry.ids)[:80]}" for entry in self._explicit_ids()]
+        if said:
             raise ValueError(
-                f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
-                "of an EAGLE-1 head, which reads the final state"
+                f"{fields.origin}: {said[0]}, but the tensors are those of an EAGLE-1 head, which "
+                "reads the final state"
             )
         if self.is_speculators:
             return {"fc_bias": fields.flag("fusion_bias"), "output_norm": False}
@@ -248,14 +238,7 @@ class EagleReading(HeadReading):
             "norm_before_residual": fields.flag("norm_before_residual"),
             "fc_bias": fields.flag("bias") and "fc.bias" in self.tensors,
         }
-        if flags["norm_before_fc"] and flags["fc_norm"]:
-            raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
         if not flags["has_fc"]:
-            if flags["norm_before_fc"] or flags["fc_norm"]:
-                raise ValueError(
-                    f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is "
-                    "false"
-                )
             notes.append("use_aux_hidden_state is false: the final state is the feature, no fc")
             unmeant = [entry for entry in self._explicit_ids() if entry.ids]
             notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
@@ -281,9 +264,9 @@ class EagleReading(HeadReading):
     def _features(self, joins: bool, num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the head reads; one, the final state, if it does not join several."""
         producer, asked = self.source.producer, self.asked_layers(num_layers)
-        if asked is not None and not joins and len(asked) != 1:
+        if asked and not joins and len(asked) != 1:
             raise ValueError(f"the head reads one feature, got feature_layers {list(asked)}")
-        if asked is not None or not joins:
+        if asked or not joins:
             return asked or ("final",)
         found = self._explicit_ids()
         layers = self.boundaries(found, num_layers)

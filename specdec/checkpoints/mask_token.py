@@ -8,6 +8,7 @@ read features as keys and values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -23,6 +24,7 @@ from specdec.checkpoints.family import Family, Source, Translation, refuse_unsup
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import (
     CONVENTIONS,
+    NAME_THEM,
     check_layers,
     evenly_spaced,
     find_layer_ids,
@@ -38,6 +40,11 @@ P_EAGLE, PARD, DFLASH, DSPARK = "P-EAGLE", "PARD", "DFlash", "DSpark"
 _SPECULATORS = {"peagle": P_EAGLE, "dflash": DFLASH, "dflash2": DFLASH, "dspark": DSPARK}
 _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
+_ARCHITECTURES = (
+    (".*DSpark", "DeepSpec", DSPARK),
+    (".*PEagle", "SpecForge", P_EAGLE),
+    ("DFlash|Domino", "z-lab", DFLASH),
+)
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _ID_KEYS = {
     "target_layer_ids": ("layer_output", -1),
@@ -67,17 +74,13 @@ def detect(folder: CheckpointFolder) -> Source | None:
     if kind is not None:
         named = _SPECULATORS.get(kind) if isinstance(kind, str) else None
         return named and Source("speculators", named, f"speculators_model_type {kind!r}")
-    if keys := [key for key in _PARD_KEYS if fields.get(key) is not None]:
-        return Source("AMD", PARD, f"config.json has {keys[0]}")
-    if keys := [key for key in _DSPARK_KEYS if fields.get(key) is not None]:
-        return Source("DeepSpec", DSPARK, f"config.json has {keys[0]}")
+    for keys, *source in ((_PARD_KEYS, "AMD", PARD), (_DSPARK_KEYS, "DeepSpec", DSPARK)):
+        if found := [key for key in keys if fields.get(key) is not None]:
+            return Source(*source, f"config.json has {found[0]}")
     for name in architectures:
-        if "DSpark" in name:
-            return Source("DeepSpec", DSPARK, f"architecture {name}")
-        if "PEagle" in name:
-            return Source("SpecForge", P_EAGLE, f"architecture {name}")
-        if name.startswith(("DFlash", "Domino")):
-            return Source("z-lab", DFLASH, f"architecture {name}")
+        for start, *source in _ARCHITECTURES:
+            if re.match(start, name):
+                return Source(*source, f"architecture {name}")
     if fields.get("dflash_config") is not None:
         return Source("z-lab", DFLASH, "config.json has dflash_config")
     if fields.get("ptd_token_id") is not None:
@@ -129,9 +132,9 @@ def _unsupported(
         yield from unsupported_weights(fields, names)
     kinds = set(fields.strings("layer_types")) - {"full_attention"}
     yield bool(kinds), f"layer_types {sorted(kinds)}: only full_attention layers"
-    for section in (fields, flash):
-        for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
-            yield section.flag(key), f"{key}: a draft with sliding windows"
+    for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
+        is_windowed = any([section.flag(key) for section in (fields, flash)])
+        yield is_windowed, f"{key}: a draft with sliding windows"
     if source.kind == PARD:
         model_type = fields.text("model_type", "llama")
         yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
@@ -336,10 +339,7 @@ class MaskTokenReading(HeadReading):
         if found := find_layer_ids(fields, _ID_KEYS):
             return self.boundaries(found, num_layers)
         if self.is_speculators or num_layers is None:
-            raise ValueError(
-                f"{fields.origin} names no layers of features; pass feature_layers=(...) with the "
-                "boundaries that are meant"
-            )
+            raise ValueError(f"{fields.origin} names no layers of features; {NAME_THEM}")
         key = "num_hidden_layers"
         if fields.get("target_num_hidden_layers") is not None:
             key = "num_target_layers"

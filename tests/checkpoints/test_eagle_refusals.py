@@ -77,8 +77,8 @@ CONTRADICTIONS = {
     "boundaries 2..9 outside of 0..8 of the target's 8": vllm(ids=[2, 4, 9]),
     "read as outputs of layers .from 0., names boundaries 1..9": specforge(ids=[0, 4, 8]),
     "outputs of layers .from 0., names boundaries 0..5": specforge(ids=[-1, 3, 4]),
-    "norm_before_fc and fc_norm exclude each other": speculators(norm_before_fc=True, fc_norm=True),
-    "norms before fc, but eagle_config.use_aux_hidden_state is false": nvidia(
+    "norm_before_fc is one norm over all features": speculators(norm_before_fc=True, fc_norm=True),
+    "norm_before_fc, fc_norm and fc_bias need has_fc=True": nvidia(
         eagle={"use_aux_hidden_state": False}, fc_norm=True
     ),
     "unexpected fc.weight": nvidia(eagle={"use_aux_hidden_state": False}),
