@@ -177,7 +177,7 @@ class ToyObjective(nn.Module):
 def new_head(target) -> ToyHead:
     """An untrained head."""
     config = ToyConfig(layer_like(target), target.config.vocab_size, (2,), 0)
-    return untrained(lambda: ToyHead(config), seed=3)
+    return untrained(lambda: ToyHead(config), target, seed=3)
 
 
 def save(head: ToyHead, folder: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_folder_is_all_its_files_in_order_but_for_hidden_ones(tmp_path):
 
 BAD_LINES = {
     "is not JSON in UTF-8: Unterminated string": '{"text": "a',
-    "is not JSON in UTF-8: .*nested": '{"text": ' + 200_000 * "[" + 200_000 * "]" + "}",
+    "is not JSON in UTF-8: .*recursion": '{"text": ' + 200_000 * "[" + 200_000 * "]" + "}",
     r"'messages' of 'role' and 'content', got '\[\"text\"\]'": ["text"],
     "with 'turns' of texts": {"turns": [1, 2]},
     "must be an object with 'text'": {"text": 3, "messages": []},
