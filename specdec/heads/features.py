@@ -108,8 +108,8 @@ class FeatureHeadConfig(ABC):
 
 class FeatureHead(nn.Module, ABC):
     """What heads over joined features of a target have in common: norms and `fc` before their
-    layers, a norm and a vocabulary head after them, under the names of the public checkpoints. The
-    map of ids (`check_target_ids`) is a buffer outside the state dict.
+    layers, a norm and a vocabulary head after them, under the names of the public checkpoints.
+    `target_ids` `[Vd]` int64 (see `check_target_ids`) is a buffer outside the state dict.
     """
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):

@@ -155,9 +155,7 @@ class MTPHead(nn.Module):
     Depth d at index t reads (embedding of token t + d + 1, hidden state of index t), sits at rotary
     position t, and predicts token t + d + 2.
 
-    Args:
-        config: sizes and flags.
-        target_ids: `None`; such heads propose all ids of the target.
+    Such heads propose all ids of the target, so `target_ids` is `None`.
 
     Example:
         >>> head = MTPHead(MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=2))
