@@ -44,12 +44,7 @@ _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
 def canonical(name: str) -> str:
-    """The head's name of a tensor.
-
-    Example:
-        >>> canonical("model.midlayer.hidden_norm.weight")
-        'layers.0.hidden_norm.weight'
-    """
+    """The head's name of a tensor."""
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     for theirs, ours in _OTHER_NAMES.items():

@@ -78,10 +78,6 @@ class ObjectiveArguments(TrainingArguments):
         if self.minutes is not None:
             check_number("minutes", self.minutes, above=0)
             self.max_steps = sys.maxsize
-        if self.checkpoint_minutes is not None:
-            check_number("checkpoint_minutes", self.checkpoint_minutes, 0)
-        check_number("learning_rate", self.learning_rate, above=0)
-        check_integer("tokens_per_step", self.tokens_per_step, 1)
         check_integer("gradient_accumulation_steps", self.gradient_accumulation_steps, 1)
         ends = [end for end, _ in self.row_lengths]
         if sorted({0, *ends}) != [0, *ends] or ends[-1] != 1:
