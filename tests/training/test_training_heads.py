@@ -102,12 +102,10 @@ def test_a_target_too_shallow_and_an_unknown_kind_are_refused():
     assert eagle_config(model, "eagle1").feature_layers == ("final",)
 
 
-@pytest.mark.parametrize("flags", [{}, {"num_layers": 3, "has_qk_norm": True}, {"kind": "input"}])
-def test_bfloat16_products_change_loss_and_gradients_a_little(flags):
+def test_bfloat16_products_change_loss_and_gradients_a_little():
     model = build("llama")
-    drafter = EagleDrafter(head_for(model, **flags), model)
-    objective = (FeatureAndToken if flags.get("kind") else TrainingTimeTest)(drafter, model).eval()
-    losses, gradients = [], []
+    drafter = EagleDrafter(head_for(model, num_layers=3, has_qk_norm=True), model)
+    objective, losses, gradients = TrainingTimeTest(drafter, model), [], []
     for is_rounded in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
             losses.append(objective(IDS))
