@@ -19,7 +19,6 @@ from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.layer_ids import CONVENTIONS, LayerIds, find_layer_ids
 from specdec.checkpoints.reading import (
     HeadReading,
-    Tensors,
     canonical,
     open_head,
     unsupported_weights,
@@ -138,8 +137,7 @@ def translate(
     refuse_unsupported(fields, _unsupported(fields, source, tensors))
     reading = EagleReading(fields, source, tensors, options)
     config = reading.config(target)
-    if config.joins_features:
-        reading.check_joined(config)
+    reading.check_joined(config)
     fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
     unused = {}
     if source.producer == "SpecForge" and not config.output_norm:
@@ -150,12 +148,6 @@ def translate(
 class EagleReading(HeadReading):
     """Reads one configuration, to `EagleConfig`."""
 
-    def __init__(
-        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
-    ):
-        super().__init__(fields, source, tensors, options)
-        self.eagle, self.is_eagle1 = fields.section("eagle_config"), source.kind == "EAGLE-1"
-
     def config(self, target: PreTrainedModel | None) -> EagleConfig:
         """Every convention resolved, for a target if there is one."""
         fields, names, num_layers = self.fields, self.tensors, None
@@ -165,7 +157,7 @@ class EagleReading(HeadReading):
         if target is not None:
             num_layers = target.config.get_text_config().num_hidden_layers
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
-        flags = self._eagle1() if self.is_eagle1 else self._eagle3()
+        flags = self._eagle1() if self.is_eagle1 else self._eagle3(fields.section("eagle_config"))
         # The head's own modules are of its width; the target's serve only where that is the same.
         is_other_width = layer.hidden_size != target_hidden_size
         return EagleConfig(
@@ -228,9 +220,9 @@ class EagleReading(HeadReading):
             self.notes.append(f"no key bias: fc has {word} bias, as the file")
         return {"fc_bias": fc_bias, "output_norm": False}
 
-    def _eagle3(self) -> dict[str, bool]:
+    def _eagle3(self, eagle: ConfigFields) -> dict[str, bool]:
         """Flags of the dialects."""
-        fields, eagle, notes = self.fields, self.eagle, self.notes
+        fields, notes = self.fields, self.notes
         flags = {
             "has_fc": eagle.flag("use_aux_hidden_state", default=True),
             "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),

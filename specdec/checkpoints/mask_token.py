@@ -29,7 +29,7 @@ from specdec.checkpoints.layer_ids import (
     evenly_spaced,
     find_layer_ids,
 )
-from specdec.checkpoints.reading import HeadReading, Tensors, open_head, unsupported_weights
+from specdec.checkpoints.reading import HeadReading, open_head, unsupported_weights
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.heads.sharing import check_target
@@ -106,8 +106,7 @@ def translate(
     refuse_unsupported(fields, _unsupported(folder, fields, source, tensors))
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
-    if config.joins_features:
-        reading.check_joined(config)
+    reading.check_joined(config)
     for key in _WITHOUT_MEANING:
         fields.get(key)
     why = "an estimate of acceptance, on which no draft token depends"
@@ -155,10 +154,8 @@ def _corrections(
     yield is_domino, "Domino: a GRU corrects the logits token by token (prefix_gru)"
     rank = fields.get("markov_rank", flash.get("markov_rank", 0 if projector != "dspark" else 1))
     has_markov = rank != 0 or any(name.startswith("markov_head.") for name in names)
-    yield (
-        has_markov,
-        "DSpark's Markov head (markov_rank): logits depend on the token drafted before",
-    )
+    why = "DSpark's Markov head (markov_rank): logits depend on the token drafted before"
+    yield has_markov, why
 
 
 class MaskTokenReading(HeadReading):
@@ -166,11 +163,10 @@ class MaskTokenReading(HeadReading):
     producers are replaced.
     """
 
-    def __init__(
-        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
-    ):
-        super().__init__(fields, source, tensors, options)
-        self.flash = fields.section("dflash_config")
+    @property
+    def flash(self) -> ConfigFields:
+        """DFlash's own section."""
+        return self.fields.section("dflash_config")
 
     def p_eagle(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """An EAGLE-3 head, and what its masks are."""
@@ -368,13 +364,10 @@ class MaskTokenReading(HeadReading):
         self.notes.append(
             f"a vocabulary of {own_size} for a target's of {vocab_size}: padding, cut or left out"
         )
-        for name, count in (
-            ("embed_tokens.weight", vocab_size),
-            ("lm_head.weight", min(own_size, vocab_size)),
-        ):
-            stored = self.tensors.get(name)
+        for name, count in (("embed_tokens", vocab_size), ("lm_head", min(own_size, vocab_size))):
+            stored = self.tensors.get(f"{name}.weight")
             if stored is not None and stored.shape[:1] == (own_size,):
-                self.tensors[name] = _with_rows(stored, count)
+                self.tensors[f"{name}.weight"] = _with_rows(stored, count)
         if own_size < vocab_size:
             zeros = torch.zeros(own_size, dtype=torch.int64)
             self.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)

@@ -101,6 +101,7 @@ class HeadReading:
         self.fields, self.source, self.options = fields, source, options
         self.tensors, self.notes = tensors, fields.notes
         self.is_speculators = source.producer == "speculators"
+        self.is_eagle1 = source.kind == "EAGLE-1"
 
     def layer(self, *, has_qk_norm: bool, **biases: bool) -> LayerConfig:
         """The decoder layers; a norm of queries in the file also says that there is one."""
@@ -141,6 +142,8 @@ class HeadReading:
 
     def check_joined(self, config: FeatureHeadConfig) -> None:
         """The number of features must be what the configuration and `fc` say."""
+        if not config.joins_features:
+            return
         count, width, said = len(config.feature_layers), config.target_hidden_size, {}
         fields, fc = self.fields, self.tensors.get("fc.weight")
         if fields.get("num_aux_hidden_states") is not None:
