@@ -25,12 +25,9 @@ def is_repository_id(name: str) -> bool:
 
 
 def check_reachable(repository: str, *, revision: str | None = None) -> bool:
-    """Whether the hub can be asked for a repository; if not, it is in the local cache. Asks once
-    and briefly: the hub's own client tries for a minute, file by file.
-
-    Raises:
-        ValueError: the hub does not provide the repository; or it cannot be reached, and the local
-            cache does not hold it.
+    """Whether the hub can be asked for a repository; if not, it is in the local cache, and
+    `ValueError` if it is in neither. Asks once and briefly: the hub's own client tries for a
+    minute, file by file.
     """
     try:
         HfApi().model_info(repository, revision=revision, timeout=5.0)
@@ -52,13 +49,10 @@ def _unavailable(repository: str, error: Exception, *, is_refused: bool) -> Valu
 def find_folder(
     path_or_id: str | Path, *, allow_pickle: bool = False, revision: str | None = None
 ) -> Path:
-    """Finds a checkpoint's folder; an id is fetched from the hub, or taken from its local cache.
+    """Finds a checkpoint's folder, or raises `ValueError`; an id is fetched from the hub, or taken from its local cache.
 
     Only JSON and safetensors files of the top folder are fetched, and pickled ones with
     `allow_pickle`. No code of the repository is ever loaded.
-
-    Raises:
-        ValueError: neither a folder nor a repository that is available.
     """
     path = check_path("the checkpoint", path_or_id, what="a folder, or a Hugging Face id")
     path = path.expanduser()

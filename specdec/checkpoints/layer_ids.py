@@ -65,10 +65,6 @@ def read_layer_ids(
         num_layers: N.
         producer: for the notes.
         convention: how to take the ids, whatever the producer usually means.
-
-    Raises:
-        ValueError: ids that are no list of distinct layers of the target, keys that contradict each
-            other, or defaults that coincide for a target of so few layers.
     """
     if not found:
         return _default_boundaries(fields, num_layers)

@@ -43,9 +43,6 @@ class FeatureHeadConfig(ABC):
         has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
         has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
         logit_scale: multiplies the logits.
-
-    Raises:
-        ValueError: flags or sizes that contradict each other.
     """
 
     layer: LayerConfig

@@ -89,9 +89,6 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         ties_embeddings: the head's table of embeddings is its vocabulary head as well.
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
-    Raises:
-        ValueError: flags or sizes that contradict each other.
-
     Example:
         >>> from specdec.heads.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)

@@ -47,9 +47,6 @@ class MTPConfig:
         has_lm_head: the head has vocabulary heads of its own; else it uses the target's.
         lm_head_per_depth: one for each depth, instead of one for all.
 
-    Raises:
-        ValueError: flags that contradict each other.
-
     Example:
         >>> config = MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=3)
         >>> config.feature_layers, config.hidden_size

@@ -44,10 +44,6 @@ def eagle_config(
         mlp_width: of the head's MLP; `None` is the target's own.
         draft_vocab_size: ids that an EAGLE-3 head can propose; `None` for all of the target's.
 
-    Raises:
-        ValueError: another kind, a target of too few layers for EAGLE-3, or fewer ids for EAGLE-1,
-            which uses the target's vocabulary head.
-
     Example:
         >>> from specdec import zoo
         >>> eagle_config(zoo.load_target(), "eagle3").feature_layers

@@ -44,9 +44,6 @@ class ObjectiveArguments(TrainingArguments):
         minutes: of training, evaluations and checkpoints aside; `None` for a run by `max_steps`.
         checkpoint_minutes: between checkpoints, beside those of `save_strategy`; `None` for none.
 
-    Raises:
-        ValueError: both or neither of `max_steps` and `minutes`, or a setting out of range.
-
     Example:
         >>> sizes = {"tokens_per_step": 4096, "row_lengths": ((0.5, 256), (1.0, 512))}
         >>> arguments = ObjectiveArguments("run", max_steps=100, use_cpu=True, **sizes)
@@ -87,11 +84,7 @@ class ObjectiveArguments(TrainingArguments):
         super().__post_init__()
 
     def batch_shape(self, fraction: float) -> tuple[int, int]:
-        """(B over all processes, T) of a batch at a fraction of the run.
-
-        Raises:
-            ValueError: a step has not a row for every process and accumulated batch.
-        """
+        """(B over all processes, T) of a batch at a fraction of the run."""
         lengths = (length for end, length in self.row_lengths if fraction < end)
         length = next(lengths, self.row_lengths[-1][1])
         processes, batches = self.world_size, self.gradient_accumulation_steps
