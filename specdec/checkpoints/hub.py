@@ -49,7 +49,7 @@ def _unavailable(repository: str, error: Exception, *, is_refused: bool) -> Valu
 def find_folder(
     path_or_id: str | Path, *, allow_pickle: bool = False, revision: str | None = None
 ) -> Path:
-    """Finds a checkpoint's folder, or raises `ValueError`; an id is fetched from the hub, or taken from its local cache.
+    """Finds a checkpoint's folder; an id is fetched from the hub, or taken from its local cache.
 
     Only JSON and safetensors files of the top folder are fetched, and pickled ones with
     `allow_pickle`. No code of the repository is ever loaded.
