@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from eagle_heads import flagged
-from mask_heads import DFLASH, DSPARK, P_EAGLE, PARD, WIRINGS, random_head
 from eagle_reference import fused
+from mask_heads import DFLASH, DSPARK, P_EAGLE, PARD, WIRINGS, random_head
 
 CONTRADICTIONS = {
     "alignment must be 'shifted', 'unshifted'": (P_EAGLE, {"alignment": "late"}),
