@@ -15,7 +15,7 @@ from specdec.kernels.attention import triton
 from specdec.kernels.attention.reference import visible_slots
 from specdec.kernels.attention.triton import Tiles
 from specdec.kernels.types import MAX_WINDOW
-from specdec.target.masks import sees
+from specdec.target.attention import sees
 
 sizes = st.builds(
     Sizes,
