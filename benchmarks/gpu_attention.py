@@ -26,8 +26,8 @@ from torch import Tensor
 
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots
 from specdec.kernels.attention import triton as kernels
+from specdec.target.attention import window_mask
 from specdec.target.cache import Window, round_up
-from specdec.target.masks import window_mask
 
 QUERIES, HEADS, KV_HEADS, WIDTH, DTYPE = 4, 32, 8, 128, torch.bfloat16
 SLOT_BYTES = 2 * KV_HEADS * WIDTH * DTYPE.itemsize

@@ -17,6 +17,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -35,8 +36,8 @@ from specdec.kernels import (
     verify,
     warp_probs,
 )
-from specdec.kernels.race import race_weights
-from specdec.kernels.truncate.reference import find_cutoff as defined_cutoff
+from specdec.kernels.race.reference import race_weights
+from specdec.kernels.truncate import reference as truncate
 from specdec.kernels.truncate.reference import is_kept
 from specdec.kernels.verify.reference import block_rule
 from specdec.types import Draft, Verdict
@@ -180,7 +181,8 @@ def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
             return draw(probs, draws), probs
         if kind == "race":
             return (race_weights(warp_probs(x, WarpParams()), key, position, 3),)
-        return defined_cutoff(x, None, truncation)
+        with mock.patch.object(truncate, "suits_kernels", return_value=False):
+            return find_cutoff(x, None, truncation)
 
     def agree(index: int, one: tuple, other: tuple) -> Tensor:
         if kind in ("sample", "race"):

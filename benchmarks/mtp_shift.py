@@ -32,6 +32,7 @@ from specdec.training import (
     ObjectiveTrainer,
     PackedStream,
 )
+from specdec.training.data import encode_texts
 from specdec.zoo import corpus
 
 NUM_DEPTHS = 3
@@ -114,7 +115,8 @@ def trained_head(target, steps: int, device: torch.device) -> MTPHead:
     """A head trained on the library for a moment, where the package holds none."""
     head = models.build_mtp_head(target, num_depths=NUM_DEPTHS, mlp_width=256, seed=1).to(device)
     drafter = MTPDrafter(head, target, NUM_DEPTHS)
-    documents = corpus.encode_files(zoo.load_tokenizer(), corpus.library_files()[:80])
+    texts = map(corpus.read_source, corpus.library_files()[:80])
+    documents = encode_texts(texts, zoo.load_tokenizer())
     sizes = {"tokens_per_step": 1024, "row_lengths": ((1.0, 128),), "learning_rate": 1e-2}
     with tempfile.TemporaryDirectory() as folder:
         args = ObjectiveArguments(folder, max_steps=steps, use_cpu=device.type == "cpu", **sizes)

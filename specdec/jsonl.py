@@ -38,11 +38,7 @@ def read_lines(path: Path, *, only_whole: bool = False) -> Iterator[tuple[int, A
 
 @contextmanager
 def naming_line(path: Path, number: int) -> Iterator[None]:
-    """Errors about a line's content name the file and the line.
-
-    Raises:
-        ValueError: in place of the errors that reading damaged content raises.
-    """
+    """Errors about a line's content name the file and the line."""
     try:
         yield
     except KeyError as error:

@@ -26,7 +26,7 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number, shown
+from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import pieces, visible
 from specdec.show.tokens import KINDS, marked, text_html, token_span
@@ -56,14 +56,8 @@ class RowStep:
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
-        """The step whose fields a file holds, in their order.
-
-        Raises:
-            TypeError, ValueError: these are no fields of a step.
-        """
+        """The step whose fields a file holds, in their order."""
         drafted, accepted, new = saved
-        if not (isinstance(drafted, list) and isinstance(new, list)):
-            raise TypeError(f"tokens must be lists, got {shown(drafted)} and {shown(new)}")
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))
@@ -192,11 +186,7 @@ class SpeculationStats:
         return json.dumps(self.to_dict())
 
     def to_frame(self):
-        """A pandas frame with one line per draft position.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A pandas frame with one line per draft position."""
         pandas = need("pandas", "to_frame()")
         columns = {
             "reached": self.reached_at,
@@ -208,11 +198,7 @@ class SpeculationStats:
         return pandas.DataFrame(columns, index=index)
 
     def to_frame_of_rows(self):
-        """A pandas frame with one line per row of the batch (per prompt), in their order.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A pandas frame with one line per row of the batch (per prompt), in their order."""
         pandas = need("pandas", "to_frame_of_rows()")
         counts = {name: getattr(self, name) for name in _OF_ROWS}
         frame = pandas.DataFrame(counts, index=pandas.RangeIndex(len(self.steps), name="row"))

@@ -1,5 +1,6 @@
 """Compiles every Triton kernel for a Hopper GPU, on a machine that needs to have none: a program
-for `test_kernels_compile`, which runs it without Triton's interpreter.
+for `test_kernels_compile`, which runs it without Triton's interpreter. Its arguments are data
+types; with "checked" each kernel only passes the compiler's checks of the language.
 
 Triton asks a driver what to compile for, and hands it what it compiled. Here the driver knows of
 one kind of GPU and has none, and every launch ends when its kernel is compiled.
@@ -9,6 +10,7 @@ import sys
 
 import torch
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -48,21 +50,32 @@ class NoDevice:
         return 0
 
 
-def compile_only() -> None:
-    """From here on no kernel is launched."""
+class CheckedError(Exception):
+    """A kernel is sound Triton."""
+
+
+def compile_only(*, is_checked: bool) -> None:
+    """From here on no kernel is launched; with `is_checked` none is compiled to the end."""
     driver.set_active(NoDevice())
     run = JITFunction.run
 
     def compiled(self, *args, grid, warmup, **kwargs):
-        kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
-        print(self.__name__, len(kernel.asm["cubin"]))
-        return kernel
+        try:
+            kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
+            print(self.__name__, len(kernel.asm["cubin"]))
+        except CheckedError:
+            print(self.__name__, "checked")
+
+    def stop(*args):
+        raise CheckedError
 
     JITFunction.run = compiled
+    if is_checked:
+        CUDABackend.make_ttgir = stop
 
 
-def compile_all(dtype: torch.dtype, *, is_warped: bool, is_short: bool) -> None:
-    """Every operation, as the library calls it; once each where that is to be short."""
+def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
+    """Every operation, as the library calls it."""
     shape = ROWS, WIDTH + 1
     logits, probs = torch.zeros(*shape, VOCAB, dtype=dtype), torch.zeros(ROWS, WIDTH, VOCAB)
     tokens, draws = torch.zeros(ROWS, WIDTH).long(), torch.zeros(shape, dtype=torch.float64)
@@ -72,18 +85,15 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool, is_short: bool) -> None:
         params = WarpParams(draws[:, 0] + 1, torch.zeros(ROWS).bool(), cutoff)
         num_valid = tokens[:, 0]
     uniforms = VerifyUniforms(draws[:, :WIDTH], draws[:, 0])
-    drafts = [(probs, True)] if is_short else [(None, False), (probs, False), (probs, True)]
-    for draft_probs, by_block in drafts:
+    for draft_probs, by_block in ((None, False), (probs, False), (probs, True)):
         draft = Draft(tokens, draft_probs, num_valid)
         triton_verify.verify(draft, logits, params, uniforms, by_block=by_block)
     triton_sample.sample(logits, params, draws, torch.zeros(*shape, VOCAB))
-    if not is_short:
-        triton_sample.sample(logits, params, draws, None)
+    triton_sample.sample(logits, params, draws, None)
     triton_race.race(logits, params, torch.zeros(ROWS, 2).long(), torch.zeros(shape).long(), 3)
     triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
-    samples = {"samples": 64} if is_short else {}  # a sort takes the compiler long
-    triton_truncate.find_cutoff(logits, params.temperature, truncation, **samples)
+    triton_truncate.find_cutoff(logits, params.temperature, truncation)
     counts, is_block = torch.zeros(ROWS).long(), is_warped
     where = {"mask_token": 1, "max_positions": 64, "trash": 64}
     spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
@@ -94,12 +104,11 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool, is_short: bool) -> None:
     triton_mtp_shift.shift_window(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
 
 
-def compile_attention(dtype: torch.dtype, *, is_short: bool) -> None:
+def compile_attention(dtype: torch.dtype) -> None:
     """With all options, over rows that are split; plain, over rows that are not; and the write
     before.
     """
-    sizes = [(1, 9, 192, 128)] if is_short else [(64, 4, 128, 128), (1, 9, 192, 128)]
-    for rows, queries, key_width, value_width in sizes:
+    for rows, queries, key_width, value_width in ((64, 4, 128, 128), (1, 9, 192, 128)):
         query = torch.zeros(rows, 16, queries, key_width, dtype=dtype)
         keys = torch.zeros(rows, 256, 4, key_width, dtype=dtype).transpose(1, 2)
         values = torch.zeros(rows, 256, 4, value_width, dtype=dtype).transpose(1, 2)
@@ -115,8 +124,8 @@ def compile_attention(dtype: torch.dtype, *, is_short: bool) -> None:
 
 
 if __name__ == "__main__":
-    compile_only()
-    is_half, is_short = sys.argv[1] != "float32", sys.argv[1] == "short"
-    dtype = torch.bfloat16 if is_half else torch.float32
-    compile_all(dtype, is_warped=is_half, is_short=is_short)
-    compile_attention(dtype, is_short=is_short)
+    compile_only(is_checked="checked" in sys.argv)
+    for dtype in (torch.bfloat16, torch.float32):
+        if str(dtype).removeprefix("torch.") in sys.argv:
+            compile_all(dtype, is_warped=dtype == torch.bfloat16)
+            compile_attention(dtype)

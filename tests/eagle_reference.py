@@ -1,4 +1,5 @@
-"""The published wiring of EAGLE heads, recomputed straight and without any cache.
+"""The published wirings of EAGLE heads, recomputed straight and without any cache; what heads of
+other families have in common with them.
 
 Plain functions on tensors, one row of text at a time, written from the description of the formats
 and sharing nothing with the package but the names of the weights. Every draft step runs the head
@@ -47,68 +48,78 @@ def fused(config, weights, features: Tensor) -> Tensor:
     if config.norm_before_fc:
         features = rms_norm(config, features, weights["input_norm.weight"])
     if config.fc_norm:
-        width = config.target_hidden_size
-        pieces = [
-            rms_norm(
-                config, features[:, i * width : (i + 1) * width], weights[f"fc_norm.{i}.weight"]
-            )
-            for i in range(len(config.feature_layers))
-        ]
-        features = torch.cat(pieces, dim=1)
-    if config.fusion == "attention" and config.has_fc:
-        return linear(weights, "fc", features)
-    return features
+        pieces = features.split(config.target_hidden_size, dim=1)
+        normed = [rms_norm(config, p, weights[f"fc_norm.{i}.weight"]) for i, p in enumerate(pieces)]
+        features = torch.cat(normed, dim=1)
+    is_joined = getattr(config, "fusion", None) != "input" and "fc.weight" in weights
+    return linear(weights, "fc", features) if is_joined else features
 
 
-def stack(config, weights, embeds: Tensor, hidden: Tensor, positions: list[int]) -> Tensor:
-    """All layers over rows of embeddings and hidden states `[n, H]`."""
-    if config.fusion == "input":
-        hidden = linear(weights, "fc", torch.cat([embeds, hidden], dim=1))
+def stack(config, weights, embeds, hidden, positions: list[int], context=None, sees=None) -> Tensor:
+    """All layers over rows of embeddings and hidden states `[n, H]`; other Args as `attention`."""
+    is_input = getattr(config, "fusion", None) == "input"
+    fuses = hidden is not None and not is_input
+    x = linear(weights, "fc", torch.cat([embeds, hidden], dim=1)) if is_input else embeds
     for i in range(config.num_layers):
-        name = f"layers.{i}"
-        norms = {
-            key: weights.get(f"{name}.{key}.weight") for key in ("input_layernorm", "hidden_norm")
-        }
-        residual, x = hidden, hidden
-        if i == 0 and config.fusion == "attention":
-            normed = rms_norm(config, hidden, norms["hidden_norm"])
-            x = torch.cat([rms_norm(config, embeds, norms["input_layernorm"]), normed], dim=1)
+        name, residual, read = f"layers.{i}", x, x
+        if i > 0 or not is_input:
+            read = rms_norm(config, x, weights[f"{name}.input_layernorm.weight"])
+        if i == 0 and fuses:
+            normed = rms_norm(config, hidden, weights[f"{name}.hidden_norm.weight"])
+            read = torch.cat([read, normed], dim=1)
             residual = normed if config.norm_before_residual else hidden
-        elif i > 0:
-            x = rms_norm(config, hidden, norms["input_layernorm"])
-        hidden = residual + attention(config, weights, f"{name}.self_attn", x, positions)
-        x = rms_norm(config, hidden, weights[f"{name}.post_attention_layernorm.weight"])
-        gate, up = (linear(weights, f"{name}.mlp.{part}_proj", x) for part in ("gate", "up"))
-        hidden = hidden + linear(weights, f"{name}.mlp.down_proj", gate * gate.sigmoid() * up)
-    return hidden
+        out = attention(config, weights, f"{name}.self_attn", read, positions, context, sees)
+        x = residual + out
+        x = x + mlp(config, weights, name, x)
+    return x
 
 
-def attention(config, weights, name: str, x: Tensor, positions: list[int]) -> Tensor:
-    """Causal attention of n rows, one head at a time."""
-    size, group = config.layer.head_dim, config.layer.num_heads // config.layer.num_kv_heads
-    query, key, value = (linear(weights, f"{name}.{part}_proj", x) for part in "qkv")
+def mlp(config, weights, name: str, x: Tensor) -> Tensor:
+    """What the second half of a layer adds."""
+    x = rms_norm(config, x, weights[f"{name}.post_attention_layernorm.weight"])
+    gate, up = (linear(weights, f"{name}.mlp.{part}_proj", x) for part in ("gate", "up"))
+    return linear(weights, f"{name}.mlp.down_proj", gate * gate.sigmoid() * up)
+
+
+def attention(config, weights, name: str, x: Tensor, positions, context=None, sees=None) -> Tensor:
+    """Attention of rows `[n, H]`, one head at a time, over the context's keys (at positions 0, 1,
+    ...) and their own; `sees` (queries, keys) -> what is visible, instead of what the config says.
+    """
+    layer, count = config.layer, 0 if context is None else len(context)
+    source, at = (x if context is None else torch.cat([context, x])), [*range(count), *positions]
+    queries, keys = torch.tensor(positions)[:, None], torch.tensor(at)
+    visible = keys <= queries if sees is None else sees(queries, keys)
+    if sees is None and not getattr(config, "is_causal", True):
+        visible = torch.ones_like(visible)
+    query, key, value = keys_and_values(config, weights, name, x, source, positions, at)
     heads = []
-    for h in range(config.layer.num_heads):
-        q = query[:, h * size : (h + 1) * size]
-        k = key[:, h // group * size : (h // group + 1) * size]
-        v = value[:, h // group * size : (h // group + 1) * size]
-        if config.layer.has_qk_norm:
-            q = rms_norm(config, q, weights[f"{name}.q_norm.weight"])
-            k = rms_norm(config, k, weights[f"{name}.k_norm.weight"])
-        scores = rotated(config, q, positions) @ rotated(config, k, positions).T / math.sqrt(size)
-        future = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
-        heads.append(scores.masked_fill(future, -math.inf).softmax(dim=1) @ v)
+    for h in range(layer.num_heads):
+        kv = h // (layer.num_heads // layer.num_kv_heads)
+        scores = query[:, h] @ key[:, kv].T / math.sqrt(layer.head_dim)
+        heads.append(scores.masked_fill(~visible, -math.inf).softmax(dim=1) @ value[:, kv])
     return linear(weights, f"{name}.o_proj", torch.cat(heads, dim=1))
 
 
+def keys_and_values(config, weights, name: str, x, source, positions, at) -> tuple[Tensor, ...]:
+    """Queries of rows `x`, keys and values of rows `source`, `[n, heads, D]`, rotated."""
+    layer = config.layer
+    query, key, value = (
+        linear(weights, f"{name}.{part}_proj", rows).unflatten(1, (-1, layer.head_dim))
+        for part, rows in zip("qkv", (x, source, source), strict=True)
+    )
+    if layer.has_qk_norm:
+        query = rms_norm(config, query, weights[f"{name}.q_norm.weight"])
+        key = rms_norm(config, key, weights[f"{name}.k_norm.weight"])
+    return rotated(config, query, positions), rotated(config, key, at), value
+
+
 def rotated(config, x: Tensor, positions: list[int]) -> Tensor:
-    """Rows `[n, D]` turned by their positions: channels i and i + D / 2 are a plane."""
-    size = config.layer.head_dim
-    half, speeds = size // 2, frequencies(config.layer.rope, size)
-    angles = torch.tensor(positions).float()[:, None] * speeds
+    """Rows `[n, heads, D]` turned by their positions: channels i and i + D / 2 are a plane."""
+    speeds = frequencies(config.layer.rope, config.layer.head_dim)
+    angles = torch.tensor(positions).float()[:, None, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x[:, :half], x[:, half:]
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=1)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
 def frequencies(rope: dict, size: int) -> Tensor:

@@ -6,8 +6,8 @@ other: depth d at index i reads token i + d + 1 beside the hidden state of index
 """
 
 import torch
-import torch.nn.functional as F
 from eagle_heads import fitted, flagged, stand_in
+from eagle_reference import attention, keys_and_values, mlp, rms_norm
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -125,38 +125,18 @@ class Recomputation:
             embeds = torch.cat([0 * embeds[:1], embeds[1:]])
         pair = [self.norm(module.enorm, embeds), self.norm(module.hnorm, hidden)]
         fused = module.eh_proj(torch.cat(pair[::-1] if config.hidden_first else pair, dim=-1))
-        return self.decoder_layer(module.block, fused)
+        weights = {f"block.{name}": tensor for name, tensor in module.block.state_dict().items()}
+        case = config, weights, "block.self_attn"
+        rows, read = (
+            list(range(len(fused))),
+            rms_norm(config, fused, module.block.input_layernorm.weight),
+        )
+        _, keys, values = keys_and_values(*case, read, read, rows, rows)
+        out = fused + attention(*case, read, rows)
+        return out + mlp(config, weights, "block", out), keys, values
 
     def norm(self, module, x):
-        scale = module.weight + 1 if self.config.centred_norms else module.weight
-        return (
-            x * (x.square().mean(-1, keepdim=True) + self.config.layer.rms_norm_eps) ** -0.5 * scale
-        )
-
-    def plain_norm(self, module, x):
-        eps = self.config.layer.rms_norm_eps
-        return x * (x.square().mean(-1, keepdim=True) + eps) ** -0.5 * module.weight
-
-    def decoder_layer(self, block, x):
-        layer, attention = self.config.layer, block.self_attn
-        count, size = len(x), layer.head_dim
-        normed = self.plain_norm(block.input_layernorm, x)
-        query, key, value = (
-            project(normed).view(count, -1, size)
-            for project in (attention.q_proj, attention.k_proj, attention.v_proj)
-        )
-        if layer.has_qk_norm:
-            query = self.plain_norm(attention.q_norm, query)
-            key = self.plain_norm(attention.k_norm, key)
-        query, key = turned(query, layer), turned(key, layer)
-        groups = layer.num_heads // layer.num_kv_heads
-        scores = torch.einsum("qhd,khd->hqk", query, key.repeat_interleave(groups, dim=1))
-        later = torch.ones(count, count, dtype=torch.bool).triu(1)
-        weights = (scores / size**0.5).masked_fill(later, -torch.inf).softmax(dim=-1)
-        mixed = torch.einsum("hqk,khd->qhd", weights, value.repeat_interleave(groups, dim=1))
-        x = x + attention.o_proj(mixed.flatten(1))
-        normed, mlp = self.plain_norm(block.post_attention_layernorm, x), block.mlp
-        return x + mlp.down_proj(F.silu(mlp.gate_proj(normed)) * mlp.up_proj(normed)), key, value
+        return rms_norm(self.config, x, module.weight + self.config.centred_norms)
 
     def feedback(self, depth, out):
         return self.norm(self.head.layers[depth].norm, out) if self.config.feedback_norm else out
@@ -168,16 +148,6 @@ class Recomputation:
         if not config.has_lm_head:
             return self.drafter._borrowed.lm_head(out)
         return (module if config.lm_head_per_depth else self.head).lm_head(out)
-
-
-def turned(x: Tensor, layer: LayerConfig) -> Tensor:
-    """`[n, heads, D]`, rotated to positions 0, 1, ...; channels i and i + D / 2 are a pair."""
-    size = layer.head_dim
-    rates = layer.rope["rope_theta"] ** -(torch.arange(0, size, 2, dtype=x.dtype) / size)
-    angles = torch.arange(len(x), dtype=x.dtype)[:, None] * rates
-    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def head_for(model: PreTrainedModel, *, seed: int = 0, num_depths: int = 3, **flags) -> MTPHead:

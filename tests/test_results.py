@@ -24,7 +24,6 @@ from specdec import (
     RejectionSampler,
     SpeculationStats,
     SpeculativeGenerator,
-    Target,
     TypicalSampler,
     zoo,
 )
@@ -113,18 +112,6 @@ def test_the_statistics_agree_with_a_recount_of_the_steps(result):
         assert stats.conditional_rates[i] == pytest.approx(sum(reached) / max(1, len(reached)))
 
 
-def test_the_identities_between_the_rates_hold(result):
-    stats = result.stats
-    assert 1 + sum(stats.joint_rates) == pytest.approx(stats.acceptance_length)
-    for accepted, steps, emitted in zip(stats.accepted, stats.steps, stats.emitted, strict=True):
-        assert accepted + steps >= emitted > accepted + steps - 1 - stats.num_draft_tokens
-    assert stats.block_efficiency <= stats.acceptance_length
-    if {len(step.draft_tokens) for row in result.steps for step in row} == {4}:
-        product = torch.tensor(stats.conditional_rates).cumprod(dim=0)
-        assert product.tolist() == pytest.approx(stats.joint_rates)
-        assert 0 < stats.acceptance_rate < 1
-
-
 def test_statistics_survive_json_frames_and_html(result):
     stats = result.stats
     assert json.loads(stats.to_json()) == stats.to_dict()
@@ -158,35 +145,6 @@ def test_seeds_are_reported_for_sampled_generations():
     assert generate(drafter, do_sample=True, seed=drawn.seeds).sequences.equal(drawn.sequences)
 
 
-def test_a_stream_shows_the_steps_of_generate(drafter):
-    expected = generate(drafter)
-    generator = SpeculativeGenerator(MODEL, drafter)
-    records = list(generator.stream(IDS, MASK, max_new_tokens=NUM_NEW, eos_token_id=EOS))
-    assert [record.index for record in records] == list(range(max(expected.stats.steps)))
-    for row, (steps, count) in enumerate(zip(expected.steps, expected.stats.steps, strict=True)):
-        seen = [record.rows[row] for record in records]
-        assert seen[count:] == [None] * (len(records) - count)
-        assert [vars(step) for step in seen[:count]] == [vars(step) for step in steps]
-
-
-@pytest.mark.parametrize(("drafter", "kept_bytes"), [("lookup", 0), ("perturbed", None)])
-def test_abandoning_a_stream_leaves_generator_and_model_usable(drafter, kept_bytes):
-    expected = MODEL.generate(
-        IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
-    )
-    generator = SpeculativeGenerator(MODEL, DRAFTERS[drafter], kept_bytes=kept_bytes)
-    for num_steps in (0, 1, 3):
-        stream = generator.stream(IDS, MASK, max_new_tokens=NUM_NEW)
-        for _ in range(num_steps):
-            next(stream)
-        other = MODEL.generate(
-            IDS, attention_mask=MASK, max_new_tokens=NUM_NEW, do_sample=False, pad_token_id=0
-        )
-        assert other.equal(expected)  # while the stream is open
-        stream.close()
-        assert generator.generate(IDS, MASK, max_new_tokens=NUM_NEW).sequences.equal(expected)
-
-
 def test_two_streams_of_one_generator_do_not_disturb_each_other():
     generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
     prompts = {0: (IDS, MASK), 1: (IDS.flip(0), MASK.flip(0))}
@@ -203,38 +161,6 @@ def test_two_streams_of_one_generator_do_not_disturb_each_other():
                 texts[key][row] += step.new_tokens if step else []
     for key, text in texts.items():
         assert text == expected[key].new_tokens.tolist()
-
-
-@pytest.mark.parametrize(
-    ("name", "lengths"),
-    [(None, (1, 1, 1)), ("perturbed", (8, 3, 6)), ("lookup", (8, 3, 6))],
-)
-def test_kept_storage_serves_calls_of_equal_size_and_changes_no_text(name, lengths, monkeypatch):
-    drafter = DRAFTERS.get(name)
-    calls, where, verify = [], [], Target.verify
-
-    def spy(self, cache, *args, **kwargs):
-        output = verify(self, cache, *args, **kwargs)
-        calls[-1].append(cache)
-        where.append([keys.data_ptr() for keys in cache.keys.values()])
-        return output
-
-    generator = SpeculativeGenerator(MODEL, drafter)
-    options = {"do_sample": True, "temperature": [0.0, 1.0, 1.0], "seed": [1, 2, 3]}
-    for seed in range(3):
-        ids, mask = ragged_prompts(VOCAB, *lengths, seed=seed)
-        fresh = SpeculativeGenerator(MODEL, drafter).generate(
-            ids, mask, max_new_tokens=9, **options
-        )
-        calls.append([])
-        with monkeypatch.context() as patch:
-            patch.setattr(Target, "verify", spy)
-            result = generator.generate(ids, mask, max_new_tokens=9, **options)
-        assert result.sequences.equal(fresh.sequences)
-    assert all(caches[0] is calls[0][0] for caches in calls)  # later ones may hold fewer rows
-    assert all(pointers == where[0] for pointers in where)
-    other = SpeculativeGenerator(MODEL, drafter).generate(IDS[:2], max_new_tokens=4)
-    assert generator.generate(IDS[:2], max_new_tokens=4).sequences.equal(other.sequences)
 
 
 @pytest.mark.parametrize(
@@ -333,14 +259,6 @@ def test_what_a_result_shows_is_escaped():
     assert "\x1b" not in repr(result) + result._repr_html_()
     assert "<script>" not in result._repr_html_()
     assert "&lt;script&gt;&amp;" in result._repr_html_()
-
-
-def test_many_rows_are_shown_in_part():
-    ids = torch.arange(1, 21).repeat(2)[:40].view(20, 2)
-    result = SpeculativeGenerator(MODEL, None).generate(ids, max_new_tokens=2)
-    assert repr(result).endswith("...")
-    assert "row 7 (" in repr(result)
-    assert "row 8 (" not in repr(result)
 
 
 def test_parts_print_what_they_are():

@@ -23,14 +23,13 @@ from specdec.checkpoints.layers import read_layer
 from specdec.drafters.head import HeadDrafter
 from specdec.evaluation import evaluate
 from specdec.heads.layers import DecoderLayer, LayerConfig, attend_causally
-from specdec.heads.rotary import RotaryAngles
 from specdec.heads.sharing import apply_lm_head, check_target
 from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
 from specdec.training.losses import soft_cross_entropy_of
-from specdec.training.teacher import Teacher
+from specdec.training.teacher import HeadObjective
 from specdec.types import Draft
 
 NUM_DRAFT_TOKENS = 3
@@ -154,21 +153,15 @@ class ToyDrafter(HeadDrafter):
         return rows, self.head(self.embed(tokens), features, step.angles, step.attend)
 
 
-class ToyObjective(nn.Module):
+class ToyObjective(HeadObjective):
     """The target's distribution at every position; the last tokens of a row are masks."""
-
-    def __init__(self, drafter: ToyDrafter, target):
-        super().__init__()
-        self.drafter = drafter
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._angles = RotaryAngles(drafter.config.layer.rotary_table)
 
     def forward(self, ids: Tensor) -> Tensor:
         head, num_masks = self.drafter.head, self.drafter.num_draft_tokens - 1
         labels, features = self._teacher.labels(ids)
         known = ids[:, 1 : ids.shape[1] - num_masks]
         tokens, features = head.with_masks(known, features[:, : known.shape[1]], num_masks)
-        angles = self._angles(tokens.shape[1], dtype=head.dtype, device=head.device)
+        angles = self.angles(tokens.shape[1])
         out = head(self.drafter.embed(tokens), features, angles, attend_causally)
         due = labels.at(1, out.shape[1])
         return soft_cross_entropy_of(out, self.drafter.logits, due)
@@ -177,7 +170,7 @@ class ToyObjective(nn.Module):
 def new_head(target) -> ToyHead:
     """An untrained head."""
     config = ToyConfig(layer_like(target), target.config.vocab_size, (2,), 0)
-    return untrained(lambda: ToyHead(config), seed=3)
+    return untrained(lambda: ToyHead(config), target, seed=3)
 
 
 def save(head: ToyHead, folder: Path) -> None:
@@ -204,8 +197,8 @@ def main(folder: Path) -> None:
     text = SpeculativeGenerator(target, None).generate(prompts, max_new_tokens=24, do_sample=False)
     generator = SpeculativeGenerator(target, drafter)
     before = evaluate(generator, prompts, max_new_tokens=24)
-    sizes = {"max_steps": 150, "tokens_per_step": 48, "row_lengths": ((1.0, 24),)}
-    args = ObjectiveArguments(str(folder / "run"), learning_rate=0.02, use_cpu=True, **sizes)
+    sizes = {"max_steps": 100, "tokens_per_step": 48, "row_lengths": ((1.0, 24),)}
+    args = ObjectiveArguments(str(folder / "run"), learning_rate=0.03, use_cpu=True, **sizes)
     stream = PackedStream([row.numpy() for row in text.sequences for _ in range(4)], seed=0)
     ObjectiveTrainer(ToyObjective(drafter, target), args, stream).train()
     after = evaluate(generator, prompts, max_new_tokens=24)

@@ -22,13 +22,13 @@ from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from recipes.zoo import sources
 from specdec import zoo
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.trainer import ObjectiveTrainer
 from specdec.zoo import corpus
-from specdec.zoo.corpus import encode_files
 
 NUM_PROMPTS = 32
 NEW_TOKENS = 128
@@ -241,8 +241,8 @@ def _describe_data(tokenizer: PreTrainedTokenizerFast) -> dict:
             "held_out": list(corpus.HELD_OUT),
         },
         "packages": {
-            "versions": {name: _version(name) for name in corpus.PACKAGES},
-            **_describe_files(tokenizer, corpus.package_files()),
+            "versions": {name: _version(name) for name in sources.PACKAGES},
+            **_describe_files(tokenizer, sources.package_files()),
         },
     }
 
@@ -252,7 +252,7 @@ def _describe_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> di
     return {
         "num_files": len(files),
         "num_bytes": sum(path.stat().st_size for path in files),
-        "num_tokens": sum(len(ids) for ids in encode_files(tokenizer, files)),
+        "num_tokens": sum(len(ids) for ids in sources.encode_files(tokenizer, files)),
         "sha256": _fingerprint(files),
     }
 
@@ -274,7 +274,7 @@ def _version(package: str) -> str | None:
 
 def _heldout_stream(tokenizer: PreTrainedTokenizerFast) -> torch.Tensor:
     """Return ids [T] of all held-out modules, one after the other."""
-    documents = encode_files(tokenizer, corpus.heldout_files())
+    documents = sources.encode_files(tokenizer, corpus.heldout_files())
     return torch.from_numpy(np.concatenate(documents).astype(np.int64))
 
 
@@ -282,7 +282,7 @@ def _heldout_windows(
     tokenizer: PreTrainedTokenizerFast, *, length: int = 1024
 ) -> Iterator[torch.Tensor]:
     """Yield ids [T + 1] that together cover each held-out module once, T at most `length`."""
-    for ids in encode_files(tokenizer, corpus.heldout_files()):
+    for ids in sources.encode_files(tokenizer, corpus.heldout_files()):
         # As in training, a document follows the end of another.
         document = torch.tensor([tokenizer.eos_token_id, *ids.tolist()])
         for start in range(0, len(document) - 1, length):

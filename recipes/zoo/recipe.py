@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
-from recipes.zoo import cards, models
+from recipes.zoo import cards, models, sources
 from recipes.zoo.owntext import continue_windows
 from recipes.zoo.tokenizer import train_tokenizer
 from specdec import zoo
@@ -93,8 +93,8 @@ def make_tokenizer(out_dir: Path) -> None:
 def make_target(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     """Train the target on next tokens; write its weights and card."""
     tokenizer = _tokenizer(out_dir)
-    library = corpus.encode_files(tokenizer, corpus.library_files())
-    packages = corpus.encode_files(tokenizer, corpus.package_files())
+    library = sources.encode_files(tokenizer, corpus.library_files())
+    packages = sources.encode_files(tokenizer, sources.package_files())
     stream = PackedStream(LIBRARY_REPEATS * library + packages, seed=plan["seed"])
     model = models.build_model(tokenizer, seed=plan["seed"], **TARGET_SHAPE)
     progress = _train(NextToken(model), stream, plan, work_dir / "target")
@@ -110,8 +110,8 @@ def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TE
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     target = LlamaForCausalLM.from_pretrained(out_dir / "target", dtype=dtype).eval().to(device)
-    library = corpus.encode_files(tokenizer, corpus.library_files())
-    packages = corpus.encode_files(tokenizer, corpus.package_files())
+    library = sources.encode_files(tokenizer, corpus.library_files())
+    packages = sources.encode_files(tokenizer, sources.package_files())
     documents = 3 * library + packages[::4]
     made = [continue_windows(target, documents, **options) for options in windows]
     rows = [row for rows in made for row in rows]
@@ -211,7 +211,7 @@ def _drafters_stream(
     """The target's own text and the library, twice each."""
     with np.load(work_dir / "text.npz") as kept:
         own = np.split(kept["tokens"], kept["ends"])
-    library = corpus.encode_files(tokenizer, corpus.library_files())
+    library = sources.encode_files(tokenizer, corpus.library_files())
     return PackedStream(2 * own + 2 * library, seed=plan["seed"])
 
 

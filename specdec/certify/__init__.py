@@ -58,7 +58,7 @@ def certify(
 
     Example:
         >>> from specdec import RejectionSampler, TypicalSampler, certify
-        >>> few = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 worlds
+        >>> few = ((3, 1, 4),)  # K = 1 draft token out of V = 3, in 4 worlds of each kind
         >>> [certify(s, sizes=few).passed for s in (RejectionSampler(), TypicalSampler())]
         [True, False]
     """

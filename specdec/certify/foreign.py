@@ -55,7 +55,7 @@ class ForeignSampler(Sampler):
         >>> from specdec.certify import ForeignSampler, certify
         >>> def follow_the_draft(draft_tokens, draft_probs, target_probs, noise):
         ...     return [*draft_tokens.tolist(), int(noise.draw(target_probs[-1]))]
-        >>> certify(ForeignSampler(follow_the_draft), sizes=((3, 1, 2),)).passed
+        >>> certify(ForeignSampler(follow_the_draft), sizes=((2, 1, 1),)).passed
         False
     """
 
@@ -66,7 +66,7 @@ class ForeignSampler(Sampler):
         self.rule, self.name = rule, name or getattr(rule, "__name__", type(rule).__name__)
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
-        """Row by row; refuses what is not the beginning of the draft and one more token."""
+        """Row by row."""
         target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
         laws = draft.probs
         if laws is None:
@@ -84,23 +84,17 @@ class ForeignSampler(Sampler):
         return Verdict(tokens, torch.tensor(counts, device=drafted.device), draft.num_valid)
 
     def _run(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RowNoise) -> Tensor:
+        """Ids, whose values are looked at like those of every sampler."""
         said = self.rule(drafted, laws, target, noise)
         try:
             out = torch.as_tensor(said, device=drafted.device)
-        except Exception as error:  # of any kind: torch has no word for what is no array
-            raise TypeError(f"{self.name} returned {shown(said)}; expected token ids") from error
-        if out.numel() and (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool):
-            raise TypeError(f"{self.name} returned {shown(said)}; expected integer token ids")
-        count, vocab = out.numel() - 1, target.shape[-1]
-        is_prefix = out.dim() == 1 and 0 <= count <= len(drafted)
-        if not is_prefix or not torch.equal(out[:count], drafted[:count]):
-            raise ValueError(
-                f"{self.name} returned {out.tolist()} for the draft {drafted.tolist()}; expected "
-                "some of its first tokens, in order, and one more"
-            )
-        if not 0 <= out[-1] < vocab:
-            raise ValueError(
-                f"{self.name} returned the token {int(out[-1])} for a vocabulary of {vocab}"
+            is_ids = not (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool)
+        except Exception:  # of any kind: torch has no word for what is no array
+            is_ids = False
+        if not is_ids or out.dim() != 1 or not 1 <= len(out) <= len(drafted) + 1:
+            raise TypeError(
+                f"{self.name} returned {shown(said)}; expected some of the {len(drafted)} draft "
+                "tokens, in order, and one more"
             )
         return out
 
@@ -117,7 +111,7 @@ def huggingface_rule(
 
     Example:
         >>> from specdec.certify import ForeignSampler, certify, huggingface_rule
-        >>> report = certify(ForeignSampler(huggingface_rule), sizes=((2, 1, 6),))
+        >>> report = certify(ForeignSampler(huggingface_rule), sizes=((2, 1, 2),))
         >>> report.deviation < 1e-12, {failure.kind for failure in report.failures}
         (True, {'zero'})
     """

@@ -14,24 +14,10 @@ MAX_SIZE = 2**23
 
 class ConfigFields:
     """Fields of a configuration; `null` means absent, as in Hugging Face's own configurations.
+    `origin` is its name in messages, and `notes` are what readers decided and why.
 
     Every method that names a type raises `ValueError`, with file, key and value, where it finds
     something else.
-
-    Args:
-        raw: the parsed JSON object.
-        origin: what to call it in messages.
-
-    Attributes:
-        notes: what readers of the fields decided and why, one line each.
-
-    Example:
-        >>> fields = ConfigFields({"hidden_size": 64, "bias": None}, "config.json")
-        >>> fields.integer("hidden_size"), fields.flag("bias", default=True), fields.unread
-        (64, True, set())
-        >>> fields.integer("num_hidden_layers")
-        Traceback (most recent call last):
-        ValueError: config.json lacks num_hidden_layers
     """
 
     def __init__(self, raw: Mapping[str, Any], origin: str):
@@ -58,7 +44,7 @@ class ConfigFields:
     def integer(
         self, name: str, default: int | None = None, *, low: int = 1, high: int | None = None
     ) -> int:
-        """An integer in `low..high`, where `high` is by default that of `LIMITS`."""
+        """An integer in `low..high`; `high` is by default that of `LIMITS`."""
         value, high = self.get(name, default), high or LIMITS.get(name, MAX_SIZE)
         if value is None:
             raise ValueError(f"{self.origin} lacks {name}")

@@ -19,7 +19,6 @@ from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.layer_ids import CONVENTIONS, LayerIds, find_layer_ids
 from specdec.checkpoints.reading import (
     HeadReading,
-    Tensors,
     canonical,
     open_head,
     unsupported_weights,
@@ -30,16 +29,10 @@ from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 
 _NVIDIA_KEYS = {
-    "use_aux_hidden_state",
-    "use_input_layernorm_in_first_layer",
-    "use_last_layernorm",
-    "use_mtp_layernorm",
-    "next_layer_regular",
-    "parallel_draft_step",
+    *("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"),
+    *("use_mtp_layernorm", "next_layer_regular", "parallel_draft_step"),
 }
 _SPECFORGE_KEYS = {"eagle_config", "fc_norm", "norm_output", "use_aux_norm"}
-
-
 _MARKS = {
     *("fc.weight", "mask_hidden"),
     *("layers.0.hidden_norm.weight", "layers.0.self_attn.q_proj.weight"),
@@ -62,10 +55,9 @@ def detect(folder: CheckpointFolder) -> Source | None:
 def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
     names, architectures = set(map(canonical, in_file)), fields.strings("architectures")
     nvidia_keys = _NVIDIA_KEYS & fields.section("eagle_config").raw.keys()
-    if fields.raw.get("speculators_model_type") == "eagle":
-        return Source("speculators", "EAGLE-1", "config.json has speculators_model_type 'eagle'")
-    if "speculators_model_type" in fields.raw:
-        return Source("speculators", "EAGLE-3", "config.json has speculators_model_type")
+    if (kind := fields.raw.get("speculators_model_type", ...)) is not ...:
+        design = "EAGLE-1" if kind == "eagle" else "EAGLE-3"
+        return Source("speculators", design, f"config.json has speculators_model_type {kind!r}")
     if "target_layer_ids" in fields.raw and any(a.endswith("Eagle3Model") for a in architectures):
         return Source("DeepSpec", "EAGLE-3", f"architectures {architectures} and target_layer_ids")
     if any("midlayer." in name for name in in_file):
@@ -79,10 +71,9 @@ def _producer(fields: ConfigFields, in_file: Collection[str]) -> Source | None:
         return Source("NVIDIA", "EAGLE-3", why)
     if "layers.0.hidden_norm.weight" in names:
         return Source("vLLM", "EAGLE-3", "tensors layers.0.*, no key of a producer")
-    if "fc.weight" in names and "layers.0.self_attn.q_proj.weight" in names:
-        why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
-        return Source("SafeAILab", "EAGLE-1", why)
-    return None
+    is_first = {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= names
+    why = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
+    return Source("SafeAILab", "EAGLE-1", why) if is_first else None
 
 
 def _unsupported(
@@ -146,8 +137,7 @@ def translate(
     refuse_unsupported(fields, _unsupported(fields, source, tensors))
     reading = EagleReading(fields, source, tensors, options)
     config = reading.config(target)
-    if config.joins_features:
-        reading.check_joined(config)
+    reading.check_joined(config)
     fields.section("eagle_config").get("parallel_draft_heads_num_layers")  # is of no such head
     unused = {}
     if source.producer == "SpecForge" and not config.output_norm:
@@ -158,12 +148,6 @@ def translate(
 class EagleReading(HeadReading):
     """Reads one configuration, to `EagleConfig`."""
 
-    def __init__(
-        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
-    ):
-        super().__init__(fields, source, tensors, options)
-        self.eagle, self.is_eagle1 = fields.section("eagle_config"), source.kind == "EAGLE-1"
-
     def config(self, target: PreTrainedModel | None) -> EagleConfig:
         """Every convention resolved, for a target if there is one."""
         fields, names, num_layers = self.fields, self.tensors, None
@@ -173,7 +157,7 @@ class EagleReading(HeadReading):
         if target is not None:
             num_layers = target.config.get_text_config().num_hidden_layers
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
-        flags = self._eagle1() if self.is_eagle1 else self._eagle3()
+        flags = self._eagle1() if self.is_eagle1 else self._eagle3(fields.section("eagle_config"))
         # The head's own modules are of its width; the target's serve only where that is the same.
         is_other_width = layer.hidden_size != target_hidden_size
         return EagleConfig(
@@ -219,15 +203,13 @@ class EagleReading(HeadReading):
         fields = self.fields
         if {"norm_before_residual", "feedback_norm"} & self.options.keys():
             raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
-        for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
-            if fields.flag(name):
-                raise ValueError(
-                    f"{fields.origin}: {name} is set, but the tensors are those of an EAGLE-1 head"
-                )
-        for entry in self._explicit_ids():
+        norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+        said = [f"{name} is set" for name in norms if fields.flag(name)]
+        said += [f"{entry.key} is {str(entry.ids)[:80]}" for entry in self._explicit_ids()]
+        if said:
             raise ValueError(
-                f"{fields.origin}: {entry.key} is {str(entry.ids)[:80]}, but the tensors are those "
-                "of an EAGLE-1 head, which reads the final state"
+                f"{fields.origin}: {said[0]}, but the tensors are those of an EAGLE-1 head, which "
+                "reads the final state"
             )
         if self.is_speculators:
             return {"fc_bias": fields.flag("fusion_bias"), "output_norm": False}
@@ -238,9 +220,9 @@ class EagleReading(HeadReading):
             self.notes.append(f"no key bias: fc has {word} bias, as the file")
         return {"fc_bias": fc_bias, "output_norm": False}
 
-    def _eagle3(self) -> dict[str, bool]:
+    def _eagle3(self, eagle: ConfigFields) -> dict[str, bool]:
         """Flags of the dialects."""
-        fields, eagle, notes = self.fields, self.eagle, self.notes
+        fields, notes = self.fields, self.notes
         flags = {
             "has_fc": eagle.flag("use_aux_hidden_state", default=True),
             "norm_before_fc": fields.flag("norm_before_fc") or eagle.flag("norm_before_fc"),
@@ -248,14 +230,7 @@ class EagleReading(HeadReading):
             "norm_before_residual": fields.flag("norm_before_residual"),
             "fc_bias": fields.flag("bias") and "fc.bias" in self.tensors,
         }
-        if flags["norm_before_fc"] and flags["fc_norm"]:
-            raise ValueError(f"{fields.origin}: norm_before_fc and fc_norm exclude each other")
         if not flags["has_fc"]:
-            if flags["norm_before_fc"] or flags["fc_norm"]:
-                raise ValueError(
-                    f"{fields.origin}: norms before fc, but eagle_config.use_aux_hidden_state is "
-                    "false"
-                )
             notes.append("use_aux_hidden_state is false: the final state is the feature, no fc")
             unmeant = [entry for entry in self._explicit_ids() if entry.ids]
             notes += [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
@@ -281,9 +256,9 @@ class EagleReading(HeadReading):
     def _features(self, joins: bool, num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the head reads; one, the final state, if it does not join several."""
         producer, asked = self.source.producer, self.asked_layers(num_layers)
-        if asked is not None and not joins and len(asked) != 1:
+        if asked and not joins and len(asked) != 1:
             raise ValueError(f"the head reads one feature, got feature_layers {list(asked)}")
-        if asked is not None or not joins:
+        if asked or not joins:
             return asked or ("final",)
         found = self._explicit_ids()
         layers = self.boundaries(found, num_layers)

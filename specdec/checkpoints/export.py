@@ -17,7 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
-from specdec.arguments import check_choice, check_path
+from specdec.arguments import check_choice, check_path, shown
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import HeadConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
@@ -114,11 +114,7 @@ def layouts_of(design: str) -> tuple[Layout, ...]:
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Writes `config.json` and `model.safetensors` into a folder, which is made if need be. A head
-    of the same tensors in it is replaced.
-
-    Raises:
-        ValueError: no folder, or one that holds another model, a target perhaps; nothing has been
-            written.
+    of the same tensors in it is replaced; another model in it, a target perhaps, is a `ValueError`.
     """
     folder = check_path("folder", folder, what="a folder")
     _refuse_another_model(folder, tensors.keys())
@@ -143,10 +139,10 @@ def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
     elif (folder / "model.safetensors.index.json").exists():
         found = {"a model in several files"}
     if found is not None and found != set(names):
-        shown = ", ".join(sorted(map(printable, found - set(names)))[:3]) or "fewer tensors"
+        others = ", ".join(sorted(map(printable, found - set(names)))[:3]) or "fewer tensors"
         raise ValueError(
-            f"{folder} holds another model ({shown}), which would be lost; choose a new folder, or "
-            "delete it first"
+            f"{folder} holds another model ({others}), which would be lost; choose a new folder, "
+            "or delete it first"
         )
 
 
@@ -162,10 +158,9 @@ def _plain_table(embeddings: Tensor | None, config: HeadConfig) -> Tensor:
     """The target's embeddings in their own type; `ValueError` if they cannot be copied."""
     shape = [config.vocab_size, config.hidden_size]
     if embeddings is None or not embeddings.is_floating_point() or list(embeddings.shape) != shape:
-        found = None if embeddings is None else (list(embeddings.shape), embeddings.dtype)
         raise ValueError(
             f"the head uses the target's embeddings, and such a file holds them: pass them as "
-            f"embed_tokens, {shape} floats, got {found}"
+            f"embed_tokens, {shape} floats, got {shown(embeddings)}"
         )
     return embeddings
 
@@ -185,6 +180,7 @@ def _with_vocab_map(
 
 _SCALINGS = ("linear", "dynamic")
 """Rotary scalings that SafeAILab's code knows; it wants exactly `type` and `factor`, a float."""
+_SCALING_KEYS = {"rope_type", "rope_theta", "factor"}
 
 
 def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str]:
@@ -204,7 +200,8 @@ def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str
 
 _TABLES = {"has_embed_tokens", "has_lm_head"}
 _NORMS = {"norm_before_residual", "norm_before_fc", "fc_norm"}
-_LAYERS = {"num_layers", "attention_bias", "attention_output_bias", "has_qk_norm"}
+_OF_LAYERS = {"attention_bias", "attention_output_bias", "has_qk_norm"}
+_LAYERS = _OF_LAYERS | {"num_layers"}
 _BLOCK = _LAYERS | {"mask_token_id", "block_size"}
 _MODEL = _LAYERS | {"mask_token_id", "ties_embeddings", "max_positions"}
 _EXPRESSED: dict[tuple[str, Layout], set[str]] = {
@@ -231,57 +228,47 @@ _INSTEAD: dict[tuple[str, Layout], dict[str, Any]] = {
 
 def _obstacles(config: FeatureHeadConfig, design: str, layout: Layout) -> Iterator[str]:
     """What a layout cannot express."""
-    layer, kind = config.layer, (design, layout)
-    flags = {name: getattr(layer, name) for name in _LAYERS - {"num_layers"}}
-    usual = dict.fromkeys(flags, False)
-    for entry in fields(config):
-        if entry.default is not MISSING:
-            flags[entry.name], usual[entry.name] = getattr(config, entry.name), entry.default
-    usual |= _INSTEAD.get(kind, {})
+    kind, values = (design, layout), vars(config) | vars(config.layer)
+    usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
+    usual |= dict.fromkeys(_OF_LAYERS, False) | _INSTEAD.get(kind, {})
     for name in usual.keys() - _EXPRESSED[kind]:
-        if flags[name] != usual[name]:
-            yield f"{name}={flags[name]}"
-    others = [*_of_features(config, design, layout), *_of_layers(layer, design, layout)]
-    if "mask_token_id" in flags:
-        others.append((config.mask_token_id is None, "a mask without an id"))
-    if "block_size" in _EXPRESSED[kind]:
-        others.append((config.block_size is None, "a head without block_size"))
-        # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
-        others.append((not layer.has_qk_norm, "layers without norms of queries and keys"))
-    if layout == "huggingface":
-        is_other = config.max_positions != layer.max_position_embeddings
-        others.append((is_other, "max_positions other than max_position_embeddings"))
-        is_reduced = config.draft_vocab_size < config.vocab_size
-        others.append((is_reduced, "fewer ids than the target has"))
-    yield from (what for is_there, what in others if is_there)
+        if values[name] != usual[name]:
+            yield f"{name}={values[name]}"
+    yield from (what for is_there, what in _others(config, *kind) if is_there)
 
 
-def _of_features(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
-    layers = list(config.feature_layers)
-    boundaries = [layer for layer in layers if layer != "final"]
+def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
+    """What is no flag by itself."""
+    layer, boundaries = config.layer, [b for b in config.feature_layers if b != "final"]
+    bias, output_bias = layer.attention_bias, layer.attention_output_bias
     if design == "input":
         yield bool(boundaries), "other features than the final ones"
-        return
-    yield len(boundaries) < len(layers), "final features"
-    yield boundaries != sorted(boundaries), "features that are not in the order of layers"
-    yield layout in ("safeailab", "z-lab") and 0 in boundaries, "features of the embeddings"
-    yield layout == "safeailab" and len(boundaries) != 3, "other than three features"
-    is_other = config.target_hidden_size != config.hidden_size
-    yield layout == "z-lab" and is_other, "another width than the target's"
-
-
-def _of_layers(layer: LayerConfig, design: str, layout: Layout) -> Pairs:
-    bias, output_bias = layer.attention_bias, layer.attention_output_bias
+    else:
+        yield len(boundaries) < len(config.feature_layers), "final features"
+        yield boundaries != sorted(boundaries), "features that are not in the order of layers"
+        has_embeddings = layout in ("safeailab", "z-lab") and 0 in boundaries
+        yield has_embeddings, "features of the embeddings"
     if layout in ("speculators", "z-lab"):
         yield bias != output_bias, "biases of q, k, v alone"
-    elif layout == "huggingface":
+    if layout == "safeailab":
+        yield design == "attention" and len(boundaries) != 3, "other than three features"
+        more, scaling = sorted(layer.rope.keys() - _SCALING_KEYS), layer.rope["rope_type"]
+        is_more = scaling in _SCALINGS and bool(more)
+        yield is_more, f"{', '.join(more)} of a {scaling} rope_scaling"
+    if layout == "z-lab":
+        yield config.target_hidden_size != config.hidden_size, "another width than the target's"
+    if layout == "huggingface":
         is_qwen2 = bias and not output_bias
         yield is_qwen2 and layer.has_qk_norm, "biases of q, k, v alone beside has_qk_norm"
         yield output_bias and not bias, "a bias of o_proj alone"
-    elif layout == "safeailab":
-        more = sorted(layer.rope.keys() - {"rope_type", "rope_theta", "factor"})
-        kind = layer.rope["rope_type"]
-        yield kind in _SCALINGS and bool(more), f"{', '.join(more)} of a {kind} rope_scaling"
+        is_other = config.max_positions != layer.max_position_embeddings
+        yield is_other, "max_positions other than max_position_embeddings"
+        yield config.draft_vocab_size < config.vocab_size, "fewer ids than the target has"
+    yield getattr(config, "mask_token_id", ...) is None, "a mask without an id"
+    if "block_size" in _EXPRESSED[design, layout]:
+        yield config.block_size is None, "a head without block_size"
+        # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
+        yield not layer.has_qk_norm, "layers without norms of queries and keys"
 
 
 def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:

@@ -57,9 +57,8 @@ class Family:
         marks: what its files are recognised by, for the error where no family fits.
         detect: (folder) -> whose conventions its files follow, or `None` if they are of no head of
             this family.
-        translate: (folder, source, target or `None`, options that a caller set) -> `Translation`.
-            Raises `ValueError` for what is not supported, for contradictions, and for a head of
-            another target.
+        translate: (folder, source, target or `None`, options that a caller set) -> `Translation`;
+            `ValueError` for what is not supported, for contradictions and for another target.
         head: (config, `[Vd]` ids of the target or `None`) -> the head. It is built on the `meta`
             device: its state dict names the tensors that must be there.
         options: what a caller may know better than a checkpoint's configuration: the options that

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,7 @@ class StoredTensor:
 
 class CheckpointFolder:
     """A checkpoint before any of its values is read; with `allow_pickle` also one in pickled `.bin`
-    files. Its `fields` are config.json.
-
-    Raises:
-        ValueError: no config.json, or one that cannot be read safely.
+    files. Its `fields` are config.json; `ValueError` if that cannot be read safely.
     """
 
     def __init__(self, path: Path, *, allow_pickle: bool = False):
@@ -73,16 +71,9 @@ class CheckpointFolder:
         self.fields = ConfigFields(read_json(path / "config.json"), str(path / "config.json"))
 
     def tensors(self, wanted: Wanted | None = None) -> dict[str, StoredTensor]:
-        """The weights by their names: `model.safetensors`, sharded with an index, or pickled.
-
-        Args:
-            wanted: which tensors; `None` for all. Of a sharded checkpoint only the files that hold
-                a wanted tensor are opened, so that modules that a large target ships can be read.
-
-        Raises:
-            ValueError: no weights, weights in pickled files only without `allow_pickle`, more than
-                `MAX_TENSORS` of them, an index that points elsewhere or is incomplete, or a damaged
-                file.
+        """The wanted weights (`None`: all) by their names: `model.safetensors`, sharded with an
+        index, or pickled. Of a sharded checkpoint only the files that hold a wanted tensor are
+        opened, so that modules that a large target ships can be read.
         """
         for name, read_file in (
             ("model.safetensors", _read_safetensors),
@@ -141,35 +132,27 @@ def _read_shards(
 
 def _read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """The header of a safetensors file, which the library checks against the file's own size."""
-
-    def reader(name: str) -> Callable[[], Tensor]:
-        def read() -> Tensor:
-            with safe_open(path, framework="pt") as file:
-                return file.get_tensor(name)
-
-        return read
-
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > MAX_JSON_BYTES:
-            raise ValueError(
-                f"{path} declares a header of {length} bytes; at most {MAX_JSON_BYTES} are read"
-            )
-        header = file.read(length)
+    if length > MAX_JSON_BYTES:
+        raise ValueError(
+            f"{path} declares a header of {length} bytes; at most {MAX_JSON_BYTES} are read"
+        )
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
             tensors = [
-                StoredTensor(name, s.get_dtype(), tuple(s.get_shape()), reader(name))
+                StoredTensor(name, s.get_dtype(), tuple(s.get_shape()), partial(_value, path, name))
                 for name, s in slices.items()
             ]
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or truncated: {printable(str(error))}") from error
-    entries = json.loads(header)  # which the library has parsed before
-    odd = [t.name for t in tensors if not isinstance(entries[t.name]["dtype"], str)]
-    if odd:  # the library takes {"F32": null} for "F32"
-        raise ValueError(f"{path}: the types of {names_of(odd)} in the header are no strings")
     return _by_printable_names(path, tensors)
+
+
+def _value(path: Path, name: str) -> Tensor:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor(name)
 
 
 def _by_printable_names(path: Path, tensors: list[StoredTensor]) -> dict[str, StoredTensor]:

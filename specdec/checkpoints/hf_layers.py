@@ -26,10 +26,6 @@ MAX_LAYERS = 512
 def model_of_config(fields: ConfigFields) -> PreTrainedModel:
     """The HF language model of a configuration, without a vocabulary head, on the `meta` device: it
     has classes and shapes, no weights.
-
-    Raises:
-        ValueError: no model type that transformers has, too many layers, or values that its classes
-            do not take.
     """
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:

@@ -9,7 +9,7 @@ from huggingface_hub import HfApi, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
 from specdec.arguments import check_path
-from specdec.show.text import printable
+from specdec.show.text import one_line
 
 _REPOSITORY = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 
@@ -25,21 +25,14 @@ def is_repository_id(name: str) -> bool:
 
 
 def check_reachable(repository: str, *, revision: str | None = None) -> bool:
-    """Asks the hub for a repository, once and briefly: its own client tries for a minute, file by
-    file, before it says that there is no network.
-
-    Returns:
-        Whether the hub can be asked; if not, the repository is in the local cache.
-
-    Raises:
-        ValueError: the hub has no such repository or grants no access; or it cannot be reached, and
-            the local cache does not hold the repository.
+    """Whether the hub can be asked for a repository; if not, it is in the local cache, and
+    `ValueError` if it is in neither. Asks once and briefly: the hub's own client tries for a
+    minute, file by file.
     """
     try:
         HfApi().model_info(repository, revision=revision, timeout=5.0)
     except Exception as error:  # offline, a proxy, a timeout: clients raise many kinds
-        cached = try_to_load_from_cache(repository, "config.json", revision=revision)
-        if isinstance(cached, str):
+        if isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str):
             return False
         is_refused = isinstance(error, RepositoryNotFoundError | RevisionNotFoundError)
         raise _unavailable(repository, error, is_refused=is_refused) from error
@@ -47,11 +40,10 @@ def check_reachable(repository: str, *, revision: str | None = None) -> bool:
 
 
 def _unavailable(repository: str, error: Exception, *, is_refused: bool) -> ValueError:
-    reason = printable(" ".join(str(error).split())[:200]) or type(error).__name__
     where = " and is not in the local cache, and the Hugging Face hub cannot be reached"
     if is_refused:
         where = ", and the Hugging Face hub does not provide it"
-    return ValueError(f"{repository} is no folder here{where} ({reason})")
+    return ValueError(f"{repository} is no folder here{where} ({one_line(error)})")
 
 
 def find_folder(
@@ -61,9 +53,6 @@ def find_folder(
 
     Only JSON and safetensors files of the top folder are fetched, and pickled ones with
     `allow_pickle`. No code of the repository is ever loaded.
-
-    Raises:
-        ValueError: neither a folder nor a repository that is available.
     """
     path = check_path("the checkpoint", path_or_id, what="a folder, or a Hugging Face id")
     path = path.expanduser()

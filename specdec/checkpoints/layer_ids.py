@@ -17,6 +17,7 @@ Convention = Literal["boundary", "layer_output"]
 
 _WORDS = {"boundary": "boundaries", "layer_output": "outputs of layers (from 0)"}
 CONVENTIONS = tuple(_WORDS)
+NAME_THEM = "pass feature_layers=(...) with the boundaries that are meant"
 _MAX_LAYER = 4096
 
 
@@ -54,19 +55,16 @@ def read_layer_ids(
     producer: str,
     convention: Convention | None = None,
 ) -> tuple[FeatureLayer, ...]:
-    """Boundaries, ascending: all producers join features in the order of layers.
+    """Boundaries of the ids that were `found`, ascending: all producers join features in the order
+    of layers. Without any, the boundaries 2, N // 2 and N - 3 that all producers take for granted,
+    symbolic where the target's N is not known. The notes of `fields` say what was decided.
 
     Args:
-        found: explicit ids; without any, the boundaries 2, N // 2 and N - 3 that all producers take
-            for granted (symbolic where N is not known).
-        fields: the configuration, whose notes say what was decided.
-        num_layers: N of the target, or `None` where no target is known.
-        producer: whose conventions `found` follows.
+        found: explicit ids, by the usual convention of `producer`.
+        fields: the configuration.
+        num_layers: N.
+        producer: for the notes.
         convention: how to take the ids, whatever the producer usually means.
-
-    Raises:
-        ValueError: ids that are no list of distinct layers of the target, keys that contradict each
-            other, or defaults that coincide for a target of so few layers.
     """
     if not found:
         return _default_boundaries(fields, num_layers)
@@ -82,8 +80,8 @@ def read_layer_ids(
     if len(set(boundaries.values())) > 1:
         readings = "; ".join(f"{key}: boundaries {list(b)}" for key, b in boundaries.items())
         raise ValueError(
-            f"{fields.origin} names layers more than once and not the same ones: {readings}. Pass "
-            "feature_layers=(...) with the boundaries that are meant"
+            f"{fields.origin} names layers more than once and not the same ones: {readings}; "
+            f"{NAME_THEM}"
         )
     return boundaries[key]
 
@@ -107,26 +105,20 @@ def _boundaries(entry: LayerIds, convention: Convention, num_layers: int | None)
 
 
 def _default_boundaries(fields: ConfigFields, num_layers: int | None) -> tuple[FeatureLayer, ...]:
-    if num_layers is None:
-        fields.notes.append("no layer ids: the default boundaries 2, N//2 and N-3")
-        return 2, "N//2", "N-3"
-    layers = _usual(num_layers)
+    layers = (2, "N//2", "N-3") if num_layers is None else _usual(num_layers)
     if len(layers) < 3 or layers[0] < 0:
         raise ValueError(
             f"{fields.origin} names no layer ids, and of the default boundaries 2, N//2, N-3 some "
             f"coincide for a target of N = {num_layers} layers; pass feature_layers=(...)"
         )
-    fields.notes.append(f"no layer ids: the default boundaries {list(layers)}")
+    shown = "2, N//2 and N-3" if num_layers is None else list(layers)
+    fields.notes.append(f"no layer ids: the default boundaries {shown}")
     return layers
 
 
 def evenly_spaced(count: int, num_layers: int) -> tuple[int, ...]:
     """The boundaries that DFlash's readers take where a checkpoint names none: the outputs of
     `count` layers, evenly spaced from 1 to N - 3; of layer N / 2 for one.
-
-    Example:
-        >>> evenly_spaced(5, 36)
-        (2, 10, 18, 26, 34)
     """
     if count == 1:
         return (num_layers // 2 + 1,)
@@ -139,12 +131,7 @@ def _usual(num_layers: int) -> tuple[int, ...]:
 
 
 def check_layers(name: str, layers: Any, num_layers: int | None = None) -> tuple[FeatureLayer, ...]:
-    """A caller's boundaries (or `"final"`).
-
-    Raises:
-        TypeError: no list or tuple.
-        ValueError: there are none, one is named twice, or the target does not have one.
-    """
+    """A caller's boundaries (or `"final"`), distinct ones that the target has."""
     if not isinstance(layers, list | tuple):
         raise TypeError(f"{name} must be a tuple of boundaries, got {str(layers)[:80]!r}")
     for layer in layers:

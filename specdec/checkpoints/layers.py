@@ -48,9 +48,6 @@ def inert_keys() -> set[str]:
 def fill_speculators(fields: ConfigFields) -> ConfigFields:
     """Completes `transformer_layer_config`, stored as a difference to HF's defaults: fields of the
     layers and of the top level side by side.
-
-    Raises:
-        ValueError: a layer type that speculators' heads do not have, or impossible values.
     """
     layers = fields.section("transformer_layer_config")
     kind = layers.text("model_type", "qwen3")
@@ -75,9 +72,6 @@ def fill_speculators(fields: ConfigFields) -> ConfigFields:
 def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
     """The decoder layers of a head with a Llama's or Qwen3's keys, and flags that producers express
     each in its own way (`attention_bias`, `attention_output_bias`, `has_qk_norm`).
-
-    Raises:
-        ValueError: a value of a wrong type or size, or a rope whose angles HF cannot compute.
     """
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)

@@ -8,6 +8,7 @@ read features as keys and values.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
@@ -23,11 +24,12 @@ from specdec.checkpoints.family import Family, Source, Translation, refuse_unsup
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import (
     CONVENTIONS,
+    NAME_THEM,
     check_layers,
     evenly_spaced,
     find_layer_ids,
 )
-from specdec.checkpoints.reading import HeadReading, Tensors, open_head, unsupported_weights
+from specdec.checkpoints.reading import HeadReading, open_head, unsupported_weights
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.heads.sharing import check_target
@@ -38,6 +40,11 @@ P_EAGLE, PARD, DFLASH, DSPARK = "P-EAGLE", "PARD", "DFlash", "DSpark"
 _SPECULATORS = {"peagle": P_EAGLE, "dflash": DFLASH, "dflash2": DFLASH, "dspark": DSPARK}
 _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
+_ARCHITECTURES = (
+    (".*DSpark", "DeepSpec", DSPARK),
+    (".*PEagle", "SpecForge", P_EAGLE),
+    ("DFlash|Domino", "z-lab", DFLASH),
+)
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _ID_KEYS = {
     "target_layer_ids": ("layer_output", -1),
@@ -67,17 +74,13 @@ def detect(folder: CheckpointFolder) -> Source | None:
     if kind is not None:
         named = _SPECULATORS.get(kind) if isinstance(kind, str) else None
         return named and Source("speculators", named, f"speculators_model_type {kind!r}")
-    if keys := [key for key in _PARD_KEYS if fields.get(key) is not None]:
-        return Source("AMD", PARD, f"config.json has {keys[0]}")
-    if keys := [key for key in _DSPARK_KEYS if fields.get(key) is not None]:
-        return Source("DeepSpec", DSPARK, f"config.json has {keys[0]}")
+    for keys, *source in ((_PARD_KEYS, "AMD", PARD), (_DSPARK_KEYS, "DeepSpec", DSPARK)):
+        if found := [key for key in keys if fields.get(key) is not None]:
+            return Source(*source, f"config.json has {found[0]}")
     for name in architectures:
-        if "DSpark" in name:
-            return Source("DeepSpec", DSPARK, f"architecture {name}")
-        if "PEagle" in name:
-            return Source("SpecForge", P_EAGLE, f"architecture {name}")
-        if name.startswith(("DFlash", "Domino")):
-            return Source("z-lab", DFLASH, f"architecture {name}")
+        for start, *source in _ARCHITECTURES:
+            if re.match(start, name):
+                return Source(*source, f"architecture {name}")
     if fields.get("dflash_config") is not None:
         return Source("z-lab", DFLASH, "config.json has dflash_config")
     if fields.get("ptd_token_id") is not None:
@@ -103,8 +106,7 @@ def translate(
     refuse_unsupported(fields, _unsupported(folder, fields, source, tensors))
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
-    if config.joins_features:
-        reading.check_joined(config)
+    reading.check_joined(config)
     for key in _WITHOUT_MEANING:
         fields.get(key)
     why = "an estimate of acceptance, on which no draft token depends"
@@ -129,9 +131,9 @@ def _unsupported(
         yield from unsupported_weights(fields, names)
     kinds = set(fields.strings("layer_types")) - {"full_attention"}
     yield bool(kinds), f"layer_types {sorted(kinds)}: only full_attention layers"
-    for section in (fields, flash):
-        for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
-            yield section.flag(key), f"{key}: a draft with sliding windows"
+    for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
+        is_windowed = any([section.flag(key) for section in (fields, flash)])
+        yield is_windowed, f"{key}: a draft with sliding windows"
     if source.kind == PARD:
         model_type = fields.text("model_type", "llama")
         yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
@@ -152,10 +154,8 @@ def _corrections(
     yield is_domino, "Domino: a GRU corrects the logits token by token (prefix_gru)"
     rank = fields.get("markov_rank", flash.get("markov_rank", 0 if projector != "dspark" else 1))
     has_markov = rank != 0 or any(name.startswith("markov_head.") for name in names)
-    yield (
-        has_markov,
-        "DSpark's Markov head (markov_rank): logits depend on the token drafted before",
-    )
+    why = "DSpark's Markov head (markov_rank): logits depend on the token drafted before"
+    yield has_markov, why
 
 
 class MaskTokenReading(HeadReading):
@@ -163,11 +163,10 @@ class MaskTokenReading(HeadReading):
     producers are replaced.
     """
 
-    def __init__(
-        self, fields: ConfigFields, source: Source, tensors: Tensors, options: Mapping[str, Any]
-    ):
-        super().__init__(fields, source, tensors, options)
-        self.flash = fields.section("dflash_config")
+    @property
+    def flash(self) -> ConfigFields:
+        """DFlash's own section."""
+        return self.fields.section("dflash_config")
 
     def p_eagle(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """An EAGLE-3 head, and what its masks are."""
@@ -336,10 +335,7 @@ class MaskTokenReading(HeadReading):
         if found := find_layer_ids(fields, _ID_KEYS):
             return self.boundaries(found, num_layers)
         if self.is_speculators or num_layers is None:
-            raise ValueError(
-                f"{fields.origin} names no layers of features; pass feature_layers=(...) with the "
-                "boundaries that are meant"
-            )
+            raise ValueError(f"{fields.origin} names no layers of features; {NAME_THEM}")
         key = "num_hidden_layers"
         if fields.get("target_num_hidden_layers") is not None:
             key = "num_target_layers"
@@ -368,13 +364,10 @@ class MaskTokenReading(HeadReading):
         self.notes.append(
             f"a vocabulary of {own_size} for a target's of {vocab_size}: padding, cut or left out"
         )
-        for name, count in (
-            ("embed_tokens.weight", vocab_size),
-            ("lm_head.weight", min(own_size, vocab_size)),
-        ):
-            stored = self.tensors.get(name)
+        for name, count in (("embed_tokens", vocab_size), ("lm_head", min(own_size, vocab_size))):
+            stored = self.tensors.get(f"{name}.weight")
             if stored is not None and stored.shape[:1] == (own_size,):
-                self.tensors[name] = _with_rows(stored, count)
+                self.tensors[f"{name}.weight"] = _with_rows(stored, count)
         if own_size < vocab_size:
             zeros = torch.zeros(own_size, dtype=torch.int64)
             self.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)

@@ -21,6 +21,7 @@ from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import layer_keys, write_checkpoint
 from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
+from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import read_layer, with_theta
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig
@@ -32,8 +33,6 @@ SECTION = "specdec_mtp"
 """Section of config.json of heads that this library wrote."""
 
 MAX_DEPTHS = 32
-
-
 _USUAL = {name: name for name in ("enorm.", "hnorm.", "eh_proj.")}
 
 
@@ -42,17 +41,16 @@ class Layout:
     """How a producer names and wires prediction modules.
 
     Args:
-        producer: its name.
         mark: regular expression of a name that only such files have; N is the number of the
             target's layers.
         pattern: how the names of a depth begin, with the group `depth` where they have a number.
         names: what follows, and its name in `MTPDepth`, or in the head itself after a slash, where
             that differs. A key that ends with a dot is a prefix. Names that are neither listed nor
             those of `MTPDepth` are of the decoder layer.
-        counts_from_target: depths are numbered from the target's layer count on.
         layer: (HF model) -> the decoder layer, of the target's architecture; `None` is the
             library's own layer, with biases of queries, keys and values.
         flags: of `MTPConfig`. `target_state="pre"` is boundary L.
+        counts_from_target: depths are numbered from the target's layer count on.
         shares_head: vocabulary heads that are stored with several depths are copies of one.
         notes: where engines disagree.
     """
@@ -365,8 +363,7 @@ def _with_options(config: MTPConfig, options: Mapping[str, Any], origin: str) ->
 
 def _check_state(name: str, layers: Any) -> FeatureLayer:
     """The one feature; `ValueError` if there is another number of them, or it is none."""
-    is_one = isinstance(layers, list | tuple) and len(layers) == 1
-    if is_one and (layers[0] == "final" or (type(layers[0]) is int and layers[0] >= 0)):
+    if len(check_layers(name, layers)) == 1:
         return layers[0]
     raise ValueError(
         f"{name}: prediction modules read one feature, 'final' or a boundary; got {layers!r}"

@@ -13,7 +13,7 @@ from typing import Any
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.family import Source
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
-from specdec.checkpoints.layer_ids import LayerIds, check_layers, read_layer_ids
+from specdec.checkpoints.layer_ids import NAME_THEM, LayerIds, check_layers, read_layer_ids
 from specdec.checkpoints.layers import fill_speculators, read_layer, with_theta
 from specdec.heads.features import FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
@@ -44,12 +44,7 @@ _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
 def canonical(name: str) -> str:
-    """The head's name of a tensor.
-
-    Example:
-        >>> canonical("model.midlayer.hidden_norm.weight")
-        'layers.0.hidden_norm.weight'
-    """
+    """The head's name of a tensor."""
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
     for theirs, ours in _OTHER_NAMES.items():
@@ -106,6 +101,7 @@ class HeadReading:
         self.fields, self.source, self.options = fields, source, options
         self.tensors, self.notes = tensors, fields.notes
         self.is_speculators = source.producer == "speculators"
+        self.is_eagle1 = source.kind == "EAGLE-1"
 
     def layer(self, *, has_qk_norm: bool, **biases: bool) -> LayerConfig:
         """The decoder layers; a norm of queries in the file also says that there is one."""
@@ -117,17 +113,17 @@ class HeadReading:
     def draft_vocab_size(self) -> int:
         """How many ids the head can propose; an absent key may have speculators' default."""
         fields, names = self.fields, ("draft_vocab_size", "truncated_vocab_size")
-        vocab_size = fields.integer("vocab_size")
+        vocab_size = size = fields.integer("vocab_size")
         sizes = {fields.integer(name) for name in names if fields.get(name) is not None}
         if len(sizes) > 1:
             raise ValueError(f"{fields.origin}: {' and '.join(names)} differ: {sorted(sizes)}")
-        if not sizes and self.is_speculators and names[0] not in fields.raw:
-            sizes.add(32000)
+        if sizes:
+            size = sizes.pop()
+        elif self.is_speculators and names[0] not in fields.raw:
+            size = 32000
             self.notes.append("no draft_vocab_size: 32000, speculators' default")
-        elif not sizes:
-            sizes.add(vocab_size)
+        else:
             self.notes.append("no draft_vocab_size: the full vocabulary")
-        size = sizes.pop()
         if size > vocab_size:
             raise ValueError(
                 f"{fields.origin}: {size} draft ids are more than the vocabulary's {vocab_size}"
@@ -141,12 +137,13 @@ class HeadReading:
 
     def boundaries(self, found: list[LayerIds], num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the file names, by the caller's convention or its producer's."""
-        reader = {"producer": self.source.producer}
-        reader["convention"] = self.options.get("layer_convention")
-        return read_layer_ids(found, self.fields, num_layers, **reader)
+        asked, producer = self.options.get("layer_convention"), self.source.producer
+        return read_layer_ids(found, self.fields, num_layers, producer=producer, convention=asked)
 
     def check_joined(self, config: FeatureHeadConfig) -> None:
         """The number of features must be what the configuration and `fc` say."""
+        if not config.joins_features:
+            return
         count, width, said = len(config.feature_layers), config.target_hidden_size, {}
         fields, fc = self.fields, self.tensors.get("fc.weight")
         if fields.get("num_aux_hidden_states") is not None:
@@ -157,5 +154,5 @@ class HeadReading:
             if number != count:
                 raise ValueError(
                     f"{fields.origin} leads to {count} features {list(config.feature_layers)}, but "
-                    f"{what} {number}; pass feature_layers=(...) with the boundaries that are meant"
+                    f"{what} {number}; {NAME_THEM}"
                 )

@@ -70,18 +70,15 @@ class Survey:
     """What a checkpoint turns out to be before its values are read.
 
     Args:
-        folder: where it is.
-        family: that the head is of.
-        source: who wrote it.
+        folder, family, source: where it is, which heads it is of, and who wrote it.
         config: how it is wired. Without a target, default boundaries are symbolic.
-        stored: its tensors under their names in the head.
+        stored: its tensors under their names in the head; `exact` of them keep the file's type.
         expected: names and shapes of the head's own weights.
         faults: what is wrong with its tensors, in words; empty if nothing is.
         unread: tensors that are left alone, with the reason.
         unread_keys: keys of config.json that the reading has not looked up, but for those that
             every HF configuration has.
         notes: what was decided and why, one line each.
-        exact: names of tensors that keep the data type of the file.
         reread: (options of the family) -> the configuration, read with these as well.
     """
 
@@ -99,15 +96,11 @@ class Survey:
     reread: Callable[..., Any]
 
     def load(self, target: PreTrainedModel | None = None) -> Checkpoint:
-        """Reads the values.
+        """Reads the values; `ValueError` if they do not fit, are damaged or not finite.
 
         Args:
             target: whose data type the weights take, and whose embedding and vocabulary head are
                 used where the checkpoint's are missing or equal.
-
-        Raises:
-            ValueError: tensors are missing, unexpected, of another shape or type, damaged or not
-                finite, or the vocabulary map is none.
         """
         if self.faults:
             raise ValueError(

@@ -20,10 +20,6 @@ def read_vocab_map(
     Returns:
         `[Vd]` int64 ids of the target, `None` for the identity on the full vocabulary; and notes.
 
-    Raises:
-        ValueError: no map for a reduced vocabulary, ids outside of the target's, two draft ids of
-            one meaning, or a `t2d` that marks other ids.
-
     Example:
         >>> read_vocab_map(torch.tensor([1, 2]), None, draft_vocab_size=2, vocab_size=5)[0]
         tensor([1, 3])

@@ -6,13 +6,7 @@ import argparse
 from functools import partial
 
 from specdec.cli.loading import bar, load_generator
-from specdec.cli.parser import (
-    add_drafter_arguments,
-    add_model_arguments,
-    add_sampler_arguments,
-    refuse_given,
-    text,
-)
+from specdec.cli.parser import add_generator_arguments, positive, refuse_given, text
 
 
 def add_parser(commands) -> None:
@@ -25,35 +19,31 @@ def add_parser(commands) -> None:
         "alone and in other company, and a chi-square test of sampled text against the target's "
         "exact law. Exits 1 if anything fails.",
     )
-    parser.add_argument("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
-    add_drafter_arguments(parser)
-    add_sampler_arguments(parser)
-    parser.add_argument(
+    add = parser.add_argument
+    add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
+    add(
         "--prompt",
         type=text,
         action="append",
         help="text to continue (several: repeat); default: source code",
     )
-    parser.add_argument("--prompts", type=int, help="of source code (default 2)")
-    parser.add_argument("--prompt-tokens", type=int, help="of these (default 8)")
-    parser.add_argument("--samples", type=int, default=4096, help="per prompt (default 4096)")
-    parser.add_argument("--audit-tokens", type=int, default=64, help="of audits (default 64)")
-    parser.add_argument("--top-k", type=int, default=4, help="while sampling (default 4)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="likewise (default 1)")
-    parser.add_argument("--false-alarm", type=float, default=1e-6, help="in total (default 1e-6)")
-    add_model_arguments(parser, dtype="float32")
+    add("--prompts", type=positive, help="of source code (default 2)")
+    add("--prompt-tokens", type=positive, help="of these (default 8)")
+    add("--samples", type=positive, default=4096, help="per prompt (default 4096)")
+    add("--audit-tokens", type=positive, default=64, help="of audits (default 64)")
+    add("--top-k", type=positive, default=4, help="while sampling (default 4)")
+    add("--temperature", type=float, default=1.0, help="likewise (default 1)")
+    add("--false-alarm", type=float, default=1e-6, help="in total (default 1e-6)")
+    add_generator_arguments(parser, dtype="float32")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if nothing was found, else 1."""
-    from specdec.arguments import check_integer, check_number
+    from specdec.arguments import check_number
     from specdec.certify import certify
     from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
 
-    for name in ("prompts", "prompt_tokens", "samples", "audit_tokens", "top_k"):
-        if getattr(arguments, name) is not None:
-            check_integer("--" + name.replace("_", "-"), getattr(arguments, name), 1)
     check_number("--temperature", arguments.temperature, above=0)
     check_number("--false-alarm", arguments.false_alarm, above=0, below=1)
     if arguments.prompt:
@@ -65,8 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         prompts = _source_prompts(tokenizer, arguments.prompts or 2, arguments.prompt_tokens or 8)
     check_enumerable(NUM_TOKENS, arguments.top_k, generator.target.vocab_size)
-    shown = partial(bar, "exact law")
-    exact = certify(generator.sampler, device=arguments.device, progress=shown)
+    exact = certify(generator.sampler, device=arguments.device, progress=partial(bar, "exact law"))
     print(exact, flush=True)
     runs = certify(
         generator,
@@ -104,7 +93,5 @@ def _source_prompts(tokenizer, count: int, length: int) -> list[list[int]]:
 
 def _distinct(texts: list[str], tokenizer, length: int | None) -> list[list[int]]:
     """Ids of each text, those that are equal to earlier ones left out."""
-    encoded = [tuple(tokenizer(text).input_ids[:length]) for text in texts]
-    if not all(encoded):
-        raise ValueError("the tokenizer makes no token of a prompt; pass another --prompt")
-    return [list(ids) for ids in dict.fromkeys(encoded)]
+    encoded = dict.fromkeys(tuple(tokenizer(text).input_ids[:length]) for text in texts)
+    return [list(ids) for ids in encoded]

@@ -6,6 +6,8 @@ import argparse
 import sys
 from statistics import median
 
+from specdec.cli.parser import positive
+
 DRAFTERS = {
     "lookup": "prompt lookup",
     "model": "draft LM",
@@ -18,7 +20,7 @@ DRAFTERS = {
 def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser("demo", help="complete prompts plainly and speculatively, compare")
-    parser.add_argument("--prompts", type=int, default=3, help="number of prompts (default 3)")
+    parser.add_argument("--prompts", type=positive, default=3, help="number of prompts (default 3)")
     parser.add_argument("--new-tokens", type=int, default=96, help="tokens each (default 96)")
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="K (default 4)")
     parser.add_argument(
@@ -36,8 +38,6 @@ def run(arguments: argparse.Namespace) -> int:
     from specdec.evaluation import evaluate
     from specdec.show.tokens import colour_key, coloured_text
 
-    if arguments.prompts < 1:
-        raise ValueError(f"--prompts must be at least 1, got {arguments.prompts}")
     k = arguments.num_draft_tokens
     tokenizer, target = zoo.load_tokenizer(), zoo.load_target()
     drafters = {"plain decoding": None, DRAFTERS["lookup"]: PromptLookupDrafter(k)}

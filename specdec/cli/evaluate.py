@@ -10,10 +10,9 @@ from pathlib import Path
 
 from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
-    add_drafter_arguments,
-    add_model_arguments,
-    add_sampler_arguments,
+    add_generator_arguments,
     add_sampling_arguments,
+    positive,
     sampling_of,
 )
 from specdec.show.table import need
@@ -33,22 +32,20 @@ def add_parser(commands) -> None:
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
-    add_drafter_arguments(parser)
-    add_sampler_arguments(parser)
     add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
-    add("--limit", type=int, help="take so many prompts, evenly over the categories (default: all)")
+    add(
+        "--limit",
+        type=positive,
+        help="so many prompts, evenly over the categories (default: all)",
+    )
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
     add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
     add_sampling_arguments(parser, seed="0; prompt i has one i higher")
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
-    add(
-        "--output",
-        type=Path,
-        help="JSONL file of the run, which goes on where it stopped (default: none)",
-    )
+    add("--output", type=Path, help="JSONL file of the run, to go on with (default: none)")
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
-    add_model_arguments(parser)
+    add_generator_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -64,10 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         RunFile(arguments.output).check_writable()
     if arguments.format == "latex":
-        try:
-            need("pandas", "--format latex")
-        except ImportError as error:
-            raise ValueError(error) from error
+        need("pandas", "--format latex")
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.limit is not None:
         chosen = _first_of_each(prompts, arguments.limit)
@@ -99,11 +93,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _first_of_each(prompts: list, limit: int) -> list:
     """The first `limit` prompts, as evenly over the categories as they can be had."""
-    if limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {limit}")
     seen: Counter[str] = Counter()
-    ranked = []
-    for index, prompt in enumerate(prompts):
-        ranked.append((seen[prompt.category], index))  # firsts of each category, then seconds, ...
+    ranks = []
+    for prompt in prompts:
+        ranks.append(seen[prompt.category])
         seen[prompt.category] += 1
-    return [prompts[index] for index in sorted(index for _, index in sorted(ranked)[:limit])]
+    firsts = sorted(range(len(prompts)), key=ranks.__getitem__)[:limit]  # of each, then seconds
+    return [prompts[index] for index in sorted(firsts)]

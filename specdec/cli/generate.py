@@ -6,14 +6,7 @@ import argparse
 import sys
 
 from specdec.cli.loading import load_generator
-from specdec.cli.parser import (
-    add_drafter_arguments,
-    add_model_arguments,
-    add_sampler_arguments,
-    add_sampling_arguments,
-    sampling_of,
-    text,
-)
+from specdec.cli.parser import add_generator_arguments, add_sampling_arguments, sampling_of, text
 
 
 def add_parser(commands) -> None:
@@ -26,12 +19,10 @@ def add_parser(commands) -> None:
         "used.",
     )
     parser.add_argument("--target", required=True, help="folder or Hugging Face id, or 'zoo'")
-    add_drafter_arguments(parser)
-    add_sampler_arguments(parser)
     parser.add_argument("--prompt", type=text, required=True, help="text to complete")
     parser.add_argument("--max-new-tokens", type=int, default=128, help="at most (default 128)")
     add_sampling_arguments(parser, seed="a random one, which is printed")
-    add_model_arguments(parser)
+    add_generator_arguments(parser)
     parser.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""What several commands load and measure."""
+"""The models and parts that a command's arguments name."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.cli.parser import DRAWING, refuse_given, sampler_of
-from specdec.show.text import printable
+from specdec.cli.parser import DRAWING, given, refuse_given
+from specdec.show.text import one_line, printable
 
 if TYPE_CHECKING:
     from specdec import SpeculativeGenerator
@@ -23,15 +23,12 @@ def check_device(name: str) -> None:
     import torch
 
     try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=name).item()
     except Exception as error:  # torch raises RuntimeError, AssertionError and others
-        reason = printable(" ".join(str(error).split()))[:120]
+        reason = one_line(error)[:120]
         raise ValueError(
             f"--device {name} cannot be used here: {reason}; try --device cpu"
         ) from error
-    if device.type == "meta":
-        raise ValueError("--device meta holds no numbers; try --device cpu")
 
 
 def find_pretrained(name: str) -> bool:
@@ -46,18 +43,13 @@ def find_pretrained(name: str) -> bool:
     from specdec.checkpoints.hub import check_reachable, is_repository_id
 
     path = Path(name).expanduser()
-    if not name:
-        raise ValueError("cannot load '': name a folder or a Hugging Face id")
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ValueError(f"cannot load {name!r}: the folder has no config.json")
+    if name and (path / "config.json").is_file():
         return True
-    if path.exists():
-        raise ValueError(f"cannot load {name!r}: it is a file; name the model's folder")
-    if not is_repository_id(name) and ("/" in name or "\\" in name):
+    is_local = path.exists() or not name or "\\" in name or "/" in name
+    if is_local and (path.exists() or not is_repository_id(name)):
         raise ValueError(
-            f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
-            "its tokenizer, and there is no such folder"
+            f"cannot load {name!r}: it must be a folder with a config.json or a Hugging Face id of "
+            "a causal LM with its tokenizer, and there is no such folder"
         )
     try:
         return not check_reachable(name)
@@ -66,11 +58,7 @@ def find_pretrained(name: str) -> bool:
 
 
 def load_pretrained(auto_class: type, path: str, **options: Any) -> Any:
-    """Loads from a folder or Hugging Face id.
-
-    Raises:
-        ValueError: there is nothing of the kind.
-    """
+    """Loads from a folder or Hugging Face id; whatever goes wrong is a `ValueError`."""
     try:
         return auto_class.from_pretrained(path, **options)
     except Exception as error:  # damaged or hostile files end in errors of any kind
@@ -99,6 +87,13 @@ def load_model(path: str, *, dtype: str, device: str, local_only: bool = False):
     return model.to(device).eval()
 
 
+def load_tokenizer(name: str, *, local_only: bool):
+    """The tokenizer of a folder or Hugging Face id."""
+    from transformers import AutoTokenizer
+
+    return load_pretrained(AutoTokenizer, name, local_files_only=local_only)
+
+
 def load_target(name: str, *, dtype: str, device: str):
     """The model and its tokenizer: `"zoo"`, a folder or a Hugging Face id."""
     if name == "zoo":
@@ -109,20 +104,9 @@ def load_target(name: str, *, dtype: str, device: str):
         dtype = "float32" if dtype == "auto" else dtype
         model = zoo.load_target(dtype=getattr(torch, dtype)).to(device)
         return model, zoo.load_tokenizer()
-    from transformers import AutoTokenizer
-
     local_only = find_pretrained(name)
-    tokenizer = load_pretrained(AutoTokenizer, name, local_files_only=local_only)
+    tokenizer = load_tokenizer(name, local_only=local_only)
     return load_model(name, dtype=dtype, device=device, local_only=local_only), tokenizer
-
-
-def check_drafter(name: str, target: str) -> None:
-    """Raises `ValueError` for a drafter that cannot be found, before the target is loaded."""
-    if name.startswith("zoo:"):
-        if target != "zoo":
-            raise ValueError(f"--drafter {name} drafts for --target zoo only")
-    elif name not in ("none", "lookup"):
-        find_pretrained(_split(name)[1])
 
 
 def make_drafter(
@@ -144,9 +128,6 @@ def make_drafter(
         dtype, device: of a draft model.
         tokenizer: the target's; a draft model's must be the same.
         options: `proposal` and `draft_temperature`, of drafters with probabilities.
-
-    Raises:
-        ValueError: it cannot be loaded, or does not fit the target.
     """
     from specdec import ModelDrafter, PromptLookupDrafter, zoo
 
@@ -171,27 +152,33 @@ def make_drafter(
 def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator, Any]:
     """The generator that a command's arguments describe, and the tokenizer of its target. What can
     be refused without loading anything is refused first.
-
-    Raises:
-        ValueError: something cannot be found or loaded, or does not fit the target.
     """
     from specdec import SpeculativeGenerator
+    from specdec.samplers import EnsembleSampler, sampler_named
 
     name = arguments.drafter
     if name is None:
         name = "zoo:model" if arguments.target == "zoo" else "lookup"
     check_device(arguments.device)
-    check_drafter(name, arguments.target)
     if name == "none":
         refuse_given(arguments, ("num_draft_tokens",), "belongs to a drafter; there is none")
     if name in ("none", "lookup"):
         refuse_given(arguments, DRAWING, f"belongs to drafters with probabilities, not to {name}")
-    sampler = sampler_of(arguments)
+    elif not name.startswith("zoo:"):
+        find_pretrained(_split(name)[1])
+    elif arguments.target != "zoo":
+        raise ValueError(f"--drafter {name} drafts for --target zoo only")
+    if arguments.sampler == "ensemble":
+        weight = arguments.target_weight
+        sampler = EnsembleSampler(0.9 if weight is None else weight)
+    else:
+        refuse_given(arguments, ("target_weight",), "belongs to --sampler ensemble")
+        sampler = sampler_named(arguments.sampler)
     place = {"dtype": arguments.dtype, "device": arguments.device}
     target, tokenizer = load_target(arguments.target, **place)
     k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-    options = {n: getattr(arguments, n) for n in DRAWING if getattr(arguments, n) is not None}
-    drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer, **options)
+    options = {**place, "tokenizer": tokenizer, **given(arguments, DRAWING)}
+    drafter = make_drafter(name, target, k, **options)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
 
 
@@ -210,22 +197,17 @@ def _head_class(kind: str | None, path: str):
 
     if kind is not None:
         return getattr(specdec, HEADS[kind])
-    guessed = {}
-    for name in ("EagleDrafter", "MaskTokenDrafter"):
-        drafter = getattr(specdec, name)
-        guessed[drafter.family] = drafter
+    guessed = {head.family: head for head in (specdec.EagleDrafter, specdec.MaskTokenDrafter)}
     return guessed.get(family_of(path, families=tuple(guessed)))
 
 
 def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:
     """Compares a draft model's tokenizer, if it has one, with the target's."""
-    from transformers import AutoTokenizer
-
     from specdec.drafters.model import check_same_tokenizer
 
     try:
-        own = AutoTokenizer.from_pretrained(path, local_files_only=local_only)
-    except Exception:  # a draft model need not come with one; then only sizes can be compared
+        own = load_tokenizer(path, local_only=local_only)
+    except ValueError:  # a draft model need not come with one; then only sizes can be compared
         return
     check_same_tokenizer(tokenizer, own)
 

@@ -17,6 +17,12 @@ DRAFTERS_HELP = (
 )
 DRAWING = ("proposal", "draft_temperature")
 """Options of drafters that have probabilities."""
+TRAINING_STEPS = 10_000
+"""Of a training run without `--steps` and `--minutes`."""
+LONGEST_ROWS = 4096
+"""Tokens of the longest rows of a training run without `--length`: targets may have a hundred times
+as many positions, and attention over such rows takes the memory of all others.
+"""
 EXIT_INTERRUPTED = 130
 """The exit status of shells for a program that SIGINT ended."""
 
@@ -36,26 +42,22 @@ def text(argument: str) -> str:
     return argument
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto") -> None:
-    """`--dtype` and `--device`."""
+def positive(argument: str) -> int:
+    """The type of arguments that are integers above 0."""
+    if not argument.isdecimal() or int(argument) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {argument}")
+    return int(argument)
+
+
+def add_place_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto") -> None:
+    """`--dtype` and `--device` of models."""
     choices = ("auto", *DTYPES) if dtype == "auto" else DTYPES
     parser.add_argument("--dtype", choices=choices, default=dtype, help=f"default: {dtype}")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...; default: cpu")
 
 
-def add_sampler_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--sampler`, and the weight of one of them."""
-    parser.add_argument(
-        "--sampler",
-        choices=SAMPLERS,
-        default="auto",
-        help="rule of acceptance (default auto: block)",
-    )
-    parser.add_argument("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
-
-
-def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--drafter`, K, and how it draws its tokens."""
+def add_generator_arguments(parser: argparse.ArgumentParser, **place: str) -> None:
+    """Drafter, K, how drafts are drawn, the sampler, data type and device."""
     add = parser.add_argument
     add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
     add("--num-draft-tokens", type=int, help="K (default 4)")
@@ -65,26 +67,18 @@ def add_drafter_arguments(parser: argparse.ArgumentParser) -> None:
         help="draft tokens are drawn, or the likeliest ones (default: sample)",
     )
     add("--draft-temperature", type=float, help="of the drafter (default: the target's)")
-
-
-def sampler_of(arguments: argparse.Namespace):
-    """The sampler of the arguments that `add_sampler_arguments` adds."""
-    from specdec.samplers import EnsembleSampler, sampler_named
-
-    weight = arguments.target_weight
-    if arguments.sampler == "ensemble":
-        return EnsembleSampler(0.9 if weight is None else weight)
-    refuse_given(arguments, ("target_weight",), "belongs to --sampler ensemble")
-    return sampler_named(arguments.sampler)
+    add(
+        "--sampler",
+        choices=SAMPLERS,
+        default="auto",
+        help="rule of acceptance (default auto: block)",
+    )
+    add("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
+    add_place_arguments(parser, **place)
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
-    """`--temperature`, and what belongs to sampling.
-
-    Args:
-        parser: of the command.
-        seed: the default, in words.
-    """
+    """`--temperature`, and what belongs to sampling; `seed` is the default in words."""
     add = parser.add_argument
     add("--temperature", type=float, default=0.0, help="0 is greedy (default 0)")
     add("--top-k", type=int, help="keep so many tokens (default: all)")
@@ -94,33 +88,23 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, *, seed: str) -> Non
 
 
 def sampling_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `add_sampling_arguments` was given, but for the temperature.
-
-    Raises:
-        ValueError: an option of sampling, and no temperature to sample with.
+    """What `add_sampling_arguments` was given, but for the temperature; refuses any of it where the
+    temperature is 0.
     """
     names = ("top_k", "top_p", "min_p", "seed")
     if arguments.temperature == 0:
-        refuse_given(
-            arguments,
-            (*names, *DRAWING),
-            "belongs to sampling; pass a --temperature above 0 with it",
-        )
-    given = {name: getattr(arguments, name) for name in names}
-    return {name: value for name, value in given.items() if value is not None}
+        why = "belongs to sampling; pass a --temperature above 0 with it"
+        refuse_given(arguments, (*names, *DRAWING), why)
+    return given(arguments, names)
+
+
+def given(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the options that were given; the others are `None`."""
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def refuse_given(arguments: argparse.Namespace, names: Iterable[str], why: str) -> None:
-    """Refuses options that were given and would have no effect.
-
-    Args:
-        arguments: where an option that was not given is `None`.
-        names: of the options.
-        why: they have none.
-
-    Raises:
-        ValueError: one was given.
-    """
-    for name in names:
-        if getattr(arguments, name) is not None:
-            raise ValueError(f"--{name.replace('_', '-')} {why}")
+    """Raises `ValueError` for an option that was given and would have no effect; says why."""
+    for name in given(arguments, names):
+        raise ValueError(f"--{name.replace('_', '-')} {why}")

@@ -6,7 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
+from specdec.cli.parser import (
+    EXIT_INTERRUPTED,
+    LONGEST_ROWS,
+    TRAINING_STEPS,
+    OneLineParser,
+    positive,
+)
 from specdec.show.text import one_line
 
 DESCRIPTION = """\
@@ -21,11 +27,6 @@ on. A run that was interrupted goes on when it is started again.
 
 Any other option is a field of Hugging Face's `TrainingArguments`, `--report_to wandb` for instance,
 and comes before what the options below say.
-"""
-DEFAULT_STEPS = 10_000
-LONGEST_ROWS = 4096
-"""Of a run that does not say how long its rows are: targets may have a hundred times as many
-positions, and attention over rows of such a length takes the memory of all others.
 """
 
 
@@ -44,7 +45,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "specdec train") -> 
     from specdec.cli.training_run import train  # models and all that computes
 
     try:
-        train(options, others, default_steps=DEFAULT_STEPS, longest_rows=LONGEST_ROWS)
+        train(options, others)
     except (OSError, ValueError, TypeError, FloatingPointError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 2
@@ -68,12 +69,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--data", required=True, help="'zoo', a .jsonl or text file, or a folder of them")
     add("--output", type=Path, required=True, help="folder of the trained head and its checkpoint")
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--steps", type=int, help=f"default: {DEFAULT_STEPS}")
+    length.add_argument("--steps", type=int, help=f"default: {TRAINING_STEPS}")
     length.add_argument("--minutes", type=float, help="of training, instead of steps")
     add("--tokens-per-step", type=int, help="default: 16384, on a CPU 512")
     add(
         "--length",
-        type=int,
+        type=positive,
         help="tokens per row; default: short rows first, and in the end as long as the target "
         f"has positions, at most {LONGEST_ROWS}",
     )
@@ -81,19 +82,19 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     add("--lr", type=float, default=5e-3, help="peak rate of hidden matrices; default: 0.005")
     add(
         "--draft-vocab-size",
-        type=int,
+        type=positive,
         help="ids that the head can propose, the most frequent ones of the data and of the "
         "target's own text; default: all of the target's",
     )
-    add("--mlp-width", type=int, help="of the head; default: the target's")
-    add("--unrolled-steps", type=int, help="of EAGLE-3's loss; default: 5")
+    add("--mlp-width", type=positive, help="of the head; default: the target's")
+    add("--unrolled-steps", type=positive, help="of EAGLE-3's loss; default: 5")
     add(
         "--depths",
-        type=int,
+        type=positive,
         help="draft tokens that a mask-token head learns (default: 8), or prediction modules of an "
         "MTP head (default: 3)",
     )
-    add("--layers", type=int, help="of a mask-token head; default: 2")
+    add("--layers", type=positive, help="of a mask-token head; default: 2")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")
     add(
         "--checkpoint-minutes",

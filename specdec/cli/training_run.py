@@ -13,18 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import broadcast, parse_flag_from_env
-from transformers import (
-    AutoTokenizer,
-    HfArgumentParser,
-    TrainerState,
-)
+from transformers import HfArgumentParser, TrainerState
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, zoo
-from specdec.arguments import check_integer
-from specdec.cli.loading import bar, find_pretrained, load_model, load_pretrained
-from specdec.cli.parser import OneLineParser, refuse_given
+from specdec.cli.loading import bar, find_pretrained, load_model, load_tokenizer
+from specdec.cli.parser import LONGEST_ROWS, TRAINING_STEPS, OneLineParser, refuse_given
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
+from specdec.settings import differences
 from specdec.training import eagle, mask_token, mtp
 from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.data import (
@@ -66,19 +62,15 @@ class _HfParser(OneLineParser, HfArgumentParser):
     """HF's, with mistakes in one line."""
 
 
-def train(
-    options: argparse.Namespace, others: list[str], *, default_steps: int, longest_rows: int
-) -> None:
+def train(options: argparse.Namespace, others: list[str]) -> None:
     """Trains a head and saves it, or goes on from a checkpoint.
 
     Args:
         options: of the command.
         others: the rest of the command line, fields of HF's `TrainingArguments`.
-        default_steps: of a run without `--steps` and `--minutes`.
-        longest_rows: tokens of the longest rows of a run without `--length`.
     """
     _check(options)  # before anything is loaded
-    args = _arguments(options, others, default_steps)
+    args = _arguments(options, others)
     record = _record(options)
     if folder := last_checkpoint(args.output_dir):
         _check_same_run(folder, record)
@@ -97,7 +89,7 @@ def train(
     stream = PackedStream(trained_on, seed=options.seed)
     target = _load_target(options.target, tokenizer)
     if options.length is None:
-        args.row_lengths = _row_lengths(args, target, longest_rows)
+        args.row_lengths = _row_lengths(args, target)
     ids = _draft_ids(options, args, target, trained_on)
     drafter, objective = _objective(options, target, ids)
     trainer = ObjectiveTrainer(objective, args, stream)
@@ -113,9 +105,7 @@ def train(
     trainer.accelerator.wait_for_everyone()
 
 
-def _arguments(
-    options: argparse.Namespace, others: list[str], default_steps: int
-) -> ObjectiveArguments:
+def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArguments:
     """HF's arguments of the run: those of the command line before ours."""
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
@@ -123,7 +113,7 @@ def _arguments(
         options.tokens_per_step = 512 if is_cpu else 16384
     if options.precision is None:
         options.precision = "no" if is_cpu else "bf16"
-    steps = default_steps if options.steps is options.minutes is None else options.steps
+    steps = TRAINING_STEPS if options.steps is options.minutes is None else options.steps
     every = options.evaluate_every or sys.maxsize
     parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
     parser.set_defaults(
@@ -147,9 +137,6 @@ def _arguments(
 
 def _check(options: argparse.Namespace) -> None:
     """Refuses settings that cannot be right, or would have no effect."""
-    for name in ("mlp_width", "length", *FLAGS):
-        if getattr(options, name) is not None:
-            check_integer(f"--{name.replace('_', '-')}", getattr(options, name), 1)
     for name, kinds in FLAGS.items():
         if options.kind not in kinds:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {options.kind}"
@@ -167,31 +154,24 @@ def _check(options: argparse.Namespace) -> None:
 
 def _record(options: argparse.Namespace) -> dict[str, Any]:
     """The arguments that a run goes on with, and size and time of change of the files they name."""
-    arguments = {name: value for name, value in vars(options).items() if name not in FREE}
-    files: dict[str, list] = {}
+    record: dict[str, Any] = {"kind": options.kind}
+    for name in vars(options).keys() - {"kind", *FREE}:
+        record[f"--{name.replace('_', '-')}"] = getattr(options, name)
     for name in ("target", "data"):
-        path = Path(arguments[name]).expanduser()
+        path = Path(getattr(options, name)).expanduser()
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
         stats = [(str(file), file.stat()) for file in found if file.is_file()]
-        files[name] = [[file, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
-    return {"arguments": arguments, "files": files}
+        record[f"the files of --{name}"] = [[f, s.st_size, s.st_mtime_ns] for f, s in stats]
+    return record
 
 
 def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
     """Refuses to go on from a checkpoint that was made with other arguments or other files."""
     try:
-        saved = json.loads((folder.parent / RECORD).read_text(encoding="utf-8"))
-        there, files = saved["arguments"], saved["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        there, files = {}, {}
-    differing = [
-        f"{name if name == 'kind' else '--' + name.replace('_', '-')} "
-        f"({there.get(name)} there, {value} here)"
-        for name, value in record["arguments"].items()
-        if there.get(name) != value
-    ]
-    differing += [f"the files of --{n}" for n, v in record["files"].items() if files.get(n) != v]
-    if differing:
+        saved = dict(json.loads((folder.parent / RECORD).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        saved = {}
+    if differing := differences(saved, record):
         raise ValueError(
             f"the checkpoint in {folder} is of another run, delete it or choose another --output; "
             f"they differ in {', '.join(differing)}"
@@ -274,11 +254,11 @@ def _draft_ids(options: argparse.Namespace, args, target, documents: Sequence):
     return broadcast(ids.to(args.device)).cpu()
 
 
-def _row_lengths(args, target, most: int) -> tuple[tuple[float, int], ...]:
+def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
     """Tokens per row over the run, of a command that does not say."""
     theirs = getattr(target.config.get_text_config(), "max_position_embeddings", None)
     room = args.tokens_per_step // (args.gradient_accumulation_steps * args.world_size)
-    longest = max(1, min(theirs or most, most, room))
+    longest = max(1, min(theirs or LONGEST_ROWS, LONGEST_ROWS, room))
     if longest < 1024:
         return ((1.0, longest),)
     return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
@@ -289,8 +269,7 @@ def _load_data(options: argparse.Namespace, args):
     if options.target == "zoo":
         tokenizer = zoo.load_tokenizer()
     else:
-        local_only = find_pretrained(options.target)
-        tokenizer = load_pretrained(AutoTokenizer, options.target, local_files_only=local_only)
+        tokenizer = load_tokenizer(options.target, local_only=find_pretrained(options.target))
     _say(args, f"encoding {options.data}")
     if options.data == "zoo":
         texts = (corpus.read_source(path) for path in corpus.library_files())

@@ -83,14 +83,18 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         options["seed"] = list(range(rows))
     inputs = left_padded(trace.prompts, device)
     read = reader.generate(*inputs, max_new_tokens=max(lengths), trace=True, **options).trace
-    kept = [_cut(*pair, n) for *pair, n in zip(read.steps, read.numbers, lengths, strict=True)]
-    steps, numbers = [row[0] for row in kept], [row[1] for row in kept]
-    for row, (text, own) in enumerate(zip(texts, steps, strict=True)):
-        if text != [step.new_tokens[0] for step in own]:
+    steps, numbers = [], []
+    for row, text in enumerate(texts):
+        if text != [step.new_tokens[0] for step in read.steps[row][: len(text)]]:
             raise ValueError(
                 f"the generator's target does not write the text of row {row}; pass the generator "
                 "of the trace"
             )
+        left = range(len(text), 0, -1)  # tokens of the text, with which drafts end
+        pairs = zip(left, read.steps[row], read.numbers[row], strict=False)
+        kept = [_cut(step, their, min(len(step.draft_tokens), n)) for n, step, their in pairs]
+        steps.append([step for step, _ in kept])
+        numbers.append([their for _, their in kept])
     about = {**trace.about, "anchors": "every", "sampler": None}
     about["num_draft_tokens"] = read.about["num_draft_tokens"]
     return Trace(steps, numbers, read.times, trace.prompts, about, trace.tokenizer)
@@ -102,9 +106,6 @@ def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
     Args:
         drafter: left as it is.
         num_draft_tokens: K, at most the drafter's own.
-
-    Raises:
-        ValueError: a larger K, or a negative one.
 
     Example:
         >>> from specdec import PromptLookupDrafter
@@ -181,19 +182,11 @@ def _along(prompts: list[list[int]], texts: list[list[int]], device: torch.devic
     return sampler
 
 
-def _cut(
-    steps: list[RowStep], numbers: list[StepNumbers], length: int
-) -> tuple[list[RowStep], list[StepNumbers]]:
-    """The steps of a text of this length, whose drafts end with it."""
-    kept = []
-    for index, (step, their) in enumerate(zip(steps[:length], numbers[:length], strict=True)):
-        count = min(len(step.draft_tokens), length - index)
-        shorter = replace(
-            their,
-            draft_probs=their.draft_probs[:count],
-            target_probs=their.target_probs[:count],
-            draft_entropies=their.draft_entropies[:count],
-            target_entropies=their.target_entropies[: count + 1],
-        )
-        kept.append((replace(step, draft_tokens=step.draft_tokens[:count]), shorter))
-    return [step for step, _ in kept], [their for _, their in kept]
+def _cut(step: RowStep, numbers: StepNumbers, count: int) -> tuple[RowStep, StepNumbers]:
+    """A step with so many draft tokens."""
+    names = ("draft_probs", "target_probs", "draft_entropies")
+    shorter = {name: getattr(numbers, name)[:count] for name in names}
+    entropies = numbers.target_entropies[: count + 1]
+    return replace(step, draft_tokens=step.draft_tokens[:count]), replace(
+        numbers, **shorter, target_entropies=entropies
+    )

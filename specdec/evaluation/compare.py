@@ -9,6 +9,7 @@ import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -157,8 +158,6 @@ class Comparison(Tabular):
             name: the contender above.
             against: below; the baseline by default.
 
-        Raises:
-            ValueError: there is no contender of that name.
         """
         below = self.baseline if against is None else against
         for contender in (name, below):
@@ -172,16 +171,13 @@ class Comparison(Tabular):
         others = [name for name in self.seconds if name != self.baseline]
         ratios = {name: self.ratio(name) for name in others}
         same = [name for name, ratio in ratios.items() if ratio.covers(1.0)]
-        pairs = {
-            (a, b): self.ratio(a, b)
-            for i, a in enumerate(others)
-            for b in others[i + 1 :]
-            if ratios[a].overlaps(ratios[b])
-        }
-        equal = [f"{a} and {b}" for (a, b), ratio in pairs.items() if ratio.covers(1.0)]
-        told = [
-            f"{a} / {b}: {r}" for (a, b), r in pairs.items() if r.has_interval and not r.covers(1.0)
-        ]
+        equal, told = [], []
+        for a, b in combinations(others, 2):
+            if ratios[a].overlaps(ratios[b]) and (pair := self.ratio(a, b)).has_interval:
+                if pair.covers(1.0):
+                    equal.append(f"{a} and {b}")
+                else:
+                    told.append(f"{a} / {b}: {pair}")
         differ = [name for name in others if self.equal[name] is False]
         notes = {
             f"No difference from {self.baseline} is shown (the interval includes 1)": same,
@@ -191,8 +187,8 @@ class Comparison(Tabular):
         }
         return [f"{note}: {', '.join(names)}." for note, names in notes.items() if names]
 
-    def table(self) -> Table:
-        """One line per contender."""
+    def tables(self) -> list[Table]:
+        """One table with a line per contender."""
         rows = []
         for name, stats in self.stats.items():
             length = "" if stats is None else f"{stats.acceptance_length:.2f}"
@@ -204,11 +200,7 @@ class Comparison(Tabular):
         if batches < MIN_CLUSTERS:
             intervals = f"no intervals for fewer than {MIN_CLUSTERS} batches"
         size = f"{counted(batches, 'batch')}, {counted(rounds, 'round')} in turn"
-        return Table(header, rows, (f"{size}; {intervals}.", *self.notes()))
-
-    def tables(self) -> list[Table]:
-        """The one table."""
-        return [self.table()]
+        return [Table(header, rows, (f"{size}; {intervals}.", *self.notes()))]
 
     def records(self) -> list[dict[str, Any]]:
         """One per contender, batch and round: new tokens and seconds."""
@@ -281,11 +273,6 @@ def compare(
         rounds: r.
         progress: shows a bar on standard error.
 
-    Raises:
-        TypeError: a contender that is no way of decoding.
-        ValueError: fewer than two contenders, no contender of the baseline's name, or an answer of
-            another size.
-
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
         >>> target = zoo.load_target()
@@ -304,7 +291,7 @@ def compare(
     baseline = check_choice("baseline", baseline or next(iter(ways)), ways)
     check_integer("rounds", rounds, 1)
     Plan(max_new_tokens, temperature, batch_size, seed=seed)  # checks them
-    device = _device(ways)
+    device = _device(contenders.values())
     encoded = [encode(prompt, [], tokenizer) for prompt in as_prompts(prompts, attention_mask)]
     tasks = [
         Task(
@@ -340,26 +327,18 @@ def compare(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Generator:
+def _answer(generator: SpeculativeGenerator, task: Task) -> Answer:
     """A generator as a contender."""
-
-    generator: SpeculativeGenerator
-
-    def __call__(self, task: Task) -> Answer:
-        sampling = {"do_sample": False}
-        if task.temperature:
-            sampling = {"do_sample": True, "temperature": task.temperature, "seed": task.seeds}
-        options = {"max_new_tokens": task.max_new_tokens, "neutral": True, **sampling}
-        result = self.generator.generate(task.input_ids, task.attention_mask, **options)
-        rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
-        steps = result.steps if self.generator.drafter.num_draft_tokens else None
-        return Answer([row[:length] for row, length in rows], steps)
+    sampling = Plan(temperature=task.temperature).sampling(task.seeds)
+    options = {"max_new_tokens": task.max_new_tokens, **sampling}
+    result = generator.generate(task.input_ids, task.attention_mask, **options)
+    texts = [[token for step in row for token in step.new_tokens] for row in result.steps]
+    return Answer(texts, result.steps if generator.drafter.num_draft_tokens else None)
 
 
 def _contender(name: str, way: SpeculativeGenerator | Contender) -> Contender:
     if isinstance(way, SpeculativeGenerator):
-        return _Generator(way)
+        return partial(_answer, way)
     if isinstance(way, nn.Module) or not callable(way):
         raise TypeError(
             f"contender {name!r} must be a SpeculativeGenerator, HFGenerate(model) or a function "
@@ -380,13 +359,11 @@ def _check_answer(name: str, answer: Answer, task: Task) -> None:
         )
 
 
-def _device(ways: Mapping[str, Contender]) -> torch.device:
+def _device(contenders: Iterable[SpeculativeGenerator | Contender]) -> torch.device:
     """Where prompts are needed: on the target's device."""
-    for way in ways.values():
-        if isinstance(way, _Generator):
-            return way.generator.target.device
-        if isinstance(way, HFGenerate):
-            return way.model.device
+    for way in contenders:
+        if isinstance(way, SpeculativeGenerator | HFGenerate):
+            return (way.model if isinstance(way, HFGenerate) else way.target).device
     return torch.device("cpu")
 
 
@@ -400,7 +377,5 @@ def _stats(answers: list[Answer]) -> SpeculationStats | None:
 
 def _until_end(row: list[int], model: PreTrainedModel) -> list[int]:
     """A row up to and including its first end-of-sequence token; what follows is padding."""
-    ends = model.generation_config.eos_token_id
-    ends = set(ends if isinstance(ends, list | tuple) else [ends])
-    first = next((i for i, token in enumerate(row) if token in ends), len(row))
-    return row[: first + 1]
+    ends = np.atleast_1d(model.generation_config.eos_token_id)
+    return row[: 1 + next((i for i, token in enumerate(row) if token in ends), len(row))]

@@ -35,9 +35,6 @@ def acceptance_by_context(
     Returns:
         Acceptance length by tokens of context.
 
-    Raises:
-        ValueError: a context of no tokens, or one that is longer than the text.
-
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
         >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))

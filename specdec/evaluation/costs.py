@@ -50,18 +50,14 @@ class CostCurve(Tabular):
             )
 
     def medians(self, num_draft_tokens: int) -> tuple[float, np.ndarray]:
-        """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens.
-
-        Raises:
-            ValueError: the curve was not measured that far.
-        """
+        """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens, as far as measured."""
         plain, table = self._at(np.arange(len(self.plain_ms))[None], num_draft_tokens)
         return float(plain[0]), table[0]
 
     def tables(self) -> list[Table]:
         """One line per measured K."""
-        plain = float(np.median(self.plain_ms))
-        medians = {k: float(np.median(self.step_ms[k])) for k in sorted(self.step_ms)}
+        plain = np.median(self.plain_ms)
+        medians = {k: np.median(self.step_ms[k]) for k in sorted(self.step_ms)}
         rows = [[str(k), f"{ms:.2f}", f"{ms / plain:.2f}"] for k, ms in medians.items()]
         rounds = counted(len(self.plain_ms), "round")
         note = f"Medians of {rounds}; a plain step takes {plain:.2f} ms."
@@ -83,19 +79,17 @@ class CostCurve(Tabular):
         return self._at(rounds, num_draft_tokens)
 
     def _at(self, rounds: np.ndarray, num_draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        known = sorted(self.step_ms)
-        check_integer("num_draft_tokens", num_draft_tokens, 0)
-        if not known or known[0] > 0 or known[-1] < num_draft_tokens:
-            span = f"{known[0]} to {known[-1]}" if known else "nothing"
-            raise ValueError(
-                f"the cost curve was measured at {span}, not at 0 to {num_draft_tokens}; "
-                "measure it there"
-            )
+        """Medians over the rounds `[R, r]`; curves reach from 0 to the largest measured K."""
+        known, most = sorted(self.step_ms), max(self.step_ms, default=-1)
+        check_integer("num_draft_tokens", num_draft_tokens, 0, most, advice="measure it there")
+        if known[0] > 0:
+            raise ValueError(f"the cost curve begins at K = {known[0]}; measure K = 0 as well")
+        plain, *table = (
+            np.median(np.array(times)[rounds], axis=1)
+            for times in (self.plain_ms, *(self.step_ms[k] for k in known))
+        )
         ks = np.arange(num_draft_tokens + 1)
-        medians = {k: np.median(np.array(self.step_ms[k])[rounds], axis=1) for k in known}
-        table = np.stack([medians[k] for k in known], axis=1)  # [R, known]
-        interpolated = np.stack([np.interp(ks, known, row) for row in table])
-        return np.median(np.array(self.plain_ms)[rounds], axis=1), interpolated
+        return plain, np.stack([np.interp(ks, known, row) for row in np.stack(table, axis=1)])
 
 
 def measure_costs(
@@ -118,9 +112,6 @@ def measure_costs(
         num_steps: timed together.
         rounds: r, after one that is not kept.
 
-    Raises:
-        ValueError: no draft length, or one that the drafter does not have; or a number below 1.
-
     Example:
         >>> import torch
         >>> from specdec import PromptLookupDrafter, zoo
@@ -138,13 +129,13 @@ def measure_costs(
     draft_lengths = list(draft_lengths)
     if not draft_lengths:
         raise ValueError("there is nothing to measure: draft_lengths is empty")
-    parts = generator.target, generator.sampler
+    drafters = {k: with_draft_length(generator.drafter, k) for k in draft_lengths}
     contenders: dict[int | None, SpeculativeGenerator] = {
-        None: SpeculativeGenerator(parts[0], None, parts[1], graphs=generator.graphs)
+        k: SpeculativeGenerator(
+            generator.target, drafter, generator.sampler, graphs=generator.graphs
+        )
+        for k, drafter in {None: None, **drafters}.items()
     }
-    for k in draft_lengths:
-        drafter = with_draft_length(generator.drafter, k)
-        contenders[k] = SpeculativeGenerator(parts[0], drafter, parts[1], graphs=generator.graphs)
     taken: dict[int | None, list[float]] = {k: [] for k in contenders}
     for round_ in range(rounds + 1):
         for k, contender in contenders.items():

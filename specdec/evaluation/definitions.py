@@ -49,8 +49,7 @@ def as_vllm(steps: Sequence[Sequence[RowStep]], num_draft_tokens: int) -> dict[s
 def as_sglang(steps: Sequence[Sequence[RowStep]]) -> dict[str, object]:
     """SGLang's `meta_info` of each request, summed over requests.
 
-    Reference: `spec_accept_length` = completion tokens / `spec_verify_ct`; `spec_accept_rate` =
-    correct draft tokens / proposed ones (sglang/srt/managers/tokenizer_manager.py).
+    Reference: sglang/srt/managers/tokenizer_manager.py.
 
     Example:
         >>> as_sglang([[RowStep([1, 2], 2, [1, 2])]])["spec_accept_length"]  # cut by the limit

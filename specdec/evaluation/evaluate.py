@@ -6,9 +6,10 @@ Legend: B rows of a batch, T tokens of a prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar, Unpack
 
@@ -99,27 +100,26 @@ def evaluate(
     index, count = shard
     check_integer("the count of shard", count, 1)
     check_integer("the index of shard", index, 0, count - 1)
-    values = {
-        "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "batch_size": 1 if batch_size is None and not isinstance(prompts, Tensor) else batch_size,
-        "samples": samples,
-        "seed": seed,
-        "max_prompt_tokens": max_prompt_tokens,
-        "options": options,
-    }
-    plan = Plan(**values)
+    plan = Plan(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        batch_size=1 if batch_size is None and not isinstance(prompts, Tensor) else batch_size,
+        samples=samples,
+        seed=seed,
+        max_prompt_tokens=max_prompt_tokens,
+        options=options,
+    )
     records = as_prompts(prompts, attention_mask)
-    run = settings_of_run(generator, records, tokenizer=tokenizer, **values)
+    run = settings_of_run(generator, records, tokenizer=tokenizer, **vars(plan))
     about = {"run": {**run, "shard": [index, count]}, **provenance()}
-    batches = dict(list(_batches(records, plan))[index::count])
+    batches = dict(list(enumerate(_batches(records, plan)))[index::count])
     file = None if output is None else RunFile(output)
     done = [] if file is None else file.resume(about)
-    missing = batches.keys() - {batch.index for batch in done}
-    for number in sorted(missing)[:warmup]:
+    missing = sorted(batches.keys() - {batch.index for batch in done})
+    for number in missing[:warmup]:
         _run(generator, number, batches[number], plan, tokenizer)
     with tqdm(total=len(batches), initial=len(done), disable=not progress, unit="batch") as bar:
-        for number in sorted(missing):
+        for number in missing:
             batch = _run(generator, number, batches[number], plan, tokenizer)
             if file is not None:
                 file.append(batch, about)
@@ -139,22 +139,19 @@ class _Row:
     seed: int
 
 
-def _batches(prompts: list[Prompt], plan: Plan) -> Iterator[tuple[int, list[_Row]]]:
-    """Numbered batches of consecutive prompts, each of one category and one number of turns."""
+def _batches(prompts: list[Prompt], plan: Plan) -> list[list[_Row]]:
+    """Batches of consecutive prompts, each of one category and one number of turns."""
     rows = [
         _Row(prompt, sample, plan.seed + index + sample * len(prompts))
         for index, prompt in enumerate(prompts)
         for sample in range(plan.samples)
     ]
-    number, batch = 0, []
-    for row in rows:
-        kind = row.prompt.category, len(row.prompt.turns)
-        is_full = plan.batch_size is not None and len(batch) == plan.batch_size
-        if batch and (is_full or kind != (batch[0].prompt.category, len(batch[0].prompt.turns))):
-            yield number, batch
-            number, batch = number + 1, []
-        batch.append(row)
-    yield number, batch
+    batches = []
+    for _, alike in groupby(rows, lambda row: (row.prompt.category, len(row.prompt.turns))):
+        group = list(alike)
+        size = plan.batch_size or len(group)
+        batches += [group[start : start + size] for start in range(0, len(group), size)]
+    return batches
 
 
 def _run(
@@ -174,9 +171,10 @@ def _run(
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
         inputs = left_padded(kept, generator.target.device)
         options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows])
-        options["max_new_tokens"] = plan.max_new_tokens
+        generate = partial(
+            generator.generate, *inputs, **options, max_new_tokens=plan.max_new_tokens
+        )
         try:
-            generate = partial(generator.generate, *inputs, **options)
             result, taken = timed(generate, generator.target.device)
         except ValueError as error:
             names = ", ".join(repr(row.prompt.id) for row in rows[:4])
@@ -184,32 +182,28 @@ def _run(
             hint = "; max_prompt_tokens= shortens long prompts" if is_long else ""
             raise ValueError(f"prompt {names}: {error}{hint}") from error
         seconds.append(taken)
-        for b, (row, length) in enumerate(zip(rows, result.lengths, strict=True)):
-            done.append(
-                EvaluatedRow(
-                    prompt=row.prompt.id,
-                    category=row.prompt.category,
-                    turn=turn,
-                    sample=row.sample,
-                    num_prompt_tokens=len(kept[b]),
-                    was_cut=len(kept[b]) < len(encoded[b]),
-                    finish_reason=result.finish_reasons[b],
-                    seed=result.seeds[b] if result.seeds else None,
-                    steps=result.steps[b],
-                )
+        for b, row in enumerate(rows):
+            evaluated = EvaluatedRow(
+                prompt=row.prompt.id,
+                category=row.prompt.category,
+                turn=turn,
+                sample=row.sample,
+                num_prompt_tokens=len(kept[b]),
+                was_cut=len(kept[b]) < len(encoded[b]),
+                finish_reason=result.finish_reasons[b],
+                seed=result.seeds[b] if result.seeds else None,
+                steps=result.steps[b],
             )
+            done.append(evaluated)
             if turn + 1 < len(row.prompt.turns):
-                new = result.new_tokens[b, :length]
-                replies[b].append(tokenizer.decode(new, skip_special_tokens=True))
+                reply = tokenizer.decode(evaluated.new_tokens, skip_special_tokens=True)
+                replies[b].append(reply)
     return EvaluatedBatch(index, seconds, done)
 
 
 def timed(run: Callable[[], T], device: torch.device) -> tuple[T, float]:
-    """What a call returns, and the seconds until the device had done it.
-
-    Args:
-        run: the call.
-        device: waited for before the call and after it.
+    """What a call returns, and the seconds until the device had done it, which is waited for before
+    the call and after it.
 
     Example:
         >>> timed(lambda: 3, torch.device("cpu"))[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from specdec.evaluation.intervals import (
     bootstrap,
     counted,
     rate_estimates,
+    rates_by_position,
+    ratio,
 )
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow, RunFile
 from specdec.jsonl import naming_line
@@ -92,13 +94,10 @@ class Evaluation(Tabular):
             [sum(len(row.new_tokens) for row in batch.rows), sum(batch.seconds)]
             for batch in self.batches
         ]
-        (efficiency,) = bootstrap(emitted, _quotient, level=level, unit="prompt")
-        (speed,) = bootstrap(times, _quotient, level=level, unit="batch")
-        return {
-            **rate_estimates(totals, k, level=level, unit="prompt"),
-            "block_efficiency": efficiency,
-            "tokens_per_second": speed,
-        }
+        (efficiency,) = bootstrap(emitted, ratio, level=level, unit="prompt")
+        (speed,) = bootstrap(times, ratio, level=level, unit="batch")
+        rates = rate_estimates(totals, k, level=level, unit="prompt")
+        return {**rates, "block_efficiency": efficiency, "tokens_per_second": speed}
 
     @property
     def categories(self) -> dict[str, Evaluation]:
@@ -106,10 +105,7 @@ class Evaluation(Tabular):
         groups: dict[str, list[EvaluatedBatch]] = {}
         for batch in self.batches:
             groups.setdefault(batch.rows[0].category, []).append(batch)
-        return {
-            name: Evaluation(batches, self.num_draft_tokens, self.about, self.level)
-            for name, batches in groups.items()
-        }
+        return {name: replace(self, batches=batches) for name, batches in groups.items()}
 
     def tables(self) -> list[Table]:
         """By category and, where anything was drafted, by position."""
@@ -117,59 +113,40 @@ class Evaluation(Tabular):
 
     def table(self) -> Table:
         """Acceptance and speed by category, with intervals."""
-        header = ["category", "prompts", "acceptance length", "acceptance rate", "block efficiency"]
-        header += ["tokens/s"]
         categories = self.categories if len(self.categories) > 1 else {}
-        parts = [*categories.items(), ("all", self)]
+        parts = {**categories, "all": self}
+        rows = []
+        for name, part in parts.items():
+            names = ("acceptance_length", "acceptance_rate", "block_efficiency")
+            figures = [format(part.estimates[n], ".2f") for n in names]
+            speed = format(part.estimates["tokens_per_second"], ".0f")
+            rows.append([name or "none", str(part._num_prompts), *figures, speed])
+        fewest, own = min(part._num_prompts for part in parts.values()), self._num_prompts
+        note = f"Brackets: {100 * self.level:g} % bootstrap intervals over prompts"
+        note += f"; none for fewer than {MIN_CLUSTERS}." if fewest < MIN_CLUSTERS else "."
+        if own < MIN_CLUSTERS:
+            note = f"No interval: {counted(own, 'prompt')}, fewer than {MIN_CLUSTERS}."
         cut = sum(row.was_cut for row in self.rows)
-        notes = [self._interval_note([part for _, part in parts])]
-        notes += [f"{cut} prompts were shortened from the left."] if cut else []
-        return Table(header, [part._cells(name) for name, part in parts], tuple(notes))
+        notes = (note, *[f"{cut} prompts were shortened from the left."][: cut > 0])
+        header = ["category", "prompts", "acceptance length", "acceptance rate", "block efficiency"]
+        return Table([*header, "tokens/s"], rows, notes)
 
     @property
     def _num_prompts(self) -> int:
         return len({row.prompt for row in self.rows})
 
-    def _interval_note(self, parts: list[Evaluation]) -> str:
-        """What brackets are, and which figures have none."""
-        if self._num_prompts < MIN_CLUSTERS:
-            prompts = counted(self._num_prompts, "prompt")
-            return f"No interval: {prompts}, fewer than {MIN_CLUSTERS}."
-        note = f"Brackets: {100 * self.level:g} % bootstrap intervals over prompts"
-        if min(part._num_prompts for part in parts) < MIN_CLUSTERS:
-            note += f"; none for fewer than {MIN_CLUSTERS}"
-        return f"{note}."
-
-    def _cells(self, name: str) -> list[str]:
-        estimates = self.estimates
-        names = ("acceptance_length", "acceptance_rate", "block_efficiency")
-        figures = [format(estimates[n], ".2f") for n in names]
-        speed = format(estimates["tokens_per_second"], ".0f")
-        return [name or "none", str(self._num_prompts), *figures, speed]
-
     def positions(self) -> Table:
         """Acceptance by draft position, with intervals."""
-        estimates, stats = self.estimates, self.stats
-        rows = [
-            [
-                str(i + 1),
-                str(stats.reached_at[i]),
-                format(estimates[f"conditional_rate_{i + 1}"], ".2f"),
-                format(estimates[f"joint_rate_{i + 1}"], ".2f"),
-            ]
-            for i in range(self.num_draft_tokens)
-        ]
-        return Table(["position", "reached", "conditional rate", "joint rate"], rows)
+        return rates_by_position(self.estimates, self.stats.reached_at)
 
     def records(self) -> list[dict[str, Any]]:
         """One per row: its prompt, counts and rates."""
+        names = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "acceptance_rate")
         lines = []
         for row in self.rows:
-            stats = SpeculationStats([row.steps], self.num_draft_tokens)
-            counts = ("steps", "drafted", "accepted", "emitted")
-            rates = ("acceptance_length", "acceptance_rate")
-            line = {**vars(row), **{name: sum(getattr(stats, name)) for name in counts}}
-            lines.append({**line, **{name: getattr(stats, name) for name in rates}})
+            figures = SpeculationStats([row.steps], self.num_draft_tokens).to_dict()
+            own = {n: figures[n][0] if isinstance(figures[n], list) else figures[n] for n in names}
+            lines.append({**vars(row), **own})
         return lines
 
     @classmethod
@@ -184,8 +161,7 @@ class Evaluation(Tabular):
         if not parts:
             raise ValueError("there is nothing to merge: pass the shards of a run")
         for number, part in enumerate(parts[1:], start=1):
-            differing = differences(parts[0]._run_without_shard(), part._run_without_shard())
-            if differing:
+            if differing := differences(parts[0]._run_without_shard(), part._run_without_shard()):
                 raise ValueError(
                     f"parts 0 and {number} are of different runs; they differ in "
                     f"{', '.join(differing)}"
@@ -194,28 +170,18 @@ class Evaluation(Tabular):
         indices = [batch.index for batch in batches]
         if len(set(indices)) < len(indices):
             raise ValueError(f"two parts hold the same batch: {indices}")
-        return cls(batches, parts[0].num_draft_tokens, parts[0].about, parts[0].level)
+        return replace(parts[0], batches=batches)
 
     def _run_without_shard(self) -> dict[str, Any]:
-        """What all shards of a run have in common."""
         run = {name: v for name, v in self.about.get("run", {}).items() if name != "shard"}
         return run or {"num_draft_tokens": self.num_draft_tokens}
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
-        """Reads a run that `evaluate(..., output=path)` saved, as far as it has come.
-
-        Raises:
-            ValueError: another kind of file.
-        """
+        """Reads a run that `evaluate(..., output=path)` saved, as far as it has come."""
         about, batches = RunFile(path).read()
         if not batches:
             raise ValueError(f"{path} holds no finished batch")
         with naming_line(Path(path), 1):
             k = check_integer("num_draft_tokens", about["run"]["drafter"]["num_draft_tokens"], 0)
         return cls(batches, k, about)
-
-
-def _quotient(sums: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return sums[..., :1] / sums[..., 1:]

@@ -9,15 +9,14 @@ Legend: n clusters, m totals of a cluster, R resamples, s statistics, K draft to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from specdec.arguments import check_integer, check_number
-
-Statistic = Callable[[np.ndarray], np.ndarray]
-"""Totals `[..., m]` -> statistics `[..., s]`."""
+from specdec.show.table import Table
 
 LEVEL = 0.95
 NUM_RESAMPLES = 2000
@@ -72,7 +71,7 @@ class Estimate:
 
     def to_dict(self) -> dict[str, float | None]:
         """As JSON can hold it: `None` for what is not known."""
-        values = {"value": self.value, "low": self.low, "high": self.high, "level": self.level}
+        values = {name: value for name, value in asdict(self).items() if name != "note"}
         return {name: None if math.isnan(value) else value for name, value in values.items()}
 
     def __format__(self, spec: str) -> str:
@@ -87,8 +86,8 @@ class Estimate:
 
 
 def bootstrap(
-    totals: np.ndarray,
-    statistic: Statistic,
+    totals: ArrayLike,
+    statistic: Callable[[np.ndarray], np.ndarray],
     *,
     level: float = LEVEL,
     num_resamples: int = NUM_RESAMPLES,
@@ -103,14 +102,11 @@ def bootstrap(
 
     Args:
         totals: `[n, m]`, of each cluster.
-        statistic: from summed totals to the statistics.
+        statistic: from summed totals `[..., m]` to the statistics `[..., s]`.
         level: of the intervals.
         num_resamples: R.
         seed: of the resampling, so that the same data gives the same interval.
         unit: what a cluster is, in the note of estimates without an interval.
-
-    Raises:
-        ValueError: no clusters, or a level outside 0..1.
 
     Example:
         >>> totals = np.array([[3.0, 2.0], [5.0, 2.0], [4.0, 2.0]] * 2)
@@ -174,7 +170,7 @@ def expanded_tail(tail: float, n: int) -> float:
     return float(special.ndtr(math.sqrt(n / (n - 1)) * special.stdtrit(n - 1, tail)))
 
 
-def rate_estimates(totals: np.ndarray, k: int, *, level: float, unit: str) -> dict[str, Estimate]:
+def rate_estimates(totals: ArrayLike, k: int, *, level: float, unit: str) -> dict[str, Estimate]:
     """`acceptance_length`, `acceptance_rate`, `conditional_rate_1..K` and `joint_rate_1..K`.
 
     Args:
@@ -194,6 +190,22 @@ def rate_estimates(totals: np.ndarray, k: int, *, level: float, unit: str) -> di
             return np.concatenate([*columns, accepted_at / steps], axis=-1)
 
     return dict(zip(names, bootstrap(totals, rates, level=level, unit=unit), strict=True))
+
+
+def ratio(sums: np.ndarray) -> np.ndarray:
+    """The first of two totals / the second, NaN or infinity where that is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return sums[..., :1] / sums[..., 1:]
+
+
+def rates_by_position(estimates: Mapping[str, Estimate], reached: Iterable[float]) -> Table:
+    """Acceptance at each draft position, which so many steps reached, with intervals."""
+    rates = ("conditional", "joint")
+    rows = [
+        [str(i), f"{count:.0f}", *(format(estimates[f"{rate}_rate_{i}"], ".2f") for rate in rates)]
+        for i, count in enumerate(reached, start=1)
+    ]
+    return Table(["position", "reached", "conditional rate", "joint rate"], rows)
 
 
 def counted(count: int, unit: str) -> str:

@@ -8,6 +8,7 @@ import json
 import platform
 import subprocess
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +36,9 @@ _OWN = {
 
 @dataclass(frozen=True)
 class Plan:
-    """How an evaluation generates: arguments of `evaluate`, all of which decide the result."""
+    """How an evaluation generates: arguments of `evaluate`, all of which decide the result;
+    `options` are its further ones.
+    """
 
     max_new_tokens: int = 64
     temperature: float = 0.0
@@ -77,8 +80,7 @@ def settings_of_run(
 
     Args:
         generator, prompts, tokenizer: as for `evaluate`.
-        plan: `max_new_tokens`, `temperature`, `batch_size`, `samples`, `seed` and
-            `max_prompt_tokens` of `evaluate`; `options` are its further options.
+        plan: arguments of `Plan`.
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -88,11 +90,8 @@ def settings_of_run(
     """
     plan = Plan(**plan)
     records = as_prompts(prompts)
-    values = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
-    values["options"] = {
-        name: _described(value) if name == "tokenizer" else plain(value)
-        for name, value in plan.options.items()
-    }
+    given = {n: _described(v) if n == "tokenizer" else v for n, v in plan.options.items()}
+    values = plain({**vars(plan), "options": given})
     digest = hashlib.sha256()
     for prompt in records:
         digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
@@ -110,11 +109,11 @@ def settings_of_run(
 def provenance() -> dict[str, Any]:
     """Versions of Python and of the libraries that results depend on, and the commit of specdec."""
     packages = {"specdec": "specdec-torch", "transformers": "transformers", "triton": "triton"}
-    found = {name: _version(package) for name, package in packages.items()}
-    return {
-        "versions": {"python": platform.python_version(), "torch": torch.__version__, **found},
-        "git_revision": _git_revision(),
-    }
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for name, package in packages.items():
+        with suppress(metadata.PackageNotFoundError):
+            versions[name] = metadata.version(package)
+    return {"versions": versions, "git_revision": _git_revision()}
 
 
 def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
@@ -151,28 +150,16 @@ def _described(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | No
     }
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _git_revision() -> str | None:
     """The commit that specdec runs from, with `+changes` where files differ from it; `None` where
     specdec does not run from a clone.
     """
-    here = Path(__file__)
-
-    def git(*arguments: str) -> str | None:
-        command = ["git", "-C", str(here.parent), *arguments]
-        try:
-            return subprocess.check_output(
-                command, stderr=subprocess.DEVNULL, text=True, timeout=10
-            ).strip()
-        except (OSError, subprocess.SubprocessError):
-            return None
-
-    if git("ls-files", "--error-unmatch", here.name) is None:  # installed inside another clone
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    options = {"cwd": Path(__file__).parent, "stderr": subprocess.DEVNULL, "text": True}
+    found = ""
+    try:  # the first fails where specdec is installed inside another clone
+        for arguments in (["ls-files", "--error-unmatch", Path(__file__).name], describe):
+            found = subprocess.check_output(["git", *arguments], timeout=10, **options)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return git("describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes")
+    return found.strip()

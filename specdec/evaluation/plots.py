@@ -6,7 +6,7 @@ matplotlib: `pip install 'specdec-torch[plots]'`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -34,11 +34,11 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
         >>> evaluation = evaluate(generator, torch.tensor([[7, 8, 7, 8]]), max_new_tokens=4)
         >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
     """
-    ax = _axes(ax)
-    for shift, (name, evaluation) in _beside(evaluations, gap=1.0):
-        positions = range(1, evaluation.num_draft_tokens + 1)
-        found = [evaluation.estimates[f"conditional_rate_{i}"] for i in positions]
-        _line(ax, [i + shift for i in positions], found, name)
+    lines = {
+        name: {i: e.estimates[f"conditional_rate_{i}"] for i in range(1, e.num_draft_tokens + 1)}
+        for name, e in evaluations.items()
+    }
+    ax, _ = _lines(ax, lines)
     ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
     return _finish(ax, integers=True)
 
@@ -51,13 +51,11 @@ def acceptance_by_temperature(
     Args:
         lines: by name, evaluations by temperature.
     """
-    ax = _axes(ax)
-    every = sorted({t for by_temperature in lines.values() for t in by_temperature})
-    gap = min((b - a for a, b in pairwise(every)), default=1.0)
-    for shift, (name, by_temperature) in _beside(lines, gap):
-        temperatures = sorted(by_temperature)
-        found = [by_temperature[t].estimates["acceptance_length"] for t in temperatures]
-        _line(ax, [t + shift for t in temperatures], found, name)
+    estimates = {
+        name: {t: found.estimates["acceptance_length"] for t, found in by_temperature.items()}
+        for name, by_temperature in lines.items()
+    }
+    ax, _ = _lines(ax, estimates)
     ax.set(xlabel="temperature", ylabel="acceptance length")
     return _finish(ax)
 
@@ -70,14 +68,16 @@ def time_per_token(
     Args:
         lines: by name, replays at several K and the cost curve of their generator.
     """
-    ax = _axes(ax)
-    for shift, (name, (replays, costs)) in _beside(lines, gap=1.0):
-        ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
-        plain, _ = costs.medians(0)
-        speeds = [found.speedup(costs) for found in ordered]
-        times = [Estimate(plain / s.value, plain / s.high, plain / s.low) for s in speeds]
-        line = _line(ax, [found.num_draft_tokens + shift for found in ordered], times, name)
-        ax.axhline(plain, color=line.get_color(), linestyle=":", linewidth=1)
+    plain = {name: costs.medians(0)[0] for name, (_, costs) in lines.items()}
+    times: dict[str, dict[int, Estimate]] = {name: {} for name in lines}
+    for name, (replays, costs) in lines.items():
+        for found in replays:
+            ends = found.speedup(costs)
+            ms = (plain[name] / speed for speed in (ends.value, ends.high, ends.low))
+            times[name][found.num_draft_tokens] = Estimate(*ms)
+    ax, drawn = _lines(ax, times)
+    for name, line in drawn.items():
+        ax.axhline(plain[name], color=line.get_color(), linestyle=":", linewidth=1)
     ax.set(xlabel="K, draft tokens per step", ylabel="ms per token (dotted: plain)")
     ax.set_ylim(bottom=0)
     return _finish(ax, integers=True)
@@ -94,12 +94,11 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
         replays: at several K.
         costs: of the same generator.
     """
-    ax = _axes(ax)
-    ordered = sorted(replays, key=lambda found: found.num_draft_tokens)
-    ks = [found.num_draft_tokens for found in ordered]
-    plain, table = costs.medians(max(ks))
+    lengths = {found.num_draft_tokens: found.acceptance_length for found in replays}
+    ks = sorted(lengths)
+    plain, table = costs.medians(ks[-1])
+    ax, _ = _lines(ax, {"acceptance length": lengths})
     ax.plot(ks, [k + 1 for k in ks], color="0.6", linestyle="--", label="everything accepted")
-    _line(ax, ks, [found.acceptance_length for found in ordered], "acceptance length")
     ax.plot(ks, [table[k] / plain for k in ks], marker="s", label="cost of a step: break-even")
     ax.set(xlabel="K, draft tokens per step", ylabel="plain steps")
     ax.set_ylim(bottom=0)
@@ -141,21 +140,22 @@ def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:
     return ax or need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 
 
-def _beside(lines: Mapping[str, Any], gap: float) -> Iterator[tuple[float, tuple[str, Any]]]:
-    """The lines of a plot, each with a shift along x, of which neighbouring values are a gap apart,
-    so that their intervals stand side by side.
+def _lines(ax: Any, lines: Mapping[str, Mapping[float, Estimate]]) -> tuple[Any, dict[str, Any]]:
+    """The axes with a line per name through values at x, and intervals as bars; and the lines.
+    Those of several names are shifted along x, so that their intervals stand side by side.
     """
-    middle = (len(lines) - 1) / 2
-    return (((i - middle) * 0.06 * gap, line) for i, line in enumerate(lines.items()))
-
-
-def _line(ax: Any, xs: list, found: list[Estimate], name: str) -> Any:
-    """A line through values, and their intervals as bars."""
-    (line,) = ax.plot(xs, [e.value for e in found], marker="o", markersize=4.5, label=name)
-    ax.vlines(
-        xs, [e.low for e in found], [e.high for e in found], color=line.get_color(), alpha=0.6
-    )
-    return line
+    ax, drawn = _axes(ax), {}
+    every = sorted({x for estimates in lines.values() for x in estimates})
+    gap = min((b - a for a, b in pairwise(every)), default=1)
+    for number, (name, estimates) in enumerate(lines.items()):
+        shift = (number - (len(lines) - 1) / 2) * 0.06 * gap
+        xs = [x + shift for x in sorted(estimates)]
+        found = [estimates[x] for x in sorted(estimates)]
+        style = {"marker": "o", "markersize": 4.5, "label": name}
+        (drawn[name],) = ax.plot(xs, [e.value for e in found], **style)
+        ends = [e.low for e in found], [e.high for e in found]
+        ax.vlines(xs, *ends, color=drawn[name].get_color(), alpha=0.6)
+    return ax, drawn
 
 
 def _finish(ax: Any, *, integers: bool = False) -> Any:

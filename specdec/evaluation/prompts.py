@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +25,6 @@ class Prompt:
         id: unique in its set.
         turns: texts, or ids of one turn that is encoded already.
         category: of the set's table; may be empty.
-
-    Raises:
-        ValueError: turns of another form, none of them, or an empty one.
     """
 
     id: str
@@ -83,15 +82,8 @@ def own_prompts() -> list[Prompt]:
 def as_prompts(
     prompts: Tensor | Iterable[str | Prompt | Sequence[int]], attention_mask: Tensor | None = None
 ) -> list[Prompt]:
-    """Prompts in any of the forms that `evaluate` takes.
-
-    Args:
-        prompts: ids `[B, T]`, or texts, ids or `Prompt` records.
-        attention_mask: `[B, T]` of ids in a tensor; `None` where all are real.
-
-    Raises:
-        TypeError: something else.
-        ValueError: no prompts, or an empty one.
+    """Prompts in any of the forms that `evaluate` takes: texts, ids, `Prompt` records, or ids
+    `[B, T]` with a mask of their real tokens.
     """
     if isinstance(prompts, str):
         raise TypeError("prompts must be a list of texts, got one text; put it into a list")
@@ -103,12 +95,11 @@ def as_prompts(
     read = [_as_prompt(index, prompt) for index, prompt in enumerate(prompts)]
     if not read:
         raise ValueError("there are no prompts")
-    numbers: dict[str, int] = {}
-    for number, prompt in enumerate(read):
-        if numbers.setdefault(prompt.id, number) != number:
+    for name, count in Counter(prompt.id for prompt in read).items():
+        if count > 1:
             raise ValueError(
-                f"prompts {numbers[prompt.id]} and {number} have the id {prompt.id!r}; ids must be "
-                "unique, since intervals and saved runs go by them"
+                f"{count} prompts have the id {name!r}; ids must be unique, since intervals and "
+                "saved runs go by them"
             )
     return read
 
@@ -119,15 +110,8 @@ def encode(
     """Ids of the turn after so many replies.
 
     The turns and the replies so far go through the tokenizer's chat template, where it has one.
-    Else they are one text: after a reply a blank line, then the next turn.
-
-    Args:
-        prompt: with more turns than there are replies.
-        replies: texts of the earlier turns.
-        tokenizer: of the target; may be `None` where the prompt holds ids.
-
-    Raises:
-        ValueError: a text without a tokenizer to encode it.
+    Else they are one text: after a reply a blank line, then the next turn. A prompt of ids needs
+    no tokenizer.
     """
     turns = prompt.turns[: len(replies) + 1]
     if not isinstance(turns[0], str):
@@ -136,17 +120,15 @@ def encode(
         raise ValueError(f"prompt {prompt.id!r} is a text; pass tokenizer= to encode it")
     if getattr(tokenizer, "chat_template", None):
         messages = []
-        for index, turn in enumerate(turns):
+        for turn, reply in zip_longest(turns, replies):
             messages.append({"role": "user", "content": turn})
-            if index < len(replies):
-                messages.append({"role": "assistant", "content": replies[index]})
+            messages.append({"role": "assistant", "content": reply})
+        del messages[-1]  # after the last turn there is no reply
         options = {"tokenize": False, "add_generation_prompt": True}
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
-    text = turns[0] + "".join(
-        f"{reply}\n\n{turn}" for reply, turn in zip(replies, turns[1:], strict=True)
-    )
-    return tokenizer(text, verbose=False).input_ids
+    text = "".join(f"{reply}\n\n{turn}" for reply, turn in zip(replies, turns[1:], strict=True))
+    return tokenizer(turns[0] + text, verbose=False).input_ids
 
 
 def _prompt_of(entry: Any, number: int, path: Path) -> Prompt:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from specdec.arguments import check_choice, check_integer, check_number
+from specdec.arguments import check_integer, check_number
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.settings import differences
@@ -26,9 +26,6 @@ class EvaluatedRow:
         num_prompt_tokens: that were read.
         was_cut: the prompt had more, and lost its first ones.
         seed: of the row; `None` for greedy text.
-
-    Raises:
-        TypeError, ValueError: a field of another type, or out of range.
     """
 
     prompt: str
@@ -40,18 +37,6 @@ class EvaluatedRow:
     finish_reason: Literal["eos", "length", "stop"]
     seed: int | None
     steps: list[RowStep]
-
-    def __post_init__(self):
-        if not (isinstance(self.prompt, str) and isinstance(self.category, str)):
-            raise TypeError(
-                f"prompt and category must be strings, got {self.prompt!r} and {self.category!r}"
-            )
-        check_choice("was_cut", self.was_cut, (False, True))
-        check_choice("finish_reason", self.finish_reason, ("eos", "length", "stop"))
-        for name, least in (("turn", 0), ("sample", 0), ("num_prompt_tokens", 1)):
-            check_integer(name, getattr(self, name), least)
-        if self.seed is not None:
-            check_integer("seed", self.seed, 0, 2**64 - 1)
 
     @property
     def new_tokens(self) -> list[int]:
@@ -82,18 +67,13 @@ class EvaluatedBatch:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
-        """Reads what `to_dict` wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is something else.
+        """Reads what `to_dict` wrote; raises `KeyError`, `TypeError` or `ValueError` for values
+        that would give wrong numbers.
         """
-        rows = []
-        for row in saved["rows"]:
-            if not isinstance(row["steps"], list):
-                raise TypeError(f"steps must be a list, got {row['steps']!r}")
-            rows.append(
-                EvaluatedRow(**{**row, "steps": list(map(RowStep.from_saved, row["steps"]))})
-            )
+        rows = [
+            EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
+            for row in saved["rows"]
+        ]
         check_integer("batch", saved["batch"], 0)
         for seconds in saved["seconds"]:
             check_number("seconds", seconds, 0)
@@ -137,9 +117,8 @@ class RunFile:
         for number, line in lines:
             with naming_line(self.path, number):
                 batch = EvaluatedBatch.from_dict(line)
-                if batch.index in batches:
+                if batches.setdefault(batch.index, batch) is not batch:
                     raise ValueError(f"batch {batch.index} comes twice")
-            batches[batch.index] = batch
         return header, [batches[index] for index in sorted(batches)]
 
     def resume(self, about: dict[str, Any]) -> list[EvaluatedBatch]:
@@ -164,22 +143,19 @@ class RunFile:
             self.path.unlink(missing_ok=True)  # interrupted while its first line was written
             return []
         header, batches = self.read()
-        differing = differences(header["run"], json.loads(json.dumps(about["run"])))
-        if differing:
+        if differing := differences(header["run"], json.loads(json.dumps(about["run"]))):
             raise ValueError(
                 f"{self.path} holds another run; they differ in {', '.join(differing)}; choose "
                 "another file"
             )
-        if whole < len(content):
-            os.truncate(self.path, whole)
+        os.truncate(self.path, whole)
         return batches
 
     def append(self, batch: EvaluatedBatch, about: dict[str, Any]) -> None:
         """Adds a finished batch, and waits until it is on disk."""
-        is_new = not self.path.exists()
+        lines = [] if self.path.exists() else [{"format": _FORMAT, **about}]
         with self.path.open("a", encoding="utf-8") as file:
-            if is_new:
-                file.write(json.dumps({"format": _FORMAT, **about}) + "\n")
-            file.write(json.dumps(batch.to_dict()) + "\n")
+            for line in (*lines, batch.to_dict()):
+                file.write(json.dumps(line) + "\n")
             file.flush()
             os.fsync(file.fileno())

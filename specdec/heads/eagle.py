@@ -37,9 +37,6 @@ class EagleConfig(FeatureHeadConfig, _Fusion):
         has_fc: features pass through `fc`; without it the one feature is the hidden state itself.
         feedback_norm: what feeds the next draft step is the normalised output, not the raw one.
 
-    Raises:
-        ValueError: flags or sizes that contradict each other.
-
     Example:
         >>> from specdec.heads.layers import LayerConfig
         >>> config = EagleConfig("attention", LayerConfig(8, 16, 2, 2, 4), 9, 9, (1, 2, 3), 8)
@@ -89,10 +86,6 @@ class EagleHead(FeatureHead):
 
     Row t of its inputs holds (embedding of token t + 1, feature of position t), sits at rotary
     position t and predicts token t + 2. Every method works on any number of rows and tokens.
-
-    Args:
-        config: sizes and flags.
-        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
     Example:
         >>> from specdec.heads.layers import LayerConfig

@@ -43,9 +43,6 @@ class FeatureHeadConfig(ABC):
         has_embed_tokens: the head has embeddings of its own; else it reads the target's table.
         has_lm_head: the head has a vocabulary head of its own; else it uses the target's.
         logit_scale: multiplies the logits.
-
-    Raises:
-        ValueError: flags or sizes that contradict each other.
     """
 
     layer: LayerConfig
@@ -108,8 +105,8 @@ class FeatureHeadConfig(ABC):
 
 class FeatureHead(nn.Module, ABC):
     """What heads over joined features of a target have in common: norms and `fc` before their
-    layers, a norm and a vocabulary head after them, under the names of the public checkpoints. The
-    map of ids (`check_target_ids`) is a buffer outside the state dict.
+    layers, a norm and a vocabulary head after them, under the names of the public checkpoints.
+    `target_ids` `[Vd]` int64 (see `check_target_ids`) is a buffer outside the state dict.
     """
 
     def __init__(self, config: FeatureHeadConfig, target_ids: Tensor | None = None):

@@ -111,12 +111,6 @@ class HFLayerConfig:
         rotary_class: of the architecture's rotary module; `None` if it has none.
         config: of the architecture's text model.
         like: see `HFLayer`.
-
-    Example:
-        >>> from specdec import zoo
-        >>> config = HFLayerConfig.of(zoo.load_target(), like=15)
-        >>> config.layer_class.__name__, config.hidden_size
-        ('LlamaDecoderLayer', 128)
     """
 
     layer_class: type[nn.Module]

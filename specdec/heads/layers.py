@@ -100,10 +100,6 @@ class LayerConfig:
             `[S, 2 D]`, computed in float32: cosines, then sines, negated in their first half (see
             `rotate`).
 
-        Example:
-            >>> LayerConfig(8, 8, 2, 2, 4).rotary_table(3, dtype=torch.float32)[0]
-            tensor([1., 1., 1., 1., -0., -0., 0., 0.])
-
         Reference: Su et al., arXiv:2104.09864, eq. 34.
         """
         config = LlamaConfig(

@@ -89,9 +89,6 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         ties_embeddings: the head's table of embeddings is its vocabulary head as well.
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
 
-    Raises:
-        ValueError: flags or sizes that contradict each other.
-
     Example:
         >>> from specdec.heads.layers import LayerConfig
         >>> layer = LayerConfig(8, 16, 2, 2, 4)
@@ -143,15 +140,12 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             self.context != "input" and (has_early_norm or self.norm_before_residual),
             "norm_before_fc, fc_norm and norm_before_residual are of context='input'",
         )
-        yield is_none and self.fc_bias, "fc_bias has no meaning with context='none'"
         yield from self._block_contradictions()
         token, size = self.mask_token_id, self.vocab_size
         yield (
             token is not None and not 0 <= token < size,
             f"mask_token_id must be an id in 0..{size - 1}, got {token}",
         )
-        limit = self.max_positions
-        yield limit is not None and limit < 1, f"max_positions must be >= 1, got {limit}"
         yield (
             self.ties_embeddings and not (self.has_lm_head and self.has_embed_tokens),
             "ties_embeddings is about tables of the head's own; has_embed_tokens and has_lm_head "
@@ -180,10 +174,6 @@ class MaskTokenHead(FeatureHead):
     """The weights of a head, under the names of the public checkpoints.
 
     Every method works on any number of rows and tokens.
-
-    Args:
-        config: sizes and flags.
-        target_ids: `[Vd]` int64, see `check_target_ids`. A buffer outside the state dict.
 
     Example:
         >>> from specdec.heads.layers import LayerConfig

@@ -47,9 +47,6 @@ class MTPConfig:
         has_lm_head: the head has vocabulary heads of its own; else it uses the target's.
         lm_head_per_depth: one for each depth, instead of one for all.
 
-    Raises:
-        ValueError: flags that contradict each other.
-
     Example:
         >>> config = MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=3)
         >>> config.feature_layers, config.hidden_size
@@ -155,9 +152,7 @@ class MTPHead(nn.Module):
     Depth d at index t reads (embedding of token t + d + 1, hidden state of index t), sits at rotary
     position t, and predicts token t + d + 2.
 
-    Args:
-        config: sizes and flags.
-        target_ids: `None`; such heads propose all ids of the target.
+    Such heads propose all ids of the target, so `target_ids` is `None`.
 
     Example:
         >>> head = MTPHead(MTPConfig(LayerConfig(8, 16, 2, 2, 4), vocab_size=9, num_layers=2))

@@ -5,8 +5,6 @@ Legend: D width of an attention head, S positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -43,23 +41,3 @@ def cosines_and_sines(
         parts = [part.expand(3, 1, -1) for part in parts]
     cos, sin = zip(*(rotary(like, part, **kind) for part in parts), strict=True)
     return torch.cat(cos, dim=1)[0], torch.cat(sin, dim=1)[0]
-
-
-class RotaryAngles:
-    """Angles of the first positions of a text, for training: computed once for the longest row.
-
-    Args:
-        rotary_table: of the layer's configuration.
-    """
-
-    def __init__(self, rotary_table: Callable[..., Tensor]):
-        self._compute = rotary_table
-        self._table: Tensor | None = None
-
-    @torch.compiler.disable
-    def __call__(self, count: int, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Angles `[1, 1, count, 2 D]` of positions `0..count - 1`."""
-        table = self._table
-        if table is None or len(table) < count or (table.dtype, table.device) != (dtype, device):
-            table = self._table = self._compute(count, dtype=dtype, device=device)
-        return table[None, None, :count]

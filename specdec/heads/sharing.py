@@ -39,11 +39,7 @@ class Borrowed(NamedTuple):
 
 
 def borrow(config: HeadConfig, model: PreTrainedModel) -> Borrowed:
-    """The target's embeddings and vocabulary head.
-
-    Raises:
-        ValueError: the head was made for another target; both sides are named.
-    """
+    """The target's embeddings and vocabulary head."""
     features_of = config.target_hidden_size if config.feature_layers else None
     check_target(model, features_of, config.vocab_size)
     embeddings, lm_head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -102,9 +98,6 @@ def apply_lm_head(lm_head: nn.Module, hidden: Tensor) -> Tensor:
 def check_target_ids(target_ids: Tensor | None, config: HeadConfig) -> Tensor | None:
     """The target's id of each id that a head can propose, `[Vd]` int64, absolute (checkpoint files
     store offsets `d2t`); `None` where they are the same.
-
-    Raises:
-        ValueError: ids that are missing, of another number than Vd, beyond V, or not distinct.
     """
     count, vocab_size = config.draft_vocab_size, config.vocab_size
     if target_ids is None:

@@ -44,18 +44,11 @@ class Reading:
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """What a reading accepts.
-
-    Args:
-        reading: which.
-        acceptance_length: 1 + mean accepted draft tokens per step.
-        error: its standard error over the steps.
-        conditional_rates: acceptance at each draft position, given that it was reached.
-    """
+    """What a reading accepts."""
 
     reading: Reading
     acceptance_length: float
-    error: float
+    error: float  # standard error over the steps
     conditional_rates: list[float]
 
 
@@ -118,10 +111,8 @@ def try_readings(
         num_draft_tokens: K.
 
     Raises:
-        ValueError: a head that does not fit the target, or no draft tokens to compare.
+        ValueError: a head that does not fit the target.
     """
-    if num_draft_tokens < 1:
-        raise ValueError(f"the parity check needs num_draft_tokens >= 1, got {num_draft_tokens}")
     trials, device = [], target.get_input_embeddings().weight.device
     shared = target
     for reading in readings:

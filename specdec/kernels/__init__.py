@@ -1,29 +1,33 @@
 """The operations that the rest of the library calls, one folder each; see README.md.
 
-In a folder `reference.py` is the definition in plain PyTorch, with the documentation, `triton.py`
-the same on a GPU, and `__init__.py` chooses between the two.
+In a folder `reference.py` is the operation: its documentation, the `if` that hands it to a GPU, and
+its definition in plain PyTorch. `triton.py` is the same on a GPU.
 """
 
-from specdec.kernels.attention import attends_raggedly, ragged_attention
-from specdec.kernels.attention.reference import CAUSAL, AttentionOptions
-from specdec.kernels.mask_window import expand_window
-from specdec.kernels.mask_window.reference import MaskWindow, WindowSpec
-from specdec.kernels.mtp_shift import shift_window
-from specdec.kernels.mtp_shift.reference import PastRows, ShiftedWindow
-from specdec.kernels.philox import step_uniforms
-from specdec.kernels.philox.reference import philox
-from specdec.kernels.race import race
-from specdec.kernels.race.reference import first_arrival
-from specdec.kernels.sample import sample, sample_tokens
-from specdec.kernels.sample.reference import draw
-from specdec.kernels.truncate import find_cutoff, warp_probs
-from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
-from specdec.kernels.verify import verify
-from specdec.kernels.verify.reference import (
+from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
+from specdec.kernels.mask_window.reference import expand_window
+from specdec.kernels.mtp_shift.reference import shift_window
+from specdec.kernels.philox.reference import philox, step_uniforms
+from specdec.kernels.race.reference import first_arrival, race
+from specdec.kernels.sample.reference import draw, sample, sample_tokens
+from specdec.kernels.truncate.reference import find_cutoff, warp_probs
+from specdec.kernels.types import (
+    CAUSAL,
+    AttentionOptions,
+    Cutoff,
+    MaskWindow,
+    PastRows,
+    ShiftedWindow,
+    Truncation,
     VerifyUniforms,
+    WarpParams,
+    WindowSpec,
+)
+from specdec.kernels.verify.reference import (
     append_token,
     find_faults,
     token_rule,
+    verify,
     verify_points,
 )
 from specdec.kernels.verify.tree import (
@@ -33,7 +37,7 @@ from specdec.kernels.verify.tree import (
     verify_tree,
     verify_tree_points,
 )
-from specdec.kernels.write_slots import write_slots, writes_slots
+from specdec.kernels.write_slots.reference import write_slots, writes_slots
 
 __all__ = [
     "CAUSAL",

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.truncate.reference import Cutoff, WarpParams
+from specdec.kernels.types import Cutoff, WarpParams
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 INFINITY = tl.constexpr(float("inf"))

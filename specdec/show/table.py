@@ -14,11 +14,7 @@ from specdec.show.text import printable
 
 
 def need(module: str, what: str) -> Any:
-    """Imports an optional library.
-
-    Raises:
-        ImportError: it is not installed; the message names what needs it.
-    """
+    """Imports an optional library."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -34,9 +30,6 @@ class Table:
         header: names of the columns.
         rows: cells of each row.
         notes: sentences below the table.
-
-    Raises:
-        ValueError: a row has another number of cells than the header.
 
     Example:
         >>> print(Table(["drafter", "length"], [["lookup", "2.10"]]).markdown())
@@ -64,11 +57,7 @@ class Table:
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
     def latex(self) -> str:
-        """A `tabular` with the rules of the package booktabs, and the notes as comments.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A `tabular` with the rules of the package booktabs, and the notes as comments."""
         columns = "l" + "r" * (len(self.header) - 1)
         frame = need("pandas", "to_latex()").DataFrame(self.rows, columns=self.header)
         text = frame.to_latex(index=False, escape=True, column_format=columns)
@@ -140,19 +129,11 @@ class Tabular(ABC):
         return "\n\n".join(table.markdown() for table in self.tables())
 
     def to_latex(self) -> str:
-        """All tables, for the package booktabs.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """All tables, for the package booktabs."""
         return "\n\n".join(table.latex() for table in self.tables())
 
     def to_frame(self) -> Any:
-        """A pandas frame with the measured numbers, one line per record.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """A pandas frame with the measured numbers, one line per record."""
         return need("pandas", "to_frame()").DataFrame(self.records())
 
     def _repr_html_(self) -> str:

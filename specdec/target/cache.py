@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,7 +72,7 @@ class Window:
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
-        masks: additive masks of this forward, made on first use (masks.py).
+        masks: additive masks of this forward, made on first use (attention.py).
         features: hidden states of this forward by feature layer, where they are wanted.
     """
 
@@ -190,15 +190,7 @@ class SlotCache(Cache):
         """Bytes held by keys and values."""
         return sum(store.nbytes for store in self.stores)
 
-    def open_window(
-        self,
-        slots: Tensor,
-        *,
-        num_attended: int,
-        positions: Tensor | None = None,
-        visible: Tensor | None = None,
-        layer_windows: Mapping[int, int | None] | None = None,
-    ) -> Window:
+    def open_window(self, slots: Tensor, *, num_attended: int, **options: Any) -> Window:
         """Names the slots of the next forward; called before each one.
 
         This is also where a cache deals with what was rejected since its last window: everything at
@@ -206,23 +198,22 @@ class SlotCache(Cache):
         slots before they are overwritten.
 
         Args:
-            slots, positions, visible, layer_windows: see `Window`.
+            slots: see `Window`.
             num_attended: upper bound of the slots that the forward needs (largest real slot + 1),
                 known to the host.
+            options: the others of `Window`.
 
         Returns:
             The window to hand to the model call.
         """
-        attended = min(-(-num_attended // SLOT_MULTIPLE) * SLOT_MULTIPLE, self.num_slots)
-        self.window = Window(
-            slots,
-            attended,
-            positions=positions,
-            visible=visible,
-            layer_windows=layer_windows,
-            has_kernels=self.has_kernels,
-        )
+        attended = min(round_up(num_attended), self.num_slots)
+        self.window = Window(slots, attended, has_kernels=self.has_kernels, **options)
         return self.window
+
+    def check_rows(self, tokens: Tensor) -> None:
+        """Raises `ValueError` for tokens `[B, N]` of another number of rows."""
+        if len(tokens) != self.num_rows:
+            raise ValueError(f"the cache has {self.num_rows} rows, got tokens of {len(tokens)}")
 
     def reset(self) -> None:
         """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken

@@ -1,14 +1,15 @@
-"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`.
+"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`. `Target` is the one whose
+distribution the output must have; a drafter that is itself an HF model is the other use.
 
-The target and every drafter that is itself an HF model are built on this. It runs a private view of
-the model (view.py), so the model itself is never changed: it may be called, by anybody and from any
-thread, while specdec generates with it.
+What runs is a private view of the model (view.py), so the model itself is never changed: it may be
+called, by anybody and from any thread, while specdec generates with it.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
-import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_choice, check_integer, shown
+from specdec.target.attention import window_mask
 from specdec.target.cache import SlotCache, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
@@ -31,12 +33,10 @@ from specdec.target.joint import (
     separate_weights,
     siblings,
 )
-from specdec.target.masks import window_mask
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
-from specdec.target.wrappers import adapters_of, unwrap
-
-UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
+from specdec.target.wrappers import refuse_unsupported, unwrap
+from specdec.types import Draft, TargetOutput
 
 MAX_VOCAB_PADDING = 1024
 """Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
@@ -94,7 +94,8 @@ class SlotModel:
 
     def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
         model = unwrap(model)
-        _refuse_unsupported(model)
+        refuse_unsupported(model)
+        _refuse_training(model)
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
@@ -103,7 +104,7 @@ class SlotModel:
         self._takes_positions = "position_ids" in parameters
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self._structure, self._adapters = structure(model), adapters_of(model)
+        self._structure = structure(model)
         self._dtype = model.dtype
         self._choices = self._known_choices(fuse) or self._tried_choices(fuse)
 
@@ -250,16 +251,15 @@ class SlotModel:
         than when it was wrapped, or would run under autocast.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
-        now, before = structure(self.model), self._structure
-        is_same = len(now) == len(before) and all(map(operator.is_, now, before))
-        change = None
+        (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
+        joined, change = self._choices.joined, None
         if self.model.dtype != self._dtype:
             change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
-        elif not is_same or self.config.vocab_size != self.vocab_size:
+        elif modules != old_modules or self.config.vocab_size != self.vocab_size:
             change = "was edited after specdec wrapped it (a module replaced, added or resized)"
-        elif adapters_of(self.model) != self._adapters:
+        elif adapters != old_adapters:
             change = "had its adapters switched or merged after specdec wrapped it"
-        elif views and addresses(self.model, self._choices.joined) != views.addresses:
+        elif joined and views and addresses(self.model, joined) != views.addresses:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
             raise ValueError(f"{name} {change}; build the generator again")
@@ -357,6 +357,145 @@ class SlotModel:
         return logits
 
 
+class Target(SlotModel):
+    """Wraps an unmodified HF causal LM for prefill and verification.
+
+    A target holds no state of a generation: the rows' keys and values live in the `SlotCache` that
+    is passed in, and their lengths with the caller, so one target serves any number of generations
+    at a time, in any number of threads.
+
+    Args:
+        model: a decoder-only HF model in eval mode.
+        feature_layers: which hidden states to return as features: boundary `b` is the residual
+            stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
+            Normally set by the drafter's needs.
+        fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
+            and of gate, up become one product each: their parameters, still the model's own, become
+            views of one buffer each. The small work between products (norms, rotary embeddings,
+            gated activations) is compiled with Inductor, which takes some seconds at first. The
+            self-test holds both to its limits, and `notes` says what was done and what was not.
+
+    Raises:
+        TypeError: `model` is not an HF model.
+        ValueError: the model cannot be decoded this way, or a feature layer does not exist.
+
+    Example:
+        >>> from specdec import Target, zoo
+        >>> from specdec.types import Draft
+        >>> target = Target(zoo.load_target())
+        >>> cache, text = target.init_cache(batch_size=1, num_slots=32), torch.tensor([[5, 6, 7]])
+        >>> target.prefill(cache, text, torch.tensor([2]), offset=0)
+        >>> nothing = Draft(text[:, :0])
+        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing, num_attended=3)
+        >>> out.logits.shape
+        torch.Size([1, 1, 2048])
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        feature_layers: tuple[FeatureLayer, ...] = (),
+        fuse: bool = False,
+    ):
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        self.feature_layers = self._checked(feature_layers)
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
+        """A target over the same model that returns the given features.
+
+        Raises:
+            ValueError: a feature layer does not exist.
+        """
+        other = copy.copy(self)
+        other.feature_layers = self._checked(feature_layers)
+        return other
+
+    def _checked(self, feature_layers: Sequence[FeatureLayer]) -> tuple[FeatureLayer, ...]:
+        if not isinstance(feature_layers, tuple | list):
+            got = f"got {shown(feature_layers)}"
+            raise TypeError(f"feature_layers must be a tuple, {got}; boundaries, or 'final'")
+        for layer in feature_layers:
+            is_boundary = type(layer) is int and 0 <= layer <= self.num_layers
+            if layer != "final" and not is_boundary:
+                raise ValueError(
+                    f"feature layer {layer!r} does not exist: expected 'final' or a boundary "
+                    f"0..{self.num_layers}"
+                )
+        return tuple(feature_layers)
+
+    @property
+    def feature_width(self) -> int:
+        """Width F of the features, 0 when there are none."""
+        return len(self.feature_layers) * self.config.hidden_size
+
+    def prefill(
+        self,
+        cache: SlotCache,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        offset: int | Tensor,
+        num_attended: int | None = None,
+    ) -> Tensor | None:
+        """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
+
+        No logits come back: the last prompt token is left to the first `verify`, so the first
+        generated token is produced exactly as every other one.
+
+        Args:
+            cache: rows to extend.
+            tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
+            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
+                are skipped.
+            offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            num_attended: host upper bound of the positions in use, the chunk's included; `None` is
+                `offset + C`.
+
+        Returns:
+            Features `[B, C, F]`, or `None`.
+        """
+        cache.check_rows(tokens)
+        if num_attended is None:
+            num_attended = check_integer("offset", offset, 0) + tokens.shape[1]
+        positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
+        slots = torch.where(positions < lengths[:, None], positions, cache.trash)
+        tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
+        _, features = self.forward(
+            tokens, cache, slots, num_attended=num_attended, logits_to_keep=1, is_chunk=True
+        )
+        return features
+
+    def verify(
+        self, cache: SlotCache, start: Tensor, anchor: Tensor, draft: Draft, *, num_attended: int
+    ) -> TargetOutput:
+        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        positions by their depth, and see the text and their ancestors.
+
+        Keys and values of the window are written, token after token; what is not accepted is
+        garbage that the next window overwrites.
+
+        Args:
+            cache: rows to read.
+            start: `[B]` position of the anchor.
+            anchor: `[B]` the last committed token, not yet read by the target.
+            draft: `[B, K]` tokens of the target's vocabulary.
+            num_attended: host upper bound of the positions in use, the window's included:
+                `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
+                smaller number slots in use are not attended, and the logits are wrong.
+
+        Returns:
+            Logits `[B, K + 1, V]` and features.
+        """
+        cache.check_rows(draft.tokens)
+        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
+        tree = {}
+        if draft.parents is not None:
+            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended, **tree))
+
+
 def _features_of_window(args: tuple, kwargs: dict) -> Features:
     """Where the features of a forward go, given the arguments of a decoder layer: every layer is
     handed the cache.
@@ -384,24 +523,6 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
             )
             limit = min(limit, original or limit)
     return limit
-
-
-def _refuse_unsupported(model: PreTrainedModel) -> None:
-    name = type(model).__name__
-    config = model.config.get_text_config()
-    if model.config.is_encoder_decoder:
-        raise ValueError(
-            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
-            "generate for it"
-        )
-    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
-    if foreign or getattr(model, "_is_stateful", False):
-        layers = ", ".join(foreign) or "recurrent state"
-        raise ValueError(
-            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
-            "all full_attention or sliding_attention work; use HF generate for this one"
-        )
-    _refuse_training(model)
 
 
 def _refuse_training(model: PreTrainedModel) -> None:

@@ -24,8 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import KeyValueShape, SlotCache
 from specdec.target.features import decoder_layers
-from specdec.target.view import wrap_forward
-from specdec.target.wrappers import adapters_of
+from specdec.target.view import adapters_of, wrap_forward
 
 NOISE_FACTOR = 4.0
 """A part of a model may differ by so many times its measured rounding."""

@@ -38,11 +38,23 @@ def private_view(model: Model) -> Model:
     return _Viewer().view(model)
 
 
-def structure(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model, to be compared with those of a later moment: where one is another
-    object than before, the views of the model are out of date.
+def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
+    """The modules of a model and the state of its adapters, to be compared with those of a later
+    moment: where they differ, the views of the model are out of date.
     """
-    return list(model.modules())
+    return list(model.modules()), adapters_of(model)
+
+
+def adapters_of(model: nn.Module) -> list[tuple]:
+    """Which adapters of PEFT are active, disabled and merged in each layer that has some: numbers
+    of Python's, which a view of the model would not follow.
+    """
+    found = []
+    for module in model.modules():
+        if hasattr(module, "active_adapters") and hasattr(module, "merged_adapters"):
+            names = tuple(module.active_adapters), tuple(module.merged_adapters)
+            found.append((*names, bool(getattr(module, "disable_adapters", False))))
+    return found
 
 
 def wrap_forward(module: nn.Module, around: Callable) -> None:

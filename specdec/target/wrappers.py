@@ -1,9 +1,11 @@
-"""Wrappers around HF models: which of them are taken off, and which are refused."""
+"""Which models are decoded: wrappers that are taken off, and what is refused."""
 
 from __future__ import annotations
 
 from torch import nn
 from transformers import PreTrainedModel
+
+UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -46,13 +48,19 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
     raise TypeError(f"expected a Hugging Face PreTrainedModel, got {name}")
 
 
-def adapters_of(model: nn.Module) -> list[tuple]:
-    """Which adapters of PEFT are active, disabled and merged in each layer that has some: numbers
-    of Python's, which a view of the model would not follow.
-    """
-    found = []
-    for module in model.modules():
-        if hasattr(module, "active_adapters") and hasattr(module, "merged_adapters"):
-            names = tuple(module.active_adapters), tuple(module.merged_adapters)
-            found.append((*names, bool(getattr(module, "disable_adapters", False))))
-    return found
+def refuse_unsupported(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for a model whose layers cannot be run over slots."""
+    name = type(model).__name__
+    config = model.config.get_text_config()
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} is an encoder-decoder model; specdec decodes decoder-only models. Use HF "
+            "generate for it"
+        )
+    foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
+    if foreign or getattr(model, "_is_stateful", False):
+        layers = ", ".join(foreign) or "recurrent state"
+        raise ValueError(
+            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
+            "all full_attention or sliding_attention work; use HF generate for this one"
+        )

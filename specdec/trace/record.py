@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from specdec.arguments import check_integer, shown
+from specdec.arguments import check_integer
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.show.table import need
@@ -58,13 +58,10 @@ class StepNumbers:
         sizes["target_entropies"] = drafted + 1
         if self.accept_draws is not None:
             sizes["accept_draws"] = drafted
-        lists = {name: getattr(self, name) for name in sizes}
-        extra = {name: [getattr(self, name)] for name in ("extra_draft_prob", "extra_target_prob")}
-        for name, values in {**lists, **extra}.items():
-            if not all(type(value) in (int, float) for value in values):
-                raise ValueError(f"{name} must be numbers, got {shown(values)}")
-            if len(values) != sizes.get(name, 1):
-                raise ValueError(f"{name} has {len(values)} numbers for {drafted} draft tokens")
+        for name, size in sizes.items():
+            found = len(getattr(self, name))
+            if found != size:
+                raise ValueError(f"{name} has {found} numbers for {drafted} draft tokens")
 
 
 @dataclass(frozen=True)
@@ -181,22 +178,14 @@ class Trace(Sequence):
             yield {"row": row, "step": numbers.step, **where, **own, **times}
 
     def to_frame(self):
-        """`to_records` as a pandas frame.
-
-        Raises:
-            ImportError: pandas is not installed.
-        """
+        """`to_records` as a pandas frame."""
         pandas = need("pandas", "to_frame()")
         frame = pandas.DataFrame(self.to_records())
         whole = ["draft_token", "new_token"]
         return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
 
     def to_parquet(self, path: str | Path) -> None:
-        """Writes `to_frame` as Parquet, with `about` in the file's metadata.
-
-        Raises:
-            ImportError: pandas or pyarrow is not installed.
-        """
+        """Writes `to_frame` as Parquet, with `about` in the file's metadata."""
         arrow, parquet = need("pyarrow", "to_parquet()"), need("pyarrow.parquet", "to_parquet()")
         table = arrow.Table.from_pandas(self.to_frame())
         metadata = {**(table.schema.metadata or {}), b"specdec": json.dumps(self.about).encode()}
@@ -256,8 +245,6 @@ class Trace(Sequence):
         numbers.check_fit(step)
         steps = self.steps[row]
         check_integer("step", numbers.step, len(steps), min(len(steps), len(self.times) - 1))
-        position = len(self.prompts[row]) - 1 + sum(len(s.new_tokens) for s in steps)
-        check_integer("position", numbers.position, position, position)
         steps.append(step)
         self.numbers[row].append(numbers)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
 from specdec.arguments import check_integer
@@ -36,15 +36,11 @@ class AcceptanceCallback(TrainerCallback):
         temperatures: at which is measured; 0 is greedy.
         options: of `evaluate` (tokenizer, max_new_tokens, batch_size, ...).
 
-    Raises:
-        ValueError: `every` is no positive integer.
-
     Example:
         >>> from specdec import zoo
-        >>> target, draft = zoo.load_target(), zoo.load_drafter("model").model
-        >>> from specdec import ModelDrafter
-        >>> generator = SpeculativeGenerator(target, ModelDrafter(draft, 4))
-        >>> trainer = Trainer(model=draft)  # doctest: +SKIP
+        >>> target, draft = zoo.load_target(), zoo.load_drafter("model")
+        >>> generator = SpeculativeGenerator(target, draft)
+        >>> trainer = Trainer(model=draft.model)  # doctest: +SKIP
         >>> callback = AcceptanceCallback(trainer, generator, [[5, 6]])  # doctest: +SKIP
         >>> trainer.add_callback(callback)  # doctest: +SKIP
     """
@@ -77,16 +73,12 @@ class AcceptanceCallback(TrainerCallback):
                 figures |= {f"{name}, low": length.low, f"{name}, high": length.high}
         return figures
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_step_end(self, args, state, control, **kwargs):
         """Measures where it is due; the last step before it is saved."""
         if state.global_step % self._every == 0 or control.should_training_stop:
             self._measure(state)
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
+    def on_train_end(self, args, state, control, **kwargs):
         """Measures the finished weights."""
         if self._measured_at != state.global_step:
             self._measure(state)
@@ -169,12 +161,6 @@ class Interruption(TrainerCallback):
     raised in every process. The second signal interrupts at once.
 
     Outside of the main thread Python delivers no signals, and nothing is changed.
-
-    Example:
-        >>> with Interruption().listening() as interruption:
-        ...     signal.raise_signal(signal.SIGINT)
-        ...     interruption.is_requested
-        True
     """
 
     def __init__(self):

@@ -33,9 +33,7 @@ def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator
         tokenizer: the target's.
 
     Raises:
-        FileNotFoundError: nothing is there.
-        ValueError: a `.jsonl` line without `text` or `messages`; names file and line. Raised when
-            the line is reached.
+        ValueError: a `.jsonl` line without any of these; raised when the line is reached.
     """
     path = Path(path)
     if path.is_dir():
@@ -58,9 +56,7 @@ def _text_of(line: bytes, where: str, tokenizer: PreTrainedTokenizerBase) -> str
     """The document of a line."""
     try:
         entry = json.loads(line.decode("utf-8-sig"))
-    except RecursionError:
-        raise ValueError(f"{where} is not JSON in UTF-8: too deeply nested") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
     entry = entry if isinstance(entry, dict) else {}
     if isinstance(entry.get("text"), str):
@@ -88,15 +84,9 @@ def _is_message(message: object) -> bool:
 def encode_texts(
     texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, *, chunk_size: int = 256
 ) -> list[np.ndarray]:
-    """Encodes texts, each closed by the end-of-sequence token.
+    """Ids `[num_tokens]` of each text, closed by the end-of-sequence token and no other.
 
-    Args:
-        texts: the documents.
-        tokenizer: the target's; it adds no other token.
-        chunk_size: texts encoded together: an encoding takes a hundred times its ids' memory.
-
-    Returns:
-        Ids `[num_tokens]` of each.
+    `chunk_size` texts are encoded together: an encoding takes a hundred times its ids' memory.
 
     Example:
         >>> from specdec import zoo
@@ -122,13 +112,9 @@ def hold_out(
     """Keeps documents from the end of the data for evaluation, at most every fourth; if there are
     too few documents for that, they are cut into pieces first.
 
-    Args:
-        documents: ids of each.
-        num_prompts: how many are to be kept; there may be fewer.
-
     Returns:
-        The documents, or pieces of them, to train on; and those that are kept from training, each
-        of at least 64 tokens.
+        The documents, or pieces of them, to train on; and those that are kept from training, at
+        most `num_prompts`, each of at least 64 tokens.
     """
     check_integer("the number of evaluation prompts", num_prompts, 0)
     if sum(len(ids) >= PROMPT_TOKENS for ids in documents) < 4 * num_prompts:
@@ -155,14 +141,6 @@ class PackedStream:
     The rows depend on the documents, the seed and the shapes of the batches alone, so an
     interrupted run finds its place again by counting its batches.
 
-    Args:
-        documents: ids of each.
-        seed: of the order of the documents.
-
-    Raises:
-        TypeError: ids that are no integers.
-        ValueError: there are no documents, or nothing in them.
-
     Example:
         >>> stream = PackedStream([np.arange(5), np.arange(5, 12)], seed=0)
         >>> next(stream.batches([(2, 3)]))
@@ -187,9 +165,6 @@ class PackedStream:
         Args:
             shapes: (B, T) of each batch.
             skip: how many batches to leave out at the beginning; their shapes are counted.
-
-        Raises:
-            ValueError: one batch needs more tokens than there are.
         """
         epoch, position, stream = 0, 0, None
         for index, (batch_size, length) in enumerate(shapes):

@@ -22,7 +22,7 @@ from specdec.arguments import check_choice, check_integer, check_number
 from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
-from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
+from specdec.training.heads import layer_like, untrained, usual_boundaries
 from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
 from specdec.training.teacher import HeadObjective
 
@@ -43,10 +43,6 @@ def eagle_config(
         kind: `"eagle1"`, or `"eagle3"` with the usual features.
         mlp_width: of the head's MLP; `None` is the target's own.
         draft_vocab_size: ids that an EAGLE-3 head can propose; `None` for all of the target's.
-
-    Raises:
-        ValueError: another kind, a target of too few layers for EAGLE-3, or fewer ids for EAGLE-1,
-            which uses the target's vocabulary head.
 
     Example:
         >>> from specdec import zoo
@@ -97,10 +93,7 @@ def new_head(
     """
     count = None if target_ids is None else len(target_ids)
     config = eagle_config(target, kind, mlp_width=mlp_width, draft_vocab_size=count)
-    head = untrained(lambda: EagleHead(config, target_ids), seed=seed)
-    if config.has_lm_head:
-        copy_lm_head(head.lm_head, target, target_ids)
-    return head
+    return untrained(lambda: EagleHead(config, target_ids), target, seed=seed)
 
 
 class TrainingTimeTest(HeadObjective):

@@ -17,18 +17,8 @@ Head = TypeVar("Head", bound=nn.Module)
 
 
 def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> LayerConfig:
-    """A decoder layer of the target's width and attention heads.
-
+    """A decoder layer of the target's width and attention heads, and of its MLP's width or another.
     The rotary base is 10000 whatever the target's, as that is what some engines assume.
-
-    Args:
-        target: an HF causal LM.
-        mlp_width: of the MLP; `None` is the target's own.
-
-    Example:
-        >>> from specdec import zoo
-        >>> layer_like(zoo.load_target()).intermediate_size
-        384
     """
     if mlp_width is not None:
         check_integer("mlp_width", mlp_width, 1)
@@ -48,10 +38,7 @@ def layer_like(target: PreTrainedModel, *, mlp_width: int | None = None) -> Laye
 
 def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
     """The features of most heads: boundaries 2, L / 2 and L - 3 of L layers; nearer together where
-    L < 7.
-
-    Raises:
-        ValueError: fewer than three layers.
+    L < 7. `ValueError` for fewer than three layers.
     """
     count = target.config.get_text_config().num_hidden_layers
     if count < 3:
@@ -62,9 +49,9 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
     return (2, count // 2, count - 3) if count >= 7 else (1, 2, max(3, count - 1))
 
 
-def untrained(make: Callable[[], Head], *, seed: int) -> Head:
-    """The head that `make` builds, with weights that are drawn for its seed alone; torch's
-    generator is left as it was.
+def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -> Head:
+    """The head that `make` builds for a target, with weights that are drawn for its seed alone; a
+    vocabulary head of its own has the target's rows. Torch's generator is left as it was.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
@@ -79,16 +66,10 @@ def untrained(make: Callable[[], Head], *, seed: int) -> Head:
                 module.weight.normal_(std=std, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
+        if hasattr(head, "lm_head"):
+            theirs, ids = target.get_output_embeddings().weight, head.target_ids
+            head.lm_head.weight.copy_(theirs if ids is None else theirs[ids.to(theirs.device)])
     return head
-
-
-def copy_lm_head(
-    lm_head: nn.Linear, target: PreTrainedModel, target_ids: Tensor | None = None
-) -> None:
-    """Copies the target's output embeddings of ids `[Vd]` (`None`: all) into `lm_head`."""
-    theirs = target.get_output_embeddings().weight.data
-    chosen = theirs if target_ids is None else theirs[target_ids.to(theirs.device)]
-    lm_head.weight.data.copy_(chosen)
 
 
 @torch.no_grad()

@@ -25,11 +25,7 @@ from specdec.training.teacher import SoftLabels, Teacher
 class NextToken(nn.Module):
     """Cross-entropy of the text's next tokens: pre-training of a language model.
 
-    Args:
-        model: an HF causal LM.
-
     Example:
-        >>> import torch
         >>> from specdec import zoo
         >>> NextToken(zoo.load_target())(torch.zeros(2, 17, dtype=torch.long)).shape
         torch.Size([])
@@ -54,7 +50,6 @@ class Distillation(nn.Module):
         target: the teacher, of the same vocabulary; frozen.
 
     Example:
-        >>> import torch
         >>> from specdec import zoo
         >>> target = zoo.load_target()
         >>> objective = Distillation(zoo.load_drafter("model").model, target)
@@ -83,13 +78,7 @@ def soft_cross_entropy(logits: Tensor, probs: Tensor) -> Tensor:
 
 
 def decayed_mean(losses: Iterable[Tensor], decay: float) -> Tensor:
-    """Mean of the losses of steps or depths, each weighing `decay` times the one before.
-
-    Example:
-        >>> import torch
-        >>> decayed_mean(torch.tensor([3.0, 0.0]), 0.5)
-        tensor(2.)
-    """
+    """Mean of the losses of steps or depths, each weighing `decay` times the one before."""
     total, total_weight = 0.0, 0.0
     for index, loss in enumerate(losses):
         weight = decay**index
@@ -128,14 +117,6 @@ def soft_cross_entropy_of(
         to_logits: `[n, H]` to `[n, Vd]`, the head's vocabulary part.
         labels: of the same positions.
         chunk_elements: logits held at once.
-
-    Example:
-        >>> import torch
-        >>> head, out = nn.Linear(4, 7), torch.randn(2, 5, 4)
-        >>> labels = SoftLabels.of(torch.randn(2, 5, 7))
-        >>> whole = soft_cross_entropy(head(out), labels.probs())
-        >>> torch.allclose(soft_cross_entropy_of(out, head, labels, chunk_elements=21), whole)
-        True
     """
 
     def loss_of(rows: Tensor, logits: Tensor, log_sums: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
-from specdec.training.heads import copy_lm_head, layer_like, untrained, usual_boundaries
+from specdec.training.heads import layer_like, untrained, usual_boundaries
 from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
 from specdec.training.teacher import HeadObjective, SoftLabels
 
@@ -102,10 +102,8 @@ def new_head(
     sizes = {"num_layers": num_layers, "mlp_width": mlp_width, "mask_token_id": mask_token_id}
     count = None if target_ids is None else len(target_ids)
     config = mask_token_config(target, **sizes, draft_vocab_size=count)
-    head = untrained(lambda: MaskTokenHead(config, target_ids), seed=seed)
-    copy_lm_head(head.lm_head, target, target_ids)
-    generator = torch.Generator().manual_seed(seed)
-    head.mask_hidden.data.normal_(generator=generator)
+    head = untrained(lambda: MaskTokenHead(config, target_ids), target, seed=seed)
+    head.mask_hidden.data.normal_(generator=torch.Generator().manual_seed(seed))
     return head
 
 
@@ -197,11 +195,9 @@ class MaskRollouts(HeadObjective):
         embeds = head.with_masks(drafter.embed(tokens), count)
         hidden = head.hidden_states(features[:, :-1], num_masks)
         depth = torch.arange(1, depths + 1, device=ids.device)
-        positions = rearrange(anchors[..., None] + depth, "b a m -> b (a m)")
-        table = self.angles(count + depths)[0, 0]
-        angles = torch.cat(
-            [table[None, :count].expand(len(ids), -1, -1), F.embedding(positions, table)], dim=1
-        )
+        masks_at = rearrange(anchors[..., None] + depth, "b a m -> b (a m)")
+        text_at = torch.arange(count, device=ids.device).expand(len(ids), -1)
+        angles = F.embedding(torch.cat([text_at, masks_at], 1), self.angles(count + depths)[0, 0])
         attend = RolloutAttention(anchors, count, depths)
         out = head(embeds, hidden, angles[:, None], attend)
         rolled = rearrange(out[:, count:], "b (a m) h -> m b a h", a=num_anchors)
@@ -237,9 +233,6 @@ class RolloutAttention:
         text = attend_causally(index, *(x[:, :, :count] for x in (query, key, value)))
         if query.shape[2] == count:
             return text
-        is_grouped = query.shape[1] != key.shape[1]
-        masks = query[:, :, count:]
-        rolled = F.scaled_dot_product_attention(
-            masks, key, value, attn_mask=self.sees, enable_gqa=is_grouped
-        )
+        options = {"attn_mask": self.sees, "enable_gqa": query.shape[1] != key.shape[1]}
+        rolled = F.scaled_dot_product_attention(query[:, :, count:], key, value, **options)
         return torch.cat([text, rolled], dim=2)

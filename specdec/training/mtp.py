@@ -39,7 +39,7 @@ def mtp_config(
     Args:
         target: an HF causal LM.
         num_depths: D.
-        semantics: of the depths.
+        semantics: as in `MTPConfig`.
         mlp_width: of the depths' MLPs; `None` is the target's own.
 
     Example:
@@ -74,7 +74,7 @@ def new_head(
         >>> drafter = MTPDrafter(new_head(target), target, num_draft_tokens=3)
     """
     config = mtp_config(target, num_depths, semantics=semantics, mlp_width=mlp_width)
-    return untrained(lambda: MTPHead(config), seed=seed)
+    return untrained(lambda: MTPHead(config), target, seed=seed)
 
 
 class MultiTokenPrediction(HeadObjective):

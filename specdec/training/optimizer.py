@@ -19,9 +19,6 @@ class MuonAdamW(torch.optim.Optimizer):
         lr_others: of everything else.
         weight_decay: of the hidden matrices.
 
-    Raises:
-        ValueError: no parameter requires a gradient.
-
     Example:
         >>> optimizer = MuonAdamW(nn.Linear(4, 4), lr=5e-3, lr_others=2e-3)
         >>> [len(group["params"]) for group in optimizer.param_groups]

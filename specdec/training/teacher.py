@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.drafters.head import HeadDrafter
-from specdec.heads.rotary import RotaryAngles
 from specdec.target.features import FeatureLayer, PlainFeatures
 
 
@@ -111,9 +110,15 @@ class HeadObjective(nn.Module):
         super().__init__()
         self.drafter = drafter
         self._teacher = Teacher(target, drafter.feature_layers)
-        self._rotary = RotaryAngles(drafter.config.layer.rotary_table)
+        self._table: Tensor | None = None
 
+    @torch.compiler.disable
     def angles(self, count: int) -> Tensor:
-        """The head's rotary angles of positions `0..count - 1`, `[1, 1, count, D]`."""
-        head = self.drafter.head
-        return self._rotary(count, dtype=head.dtype, device=head.device)
+        """The head's rotary angles `[1, 1, count, 2 D]` of positions `0..count - 1`; computed once
+        for the longest row.
+        """
+        head, table = self.drafter.head, self._table
+        where = {"dtype": head.dtype, "device": head.device}
+        if table is None or len(table) < count or (table.dtype, table.device) != (*where.values(),):
+            table = self._table = self.drafter.config.layer.rotary_table(count, **where)
+        return table[None, None, :count]

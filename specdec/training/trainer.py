@@ -44,9 +44,6 @@ class ObjectiveArguments(TrainingArguments):
         minutes: of training, evaluations and checkpoints aside; `None` for a run by `max_steps`.
         checkpoint_minutes: between checkpoints, beside those of `save_strategy`; `None` for none.
 
-    Raises:
-        ValueError: both or neither of `max_steps` and `minutes`, or a setting out of range.
-
     Example:
         >>> sizes = {"tokens_per_step": 4096, "row_lengths": ((0.5, 256), (1.0, 512))}
         >>> arguments = ObjectiveArguments("run", max_steps=100, use_cpu=True, **sizes)
@@ -78,10 +75,6 @@ class ObjectiveArguments(TrainingArguments):
         if self.minutes is not None:
             check_number("minutes", self.minutes, above=0)
             self.max_steps = sys.maxsize
-        if self.checkpoint_minutes is not None:
-            check_number("checkpoint_minutes", self.checkpoint_minutes, 0)
-        check_number("learning_rate", self.learning_rate, above=0)
-        check_integer("tokens_per_step", self.tokens_per_step, 1)
         check_integer("gradient_accumulation_steps", self.gradient_accumulation_steps, 1)
         ends = [end for end, _ in self.row_lengths]
         if sorted({0, *ends}) != [0, *ends] or ends[-1] != 1:
@@ -91,11 +84,7 @@ class ObjectiveArguments(TrainingArguments):
         super().__post_init__()
 
     def batch_shape(self, fraction: float) -> tuple[int, int]:
-        """(B over all processes, T) of a batch at a fraction of the run.
-
-        Raises:
-            ValueError: a step has not a row for every process and accumulated batch.
-        """
+        """(B over all processes, T) of a batch at a fraction of the run."""
         lengths = (length for end, length in self.row_lengths if fraction < end)
         length = next(lengths, self.row_lengths[-1][1])
         processes, batches = self.world_size, self.gradient_accumulation_steps

@@ -40,9 +40,6 @@ def load_target(*, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
     Returns:
         A Hugging Face causal LM in eval mode, with tied embeddings.
 
-    Raises:
-        FileNotFoundError: the weights are missing from the package.
-
     Example:
         >>> from specdec import zoo
         >>> zoo.load_target().config.num_hidden_layers
@@ -56,9 +53,6 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
 
     Returns:
         A fast tokenizer of 2048 tokens; `<|endoftext|>` is its bos, eos and pad.
-
-    Raises:
-        FileNotFoundError: the tokenizer is missing from the package.
 
     Example:
         >>> from specdec import zoo
@@ -86,10 +80,6 @@ def load_drafter(
 
     Returns:
         A drafter, ready for the generator.
-
-    Raises:
-        ValueError: there is no drafter of that name, or it needs a target.
-        FileNotFoundError: its weights are missing from the package.
 
     Example:
         >>> from specdec import zoo

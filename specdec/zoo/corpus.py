@@ -1,19 +1,12 @@
-"""The zoo's corpus: Python sources that any machine with specdec has.
-
-The standard library is what the zoo is about and is held out from in part. It is small (8 MB, 3 M
-tokens): a 3.7 M parameter model that sees it twenty times over learns it by heart. So the sources
-of specdec's own dependencies, and of theirs, are read beside it.
+"""The standard library's sources, which any machine with specdec has: what the zoo is about. A part
+of them is held out from all training.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sysconfig
 from pathlib import Path
-
-import numpy as np
-from transformers import PreTrainedTokenizerFast
 
 from specdec.arguments import check_integer
 
@@ -30,13 +23,6 @@ SKIPPED_FOLDERS = frozenset((
 ))  # fmt: skip
 # Tables rather than programs: a language model learns nothing about Python from them.
 SKIPPED_FILES = ("config-*/*", "**/_sysconfigdata*.py", "html/entities.py", "stringprep.py")
-# Packages that torch and transformers bring along, themselves included.
-PACKAGES = (
-    "torch", "transformers", "accelerate", "huggingface_hub", "numpy", "networkx", "sympy",
-    "jinja2", "fsspec",
-)  # fmt: skip
-# Hundreds of copies of one architecture, and one of the rest of the package in size.
-SKIPPED_IN_PACKAGES = ("models/**/*.py", "sparse/_triton_ops_meta.py", "polys/benchmarks/*.py")
 
 _BLOCK_START = re.compile(r"^ *(?:async def|def|class) ")
 
@@ -52,15 +38,12 @@ def library_files() -> list[Path]:
     Returns:
         Paths of `.py` files, without tests, generated tables and the `HELD_OUT` modules.
 
-    Raises:
-        FileNotFoundError: this Python ships without its library's sources.
-
     Example:
         >>> any(path.name == "textwrap.py" for path in library_files())
         False
     """
     root = stdlib_root()
-    found = _sources(root, skipped=(*SKIPPED_FILES, *HELD_OUT))
+    found = sources_of(root, skipped=(*SKIPPED_FILES, *HELD_OUT))
     if not found:
         raise FileNotFoundError(
             f"no Python sources under {root}: expected the standard library as .py files, "
@@ -69,19 +52,7 @@ def library_files() -> list[Path]:
     return found
 
 
-def package_files() -> list[Path]:
-    """List the sources of the installed `PACKAGES`, package by package.
-
-    Returns:
-        Paths of `.py` files, without tests and generated tables; a package that is not installed
-        has none.
-    """
-    specs = [importlib.util.find_spec(name) for name in PACKAGES]
-    roots = [Path(folder) for spec in specs if spec for folder in spec.submodule_search_locations]
-    return [path for root in roots for path in _sources(root, skipped=SKIPPED_IN_PACKAGES)]
-
-
-def _sources(root: Path, *, skipped: tuple[str, ...]) -> list[Path]:
+def sources_of(root: Path, *, skipped: tuple[str, ...]) -> list[Path]:
     """List the non-empty `.py` files under `root`, sorted by relative path."""
     skipped_files = {path for pattern in skipped for path in root.glob(pattern)}
     found = []
@@ -98,9 +69,6 @@ def heldout_files() -> list[Path]:
 
     Returns:
         Paths of the held-out modules that this Python has.
-
-    Raises:
-        FileNotFoundError: none of them is there.
 
     Example:
         >>> heldout_files()[0].name
@@ -132,9 +100,6 @@ def heldout_prompts(n: int, *, num_lines: int = 10) -> list[str]:
         `n` texts of `num_lines` lines (10 lines are about 50 to 180 tokens), cycling over the
         held-out modules. A module's prompts repeat once all its blocks have been used.
 
-    Raises:
-        ValueError: `n` or `num_lines` is not positive.
-
     Example:
         >>> from specdec import zoo
         >>> len(zoo.heldout_prompts(3))
@@ -165,13 +130,3 @@ def _block_prompts(text: str, num_lines: int) -> list[str]:
             # No final newline: the tokenizer joins it to the indentation that is still to come.
             prompts.append("".join(lines[row + 1 - num_lines : row + 1]).rstrip())
     return prompts
-
-
-def encode_files(tokenizer: PreTrainedTokenizerFast, files: list[Path]) -> list[np.ndarray]:
-    """Encode each file into ids [num_tokens], closed by the end-of-text token."""
-    documents = []
-    for start in range(0, len(files), 256):  # an encoding takes a hundred times its ids' memory
-        texts = [read_source(path) for path in files[start : start + 256]]
-        for encoding in tokenizer.backend_tokenizer.encode_batch(texts):
-            documents.append(np.array([*encoding.ids, tokenizer.eos_token_id], dtype=np.uint16))
-    return documents

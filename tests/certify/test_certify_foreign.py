@@ -28,8 +28,13 @@ def draw_and_compare(draft_tokens, draft_probs, target_probs, noise):
     return [*tokens, int(noise.draw(target_probs[-1]))]
 
 
+def first_two(batches):
+    """Soft drafts, plain and filtered."""
+    return batches[:2]
+
+
 def test_a_foreign_rule_without_thresholds_is_certified_by_draws():
-    report = certify(ForeignSampler(draw_and_compare), sizes=((3, 1, 1),))
+    report = certify(ForeignSampler(draw_and_compare), sizes=((3, 1, 1),), progress=first_two)
     assert report.passed
     assert "inconclusive" in str(report)
     assert report.drawn.num_draws == 1024
@@ -42,7 +47,7 @@ def accept_always(draft_tokens, draft_probs, target_probs, noise):
 
 def test_a_foreign_rule_is_judged_like_a_sampler():
     assert certify(ForeignSampler(accept_by_ratio), sizes=((2, 2, 1),)).passed
-    report = certify(ForeignSampler(accept_always), sizes=((2, 1, 2),))
+    report = certify(ForeignSampler(accept_always), sizes=((2, 1, 2),), progress=first_two)
     assert not report.passed
     assert str(report).startswith("FAIL  accept_always")
 
@@ -63,7 +68,7 @@ OUTPUTS = [[], [9, 0], [0, 1, 2, 0], [[0]], None, "x", {0}, [None], [True], [0.5
 @pytest.mark.parametrize("output", OUTPUTS, ids=str)
 def test_a_foreign_rule_must_return_the_beginning_of_the_draft_and_one_more_id(output):
     rule = ForeignSampler(lambda *arguments: output if len(arguments[0]) else [0], "odd")
-    with pytest.raises((TypeError, ValueError), match="odd returned"):
+    with pytest.raises((TypeError, ValueError), match="odd"):
         certify(rule, sizes=((3, 2, 1),))
 
 
@@ -77,4 +82,4 @@ def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistak
         noise = RowNoise(noise.accept + 2.0**-52, noise.resample)  # uniforms in (0, 1]
         return huggingface_rule(draft_tokens, draft_probs, target_probs, noise)
 
-    assert certify(ForeignSampler(without_zero), sizes=((2, 1, 2),)).passed
+    assert certify(ForeignSampler(without_zero), sizes=((2, 1, 2),), progress=first_two).passed

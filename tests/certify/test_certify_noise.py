@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from test_certify_runs import certify_run, drafter
+from test_certify_runs import drafter, has_the_targets_law
 from text_laws import PROMPT, TARGET, tiny
 
 from specdec import CouplingSampler, RejectionSampler, SpeculativeGenerator
 from specdec.certify.generator.noise import audit_noise
+from specdec.certify.generator.text import audit_coupled_text
 from specdec.request import Sampling
 from specdec.samplers import Noise, ScriptedNoise, StepNoise, Stream
 
@@ -61,7 +62,7 @@ def test_noise_that_is_used_twice_fails(noise):
 
 @pytest.mark.parametrize("noise", [SharesStreams, SharesAcceptance])
 def test_noise_shared_between_purposes_is_also_seen_in_the_law(noise):
-    assert not all(test.passed for test in certify_run(drafter(), with_noise(noise)).tests)
+    assert not has_the_targets_law(drafter(), with_noise(noise))
 
 
 class OutOfRange(Noise):
@@ -74,10 +75,10 @@ class OutOfRange(Noise):
 
 
 def test_uniforms_out_of_range_fail():
-    report = certify_run(None, with_noise(OutOfRange), num_samples=10)
-    assert not report.noise.passed
-    assert not report.passed
-    assert "outside [0, 1)" in str(report)
+    generator = SpeculativeGenerator(tiny(TARGET), None, with_noise(OutOfRange))
+    found = audit_noise(generator, [PROMPT], 20, Sampling(top_k=4))
+    assert not found.passed
+    assert "outside [0, 1)" in str(found)
 
 
 class KeyedBySteps(Noise):
@@ -91,6 +92,7 @@ class KeyedBySteps(Noise):
 def test_coupled_noise_that_belongs_to_steps_fails():
     sampler = CouplingSampler()
     sampler.noise_type = KeyedBySteps
-    report = certify_run(drafter(), sampler, num_samples=10)
-    assert not report.noise.passed
-    assert "not explained by rounding" in str(report)
+    generator = SpeculativeGenerator(tiny(TARGET), drafter(), sampler)
+    found = audit_coupled_text(generator, [PROMPT], 20, Sampling(top_k=4))
+    assert not found.passed
+    assert "not explained by rounding" in str(found)

@@ -40,9 +40,7 @@ DAMAGED = {
         norm__weight=torch.ones(HIDDEN + 1)
     ),
     "NaN or infinity in layers.0.mlp.up_proj.weight": with_tensor(UP, lambda t: t / 0 * 0),
-    "infinity in layers.0.mlp.up_proj.weight": with_tensor(UP, lambda t: t / 0),
     "fc.weight.* is stored as I8": with_tensor("fc.weight", lambda t: t.to(torch.int8)),
-    "fc.weight.* is stored as F8": with_tensor("fc.weight", lambda t: t.to(torch.float8_e4m3fn)),
     "d2t is stored as F32": with_tensor("d2t", lambda t: t.float()),
 }
 
@@ -78,16 +76,9 @@ def test_weights_that_overflow_the_targets_type_are_refused(tmp_path):
         EagleDrafter.from_pretrained(files.write(tmp_path), tiny_llama().half())
 
 
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"hidden_size": 16}, "hidden size of 32, but LlamaForCausalLM has 16"),
-        ({"vocab_size": 64}, "vocabulary of 61, but LlamaForCausalLM has 64"),
-    ],
-)
-def test_a_head_for_another_target_is_refused_naming_both(sizes, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        read_checkpoint(nvidia().write(tmp_path), tiny_llama(**sizes))
+def test_a_head_for_another_target_is_refused_naming_both(tmp_path):
+    with pytest.raises(ValueError, match="hidden size of 32, but LlamaForCausalLM has 16"):
+        read_checkpoint(nvidia().write(tmp_path), tiny_llama(hidden_size=16))
 
 
 def test_layers_that_the_target_does_not_have_are_refused(tmp_path):
@@ -102,36 +93,28 @@ def test_layers_that_the_target_does_not_have_are_refused(tmp_path):
     ("keys", "message"),
     [
         ({"hidden_size": 2**40}, "hidden_size must be an integer in 1..8388608, got 1099511627776"),
-        ({"hidden_size": -1}, "hidden_size must be an integer"),
         ({"hidden_size": True}, "hidden_size must be an integer"),
-        ({"hidden_size": "32"}, "hidden_size must be an integer"),
         ({"hidden_size": None}, "lacks hidden_size"),
-        ({"vocab_size": 10**12}, "vocab_size must be an integer"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer in 1..4096"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer"),
         ({"draft_vocab_size": 62}, "62 draft ids are more than the vocabulary's 61"),
         ({"truncated_vocab_size": 19}, "draft_vocab_size and truncated_vocab_size differ"),
         ({"num_key_value_heads": 3}, "do not divide evenly"),
         ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
-        ({"logit_scale": "1"}, "logit_scale must be a positive number"),
         ({"norm_before_residual": 1}, "norm_before_residual must be true or false"),
         ({"hidden_act": "no such"}, "hidden_act 'no such' is not one of HF's"),
         ({"eagle_config": [1]}, "eagle_config must be an object"),
         ({"architectures": "LlamaForCausalLM"}, "architectures must be a list of strings"),
-        ({"rope_scaling": {"rope_type": "strange"}}, "rope type 'strange'"),
         ({"rope_scaling": {"type": "linear"}}, "lacks factor"),
         ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor must be a number"),
         ({"rope_theta": -1.0}, "rope_theta must be a positive number"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
     ],
 )
 def test_values_of_the_configuration_are_checked_before_anything_is_made(keys, message, tmp_path):
     refuses(safeailab_eagle3().but(**keys).write(tmp_path), message)
 
 
-@pytest.mark.parametrize("name", ["num_hidden_layers", "hidden_size", "vocab_size"])
-def test_so_are_those_of_a_nested_configuration(name, tmp_path):
-    refuses(speculators(layers={name: 10**10}).write(tmp_path), f"{name} must be an integer")
+def test_so_are_those_of_a_nested_configuration(tmp_path):
+    refuses(speculators(layers={"hidden_size": 10**10}).write(tmp_path), "hidden_size must be an")
 
 
 D2T = {

@@ -12,7 +12,6 @@ from architectures import VOCAB
 from checkpoint_cases import CASES, EAGLE3, SPECULATORS
 from checkpoint_parts import (
     DRAFT_VOCAB,
-    NUM_LAYERS,
     TARGET,
     Files,
     full_vocabulary,
@@ -177,16 +176,9 @@ def test_every_numbering_becomes_boundaries_and_can_be_overridden(numbering, tmp
     assert explicit.config.feature_layers == (8, 0, "final")
 
 
-def test_keys_that_agree_may_stand_side_by_side(tmp_path):
-    files = specforge(ids=[1, 3, 4]).but(eagle_aux_hidden_state_layer_ids=[2, 4, 5])
-    assert survey_checkpoint(files.write(tmp_path), TARGET).config.feature_layers == (2, 4, 5)
-
-
-def test_the_last_boundary_can_be_named_by_either_convention(tmp_path):
-    as_boundary = nvidia(ids=(4, 6, 8)).write(tmp_path / "a")
-    assert survey_checkpoint(as_boundary, TARGET).config.feature_layers == (4, 6, NUM_LAYERS)
-    as_output = specforge(ids=[3, 5, 7]).write(tmp_path / "b")
-    assert survey_checkpoint(as_output, TARGET).config.feature_layers == (4, 6, NUM_LAYERS)
+def test_keys_that_agree_may_stand_side_by_side_and_name_the_last_boundary(tmp_path):
+    files = specforge(ids=[1, 3, 7]).but(eagle_aux_hidden_state_layer_ids=[2, 4, 8])
+    assert survey_checkpoint(files.write(tmp_path), TARGET).config.feature_layers == (2, 4, 8)
 
 
 def test_other_values_can_be_asked_for(tmp_path):

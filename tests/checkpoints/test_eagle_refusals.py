@@ -4,7 +4,7 @@ library does not have, and files that contradict themselves.
 
 import pytest
 import torch
-from checkpoint_parts import HIDDEN, TARGET, Files, read_checkpoint, survey_checkpoint
+from checkpoint_parts import HIDDEN, TARGET, Files, read_checkpoint, refuses, survey_checkpoint
 from checkpoint_writer import (
     deepspec,
     nvidia,
@@ -54,7 +54,6 @@ UNSUPPORTED = {
     ),
     "architectures \\['Gemma4Eagle3Model'\\]": deepspec().but(architectures=["Gemma4Eagle3Model"]),
     "DeepSpec's layers all read the embedding": deepspec().but(num_hidden_layers=2),
-    "rope type 'unheard of'": vllm(rope_scaling={"rope_type": "unheard of"}),
     "partial_rotary_factor 0.5": vllm(
         rope_scaling={"type": "default", "partial_rotary_factor": 0.5}
     ),
@@ -63,9 +62,7 @@ UNSUPPORTED = {
 
 @pytest.mark.parametrize("reason", UNSUPPORTED)
 def test_what_the_library_does_not_have_is_refused_by_name(reason, tmp_path):
-    folder = UNSUPPORTED[reason].write(tmp_path)
-    with pytest.raises(ValueError, match=f"not supported: .*{reason}"):
-        read_checkpoint(folder, TARGET)
+    refuses(UNSUPPORTED[reason].write(tmp_path), f"not supported: .*{reason}")
 
 
 CONTRADICTIONS = {
@@ -74,17 +71,14 @@ CONTRADICTIONS = {
     "leads to 4 features": vllm(ids=[1, 2, 3, 4]),
     "num_aux_hidden_states is 5": vllm(num_aux_hidden_states=5),
     f"{IDS} must be a list of layer numbers, got 3": vllm().but(**{IDS: 3}),
-    "must be a list of layer numbers, got ": vllm().but(**{IDS: []}),
     "got \\['1', '2', '3'\\]": vllm(ids=["1", "2", "3"]),
-    "got \\[1.0, 2.0, 3.0\\]": vllm(ids=[1.0, 2.0, 3.0]),
-    "got \\[True, 2, 3\\]": vllm(ids=[True, 2, 3]),
     "names a layer twice": vllm(ids=[2, 2, 5]),
     "boundaries -1..4 outside of 0..8": vllm(ids=[-1, 2, 4]),
     "boundaries 2..9 outside of 0..8 of the target's 8": vllm(ids=[2, 4, 9]),
     "read as outputs of layers .from 0., names boundaries 1..9": specforge(ids=[0, 4, 8]),
     "outputs of layers .from 0., names boundaries 0..5": specforge(ids=[-1, 3, 4]),
-    "norm_before_fc and fc_norm exclude each other": speculators(norm_before_fc=True, fc_norm=True),
-    "norms before fc, but eagle_config.use_aux_hidden_state is false": nvidia(
+    "norm_before_fc is one norm over all features": speculators(norm_before_fc=True, fc_norm=True),
+    "norm_before_fc, fc_norm and fc_bias need has_fc=True": nvidia(
         eagle={"use_aux_hidden_state": False}, fc_norm=True
     ),
     "unexpected fc.weight": nvidia(eagle={"use_aux_hidden_state": False}),
@@ -117,9 +111,7 @@ CONTRADICTIONS = {
 
 @pytest.mark.parametrize("reason", CONTRADICTIONS)
 def test_a_checkpoint_that_contradicts_itself_is_refused(reason, tmp_path):
-    folder = CONTRADICTIONS[reason].write(tmp_path)
-    with pytest.raises(ValueError, match=reason):
-        read_checkpoint(folder, TARGET)
+    refuses(CONTRADICTIONS[reason].write(tmp_path), reason)
 
 
 def test_a_head_of_other_features_than_the_default_needs_their_layers(tmp_path):
@@ -134,26 +126,19 @@ def test_a_head_of_other_features_than_the_default_needs_their_layers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("files", "options", "message"),
     [
-        ({"layer_convention": "layers"}, "'boundary' or 'layer_output', got 'layers'"),
-        ({"feature_layers": (1, 2, 9)}, "must be boundaries 0..8 or 'final'"),
-        ({"feature_layers": (1, 2, 2)}, "none twice"),
-        ({"feature_layers": (1, 2)}, "leads to 2 features"),
-        ({"feature_layers": ("last", 1, 2)}, "must be boundaries 0..8 or 'final'"),
-        ({"rope_theta": 0}, "rope_theta must be a number > 0, got 0"),
+        (vllm(), {"layer_convention": "layers"}, "'boundary' or 'layer_output', got 'layers'"),
+        (vllm(), {"feature_layers": (1, 2, 9)}, "must be boundaries 0..8 or 'final'"),
+        (vllm(), {"feature_layers": (1, 2, 2)}, "none twice"),
+        (vllm(), {"feature_layers": (1, 2)}, "leads to 2 features"),
+        (vllm(), {"feature_layers": ("last", 1, 2)}, "must be boundaries 0..8 or 'final'"),
+        (vllm(), {"rope_theta": 0}, "rope_theta must be a number > 0, got 0"),
+        (safeailab_eagle1(), {"rope": 3}, "unknown option rope; expected feature_layers, feed"),
+        (safeailab_eagle1(), {"feedback_norm": True}, "of EAGLE-3; drop them"),
+        (safeailab_eagle1(), {"feature_layers": (1, 2)}, "the head reads one feature"),
     ],
 )
-def test_options_that_cannot_be_right_are_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        survey_checkpoint(vllm().write(tmp_path), TARGET, **options)
-
-
-def test_options_that_do_not_exist_or_have_no_meaning_are_refused(tmp_path):
-    folder = safeailab_eagle1().write(tmp_path)
-    with pytest.raises(TypeError, match="unknown option rope; expected feature_layers, feedback"):
-        survey_checkpoint(folder, TARGET, rope=3)
-    with pytest.raises(ValueError, match="of EAGLE-3; drop them"):
-        survey_checkpoint(folder, TARGET, feedback_norm=True)
-    with pytest.raises(ValueError, match="the head reads one feature"):
-        survey_checkpoint(folder, TARGET, feature_layers=(1, 2))
+def test_options_that_cannot_be_right_are_refused(files, options, message, tmp_path):
+    with pytest.raises((ValueError, TypeError), match=message):
+        survey_checkpoint(files.write(tmp_path), TARGET, **options)

@@ -11,7 +11,6 @@ import sys
 import time
 
 import pytest
-from architectures import build
 from training_runs import on_a_cpu
 from transformers import AutoModelForCausalLM
 
@@ -20,6 +19,7 @@ from specdec.cli import main
 
 TARGET, HEAD = str(zoo.WEIGHTS_DIR / "target"), str(zoo.WEIGHTS_DIR / "eagle3")
 PROMPT = ["--prompt", "def main():", "--max-new-tokens", "8"]
+TRAINED = ["eagle3", "--target", "zoo", "--data", "zoo", "--output", "x"]
 
 
 def without(error, *arguments):
@@ -72,7 +72,7 @@ def damaged(tmp_path, name):
         "no type": "{}",
         "a list": "[1]",
         "cut": '{"model_type": "lla',
-        "odd sizes": json.dumps({"model_type": "llama", "hidden_size": "x"}),
+        "odd": json.dumps({"model_type": "llama", "hidden_size": "x"}),
         "escapes": json.dumps({"model_type": "\x1b[2Jllama"}),
     }
     if name in config:
@@ -80,69 +80,78 @@ def damaged(tmp_path, name):
     return folder
 
 
-BAD = {
-    "another's weight": (
-        ["--sampler", "block", "--target-weight", "0.5"],
-        "--target-weight belongs to --sampler ensemble",
-    ),
-    "K of nothing": (
-        ["--drafter", "none", "--num-draft-tokens", "4"],
-        "--num-draft-tokens belongs to a drafter; there is none",
-    ),
-    "no such GPU": (
-        ["--device", "cuda:99"],
-        "--device cuda:99 cannot be used here: .*try",
-    ),
-    "no device": (["--device", "gpu"], "--device gpu cannot be used here: .*try --device cpu"),
-    "meta": (["--device", "meta"], "--device meta holds no numbers"),
-    "dtype": (["--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
-    "sampler": (["--sampler", "best"], "argument --sampler: invalid choice: 'best'"),
-    "weight": (["--sampler", "ensemble", "--target-weight", "2"], r"a number in 0\.\.1, got 2"),
-    "no drafter": (["--drafter", ""], "cannot load '': name a folder or a Hugging Face id"),
-    "no head": (["--drafter", "eagle:"], "cannot load '': name a folder"),
-    "no probabilities": (
-        ["--drafter", "lookup", "--temperature", "1", "--proposal", "argmax"],
-        "--proposal belongs to drafters with probabilities, not to lookup",
-    ),
-    "nothing drafts": (
-        ["--drafter", "none", "--temperature", "1", "--draft-temperature", "1"],
-        "--draft-temperature belongs to drafters with probabilities, not to none",
-    ),
-    "bytes": (
-        ["--prompt", "a\udcff"],
-        r"argument --prompt: expected text in UTF-8, got 'a\\udcff'",
-    ),
-    "drafter": (["--drafter", "./no/such"], "cannot load './no/such': .*there is no such folder"),
-    "head": (["--drafter", "eagle:./no/such"], "cannot load './no/such'"),
-    "drafter is a file": (["--drafter", __file__], "it is a file; name the model's folder"),
-    "zoo's drafter": (["--drafter", "zoo:model"], "zoo:model drafts for --target zoo only"),
-}
+BAD = [
+    (["--sampler", "block", "--target-weight", "0.5"], "belongs to --sampler ensemble"),
+    (["--drafter", "none", "--num-draft-tokens", "4"], "belongs to a drafter; there is none"),
+    (["--device", "cuda:99"], "--device cuda:99 cannot be used here: .*try --device cpu"),
+    (["--device", "gpu"], "--device gpu cannot be used here: .*try --device cpu"),
+    (["--device", "meta"], "--device meta cannot be used here"),
+    (["--dtype", "float8"], "argument --dtype: invalid choice: 'float8'"),
+    (["--sampler", "best"], "argument --sampler: invalid choice: 'best'"),
+    (["--sampler", "ensemble", "--target-weight", "2"], r"a number in 0\.\.1, got 2"),
+    (["--drafter", ""], "cannot load ''"),
+    (["--drafter", "eagle:"], "cannot load ''"),
+    (["--drafter", "./no/such"], "cannot load './no/such': .*there is no such folder"),
+    (["--drafter", "eagle:./no/such"], "cannot load './no/such'"),
+    (["--drafter", __file__], "cannot load .*: it must be a folder with a config.json"),
+    (["--drafter", "zoo:model"], "zoo:model drafts for --target zoo only"),
+    (["--prompt", "a\udcff"], r"argument --prompt: expected text in UTF-8, got 'a\\udcff'"),
+    (["--drafter", "none", "--temperature", "1", "--draft-temperature", "1"], "not to none"),
+    (["--drafter", "lookup", "--temperature", "1", "--proposal", "argmax"], "not to lookup"),
+    (["--top-p", "0.5"], "--top-p belongs to sampling; pass a --temperature above 0"),
+    (["--seed", "1"], "--seed belongs to sampling"),
+    (["--draft-temperature", "0.5"], "--draft-temperature belongs to sampling"),
+]
 
 
 @pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize("case", BAD)
-@pytest.mark.parametrize("command", ["generate", "certify"])
-def test_a_setting_that_cannot_be_right_is_told_before_anything_is_loaded(command, case, capsys):
-    wrong, message = BAD[case]
-    prompt = PROMPT if command == "generate" else []
-    line = refused(capsys, command, "--target", TARGET, *prompt, *wrong)
+@pytest.mark.parametrize(("wrong", "message"), BAD, ids=lambda case: " ".join(case)[:40])
+def test_a_setting_that_cannot_be_right_is_told_before_anything_is_loaded(wrong, message, capsys):
+    line = refused(capsys, "generate", "--target", TARGET, *PROMPT, *wrong)
     assert re.search(message, line), line
 
 
+@pytest.mark.usefixtures("nothing_is_loaded")
 @pytest.mark.parametrize(
-    "name", ["empty", "deep", "no type", "a list", "cut", "odd sizes", "escapes"]
+    ("arguments", "message"),
+    [
+        (["certify", "--target", TARGET, "--device", "gpu"], "--device gpu cannot be used"),
+        (["evaluate", "--seed", "1"], "--seed belongs to sampling; pass a --temperature"),
+        (["evaluate", "--limit", "0"], "--limit: must be an integer >= 1, got 0"),
+        (["certify", "--samples", "x"], "--samples: must be an integer >= 1, got x"),
+        (["certify", "--prompt", "a", "--prompts", "2"], "--prompts belongs to prompts of source"),
+        (["certify", "--temperature=-1"], "--temperature must be"),
+        (["inspect", HEAD, "--prompt", "a"], "--prompt belongs to the parity check; pass --target"),
+        (["inspect", HEAD, "--num-draft-tokens", "8"], "--num-draft-tokens belongs to the parity"),
+        (["train", *TRAINED, "--mlp-width", "-1"], "--mlp-width: must be an integer >= 1, got -1"),
+        (["train", *TRAINED, "--lr=nan"], "learning_rate must be"),
+        (["train", *TRAINED, "--checkpoint-minutes=-1"], "checkpoint_minutes must be"),
+        (["generate", "--target", TARGET, *PROMPT, "\x1b[2J"], r"arguments: \\x1b\[2J; see --help"),
+    ],
 )
-@pytest.mark.parametrize("command", ["generate", "certify", "inspect", "train"])
+def test_every_command_tells_its_own(arguments, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert re.search(message, refused(capsys, *arguments))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        *(("generate", name) for name in ("empty", "deep", "no type", "a list", "cut", "odd")),
+        *((name, "escapes") for name in ("generate", "certify", "inspect", "train")),
+    ],
+)
 def test_a_folder_that_is_no_model_is_told_in_one_line(command, name, tmp_path, capsys):
     folder = damaged(tmp_path, name)
     arguments = {
-        "generate": ["generate", "--target", folder, *PROMPT],
-        "certify": ["certify", "--target", folder],
-        "inspect": ["inspect", HEAD, "--target", folder],
-        "train": ["train", "eagle3", "--target", folder, "--data", "zoo", "--output", tmp_path],
+        "generate": ["--target", folder, *PROMPT],
+        "certify": ["--target", folder],
+        "inspect": [HEAD, "--target", folder],
+        "train": ["eagle3", "--target", folder, "--data", "zoo", "--output", tmp_path],
     }
     with on_a_cpu():
-        line = refused(capsys, *arguments[command])
+        line = refused(capsys, command, *arguments[command])
     assert str(folder)[:60] in line
     assert line.isprintable()
 
@@ -160,7 +169,7 @@ def test_a_target_that_lacks_weights_is_refused_instead_of_run_with_random_ones(
 
 
 def test_a_head_is_recognised_without_its_prefix(capsys):
-    for drafter in (HEAD, f"eagle:{HEAD}", "zoo:eagle3"):
+    for drafter in (HEAD, f"eagle:{HEAD}"):
         arguments = ["--target", "zoo", "--drafter", drafter, "--dtype", "float32"]
         assert main(["generate", *arguments, *PROMPT]) == 0
         shown = capsys.readouterr().out
@@ -169,7 +178,7 @@ def test_a_head_is_recognised_without_its_prefix(capsys):
         assert figures[0].split("acceptance length ")[1] > "1.5"  # random weights accept nothing
 
 
-@pytest.mark.parametrize("sampler", ["auto", "rejection", "coupling", "typical", "ensemble"])
+@pytest.mark.parametrize("sampler", ["coupling", "ensemble"])
 def test_samplers_have_names_and_the_zoo_is_a_target(sampler, capsys):
     options = ["--sampler", sampler, "--temperature", "1", "--seed", "3"]
     assert main(["generate", "--target", "zoo", "--drafter", "zoo:model", *options, *PROMPT]) == 0
@@ -199,10 +208,7 @@ def offline(*args, **kwargs):
     "arguments",
     [
         ["generate", "--target", "somebody/model", *PROMPT],
-        ["generate", "--target", TARGET, "--drafter", "somebody/model", *PROMPT],
         ["generate", "--target", TARGET, "--drafter", "eagle:somebody/model", *PROMPT],
-        ["certify", "--target", "somebody/model"],
-        ["inspect", HEAD, "--target", "somebody/model"],
         ["inspect", "somebody/model"],
         ["train", "eagle3", "--target", "somebody/model", "--data", "zoo", "--output", "x"],
     ],
@@ -216,18 +222,6 @@ def test_offline_what_cannot_be_found_is_told_at_once(arguments, monkeypatch, ca
     assert time.monotonic() - started < 5
     assert "somebody/model is no folder here and is not in the local cache" in line
     assert not list(tmp_path.iterdir())
-
-
-def test_the_width_of_an_mlp_is_told_before_anything_is_loaded(tmp_path, capsys):
-    usual = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", str(tmp_path / "x")]
-    assert "--mlp-width must be an integer >= 1, got -1" in refused(
-        capsys, *usual, "--mlp-width", "-1"
-    )
-    assert "--length must be an integer >= 1, got 0" in refused(capsys, *usual, "--length", "0")
-    for rate in ("0", "-1", "inf", "nan"):
-        assert "learning_rate must be" in refused(capsys, *usual, f"--lr={rate}")
-    assert "checkpoint_minutes must be" in refused(capsys, *usual, "--checkpoint-minutes=-1")
-    assert not (tmp_path / "x").exists()
 
 
 def test_the_train_command_has_its_own_help(capsys):
@@ -250,24 +244,16 @@ def test_an_interrupt_is_one_line(monkeypatch, capsys):
     assert capsys.readouterr().err == "specdec: interrupted\n"
 
 
-TRAIN = ["train", "eagle3", "--target", "zoo", "--data", "zoo", "--output", "x"]
-
-
-@pytest.mark.parametrize("command", [["generate", "--target", "zoo", *PROMPT], TRAIN, ["demo"]])
+@pytest.mark.parametrize("command", [["train", *TRAINED], ["demo"]])
 def test_an_interrupt_while_libraries_are_imported_is_one_line(command):
     done = without("KeyboardInterrupt", *command)
     assert done.returncode == 130
     assert done.stderr == "specdec: interrupted\n"
 
 
-def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_path):
+def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_path, small):
     text = "def f(x):\n    return x\n" * 2000
     (tmp_path / "text.txt").write_text(text)
-    folder, tokenizer = tmp_path / "target", zoo.load_tokenizer()
-    model = build("llama")
-    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     from specdec.training import PackedStream
 
     batches = PackedStream.batches
@@ -278,7 +264,7 @@ def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_
                 signal.raise_signal(signal.SIGINT)
             yield rows
 
-    arguments = ["train", "eagle3", "--target", folder, "--data", tmp_path / "text.txt"]
+    arguments = ["train", "eagle3", "--target", small, "--data", tmp_path / "text.txt"]
     arguments += ["--output", tmp_path / "head", "--steps", "6", "--tokens-per-step", "64"]
     arguments += ["--length", "32", "--precision", "no", "--evaluation-prompts", "0"]
     arguments = [str(argument) for argument in arguments]
@@ -295,8 +281,8 @@ def test_an_interrupted_training_says_where_it_goes_on(monkeypatch, capsys, tmp_
     assert (tmp_path / "head" / "config.json").exists()
 
 
-def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys):
-    fast = ["--samples", "32", "--audit-tokens", "4", "--drafter", "lookup"]
+def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys, small):
+    fast = ["--target", small, "--samples", "32", "--audit-tokens", "4"]
     same = ["--prompt", "import os", "--prompt", "import os", "--prompt", "def main():"]
     assert main(["certify", *fast, *same]) == 0
     assert "2 prompts" in capsys.readouterr().out
@@ -305,62 +291,25 @@ def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys):
     assert "of 32 sources only 1 begin with different 1 tokens; pass --prompt-tokens" in line
 
 
-@pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize(
-    "flag", ["--top-p", "--top-k", "--min-p", "--seed", "--draft-temperature", "--proposal"]
-)
-@pytest.mark.parametrize("command", ["generate", "evaluate"])
-def test_an_option_of_sampling_without_a_temperature_is_refused(command, flag, capsys):
-    prompt = ["--target", TARGET, *PROMPT] if command == "generate" else []
-    value = {"--top-k": "1", "--seed": "1", "--proposal": "argmax"}.get(flag, "0.5")
-    line = refused(capsys, command, *prompt, flag, value)
-    assert f"{flag} belongs to sampling; pass a --temperature above 0 with it" in line
-
-
-@pytest.mark.usefixtures("nothing_is_loaded")
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["certify", "--prompt", "a", "--prompts", "2"], "--prompts belongs to prompts of source"),
-        (
-            ["certify", "--prompt", "a", "--prompt-tokens", "2"],
-            "--prompt-tokens belongs to prompts",
-        ),
-        (["inspect", HEAD, "--prompt", "a"], "--prompt belongs to the parity check; pass --target"),
-        (["inspect", HEAD, "--new-tokens", "8"], "--new-tokens belongs to the parity check"),
-        (["inspect", HEAD, "--num-draft-tokens", "8"], "--num-draft-tokens belongs to the parity"),
-    ],
-)
-def test_an_option_without_effect_is_refused(arguments, message, capsys):
-    assert message in refused(capsys, *arguments)
-
-
-def test_texts_that_cannot_be_enumerated_are_told_at_once(capsys):
-    started = time.monotonic()
-    line = refused(capsys, "certify", "--top-k", "5000")
+def test_texts_that_cannot_be_enumerated_are_told_at_once(capsys, small):
+    line = refused(capsys, "certify", "--target", small, "--top-k", "5000")
     assert "num_tokens=3 and top_k=5000 make more than 16384 texts" in line
     assert "top_k=25 with num_tokens=3" in line
-    assert time.monotonic() - started < 20
 
 
-def test_a_number_of_sources_beyond_all_libraries_is_told_at_once(capsys):
-    line = refused(capsys, "certify", "--drafter", "lookup", "--prompts", "99999999999")
+def test_a_number_of_sources_beyond_all_libraries_is_told_at_once(capsys, small):
+    line = refused(capsys, "certify", "--target", small, "--prompts", "99999999999")
     assert re.search("of 4096 sources only [0-9]+ begin with different 8 tokens", line), line
 
 
-@pytest.mark.parametrize("command", ["", "demo", "generate", "evaluate", "certify", "inspect"])
+@pytest.mark.parametrize("command", ["", "generate", "certify", "inspect"])
 def test_help_waits_for_no_library(command):
     done = without("ImportError", *command.split(), "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: specdec {command}")
 
 
-def test_an_argument_cannot_command_the_terminal(capsys):
-    line = refused(capsys, "generate", "--target", TARGET, *PROMPT, "\x1b[2J")
-    assert line == "error: unrecognized arguments: \\x1b[2J; see --help"
-
-
-@pytest.mark.parametrize("closed", [["stdout"], ["stderr"], ["stdout", "stderr"]])
+@pytest.mark.parametrize("closed", [["stdout"], ["stderr"]])
 def test_a_closed_stream_is_no_error(closed, monkeypatch, capsys):
     """As a shell closes it with `>&-`."""
     for name in closed:
@@ -385,7 +334,7 @@ def test_a_reader_that_ends_first_is_no_error(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("head", ["zoo:eagle3", f"eagle:{HEAD}", str(zoo.WEIGHTS_DIR / "draft")])
+@pytest.mark.parametrize("head", ["zoo:eagle3", str(zoo.WEIGHTS_DIR / "draft")])
 def test_how_a_drafter_draws_is_an_option(head, monkeypatch, capsys):
     made = []
     start = SpeculativeGenerator.generate

@@ -124,22 +124,3 @@ def test_both_turns_of_a_prompt_are_one_cluster():
     assert alone.estimates[length] != paired.estimates[length]
     five = of_ids([n % 5 for n in range(12)])
     assert math.isnan(five.estimates[length].low)  # five clusters, though twelve rows
-
-
-def test_tables_hold_every_category_and_every_position():
-    code, prose = evaluation_of(BY_HAND, category="code"), evaluation_of(BY_HAND, category="prose")
-    prose = [EvaluatedBatch(b.index + 9, b.seconds, b.rows) for b in prose.batches]
-    evaluation = Evaluation([*code.batches, *prose], K)
-    assert list(evaluation.categories) == ["code", "prose"]
-    table = evaluation.table()
-    assert [row[0] for row in table.rows] == ["code", "prose", "all"]
-    assert [row[1] for row in table.rows] == ["2", "2", "2"]  # ids 0 and 1 in both
-    assert len(evaluation.positions().rows) == K
-    markdown, latex = evaluation.to_markdown(), evaluation.to_latex()
-    assert markdown.count("\n|---|") == 2
-    assert "| code | 2 | 2.20 |" in markdown
-    assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 2
-    assert evaluation._repr_html_().count("<table") == 2
-    frame = evaluation.to_frame()
-    assert frame["accepted"].sum() == 2 * 6
-    assert frame["emitted"].tolist() == [6, 3, 6, 3]

@@ -35,7 +35,7 @@ def prompts(rng, n: int) -> np.ndarray:
 def test_intervals_of_a_simulated_experiment_cover_the_truth_as_often_as_they_say(n):
     rng = np.random.default_rng(0)
     truth = mean(prompts(rng, 100_000).sum(axis=0)).item()
-    repetitions, covered = 400, {0.95: 0, 0.5: 0}
+    repetitions, covered = 200, {0.95: 0, 0.5: 0}
     for repetition in range(repetitions):
         totals = prompts(rng, n)
         for level in covered:

@@ -46,7 +46,7 @@ def test_a_line_is_read_by_its_form(form, tmp_path):
         (b'"\xff"', "line 2 is no JSON in UTF-8"),
         (b"[" * 99999, "line 2 is no JSON"),
         *((line, "line 2 must be an object") for line in NO_FORM),
-        (b'{"question_id": 1, "turns": ["b"]}', "prompts 0 and 1 have the id '1'"),
+        (b'{"question_id": 1, "turns": ["b"]}', "2 prompts have the id '1'"),
     ],
     ids=lambda value: str(value)[:30],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from architectures import VOCAB, build
+from architectures import build
 from drafting import perturbed
 
 from specdec import BlockSampler, CouplingSampler, ModelDrafter, PromptLookupDrafter
@@ -16,7 +16,6 @@ from specdec.evaluation import (
     Table,
     acceptance_by_context,
     as_spec_bench,
-    as_vllm,
     bootstrap,
     compare,
     evaluate,
@@ -65,17 +64,12 @@ def replayed(trace=WHOLE, sampler=BLOCK, k=2):
 
 
 REFUSED = [
-    (evaluating(batch_size=0), ValueError, "batch_size"),
     (evaluating(max_new_tokens=1.5), TypeError, "max_new_tokens"),
-    (evaluating(temperature=-1.0), ValueError, "temperature"),
     (evaluating(temperature=[0.5]), TypeError, "temperature"),
     (evaluating(samples=2), ValueError, "samples > 1"),
     (evaluating(seed=-1), ValueError, "seed"),
-    (evaluating(warmup=-1), ValueError, "warmup"),
     (evaluating(shard=(1, 1)), ValueError, "index of shard"),
-    (evaluating(shard=(0, 0)), ValueError, "count of shard"),
     (evaluating(do_sample=True), TypeError, "a temperature above 0 samples"),
-    (evaluating(num_return_sequences=2), TypeError, "samples=n"),
     (evaluating(output="nowhere/run"), FileNotFoundError, "nowhere"),
     (evaluating(output="."), IsADirectoryError, "."),
     (evaluating(attention_mask=torch.ones(1, 2)), TypeError, "attention_mask"),
@@ -83,32 +77,23 @@ REFUSED = [
     (lambda: evaluate(GENERATOR, "text"), TypeError, "put it into a list"),
     (lambda: evaluate(GENERATOR, []), ValueError, "no prompts"),
     (lambda: evaluate(GENERATOR, [3]), TypeError, "prompt 0"),
-    (lambda: evaluate(GENERATOR, [[1.5]]), ValueError, "turns of prompt '0'"),
     (lambda: evaluate(GENERATOR, [[1], []]), ValueError, "turns of prompt '1'"),
     (lambda: evaluate(GENERATOR, [Prompt("p", ((1,),))] * 2), ValueError, "the id 'p'"),
-    (prompt(), ValueError, "prompt 'a'"),
     (prompt(""), ValueError, "prompt 'a'"),
-    (prompt((1,), (2,)), ValueError, "prompt 'a'"),
     (lambda: Prompt("a", "text"), ValueError, "prompt 'a'"),
     (lambda: compare({"a": LOOKUP}, [[1]]), ValueError, "nothing to compare"),
     (lambda: contest(TARGET), TypeError, r"HFGenerate\(model\)"),
     (lambda: contest(LOOKUP, baseline="c"), ValueError, "baseline"),
-    (lambda: contest(LOOKUP, rounds=0), ValueError, "rounds"),
-    (lambda: contest(LOOKUP, seed=-1), ValueError, "seed"),
     (lambda: contest(LOOKUP).ratio("z"), ValueError, "contender"),
-    (answering([]), ValueError, "1 rows"),
     (answering([[1]] * 9), ValueError, "1 rows"),
     (answering([[*range(99)]]), ValueError, "up to 99"),
     (answering([[1]], []), ValueError, "1 rows"),
-    (lambda: measure_costs(GENERATOR, IDS, rounds=0), ValueError, "rounds"),
     (lambda: measure_costs(GENERATOR, IDS, draft_lengths=[]), ValueError, "draft_lengths is empty"),
     (lambda: CostCurve([1.0], {0: [1.0, 2.0]}), ValueError, "the same rounds"),
     (lambda: CostCurve([], {0: []}), ValueError, "the same rounds"),
-    (lambda: CURVE.medians(-1), ValueError, "num_draft_tokens"),
-    (lambda: CURVE.medians(5), ValueError, "measured at 0 to 4"),
-    (lambda: CostCurve([1.0], {2: [1.0]}).medians(1), ValueError, "measured at 2 to 2"),
+    (lambda: CURVE.medians(5), ValueError, "measure it there"),
+    (lambda: CostCurve([1.0], {2: [1.0]}).medians(1), ValueError, "begins at K = 2"),
     (lambda: with_draft_length(GENERATOR.drafter, 9), ValueError, "num_draft_tokens"),
-    (lambda: acceptance_by_context(LOOKUP, IDS[0], (0, 3)), ValueError, "contexts"),
     (lambda: acceptance_by_context(LOOKUP, IDS[0], (6,)), ValueError, "contexts"),
     (lambda: bootstrap(np.zeros((0, 2)), None), ValueError, "at least one cluster"),
     (lambda: bootstrap(np.ones((9, 2)), None, level=95), ValueError, "level"),
@@ -117,15 +102,15 @@ REFUSED = [
     (replayed(TRACE), ValueError, "anchors of its own run only"),
     (replayed(sampler=CouplingSampler()), TypeError, "replay knows"),
     (replayed(k=4), ValueError, "num_draft_tokens"),
-    (replayed(k=2.0), TypeError, "num_draft_tokens"),
-    (lambda: replayed()().speedup(CostCurve([1.0], {0: [1.0], 1: [1.0]})), ValueError, "0 to 1"),
+    (
+        lambda: replayed()().speedup(CostCurve([1.0], {0: [1.0], 1: [1.0]})),
+        ValueError,
+        "measure it",
+    ),
     (lambda: Table(["a", "b"], [["x"]]), ValueError, "1 cells under a header of 2"),
     (stats([1], 5, [1]), ValueError, "accepted 5"),
     (stats([1, 2], 1, [1, 9]), ValueError, "at most K = 1"),
     (stats([1], 0, [1, 2]), ValueError, "at most one more"),
-    (stats([1], 0, [1], k=-2), ValueError, "num_draft_tokens"),
-    (stats([1], 0, [1], wall_s=-1), ValueError, "wall_s"),
-    (lambda: as_vllm([[STEP]], 1), ValueError, "at most K = 1"),
     (lambda: as_spec_bench([[STEP]], [0.0]), ValueError, r"seconds\[0\]"),
 ]
 
@@ -142,12 +127,3 @@ def test_a_text_of_another_target_is_not_replayed():
     read = every_anchor(GENERATOR, trace)
     with pytest.raises(ValueError, match="probability 0, so it cannot have written it"):
         replay(read, num_draft_tokens=1, sampler=BlockSampler())
-
-
-def test_models_of_two_vocabularies_are_refused_by_hugging_face():
-    from specdec import zoo
-    from specdec.evaluation import HFGenerate
-
-    assert zoo.load_target().config.vocab_size != VOCAB
-    with pytest.raises(ValueError, match="tokenizer"):
-        contest(HFGenerate(TARGET, zoo.load_target()))

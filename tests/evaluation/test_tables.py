@@ -114,9 +114,13 @@ def test_fewer_than_six_say_so_instead_of_an_interval(texts):
     assert ("no intervals for fewer than 6 batches" in str(comparison(texts))) is few
 
 
-def test_categories_without_an_interval_are_noted():
+def test_categories_have_lines_of_their_own_and_those_without_an_interval_are_noted():
     assert "none for fewer than 6." in str(evaluation(10, categories=2))
-    assert "none for fewer than 6" not in str(evaluation(12, categories=2))
+    twelve = evaluation(12, categories=2)
+    assert "none for fewer than 6" not in str(twelve)
+    assert list(twelve.categories) == ["c0", "c1"]
+    assert [row[:2] for row in twelve.table().rows] == [["c0", "6"], ["c1", "6"], ["all", "12"]]
+    assert [row[:2] for row in twelve.positions().rows] == [["1", "24"], ["2", "24"]]
 
 
 def test_contenders_without_intervals_are_not_told_apart():

@@ -12,7 +12,7 @@ from specdec.evaluation import Estimate, Evaluation
 ROOT = Path(__file__).parents[2]
 GRID = [
     *("--drafters", "lookup", "mine:Own", "--num-draft-tokens", "2", "--temperatures", "0", "1"),
-    *("--samplers", "block", "rejection", "--limit", "3", "--max-new-tokens", "4"),
+    *("--samplers", "block", "rejection", "--limit", "2", "--max-new-tokens", "4"),
     *("--batch-size", "1"),
 ]
 DRAFTERS = """

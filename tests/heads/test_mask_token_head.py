@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from eagle_heads import flagged
+from eagle_reference import fused
 from mask_heads import DFLASH, DSPARK, P_EAGLE, PARD, WIRINGS, random_head
-from mask_reference import fused
 
 CONTRADICTIONS = {
     "alignment must be 'shifted', 'unshifted'": (P_EAGLE, {"alignment": "late"}),
@@ -17,11 +17,9 @@ CONTRADICTIONS = {
     r"context='none' and feature_layers=\(2,\) contradict": (PARD, {"feature_layers": (2,)}),
     "norm_before_fc, fc_norm and norm_before_residual are of": (DFLASH, {"fc_norm": True}),
     "are of context='input'": (PARD, {"norm_before_residual": True}),
-    "fc_bias has no meaning with context='none'": (PARD, {"fc_bias": True}),
     "choose one": (P_EAGLE, {"fc_norm": True, "norm_before_fc": True}),
     "num_layers must be >= 1, got 0": (P_EAGLE, {"num_layers": 0}),
     "mask_token_id must be an id in 0..22, got 23": (P_EAGLE, {"mask_token_id": 23}),
-    "max_positions must be >= 1, got 0": (P_EAGLE, {"max_positions": 0}),
     "ties_embeddings is about tables of the head's own": (P_EAGLE, {"ties_embeddings": True}),
     "block_size is of 'same-position' and 'next-token', not of 'shifted'": (
         P_EAGLE,

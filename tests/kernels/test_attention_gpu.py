@@ -10,12 +10,11 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from architectures import VOCAB, build
 from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
-from kernel_cases import DTYPES
+from kernel_cases import DTYPES, by_definition
 
 from specdec import Target
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots, writes_slots
-from specdec.kernels.attention.reference import MAX_WINDOW
-from specdec.kernels.write_slots.reference import write_slots as define_write_slots
+from specdec.kernels.types import MAX_WINDOW
 from specdec.types import Draft
 
 pytestmark = pytest.mark.gpu
@@ -163,7 +162,7 @@ def test_a_windows_states_are_written_in_one_launch(rows, dtype, monkeypatch):
             states.append(made.transpose(1, 2))
             ours.append(torch.full((rows, 300, 8, size), torch.nan, device="cuda", dtype=dtype))
         theirs = [storage.clone() for storage in ours]
-        define_write_slots(*theirs, *states, slots)
+        by_definition(write_slots, *theirs, *states, slots)
         assert writes_slots(states[0], ours[0])
         write_slots(*ours, *states, slots)
         for one, other in zip(ours, theirs, strict=True):

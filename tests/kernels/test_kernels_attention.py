@@ -12,9 +12,10 @@ from kernel_cases import DTYPES, interpreted, seeds
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.kernels.attention import triton
-from specdec.kernels.attention.reference import MAX_WINDOW, visible_slots
+from specdec.kernels.attention.reference import visible_slots
 from specdec.kernels.attention.triton import Tiles
-from specdec.target.masks import sees
+from specdec.kernels.types import MAX_WINDOW
+from specdec.target.attention import sees
 
 sizes = st.builds(
     Sizes,
@@ -71,24 +72,6 @@ def _bfloat16_products_are_of_numbers(monkeypatch):
 def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
     case = random_case(sizes, seed, dtype=dtype, **options)
     assert_near(triton.ragged_attention(*case.arguments, tiles=tiles), case)
-
-
-@interpreted
-@pytest.mark.parametrize(
-    ("width", "value_width", "group", "dtype"),
-    [
-        (80, 80, 8, torch.float16),
-        (192, 128, 1, torch.float32),
-        (256, 256, 2, torch.bfloat16),
-    ],
-    ids=str,
-)
-def test_the_kernels_are_the_definition_at_the_widths_of_real_models(
-    width, value_width, group, dtype
-):
-    sizes = Sizes(2, 4, 2, group, width, value_width, slots=80)
-    case = random_case(sizes, width, dtype=dtype, lengths=[80, 7])
-    assert_near(triton.ragged_attention(*case.arguments), case)
 
 
 @interpreted

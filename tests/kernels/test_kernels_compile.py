@@ -16,23 +16,27 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 TESTS = Path(__file__).parent.parent
 PROGRAM = TESTS / "compile_kernels.py"
 KERNELS = {
-    *("_partials_kernel", "accept_kernel", "residual_kernel", "finalize_kernel", "_sample_kernel"),
-    *("_heat_kernel", "_final_kernel", "_step_kernel"),
+    *("_partials_kernel", "_accept_kernel", "_residual_kernel", "_finalize_kernel"),
+    *("_sample_kernel", "_heat_kernel", "_final_kernel", "_step_kernel"),
     *("_guess_kernel", "_list_kernel", "_search_kernel"),
     *("_expand_kernel", "_shift_kernel", "_attend_kernel", "_merge_kernel", "_write_kernel"),
 }
 
 
+def in_full(dtype):
+    return pytest.param([dtype], marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
-    "case", ["short", *(pytest.param(d, marks=pytest.mark.slow) for d in ("bfloat16", "float32"))]
+    "case",
+    [["bfloat16", "float32", "checked"], in_full("bfloat16"), in_full("float32")],
+    ids="-".join,
 )
 def test_every_kernel_compiles_for_a_hopper_gpu(case, tmp_path):
-    """Once each in bfloat16, with all options; slow: with and without each option."""
+    """With and without each option, up to machine code only where that is slow."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(TESTS.parent), "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, PROGRAM, case]
+    command = [sys.executable, PROGRAM, *case]
     run = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-3000:]
-    compiled = [line.split() for line in run.stdout.splitlines()]
-    assert {name for name, _ in compiled} == KERNELS
-    assert all(int(size) > 0 for _, size in compiled)
+    assert {line.split()[0] for line in run.stdout.splitlines()} == KERNELS

@@ -21,6 +21,7 @@ from kernel_cases import (
     assert_near,
     assert_race_near,
     assert_sample_near,
+    by_definition,
     by_library,
     exact_case,
     on_gpu,
@@ -41,8 +42,6 @@ from specdec.kernels import (
     shift_window,
     warp_probs,
 )
-from specdec.kernels.mtp_shift import reference as mtp_shift
-from specdec.kernels.truncate.reference import find_cutoff as defined_cutoff
 from specdec.kernels.truncate.reference import is_kept
 
 pytestmark = pytest.mark.gpu
@@ -133,7 +132,8 @@ def test_a_cutoff_among_equal_logits_is_the_definitions(dtype):
     assert_cutoff_near(logits[3:], None, Truncation(None, top_p[3:]))
     for top_k in (0, 20000):
         truncation = Truncation(torch.full((4,), top_k, device="cuda"), top_p, None, top_k or 1)
-        cutoffs = (find(logits, None, truncation) for find in (find_cutoff, defined_cutoff))
+        ours = find_cutoff(logits, None, truncation)
+        cutoffs = ours, by_definition(find_cutoff, logits, None, truncation)
         kept = [is_kept(logits, cutoff)[:3] & (logits[:3] > -torch.inf) for cutoff in cutoffs]
         assert torch.equal(*kept)
 
@@ -205,7 +205,7 @@ def test_a_window_is_the_definitions(dtype):
         context, past = shift_on_gpu(*sizes, seed=seed, dtype=dtype)
         options = {"trash": 64, "num_later": seed}
         width = max(sizes[1], sizes[2]) + 1
-        expected = mtp_shift.shift_window(context, past, width, **options)
+        expected = by_definition(shift_window, context, past, width, **options)
         assert_equal(tuple(shift_window(context, past, width, **options)), tuple(expected))
 
 

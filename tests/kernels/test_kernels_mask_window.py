@@ -116,25 +116,3 @@ def test_the_compiled_kernel_is_its_definition(alignment, num_draft_tokens):
             spec = spec_of(alignment, num_draft_tokens, more=2, max_positions=limit)
             case = contexts(64, num_new, seed, limit=limit)
             assert_triton_equals_definition(case, spec, "cuda")
-
-
-@pytest.mark.parametrize("alignment", sorted(ROWS))
-def test_fewer_draft_tokens_are_valid_near_the_limit_one_by_one(alignment):
-    first = 12 + {"shifted": -1, "unshifted": 0, "same-position": 1, "next-token": 0}[alignment]
-    seen = []
-    for limit in range(first - 2, first + 8):
-        spec = spec_of(alignment, 4, more=2, max_positions=limit)
-        context = torch.tensor([[3, 8, 9]]), torch.tensor([10]), torch.tensor([2])
-        seen.append(int(expand_window(*context, spec).num_valid))
-    assert seen == [0, 0, 0, 1, 2, 3, 4, 4, 4, 4]
-
-
-def test_a_row_of_which_nothing_was_read_proposes_nothing_and_writes_nothing():
-    context = torch.tensor([[3, GARBAGE]]), torch.tensor([0]), torch.tensor([0])
-    for alignment in ("shifted", "same-position", "next-token"):
-        window = expand_window(*context, spec_of(alignment, 3))
-        assert int(window.num_valid) == 0
-        assert bool((window.slots == TRASH).all())
-    window = expand_window(*context, spec_of("unshifted", 3))  # it reads the anchor
-    assert int(window.num_valid) == 3
-    assert window.slots.tolist() == [[0, TRASH, 1, 2]]

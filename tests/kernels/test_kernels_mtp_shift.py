@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, interpreted, seeds, shift_case
 
 from specdec.kernels import PastRows, shift_window
-from specdec.kernels.mtp_shift import reference, triton
+from specdec.kernels.mtp_shift import triton
 from specdec.types import Context
 
 TRASH = 64
@@ -51,7 +51,7 @@ def test_a_window_is_the_end_of_the_rows_of_a_text(seed, size, extra, num_later)
     num_rows, num_columns, num_past, num_features = size
     case = shift_case(num_rows, num_columns, num_past, num_features, seed=seed)
     width = max(num_columns, num_past) + extra
-    window = reference.shift_window(*case, width, trash=TRASH, num_later=num_later)
+    window = shift_window(*case, width, trash=TRASH, num_later=num_later)
     for b in range(num_rows):
         tokens, features, slots = expected_row(case, b, width, num_later)
         assert window.tokens[b].tolist() == tokens
@@ -79,7 +79,7 @@ def test_the_kernel_is_the_definition(seed, size, extra, num_later, dtype):
     case = shift_case(*size, seed=seed, dtype=dtype)
     width = max(size[1], size[2]) + extra
     options = {"trash": TRASH, "num_later": num_later}
-    expected = reference.shift_window(*case, width, **options)
+    expected = shift_window(*case, width, **options)
     found = triton.shift_window(*case, width, block=4, **options)
     for name, value, other in zip(expected._fields, found, expected, strict=True):
         assert value.equal(other), name
@@ -94,15 +94,14 @@ def test_the_kernel_takes_views_of_any_strides():
     context = Context(context.tokens, wide[..., 5:15], context.start, context.num_new, 20)
     remembered = window.past(3)
     found = triton.shift_window(context, remembered, 5, trash=TRASH, num_later=1, block=16)
-    expected = reference.shift_window(context, remembered, 5, trash=TRASH, num_later=1)
+    expected = shift_window(context, remembered, 5, trash=TRASH, num_later=1)
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("operation", [shift_window, triton.shift_window])
-def test_widths_that_do_not_fit_are_refused(operation):
+def test_widths_that_do_not_fit_are_refused():
     context, past = shift_case(2, 3, 4, 5, seed=0)
     narrow = PastRows(past.tokens, past.features[..., :4])
     bare = Context(context.tokens, None, context.start, context.num_new, 20)
     for *inputs, width in ((context, past, 3), (context, narrow, 4), (bare, past, 4)):
         with pytest.raises(ValueError, match=r"window of 3|4 wide|context with features"):
-            operation(*inputs, width, trash=TRASH)
+            shift_window(*inputs, width, trash=TRASH)

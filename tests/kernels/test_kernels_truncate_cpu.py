@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from kernel_cases import seeds
 
 from specdec.graphs import HostSyncError, no_host_sync
-from specdec.kernels import Cutoff, Truncation, WarpParams, draw, warp_probs
-from specdec.kernels.truncate import cpu
-from specdec.kernels.truncate.reference import find_cutoff, is_kept, scale
+from specdec.kernels import Cutoff, Truncation, WarpParams, draw, find_cutoff, warp_probs
+from specdec.kernels.truncate import cpu, reference
+from specdec.kernels.truncate.reference import is_kept, is_wide, scale
 from specdec.samplers import Warp
 
 top_ps = st.sampled_from([0.0, 1e-9, 0.2, 0.5, 0.75, 0.9, 0.95, 0.999, 1 - 2.0**-40])
@@ -95,7 +95,7 @@ def plain_cutoff(row, top_p):
 
 
 def found_cutoff(row, top_p, few, samples):
-    limit = cpu._largest_droppable(torch.tensor([1 - top_p], dtype=torch.float64))
+    limit = cpu.largest_droppable(torch.tensor([1 - top_p], dtype=torch.float64))
     logits, ids = cpu.top_p_cutoff(row[None], limit, few, samples)
     return logits.item(), ids.item()
 
@@ -123,7 +123,7 @@ def test_a_token_is_dropped_up_to_and_including_the_limit(kind, vocab, setting, 
 @given(st.integers(2**23, 2**24), st.integers(0, 20), st.integers(-2, 2))
 def test_a_sum_is_droppable_iff_its_float32_is_at_most_that_of_the_limit(bits, exponent, offset):
     droppable = torch.tensor([bits * 2.0 ** (-24 - exponent)], dtype=torch.float64)
-    largest = int(cpu._largest_droppable(droppable).item())
+    largest = int(cpu.largest_droppable(droppable).item())
     mass = largest + offset
     assert (as_float32(mass / 2**52) <= as_float32(droppable.item())) == (mass <= largest)
 
@@ -147,10 +147,6 @@ def test_a_mass_that_is_slightly_off_gives_another_cutoff():
         assert found_cutoff(row, 0.9, 8, 256) != plain_cutoff(row, 0.9)
 
 
-def columns(values, dtype):
-    return torch.tensor(values, dtype=dtype)
-
-
 rows_of_truncations = st.lists(
     st.tuples(
         st.sampled_from([0, 1, 3, 20]),
@@ -166,17 +162,21 @@ def truncation_of(rows, *, uses):
     top_ks, top_ps, min_ps = zip(*rows, strict=True)
     uses = uses - {"top_k"} if max(top_ks) == 0 else uses
     return Truncation(
-        columns(top_ks, torch.long) if "top_k" in uses else None,
-        columns(top_ps, torch.float64) if "top_p" in uses or not uses else None,
-        columns(min_ps, torch.float64) if "min_p" in uses else None,
+        torch.tensor(top_ks) if "top_k" in uses else None,
+        torch.tensor(top_ps).double() if "top_p" in uses or not uses else None,
+        torch.tensor(min_ps).double() if "min_p" in uses else None,
         max(top_ks),
     )
 
 
-def forced_small():
-    return mock.patch.multiple(cpu, FEW=3, SAMPLES=9)
+def by_rows(operation, *args):
+    """An operation on rows that all count as wide; the quickselect takes several rounds."""
+    few = mock.patch.multiple(cpu, FEW=3, SAMPLES=9)
+    with few, mock.patch.object(reference, "WIDE", 1):
+        return operation(*args)
 
 
+TEMPERATURES = torch.tensor([0.7, 1.0, 1.3]).double()
 uses_some = st.sets(st.sampled_from(["top_k", "top_p", "min_p"]), min_size=1)
 
 
@@ -185,10 +185,9 @@ def test_rows_keep_what_the_definition_keeps_unless_a_mass_is_within_rounding_of
     kind, rows, uses, vocab, seed
 ):
     logits = made(kind, (len(rows), 2, vocab), seed)
-    temperature = columns([0.7, 1.0, 1.3][: len(rows)], torch.float64)
+    temperature = TEMPERATURES[: len(rows)]
     truncation = truncation_of(rows, uses=uses)
-    with forced_small():
-        cutoff = cpu.find_cutoff(logits, temperature, truncation)
+    cutoff = by_rows(find_cutoff, logits, temperature, truncation)
     scaled = scale(logits, temperature)
     kept = is_kept(scaled, cutoff)
     expected = is_kept(scaled, find_cutoff(logits, temperature, truncation))
@@ -214,23 +213,22 @@ def test_the_probabilities_of_wide_rows_are_those_of_the_definition_to_the_last_
     kind, rows, uses, is_mixed, vocab, seed
 ):
     logits = made(kind, (len(rows), 2, vocab), seed)
-    temperature = columns([0.7, 1.0, 1.3][: len(rows)], torch.float64)
+    temperature = TEMPERATURES[: len(rows)]
     cutoff = find_cutoff(logits, temperature, truncation_of(rows, uses=uses))
     is_greedy = torch.arange(len(rows)) % 2 == 1 if is_mixed else None
     for params in (WarpParams(temperature, is_greedy, cutoff), WarpParams(None, is_greedy, None)):
         expected = warp_probs(logits, params)
-        assert torch.equal(cpu.warp_probs(logits, params), expected)
+        assert torch.equal(by_rows(warp_probs, logits, params), expected)
         first = params.cutoff and Cutoff(*(values[:, 0] for values in cutoff))
-        assert torch.equal(
-            cpu.warp_probs(logits[:, 0], params._replace(cutoff=first)), expected[:, 0]
-        )
+        of_one = by_rows(warp_probs, logits[:, 0], params._replace(cutoff=first))
+        assert torch.equal(of_one, expected[:, 0])
         table = torch.full((len(rows), 3, 2, vocab), 7.0)
-        cpu.warp_probs(logits, params, table[:, 1])
+        by_rows(warp_probs, logits, params, table[:, 1])
         assert torch.equal(table[:, 1], expected)
         assert bool((table[:, ::2] == 7).all())
 
 
-WIDE = cpu.WIDE + 37  # neither a multiple of 16 nor of a vector
+WIDE = reference.WIDE + 37  # neither a multiple of 16 nor of a vector
 
 
 def wide_logits(seed=0):
@@ -238,12 +236,11 @@ def wide_logits(seed=0):
 
 
 def test_only_wide_float_rows_on_a_cpu_without_gradients_take_this_path():
-    assert cpu.is_wide(wide_logits())
-    assert cpu.is_wide(wide_logits().bfloat16())
-    assert not cpu.is_wide(wide_logits()[..., : cpu.WIDE - 1])
-    assert not cpu.is_wide(wide_logits().double())
-    assert not cpu.is_wide(wide_logits().requires_grad_())
-    assert not cpu.is_wide(wide_logits().to("meta"))
+    logits = wide_logits()
+    others = logits[..., : reference.WIDE - 1], logits.double(), logits.to("meta")
+    assert is_wide(logits)
+    assert is_wide(logits.bfloat16())
+    assert not any(map(is_wide, (*others, logits.clone().requires_grad_())))
 
 
 def drawn(warp, logits):
@@ -254,7 +251,7 @@ def drawn(warp, logits):
 def test_a_wide_draw_is_the_draw_of_the_definition(dtype):
     logits = wide_logits().to(dtype)
     warp = Warp(2, temperature=[0.8, 1.2], top_k=[0, 3000], top_p=[0.9, 0.7], min_p=[0.0, 1e-6])
-    with mock.patch.object(cpu, "WIDE", WIDE + 1):
+    with mock.patch.object(reference, "WIDE", WIDE + 1):
         expected, probs = drawn(warp, logits)
     tokens, wide_probs = drawn(warp, logits)
     assert torch.equal(tokens, expected)
@@ -272,7 +269,7 @@ def test_a_wide_draw_does_not_wait_and_is_one_operation_where_it_looks_at_data(m
         cpu._smallest_kept(logits[0, 0], 0.1 * cpu.UNITS, cpu.FEW, cpu.SAMPLES)
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("tokens_of_it", [slice(0, 1), slice(None)])
 def test_a_row_that_has_no_distribution_harms_no_other_row(bad, tokens_of_it):
     logits = wide_logits()
@@ -282,9 +279,7 @@ def test_a_row_that_has_no_distribution_harms_no_other_row(bad, tokens_of_it):
     broken[1, 1, tokens_of_it] = bad
     tokens, probs = drawn(warp, broken)
     assert bool(((tokens >= 0) & (tokens < WIDE)).all())
-    is_other = torch.ones(2, 3, dtype=torch.bool).index_put(
-        (torch.tensor(1), torch.tensor(1)), torch.tensor(False)
-    )
+    is_other = torch.arange(6).view(2, 3) != 4
     assert torch.equal(tokens[is_other], expected[is_other])
     assert bool(probs[is_other].isfinite().all())
     uniforms = torch.full((2, 3), 0.37, dtype=torch.float64)

@@ -49,7 +49,7 @@ DEVICES = [
         "transformers#48280, transformers#46629",
         "target/test_slot_attention.py",
         Edit(
-            "target.masks:sees",
+            "target.attention:sees",
             "keys > queries - sliding_window",
             "keys >= queries - sliding_window",
         ),

@@ -162,7 +162,7 @@ TEXTS = [
         "a token sees the slot behind its own",
         "transformers#48280",
         _ATTENTION("test_garbage_in_slots_that_nobody_sees_changes_nothing_bit_for_bit"),
-        Edit("target.masks:sees", "keys <= queries", "keys <= queries + 1"),
+        Edit("target.attention:sees", "keys <= queries", "keys <= queries + 1"),
     ),
     Fault(
         "lookup matches stale tokens behind a row's end",

@@ -44,13 +44,6 @@ def mamba():
     return transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4))
 
 
-def recurrent_gemma():
-    config = transformers.RecurrentGemmaConfig(
-        **SIZES, **HEADS, lru_width=16, num_key_value_heads=1
-    )
-    return transformers.RecurrentGemmaForCausalLM(config)
-
-
 def falcon_h1():
     config = transformers.FalconH1Config(
         **SIZES,
@@ -69,11 +62,6 @@ def bloom():
     return transformers.BloomForCausalLM(config)
 
 
-def falcon_alibi():
-    config = transformers.FalconConfig(**SIZES, num_attention_heads=2, alibi=True)
-    return transformers.FalconForCausalLM(config)
-
-
 def forgetful():
     """Declares its layers sliding, and attends over everything."""
     config = copy.deepcopy(build("llama").config)
@@ -88,10 +76,8 @@ def training():
 REFUSED = {
     t5: "T5.* is an encoder-decoder model; .*Use HF generate",
     mamba: "Mamba.* cannot rewind yet: .*use HF generate",
-    recurrent_gemma: "RecurrentGemma.* cannot rewind yet: .*use HF generate",
     falcon_h1: "FalconH1.* cannot .*[uU]se HF generate",
     bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
-    falcon_alibi: "Falcon.* cannot be decoded over specdec's cache .*Use HF generate",
     forgetful: r"layer 0 is sliding_attention but has no sliding window;.*Use HF generate",
     training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",
 }
@@ -182,15 +168,15 @@ def test_logits_of_a_row_that_has_ended_may_be_anything():
     [RejectionSampler(), BlockSampler(), CouplingSampler(), TypicalSampler(), EnsembleSampler(1.0)],
     ids=lambda sampler: type(sampler).__name__,
 )
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler(sampler, value):
+def test_logits_behind_a_rejected_token_may_be_anything_for_every_sampler(sampler):
     impossible = torch.tensor([[2, 2, 2]])
     draft = Draft(impossible, torch.nn.functional.one_hot(impossible, 4).float())
     logits = torch.tensor([0.0, 1.0, -torch.inf, 0.5]).repeat(1, 4, 1)
-    logits[:, 1:] = value
     noise = sampler.noise_type([7]).at(torch.tensor([5]), 4)
-    verdict = sampler(draft, logits, Warp(1), noise)
-    assert verdict.num_accepted.tolist() == [0]
-    assert verdict.faults.tolist() == [0]
+    for value in (torch.nan, torch.inf, -torch.inf):
+        logits[:, 1:] = value
+        verdict = sampler(draft, logits, Warp(1), noise)
+        assert verdict.num_accepted.tolist() == [0]
+        assert verdict.faults.tolist() == [0]
     logits[:, 0, 1] = float("nan")  # which is not behind it
     assert sampler(draft, logits, Warp(1), noise).faults.tolist() == [Fault.TARGET_LOGITS]

@@ -12,8 +12,8 @@ from architectures import VOCAB, build
 from specdec import Target
 from specdec.heads.layers import LayerConfig
 from specdec.heads.window import WindowPlan
+from specdec.target.attention import window_mask
 from specdec.target.cache import SlotCache, Window
-from specdec.target.masks import window_mask
 
 PARENTS = [-1, 0, 0, 1, 1, 2, 5, 6, 7]
 """The node that each node hangs on; the first is the anchor. Two nodes have depth 1."""

@@ -41,15 +41,14 @@ def deep(seed: int, dtype: torch.dtype, spread: float) -> LlamaForCausalLM:
 @pytest.mark.parametrize("spread", [0.02, 0.15])
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_no_deep_model_in_half_precision_is_refused(dtype, spread):
-    for seed in range(5):
+    for seed in range(2):
         Target(deep(seed, dtype, spread))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "gpt_oss", "qwen3_moe", "deepseek_v3", "mpt"])
 def test_no_architecture_is_refused_in_half_precision(name, dtype):
-    for seed in range(2):
-        Target(build(name, seed=seed, dtype=dtype))
+    Target(build(name, dtype=dtype))
 
 
 @pytest.mark.parametrize("name", ["gemma2", "mpt"])
@@ -127,8 +126,8 @@ FAULTS = [
     ("fault", "dtype", "layer"),
     [
         *((fault, torch.bfloat16, 17) for fault in FAULTS),
-        *((larger_scale, dtype, 17) for dtype in (torch.float16, torch.float32)),
-        *((larger_scale, torch.bfloat16, layer) for layer in (0, 31)),
+        (larger_scale, torch.float16, 0),
+        (larger_scale, torch.float32, 31),
     ],
 )
 def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, monkeypatch):
@@ -160,7 +159,6 @@ def no_sinks(states, options):
     return states, options | {"s_aux": None}
 
 
-@pytest.mark.parametrize("dtype", HALF[:1], ids=str)
 @pytest.mark.parametrize(
     ("name", "fault", "layer"),
     [
@@ -169,13 +167,10 @@ def no_sinks(states, options):
         ("gemma3", no_window, 3),
         ("gpt_oss", no_window, 0),
         ("gpt_oss", no_sinks, 1),
-        ("gpt_oss", no_sinks, 2),
     ],
 )
-def test_a_window_or_a_sink_that_one_layer_forgets_is_refused(
-    name, fault, layer, dtype, monkeypatch
-):
-    model = build(name, dtype=dtype)
+def test_a_window_or_a_sink_that_one_layer_forgets_is_refused(name, fault, layer, monkeypatch):
+    model = build(name, dtype=torch.bfloat16)
     monkeypatch.setitem(AttentionInterface._global_mapping, ATTENTION, faulty(fault, layer))
     with pytest.raises(ValueError, match=rf"layers.{layer}.self_attn differs from its plain"):
         Target(model)

@@ -11,9 +11,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.target.attention import probe_attention, slot_attention
+from specdec.target.attention import probe_attention, slot_attention, window_mask
 from specdec.target.cache import SlotCache, Window
-from specdec.target.masks import window_mask
 
 options = st.fixed_dictionaries(
     {

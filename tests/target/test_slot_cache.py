@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec.target.attention import window_mask
 from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room, round_up
-from specdec.target.masks import window_mask
 from specdec.types import Draft, rows_to_keep
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
@@ -123,7 +123,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
 
 
 TestCacheAgainstLists = CacheAgainstLists.TestCase
-TestCacheAgainstLists.settings = settings(max_examples=40, stateful_step_count=25)
+TestCacheAgainstLists.settings = settings(max_examples=20, stateful_step_count=25)
 
 
 def test_size_is_that_of_keys_and_values_with_one_spare_slot():
@@ -160,9 +160,7 @@ def verified_logits(target, poison):
     return target.verify(cache, NUM_READ, tokens[:, 7], draft, num_attended=end).logits
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "mistral_sliding", "gemma2", "gpt_oss", "deepseek_v3", "gptj", "mpt"]
-)
+@pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma2", "gpt_oss", "mpt"])
 @torch.no_grad()
 def test_poison_where_nobody_may_look_changes_no_logit(name):
     target = Target(build(name))

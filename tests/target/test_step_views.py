@@ -124,11 +124,8 @@ def _calls(monkeypatch):
 
 FUSED = {
     "llama": {"LlamaRMSNorm", "LlamaMLP", "LlamaAttention"},
-    "qwen2": {"Qwen2RMSNorm", "Qwen2MLP", "Qwen2Attention"},
     "cohere2": {"Cohere2LayerNorm", "Cohere2MLP", "Cohere2Attention"},
-    "gemma2": {"Gemma2RMSNorm", "Gemma2MLP", "Gemma2Attention"},
     "qwen3_moe": {"Qwen3MoeRMSNorm", "Qwen3MoeAttention"},
-    "phi3": {"Phi3RMSNorm", "Phi3MLP", "Phi3Attention"},
     "stablelm": {"StableLmMLP", "StableLmAttention"},
 }
 
@@ -164,7 +161,7 @@ def test_prompts_and_steps_are_fused_and_a_watched_step_runs_as_it_is(calls):
     assert not calls
 
 
-@pytest.mark.parametrize("name", ["gate_proj", "down_proj", "act_fn"])
+@pytest.mark.parametrize("name", ["gate_proj", "act_fn"])
 def test_hooks_inside_of_a_compiled_module_run_though_they_came_later(name, calls):
     model = build("llama")
     generator = SpeculativeGenerator(Target(model, fuse=True), PromptLookupDrafter(3))
@@ -202,9 +199,13 @@ def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatc
 
 
 def test_many_models_are_fused_one_after_the_other(calls):
-    """Dynamo gives up on a function after eight compilations of its code."""
-    for _ in range(9):
-        assert Target(build("llama"), fuse=True).is_fused
+    """Dynamo gives up on a function after some compilations of its code, here two, and compiles
+    for every size of weights.
+    """
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for width in (16, 32, 48):
+            model = build("llama", hidden_size=width, num_hidden_layers=1)
+            assert Target(model, fuse=True).is_fused
 
 
 def test_a_fused_target_is_copied_and_pickled(calls):
@@ -251,7 +252,7 @@ def serve_random_calls(model, compiled) -> None:
     assert target.is_fused, target.notes
     kinds = len(compiled)
     first = Target(model, fuse=True, feature_layers=(1,))
-    for call in range(12):
+    for call in range(8):
         k = 3 if call % 3 else 0
         rows = [drawn(1, 40) for _ in range((1, 3)[call % 2])]
         ids, mask = ragged_prompts(VOCAB, *rows)

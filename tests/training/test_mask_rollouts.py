@@ -16,10 +16,8 @@ from mask_heads import head_for, random_drafter
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
-from specdec.heads.layers import attend_causally
 from specdec.samplers import Noise, Warp
 from specdec.training import MaskRollouts, mask_token_config
-from specdec.training.mask_token import RolloutAttention
 
 MODEL = build("llama", dtype=torch.float64)
 HEADS = {
@@ -123,10 +121,8 @@ def test_the_loss_is_the_cross_entropy_to_the_target_at_every_depth(share):
 
 
 def test_anchors_are_distinct_ascending_and_have_a_label_at_every_depth():
-    objective, ids = (
-        MaskRollouts(drafter_of("two layers, GQA"), MODEL, 4, 0.5),
-        random_ids(0, 9, 24),
-    )
+    objective = MaskRollouts(drafter_of("two layers, GQA"), MODEL, 4, 0.5)
+    ids = random_ids(0, 9, 24)
     seen = set()
     for _ in range(30):
         anchors = objective.draw_anchors(ids)
@@ -134,23 +130,6 @@ def test_anchors_are_distinct_ascending_and_have_a_label_at_every_depth():
         assert bool((anchors.diff(dim=1) > 0).all())
         seen |= set(anchors.flatten().tolist())
     assert seen == set(range(20))  # the deepest row of anchor 19 predicts token 24: teacher row 23
-
-
-def test_a_row_sees_the_text_up_to_its_anchor_and_its_own_rollout():
-    """Attention whose values are one-hot shows which rows are seen."""
-    anchors, count, depths = torch.tensor([[1, 3]]), 5, 2
-    total = count + 4
-    attend = RolloutAttention(anchors, count, depths)
-    query, value = torch.zeros(1, 2, total, total), torch.eye(total).expand(1, 1, -1, -1)
-    seen = attend(0, query, torch.zeros(1, 1, total, total), value)[0, 1] > 0
-    expected = torch.zeros(total, total, dtype=torch.bool)
-    expected[:5, :5] = torch.ones(5, 5).tril().bool()
-    for row, places in {5: [0, 1, 5], 6: [0, 1, 5, 6], 7: [0, 1, 2, 3, 7]}.items():
-        expected[row, places] = True
-    expected[8, [0, 1, 2, 3, 7, 8]] = True
-    assert seen.equal(expected)
-    text = attend_causally(0, query[:, :, :5], torch.zeros(1, 1, 5, total), value[:, :, :5])
-    assert text[0, 1].gt(0).equal(expected[:5])
 
 
 def test_masks_have_the_embedding_of_padding_or_of_the_end_or_of_the_last_id():

@@ -8,12 +8,10 @@ from architectures import VOCAB, build
 from drafting import drawing
 from eagle_heads import features_and_logits
 from mtp_heads import head_for, random_drafter, randomise
-from training_runs import on_a_cpu, train
 
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.samplers import Noise, Warp
-from specdec.training import PackedStream
 from specdec.training.mtp import MultiTokenPrediction, mtp_config, new_head
 from specdec.types import Context
 
@@ -98,36 +96,17 @@ def test_the_loss_is_the_cross_entropy_to_the_target_at_every_depth():
     assert float((alone - objective(IDS)).abs()) > 1e-4
 
 
-def test_only_the_head_is_trained_and_its_loss_falls(tmp_path):
+def test_only_the_head_is_trained():
     model = build("llama")
     drafter = MTPDrafter(new_head(model, 2, mlp_width=16), model, 2)
     objective = MultiTokenPrediction(drafter, model)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert {id(p) for p in objective.parameters()} == {id(p) for p in drafter.head.parameters()}
-    with torch.no_grad():
-        first = float(objective(IDS))
-    generator = torch.Generator().manual_seed(0)
-    documents = [torch.randint(1, VOCAB, (17,), generator=generator).numpy() for _ in range(16)]
-    with on_a_cpu():
-        train(objective, tmp_path, 60, PackedStream(documents, seed=0))
-    with torch.no_grad():
-        assert float(objective(IDS)) < first - 0.1
-    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
-    for depth, new in zip(
-        drafter.head.layers, new_head(model, 2, mlp_width=16).layers, strict=True
-    ):
-        for (name, tensor), start in zip(depth.named_parameters(), new.parameters(), strict=True):
-            assert not tensor.equal(start), name
-
-
-def test_a_new_head_is_like_the_target():
-    config = mtp_config(LLAMA, 4, semantics="target", mlp_width=20)
-    assert (config.num_layers, config.semantics, config.layer.intermediate_size) == (
-        4,
-        "target",
-        20,
-    )
-    assert config.hidden_size == LLAMA.config.hidden_size
+    objective(IDS).backward()
+    assert all(p.grad.abs().sum() > 0 for p in objective.parameters())
+    assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+    config = mtp_config(model, 4, semantics="target", mlp_width=20)
+    found = config.num_layers, config.semantics, config.layer.intermediate_size, config.hidden_size
+    assert found == (4, "target", 20, model.config.hidden_size)
 
 
 def test_what_cannot_be_trained_is_refused():

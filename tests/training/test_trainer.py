@@ -29,7 +29,6 @@ from specdec import SpeculativeGenerator
 from specdec.drafters import EagleDrafter
 from specdec.evaluation import evaluate
 from specdec.training import (
-    FeatureAndToken,
     NextToken,
     ObjectiveTrainer,
     PackedStream,
@@ -59,20 +58,18 @@ def parrot(tmp_path_factory):
     return model.eval()
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
-def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(kind, parrot, tmp_path):
-    drafter = EagleDrafter(new_head(parrot, kind, seed=1), parrot, 4)
-    objective = TrainingTimeTest if kind == "eagle3" else FeatureAndToken
+def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(parrot, tmp_path):
+    drafter = EagleDrafter(new_head(parrot, "eagle3", seed=1), parrot, 4)
     prompts = torch.from_numpy(np.stack([np.roll(PERIOD, -i) for i in range(4)]))
 
     def acceptance(temperature):
         generator = SpeculativeGenerator(parrot, drafter)
-        options = {"max_new_tokens": 30, "temperature": temperature}
+        options = {"max_new_tokens": 20, "temperature": temperature}
         return evaluate(generator, prompts, **options).stats.acceptance_length
 
     assert acceptance(0) < 2
     text = PackedStream([np.tile(PERIOD, 60)], seed=0)
-    state = train(objective(drafter, parrot), tmp_path, 100, text)
+    state = train(TrainingTimeTest(drafter, parrot), tmp_path, 100, text)
     first, last = (log["loss"] for log in state.log_history[:2])
     assert last < 0.7 * first
     assert acceptance(0) > 4.5
@@ -80,39 +77,35 @@ def test_a_head_that_learns_periodic_text_has_all_its_drafts_accepted(kind, parr
 
 
 def test_accumulated_batches_are_one_batch_of_all_their_rows(tmp_path):
-    counts = (1, 2, 4)
-    runs = [run("eagle3", tmp_path / str(n), 5, gradient_accumulation_steps=n) for n in counts]
-    assert [text.num_taken for _, text, _ in runs] == [5, 10, 20]
-    for objective, _, state in runs[1:]:
-        ours, theirs = (s.log_history[-1]["train_loss"] for s in (state, runs[0][2]))
-        assert ours == pytest.approx(theirs, rel=1e-5)
-        for key, weight in weights_of(objective).items():
-            # Muon orthogonalises in bfloat16: an update of lr 0.02 may differ by a part in 100.
-            torch.testing.assert_close(weight, weights_of(runs[0][0])[key], rtol=0, atol=1e-3)
+    one, more = (run("eagle3", tmp_path / str(n), 3, gradient_accumulation_steps=n) for n in (1, 4))
+    assert [text.num_taken for _, text, _ in (one, more)] == [3, 12]
+    ours, theirs = (state.log_history[-1]["train_loss"] for *_, state in (one, more))
+    assert ours == pytest.approx(theirs, rel=1e-5)
+    for key, weight in weights_of(more[0]).items():
+        # Muon orthogonalises in bfloat16: an update of lr 0.02 may differ by a part in 100.
+        torch.testing.assert_close(weight, weights_of(one[0])[key], rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("kind", "accumulation", "at"), [("eagle3", 1, 4), ("eagle1", 2, 8), ("eagle1", 2, 9)]
-)
+@pytest.mark.parametrize(("kind", "accumulation", "at"), [("eagle3", 1, 2), ("eagle1", 2, 5)])
 def test_an_interrupted_run_goes_on_as_if_nothing_had_happened(kind, accumulation, at, tmp_path):
     """Bit for bit, the noise of EAGLE-1's loss included, and from wherever it broke off."""
     options = {"gradient_accumulation_steps": accumulation, "bf16": True}
-    whole, text, _ = run(kind, tmp_path / "whole", 7, **options)
-    _, cut, state = run(kind, tmp_path / "parts", 7, at=at, **options)
-    assert (state, cut.num_taken) == (None, 5 * accumulation)  # the step under way is completed
+    whole, text, _ = run(kind, tmp_path / "whole", 5, **options)
+    _, cut, state = run(kind, tmp_path / "parts", 5, at=at, **options)
+    assert (state, cut.num_taken) == (None, 3 * accumulation)  # the step under way is completed
     torch.manual_seed(99)  # a resumed run starts in another process
-    parts, rest, state = run(kind, tmp_path / "parts", 7, head_seed=1, **options)
-    assert state.global_step == 7
+    parts, rest, state = run(kind, tmp_path / "parts", 5, head_seed=1, **options)
+    assert state.global_step == 5
     assert cut.num_taken + rest.num_taken == text.num_taken
     assert_same(weights_of(whole), weights_of(parts))
     for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth"):
-        files = [tmp_path / way / "checkpoint-7" / name for way in ("whole", "parts")]
+        files = [tmp_path / way / "checkpoint-5" / name for way in ("whole", "parts")]
         assert_same(*(torch.load(file, weights_only=False) for file in files))
 
 
 def test_a_run_depends_on_its_seed(tmp_path):
     first, again, other = (
-        weights_of(run("eagle1", tmp_path / str(i), 2, seed=seed)[0])
+        weights_of(run("eagle1", tmp_path / str(i), 1, seed=seed)[0])
         for i, seed in enumerate((0, 0, 1))
     )
     assert_same(first, again)
@@ -246,7 +239,7 @@ def test_checkpoints_come_by_minutes_of_training(monkeypatch, tmp_path):
 
 def test_the_precision_of_one_run_says_nothing_about_the_next(tmp_path):
     a, b, c = (
-        weights_of(run("eagle3", tmp_path / str(i), 3, bf16=is_half)[0])
+        weights_of(run("eagle3", tmp_path / str(i), 1, bf16=is_half)[0])
         for i, is_half in enumerate((False, True, False))
     )
     assert_same(a, c)
@@ -275,13 +268,11 @@ def test_only_what_requires_a_gradient_is_trained(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["eagle3", "eagle1"])
-def test_a_compiled_loss_trains_alike(kind, tmp_path):
-    """Slow: compiling takes half a minute on a CPU. Without noise: compiled programs draw other."""
+def test_a_compiled_loss_trains_alike(tmp_path):
+    """Slow: compiling takes half a minute on a CPU."""
     weights = []
     for is_compiled in (False, True):
-        objective = objective_of(kind)
-        objective.noise = 0.0
+        objective = objective_of("eagle3")
         train(objective, tmp_path / str(is_compiled), 3, torch_compile=is_compiled)
         weights.append(weights_of(objective))
     for key, weight in weights[1].items():
@@ -289,33 +280,30 @@ def test_a_compiled_loss_trains_alike(kind, tmp_path):
 
 
 REFUSED = {
-    "no length": ({"max_steps": -1}, "max_steps"),
-    "two lengths": ({"minutes": 2.0}, "minutes"),
-    "no time": ({"max_steps": -1, "minutes": -1.0}, "minutes"),
-    "no rate": ({"learning_rate": 0.0}, "learning_rate"),
-    "nan": ({"learning_rate": math.nan}, "learning_rate"),
-    "no tokens": ({"tokens_per_step": 0}, "tokens_per_step"),
-    "few tokens": ({"gradient_accumulation_steps": 5}, "tokens_per_step = 64 has not a row of 16"),
-    "no batches": ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
-    "little text": ({"tokens_per_step": 640}, "a batch takes 641 tokens and the text has 600"),
-    "empty rows": ({"row_lengths": ((1.0, 0),)}, "row_lengths"),
-    "falling": ({"row_lengths": ((0.5, 8), (0.4, 9), (1.0, 9))}, "row_lengths"),
-    "open end": ({"row_lengths": ((0.5, 8),)}, "row_lengths"),
+    "max_steps": {"max_steps": -1},
+    "minutes": {"minutes": 2.0},
+    "minutes must": {"max_steps": -1, "minutes": -1.0},
+    "tokens_per_step = 0 has not a row": {"tokens_per_step": 0},
+    "tokens_per_step = 64 has not a row of 16": {"gradient_accumulation_steps": 5},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 0},
+    "a batch takes 641 tokens and the text has 600": {"tokens_per_step": 640},
+    "the tokens per row": {"row_lengths": ((1.0, 0),)},
+    "row_lengths": {"row_lengths": ((0.5, 8), (0.4, 9), (1.0, 9))},
+    "row_lengths must": {"row_lengths": ((0.5, 8),)},
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_run_that_cannot_be_made_is_refused(case, tmp_path):
-    options, name = REFUSED[case]
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_run_that_cannot_be_made_is_refused(name, tmp_path):
     with pytest.raises(ValueError, match=name):
-        train(Bigrams(), tmp_path, 1, **options)
+        train(Bigrams(), tmp_path, 1, **REFUSED[name])
 
 
 def train_and_report(kind, folder, at, options):
     """Trains as one of the processes, or alone, and leaves in a folder what this one saw."""
     objective, text = objective_of(kind), Text(at)
     objective.noise = 0.0  # which every process draws for itself
-    trainer = ObjectiveTrainer(objective, arguments_of(folder / "run", 4, **options), text)
+    trainer = ObjectiveTrainer(objective, arguments_of(folder / "run", 3, **options), text)
     try:
         trainer.train_or_resume()
     except KeyboardInterrupt:
@@ -324,8 +312,8 @@ def train_and_report(kind, folder, at, options):
     torch.save((trainer.state.global_step, weights_of(objective)), folder / f"{rank}.pt")
 
 
-@pytest.mark.parametrize(("kind", "accumulation"), [("eagle3", 2), ("eagle1", 1)])
-def test_two_processes_train_as_one_does(kind, accumulation, tmp_path):
+def test_two_processes_train_as_one_does(tmp_path):
+    kind, accumulation = "eagle3", 2
     options = {"gradient_accumulation_steps": accumulation}
     alone, together, handed_over = folders = [tmp_path / str(i) for i in range(3)]
     for folder in folders:
@@ -338,7 +326,7 @@ def test_two_processes_train_as_one_does(kind, accumulation, tmp_path):
     _, one = torch.load(alone / "None.pt")
     for folder in (together, handed_over):
         (steps, first), (_, second) = (torch.load(folder / f"{i}.pt") for i in range(2))
-        assert steps == 4
+        assert steps == 3
         for key, weight in first.items():
             assert weight.equal(second[key])
             # Muon orthogonalises in bfloat16, see the test of accumulated batches.

@@ -1,6 +1,5 @@
 """In a `Trainer` run the acceptance that is logged is that of the weights at that step."""
 
-import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
@@ -77,9 +76,3 @@ def test_measuring_changes_neither_the_run_nor_the_mode_of_the_model(tmp_path):
     assert often.model.training == seldom.model.training
     steps = [e["step"] for e in often.state.log_history if "acceptance_length (T = 1)" in e]
     assert steps == [1, 2, 3, 4]  # the end was measured already
-
-
-@pytest.mark.parametrize("every", [0, True, 2.5])
-def test_an_interval_that_cannot_be_right_is_refused(every):
-    with pytest.raises((ValueError, TypeError), match="every must be an integer >= 1"):
-        AcceptanceCallback(None, None, PROMPTS, every=every)

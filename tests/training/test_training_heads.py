@@ -27,7 +27,7 @@ from specdec.training.mask_token import new_head as new_mask
 from specdec.training.mtp import new_head as new_mtp
 from specdec.training.optimizer import MuonAdamW
 
-FAMILIES = ["llama", "gemma3", "gpt_oss", "deepseek_v3", "gpt2", "opt", "falcon_gqa", "gptj", "mpt"]
+FAMILIES = ["llama", "gemma3", "deepseek_v3", "gpt2", "falcon_gqa", "mpt"]
 IDS = torch.randint(1, VOCAB, (2, 24), generator=torch.Generator().manual_seed(0))
 
 
@@ -48,9 +48,9 @@ def test_a_new_head_learns_from_any_target_and_is_the_same_when_loaded(family, k
     model, (make, drafter_class, objective_class) = build(family), NEW[kind]
     drafter = drafter_class(make(model, mlp_width=24), model)
     objective = objective_class(drafter, model)
-    adamw = torch.optim.AdamW(objective.parameters(), lr=1e-2)
+    adamw = torch.optim.AdamW(objective.parameters(), lr=2e-2)
     losses = []
-    for _ in range(12):
+    for _ in range(7):
         torch.manual_seed(0)  # the same anchors and noise
         losses.append(objective(IDS))
         losses[-1].backward()
@@ -89,10 +89,6 @@ def test_features_are_three_boundaries_from_low_to_high():
     for count, expected in {3: (1, 2, 3), 6: (1, 2, 5), 7: (2, 3, 4), 32: (2, 16, 29)}.items():
         model.config.num_hidden_layers = count
         assert eagle_config(model, "eagle3").feature_layers == expected
-    for count in range(3, 80):
-        model.config.num_hidden_layers = count
-        layers = eagle_config(model, "eagle3").feature_layers
-        assert 0 < layers[0] < layers[1] < layers[2] <= count
 
 
 def test_a_target_too_shallow_and_an_unknown_kind_are_refused():
@@ -106,12 +102,10 @@ def test_a_target_too_shallow_and_an_unknown_kind_are_refused():
     assert eagle_config(model, "eagle1").feature_layers == ("final",)
 
 
-@pytest.mark.parametrize("flags", [{}, {"num_layers": 3, "has_qk_norm": True}, {"kind": "input"}])
-def test_bfloat16_products_change_loss_and_gradients_a_little(flags):
+def test_bfloat16_products_change_loss_and_gradients_a_little():
     model = build("llama")
-    drafter = EagleDrafter(head_for(model, **flags), model)
-    objective = (FeatureAndToken if flags.get("kind") else TrainingTimeTest)(drafter, model).eval()
-    losses, gradients = [], []
+    drafter = EagleDrafter(head_for(model, num_layers=3, has_qk_norm=True), model)
+    objective, losses, gradients = TrainingTimeTest(drafter, model), [], []
     for is_rounded in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=is_rounded):
             losses.append(objective(IDS))
@@ -164,16 +158,10 @@ OBJECTIVES = [
     MultiTokenPrediction(MTP, MODEL),
 ]
 REFUSED = {
-    "seed": lambda: new_head(MODEL, "eagle3", seed=-1),
     "mlp_width": lambda: new_head(MODEL, "eagle3", mlp_width=0),
-    "kind": lambda: new_head(MODEL, "eagle2"),
-    "num_layers": lambda: new_mask(MODEL, num_layers=0),
-    "num_depths": lambda: new_mtp(MODEL, 0),
     "num_steps": lambda: TrainingTimeTest(EAGLE3, MODEL, 0),
     "step_weight": lambda: TrainingTimeTest(EAGLE3, MODEL, step_weight=float("nan")),
-    "depth_weight": lambda: MultiTokenPrediction(MTP, MODEL, -1),
     "noise": lambda: FeatureAndToken(EAGLE1, MODEL, noise=-1),
-    "token_weight": lambda: FeatureAndToken(EAGLE1, MODEL, -1),
     "num_depths must": lambda: MaskRollouts(MASK, MODEL, 0),
     "anchor_share": lambda: MaskRollouts(MASK, MODEL, anchor_share=1.5),
     "boundary 8": lambda: TrainingTimeTest(EAGLE3, build("llama")),
@@ -217,10 +205,8 @@ def test_the_optimiser_is_muon_and_adamw_side_by_side_and_goes_on_from_its_state
     one = MuonAdamW(ours, lr=0.02, lr_others=0.01, weight_decay=0.1)
     options = {"weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
     rest = [theirs.embed_tokens.weight, theirs.lm_head.weight, theirs.lm_head.bias]
-    two = [
-        torch.optim.Muon([theirs.proj.weight], lr=0.02, **options),
-        torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    muon = torch.optim.Muon([theirs.proj.weight], lr=0.02, **options)
+    two = [muon, torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.98), weight_decay=0.0)]
 
     def step(objective, *optimizers):
         objective(IDS).backward()

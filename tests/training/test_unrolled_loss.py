@@ -10,10 +10,7 @@ import torch
 from architectures import VOCAB, build
 from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, head_for
-from eagle_oracle import oracle_drafter, oracle_target
 from eagle_reference import draft_outputs
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdec.drafters import EagleDrafter
 from specdec.samplers import Noise, Warp
@@ -34,7 +31,6 @@ HEADS = {
     "eagle1": {"kind": "input"},
     "eagle1, two layers": {"kind": "input", "num_layers": 2, "fc_bias": True},
 }
-seeds = st.integers(0, 2**32 - 1)
 
 
 def drafter_of(name, *, seed=0):
@@ -61,20 +57,6 @@ def recomputed(drafter, ids, features, place, num_steps, positions=None):
     return draft_outputs(drafter.config, weights, tables, text, known, behind, positions)
 
 
-@pytest.mark.parametrize("name", HEADS)
-@settings(max_examples=4)
-@given(seeds, st.integers(1, 5), st.integers(1, 7), st.data())
-@torch.no_grad()
-def test_a_step_at_a_place_is_a_draft_behind_that_place(name, seed, num_steps, count, data):
-    drafter, ids = drafter_of(name, seed=seed), random_ids(seed, 2, num_steps + count)
-    features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
-    steps = unrolled(drafter, num_steps, ids, features)
-    assert steps.shape == (num_steps, 2, count, drafter.config.draft_vocab_size)
-    row, place = data.draw(st.integers(0, 1)), data.draw(st.integers(0, count - 1))
-    expected, _ = recomputed(drafter, ids[row], features[row], place, num_steps)
-    torch.testing.assert_close(steps[:, row, place], expected, rtol=0, atol=1e-5)
-
-
 SHIFTS = {
     "tokens": lambda ids, features: (ids.roll(1), features, None),
     "later tokens": lambda ids, features: (torch.cat([ids[:6], ids[5:-1]]), features, None),
@@ -85,11 +67,10 @@ SHIFTS = {
 
 
 @pytest.mark.parametrize("shift", SHIFTS)
-@pytest.mark.parametrize("name", ["one layer, GQA", "two layers", "eagle1"])
 @torch.no_grad()
-def test_a_token_feature_or_position_that_is_one_off_is_noticed(name, shift):
-    """The comparison above has no blind spot: place 4, four steps."""
-    drafter, ids = drafter_of(name), random_ids(3, 1, 12)
+def test_a_token_feature_or_position_that_is_one_off_is_noticed(shift):
+    """The comparisons below have no blind spot: place 4, four steps."""
+    drafter, ids = drafter_of("two layers"), random_ids(3, 1, 12)
     features, _ = features_and_logits(MODEL, ids, drafter.feature_layers)
     steps = unrolled(drafter, 4, ids, features)[:, 0, 4]
     wrong_ids, wrong_features, positions = SHIFTS[shift](ids[0], features[0])
@@ -146,16 +127,6 @@ def test_loss_and_gradients_are_those_of_all_drafts_one_by_one(name):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6, msg=lambda m, k=key: k + m)
 
 
-def test_places_whose_ids_the_head_cannot_propose_count_for_less():
-    drafter = drafter_of("fewer ids")
-    drafter.head.lm_head.weight.data.zero_()  # every law is uniform: log 19 nats
-    ids = random_ids(5, 2, 10)
-    _, logits = features_and_logits(MODEL, ids, drafter.feature_layers)
-    within = logits.softmax(dim=-1)[:, 1:, drafter.head.target_ids].sum(dim=-1).mean()
-    loss = TrainingTimeTest(drafter, MODEL, 1)(ids)
-    torch.testing.assert_close(loss.item(), (within * torch.tensor(19.0).log()).item())
-
-
 def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
     drafter = drafter_of("one layer, GQA")
     objective = TrainingTimeTest(drafter, MODEL, 2)
@@ -167,22 +138,9 @@ def test_angles_are_made_anew_for_longer_rows_and_for_another_data_type():
     assert objective(long).item() == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_the_loss_of_a_head_that_predicts_features_exactly_is_that_of_its_tokens():
-    target = oracle_target()
-    drafter = oracle_drafter(target, "eagle1", 4)
-    ids = torch.randint(26, (2, 20), generator=torch.Generator().manual_seed(0))
-    law = target(input_ids=ids).logits[:, 1:].softmax(dim=-1)
-    entropy = -(law * law.log()).sum(dim=-1).mean()
-    for weight in (0.1, 0.7):
-        loss = FeatureAndToken(drafter, target, token_weight=weight).eval()(ids)
-        torch.testing.assert_close(loss, weight * entropy, rtol=1e-4, atol=0)
-
-
 def test_feature_and_token_losses_are_those_of_one_draft_per_place():
-    objective, ids = (
-        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval(),
-        random_ids(7, 2, 8),
-    )
+    objective = FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, token_weight=0.3).eval()
+    ids = random_ids(7, 2, 8)
     features, logits = features_and_logits(MODEL, ids, ("final",))
     nats, errors = [], []
     for row in range(2):
@@ -197,11 +155,8 @@ def test_feature_and_token_losses_are_those_of_one_draft_per_place():
 
 
 def test_noise_moves_features_a_little_and_only_in_training(monkeypatch):
-    objective, ids, seen = (
-        FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25),
-        random_ids(7, 2, 30),
-        [],
-    )
+    objective = FeatureAndToken(drafter_of("eagle1, two layers"), MODEL, noise=0.25)
+    ids, seen = random_ids(7, 2, 30), []
     fuse = objective.drafter.head.fuse
     monkeypatch.setattr(objective.drafter.head, "fuse", lambda x: seen.append(x) or fuse(x))
     features, _ = features_and_logits(MODEL, ids, ("final",))
@@ -220,7 +175,7 @@ def test_a_head_that_cannot_predict_its_features_is_sent_to_the_other_loss():
         FeatureAndToken(drafter_of("one layer, GQA"), MODEL)
 
 
-@pytest.mark.parametrize("name", ["one layer, GQA", "target's vocabulary head", "eagle1"])
+@pytest.mark.parametrize("name", ["target's vocabulary head", "eagle1"])
 def test_only_the_head_is_trained_and_kept(name):
     model = build("llama")
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}

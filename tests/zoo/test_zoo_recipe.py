@@ -9,7 +9,7 @@ from architectures import VOCAB, build
 from training_runs import on_a_cpu
 from transformers import LlamaForCausalLM
 
-from recipes.zoo import models, recipe
+from recipes.zoo import models, recipe, sources
 from recipes.zoo.owntext import continue_windows
 from specdec import zoo
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
@@ -73,58 +73,45 @@ def test_the_targets_own_text_depends_on_its_seed_alone():
     assert windows_of(first, 6) != windows_of(other, 6)
 
 
-def test_a_new_eagle3_head_starts_with_the_targets_vocabulary_head_and_norm():
+@pytest.mark.parametrize(
+    ("build_head", "sizes"),
+    [
+        (models.build_eagle3_head, {}),
+        (models.build_mask_token_head, {"num_layers": 2}),
+        (models.build_mtp_head, {"num_depths": 2}),
+    ],
+)
+def test_a_new_head_starts_with_the_targets_norm_and_vocabulary_head(build_head, sizes):
     model = zoo.load_target()
-    first, again = (models.build_eagle3_head(model, mlp_width=16, seed=2) for _ in range(2))
-    assert first.config.feature_layers == (2, 8, 13)
-    assert first.lm_head.weight.equal(model.lm_head.weight)
-    assert first.norm.weight.equal(model.model.norm.weight)
-    assert first.lm_head.weight.data_ptr() != model.lm_head.weight.data_ptr()
-    assert first.fc.weight.equal(again.fc.weight)
-
-
-def test_a_new_mask_token_head_starts_with_the_targets_vocabulary_head_and_norm():
-    model = zoo.load_target()
-    sizes = {"num_layers": 2, "mlp_width": 16}
-    first, again, other = (
-        models.build_mask_token_head(model, **sizes, seed=seed) for seed in (2, 2, 3)
-    )
-    assert first.config.feature_layers == (2, 8, 13)
-    assert first.config.mask_token_id == model.config.eos_token_id
-    assert first.lm_head.weight.equal(model.lm_head.weight)
-    assert first.norm.weight.equal(model.model.norm.weight)
-    for name in ("fc.weight", "mask_hidden"):
-        assert first.state_dict()[name].equal(again.state_dict()[name])
-        assert not first.state_dict()[name].equal(other.state_dict()[name])
-
-
-def test_a_new_mtp_head_starts_with_the_targets_final_norm_and_shares_its_vocabulary_head():
-    model = zoo.load_target()
-    first, again = (
-        models.build_mtp_head(model, num_depths=2, mlp_width=16, seed=2) for _ in range(2)
-    )
-    for depth, same in zip(first.layers, again.layers, strict=True):
-        assert depth.norm.weight.equal(model.model.norm.weight)
-        assert depth.norm.weight.data_ptr() != model.model.norm.weight.data_ptr()
-        assert depth.eh_proj.weight.equal(same.eh_proj.weight)
-    assert not first.layers[0].eh_proj.weight.equal(first.layers[1].eh_proj.weight)
-    assert not first.config.has_lm_head
+    heads = [build_head(model, **sizes, mlp_width=16, seed=seed) for seed in (2, 2, 3)]
+    first, again, other = (head.state_dict() for head in heads)
+    assert all(weight.equal(again[name]) for name, weight in first.items())
+    assert not all(weight.equal(other[name]) for name, weight in first.items())
+    head = heads[0]
+    norms = [depth.norm for depth in head.layers] if "num_depths" in sizes else [head.norm]
+    shared = [(norm.weight, model.model.norm.weight) for norm in norms]
+    if head.config.has_lm_head:
+        assert head.config.feature_layers == (2, 8, 13)
+        shared.append((head.lm_head.weight, model.lm_head.weight))
+    for own, theirs in shared:
+        assert own.equal(theirs)
+        assert own.data_ptr() != theirs.data_ptr()
 
 
 def test_encoded_files_are_their_text_and_the_end(tmp_path):
     tokenizer, path = zoo.load_tokenizer(), tmp_path / "a.py"
     path.write_text("def f(x):\n    return 'é'\n")
-    (ids,) = corpus.encode_files(tokenizer, [path])
+    (ids,) = sources.encode_files(tokenizer, [path])
     assert ids[-1] == tokenizer.eos_token_id
     assert tokenizer.decode(ids[:-1].tolist()) == path.read_text()
 
 
 def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
-    sources = [corpus.stdlib_root() / name for name in ("copy.py", "ast.py", "dis.py")]
-    monkeypatch.setattr(corpus, "library_files", lambda: sources)
-    monkeypatch.setattr(corpus, "package_files", lambda: sources[:1])
+    files = [corpus.stdlib_root() / name for name in ("copy.py", "dis.py", "types.py")]
+    monkeypatch.setattr(corpus, "library_files", lambda: files)
+    monkeypatch.setattr(sources, "package_files", lambda: files[:1])
     monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
-    small = {"max_steps": 2, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
+    small = {"max_steps": 1, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
     small |= {"torch_compile": False}
     for name in ("TARGET_PLAN", "DRAFTER_PLAN"):
         monkeypatch.setattr(recipe, name, getattr(recipe, name) | small)
@@ -150,7 +137,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     for name, shown in shown_layers.items():
         card = json.loads((out / name / "card.json").read_text())
         assert card["model"]["num_layers"] == shown
-        assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 2
+        assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 1
         stage = name.replace("_", "-")
         assert card["recipe"]["command"] == f"python -m recipes.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3

@@ -44,26 +44,17 @@ def check_enumerable(num_tokens: int, top_k: int, vocab_size: int) -> None:
 
 @dataclass(frozen=True)
 class LawTest:
-    """Chi-square of the texts of one length behind one prompt.
-
-    Args:
-        prompt: its number.
-        length: of the texts, in tokens.
-        num_cells: texts of positive probability.
-        num_samples: drawn.
-        p_value: chance of counts as unlikely as these.
-        threshold: what it must not fall below.
-        detectable: total variation that would have been detected with 99 % power (texts that
-            expect few counts are taken together).
+    """Chi-square of the texts of one length behind one prompt. Texts that expect few counts are
+    taken together.
     """
 
-    prompt: int
-    length: int
-    num_cells: int
+    prompt: int  # its number
+    length: int  # of the texts, in tokens
+    num_cells: int  # texts of positive probability
     num_samples: int
     p_value: float
-    threshold: float
-    detectable: float
+    threshold: float  # what the p-value must not fall below
+    detectable: float  # total variation that is detected with 99 % power
 
     @property
     def passed(self) -> bool:
@@ -93,17 +84,8 @@ def run_law_tests(
     batch_size: int,
     progress: Callable[[list], Iterable],
 ) -> list[LawTest]:
-    """Draws texts behind each prompt and tests their beginnings of every length.
-
-    Args:
-        generator: draws the texts.
-        prompts: token ids.
-        num_samples: texts per prompt.
-        num_tokens: tokens per text.
-        sampling: temperature and top-k of target and draft.
-        false_alarm: chance that any test fails a sound generator, shared equally among the tests.
-        batch_size: samples drawn together.
-        progress: wraps the list of batches.
+    """Draws texts behind each prompt and tests their beginnings of every length. The false alarm is
+    shared equally among the tests.
     """
     texts = [Counter() for _ in prompts]
     for number, seeds in progress(plan(len(prompts), num_samples, batch_size)):
@@ -115,9 +97,7 @@ def run_law_tests(
     for number, (prompt, counts) in enumerate(zip(prompts, texts, strict=True)):
         laws = text_laws(generator, prompt, num_tokens, sampling)
         for length, law in enumerate(laws, start=1):
-            beginnings = Counter()
-            for text, count in counts.items():
-                beginnings[text[:length]] += count
+            beginnings = Counter(text[:length] for text in counts.elements())
             p_value, df = goodness_of_fit(beginnings, law)
             detectable = detectable_variation(num_samples, df, threshold)
             cells = (number, length, len(law), num_samples)

@@ -14,17 +14,11 @@ from specdec.samplers import Noise, StepNoise, Stream
 
 @dataclass(frozen=True)
 class NoiseAudit:
-    """The uniforms of a generation.
+    """The uniforms of a generation, whose rows have different seeds."""
 
-    Args:
-        num_draws: over all rows, streams and steps.
-        num_repeated: of them, equal to an earlier one; rows have different seeds.
-        num_outside: not in [0, 1).
-    """
-
-    num_draws: int
-    num_repeated: int
-    num_outside: int
+    num_draws: int  # over all rows, streams and steps
+    num_repeated: int  # equal to an earlier one
+    num_outside: int  # not in [0, 1)
 
     @property
     def passed(self) -> bool:

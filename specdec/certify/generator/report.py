@@ -122,10 +122,9 @@ def certify_generator(
     repeats = not generator.drafter.has_memory
     is_coupled = generator.sampler.draw_draft is draw_by_race
     audit = audit_coupled_text if is_coupled else audit_noise
-    drafter, sampler = type(generator.drafter).__name__, type(generator.sampler).__name__
-    num_draft_tokens = generator.drafter.num_draft_tokens
+    names = ", ".join(type(part).__name__ for part in (generator.drafter, generator.sampler))
     return RunReport(
-        name=f"{drafter}, {sampler}, K = {num_draft_tokens}, {len(prompts)} prompts",
+        name=f"{names}, K = {generator.drafter.num_draft_tokens}, {len(prompts)} prompts",
         greedy=audit_greedy_text(generator, prompts, audit_tokens),
         noise=audit(generator, prompts, audit_tokens, sampling),
         rows=audit_rows(generator, prompts, audit_tokens, sampling) if repeats else None,
@@ -153,13 +152,11 @@ def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
         raise TypeError(f"prompts must be lists of integers: {error}; {advice}") from error
     if not prompts or not all(prompts):
         raise ValueError("expected at least one prompt, and at least one token in each")
-    first = {}
-    for number, prompt in enumerate(prompts):
-        if first.setdefault(tuple(prompt), number) != number:
-            raise ValueError(
-                f"prompts {first[tuple(prompt)]} and {number} are equal: the second shows nothing "
-                "that a larger num_samples would not; pass different prompts"
-            )
+    if len({tuple(prompt) for prompt in prompts}) < len(prompts):
+        raise ValueError(
+            "two prompts are equal: the second shows nothing that a larger num_samples would not; "
+            "pass different prompts"
+        )
     return prompts
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, zip_longest
 from typing import NamedTuple
 
@@ -52,23 +53,14 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class RowDifference:
-    """The first difference of a row between two calls.
+    """The first difference of a row between two calls."""
 
-    Args:
-        way: of generating, a key of `ADVICE`.
-        row: of the audit.
-        step: that differs first.
-        expected: that step in the call that the other one is compared with; `None`: no such step.
-        found: in the other call, likewise.
-        is_rounding: rounding explains it; `None` where the step has no probabilities to decide by.
-    """
-
-    way: str
+    way: str  # of generating, a key of `ADVICE`
     row: int
     step: int
-    expected: RowStep | None
+    expected: RowStep | None  # `None`: there is no such step
     found: RowStep | None
-    is_rounding: bool | None = False
+    is_rounding: bool | None = False  # `None` without probabilities to decide by
 
     @property
     def is_of_draft(self) -> bool:
@@ -88,18 +80,13 @@ class RowDifference:
 
 @dataclass(frozen=True)
 class RowsAudit:
-    """The drafts and texts of the same rows, generated in several ways.
-
-    Args:
-        num_rows: R.
-        num_steps: that were compared, over all ways.
-        differences: the first of each row and way. Where not even the same call repeats, no other
-            way is tried.
+    """The drafts and texts of the same rows, generated in several ways. Where not even the same
+    call repeats, no other way is tried.
     """
 
     num_rows: int
-    num_steps: int
-    differences: list[RowDifference]
+    num_steps: int  # that were compared, over all ways
+    differences: list[RowDifference]  # the first of each row and way
 
     @property
     def passed(self) -> bool:
@@ -124,93 +111,63 @@ class RowsAudit:
 def audit_rows(
     generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
 ) -> RowsAudit:
-    """Generates the same rows in the ways of `ADVICE` and compares every draft and token.
-
-    Args:
-        generator: of any drafter and sampler.
-        prompts: token ids; the numbers of the rows are their seeds.
-        num: new tokens per row.
-        sampling: temperature and truncation.
+    """Generates `num` tokens of the same rows in the ways of `ADVICE` and compares every draft and
+    token. The numbers of the rows are their seeds.
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
-    audit = _Audit(generator, rows, {"max_new_tokens": num, **sampling.options()}, sampling)
-    if audit.repeats():
-        audit.compare_company_and_ends()
-        audit.compare_chunks()
-        audit.compare_storage()
-    return audit.judge.audit(len(rows))
+    judge, options = _Judge(generator, sampling), {"max_new_tokens": num, **sampling.options()}
+    together = _Call(generator, rows, list(range(len(rows))), options)
+    if _repeats(judge, together):
+        _compare_company_and_ends(judge, together)
+        _compare_chunks(judge, together)
+        _compare_storage(judge, together)
+    return judge.audit(len(rows))
 
 
-class _Audit:
-    """The calls of an audit."""
+def _repeats(judge: _Judge, together: _Call) -> bool:
+    """Whether the same call repeats. If not, two calls in fresh storage decide whether draws or
+    what the storage held is the cause.
+    """
+    way, again = "again", replace(together)
+    if _vary(together, again):
+        fresh = [together.elsewhere() for _ in range(2)]
+        way = "again" if _vary(*fresh) else "over used storage"
+    judge.compare(way, together, again, is_exact=True)
+    return not judge.differences
 
-    def __init__(
-        self,
-        generator: SpeculativeGenerator,
-        rows: list[list[int]],
-        options: dict,
-        sampling: Sampling,
-    ):
-        self._generator, self._rows, self._options = generator, rows, options
-        self.judge = _Judge(generator, sampling)
-        self._everyone = list(range(len(rows)))
-        self._eager = self._sibling()
-        self._together = self._run(self._everyone, generator)
-        # Before a row has ended `keep` is not used, so what differs there is none of its faults.
-        self._num_full = min(map(len, self._together.steps.values()))
 
-    def repeats(self) -> bool:
-        """Whether the same call repeats. If not, two calls in fresh storage decide whether draws or
-        what the storage held is the cause.
-        """
-        way, again = "again", self._together.again()
-        if _vary(self._together, again):
-            fresh = [self._run(self._everyone, self._eager) for _ in range(2)]
-            way = "again" if _vary(*fresh) else "over used storage"
-        self.judge.compare(way, self._together, again, is_exact=True)
-        return not self.judge.differences
+def _compare_company_and_ends(judge: _Judge, together: _Call) -> None:
+    """Every row alone, and all together while half of them end."""
+    eager = together.elsewhere()
+    alone = [replace(eager, numbers=[row]) for row in together.numbers]
+    for one in alone:
+        judge.compare("alone", together, one, together.num_full)
+    if judge.differences:  # rows that differ alone would differ again
+        return
+    leaving = replace(eager, ends_half=True)
+    for row, one in enumerate(alone):
+        has_left = row < len(alone) // 2
+        count = len(leaving.steps[row]) if has_left else None
+        judge.compare("after rows have ended", one, leaving, count, rows=[row])
 
-    def compare_company_and_ends(self) -> None:
-        """Every row alone, and all together while half of them end."""
-        alone = {row: self._run([row], self._eager) for row in self._everyone}
-        together = self._together.first(self._num_full)
-        for run in alone.values():
-            self.judge.compare("alone", together, run.first(self._num_full))
-        if self.judge.differences:  # rows that differ alone would differ again
-            return
-        leaving = self._run(self._everyone, self._eager, ends_half=True)
-        for row, own in leaving.steps.items():
-            length = len(own) if row < len(self._rows) // 2 else None
-            found = leaving._replace(steps={row: own})
-            self.judge.compare("after rows have ended", alone[row].first(length), found)
 
-    def compare_chunks(self) -> None:
-        """Prompts read in other chunks: in about three, or in one."""
-        longest = max(map(len, self._rows))
-        size = max(1, -(-(longest - 1) // 3))
-        size = size if size != self._generator.prefill_chunk_size else longest
-        chunked = self._run(self._everyone, self._sibling(prefill_chunk_size=size))
-        both = (run.first(self._num_full) for run in (self._together, chunked))
-        self.judge.compare("in other chunks", *both)
+def _compare_chunks(judge: _Judge, together: _Call) -> None:
+    """Prompts read in other chunks: in about three, or in one."""
+    longest = max(map(len, together.rows))
+    size = max(1, -(-(longest - 1) // 3))
+    size = size if size != together.generator.prefill_chunk_size else longest
+    chunked = together.elsewhere(prefill_chunk_size=size)
+    judge.compare("in other chunks", together, chunked, together.num_full)
 
-    def compare_storage(self) -> None:
-        """The same call before and after another one in its storage."""
-        stored = self._sibling(kept_bytes=None)
-        before = self._run(self._everyone, stored)
-        self._run(self._everyone[::-1], stored)
-        self.judge.compare("over used storage", before, before.again(), is_exact=True)
 
-    def _run(self, numbers: list[int], generator: SpeculativeGenerator, **how) -> _Run:
-        call = _Call(generator, self._rows, numbers, self._options, **how)
-        return _Run(call, call.steps())
-
-    def _sibling(self, **settings) -> SpeculativeGenerator:
-        """The same parts in storage of their own. Steps are eager: there rows leave the batch."""
-        own = self._generator
-        settings = {"prefill_chunk_size": own.prefill_chunk_size, "kept_bytes": 0} | settings
-        parts = own.target, own.drafter, own.sampler
-        return SpeculativeGenerator(*parts, graphs=False, **settings)
+def _compare_storage(judge: _Judge, together: _Call) -> None:
+    """The same call before and after another one in its storage."""
+    before = together.elsewhere(kept_bytes=None)
+    between, after = replace(before, numbers=together.numbers[::-1]), replace(before)
+    for call in (before, between):
+        assert call.steps
+    judge.compare("over used storage", before, after, is_exact=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,13 +182,30 @@ class _Call:
     options: dict
     ends_half: bool = False
 
+    @cached_property
     def steps(self) -> dict[int, list[RowStep]]:
-        """By row."""
+        """By row. The call is made when they are asked for first."""
         if self.ends_half:
             *_, (_, collector, _) = self.walk()
             return dict(zip(self.numbers, collector.steps, strict=True))
         result = self.generator.generate(*self._inputs(), seed=self.numbers, **self.options)
         return dict(zip(self.numbers, result.steps, strict=True))
+
+    @property
+    def num_full(self) -> int:
+        """Steps before a row has ended: until then `keep` is not used, so what differs there is
+        none of its faults.
+        """
+        return min(map(len, self.steps.values()))
+
+    def elsewhere(self, **settings) -> _Call:
+        """The same call by the same parts in storage of their own. Steps are eager: there rows
+        leave the batch.
+        """
+        own = self.generator
+        settings = {"prefill_chunk_size": own.prefill_chunk_size, "kept_bytes": 0} | settings
+        parts = own.target, own.drafter, own.sampler
+        return replace(self, generator=SpeculativeGenerator(*parts, graphs=False, **settings))
 
     def walk(self) -> Iterator[tuple[Generation, OutputCollector, Outcome]]:
         """Step by step; the last one is yielded once more, when its outcome has been read."""
@@ -251,21 +225,6 @@ class _Call:
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
         return left_padded([self.rows[row] for row in self.numbers], self.generator.target.device)
-
-
-class _Run(NamedTuple):
-    """A call and the steps that it gave, by row."""
-
-    call: _Call
-    steps: dict[int, list[RowStep]]
-
-    def again(self) -> _Run:
-        """The same call once more."""
-        return _Run(self.call, self.call.steps())
-
-    def first(self, count: int | None) -> _Run:
-        """So many steps of each row."""
-        return _Run(self.call, {row: own[:count] for row, own in self.steps.items()})
 
 
 class _View(NamedTuple):
@@ -293,19 +252,29 @@ class _Judge:
         self._num_steps = 0
         self.differences: list[RowDifference] = []
 
-    def compare(self, way: str, one: _Run, other: _Run, *, is_exact: bool = False) -> None:
-        """Takes down the first difference of every row of `other`; none is rounding if
-        `is_exact`.
+    def compare(
+        self,
+        way: str,
+        one: _Call,
+        other: _Call,
+        count: int | None = None,
+        *,
+        rows: list[int] | None = None,
+        is_exact: bool = False,
+    ) -> None:
+        """Takes down the first difference of rows (those of `other`) in their first steps; none is
+        rounding if `is_exact`.
         """
-        for row, steps in other.steps.items():
-            self._num_steps += len(steps)
-            step = _first_difference(one.steps[row], steps)
+        for row in other.numbers if rows is None else rows:
+            expected, found = one.steps[row][:count], other.steps[row][:count]
+            self._num_steps += len(found)
+            step = _first_difference(expected, found)
             if step is None:
                 continue
-            pair = [own[step] if step < len(own) else None for own in (one.steps[row], steps)]
+            pair = [own[step] if step < len(own) else None for own in (expected, found)]
             difference = RowDifference(way, row, step, *pair)
             if not is_exact and None not in pair:
-                views = [self._look(run.call, row, step) for run in (one, other)]
+                views = [self._look(call, row, step) for call in (one, other)]
                 is_rounding = self._is_rounding(difference, *views)
                 difference = replace(difference, is_rounding=is_rounding)
             self.differences.append(difference)
@@ -345,9 +314,7 @@ class _Judge:
         if one.draft is None or other.draft is None:
             return None if self._drafts_round else False
         index = next(i for i, (a, b) in enumerate(zip(*drafts, strict=True)) if a != b)
-        if not self._agree(one.draft[index], other.draft[index]):
-            return False
-        return all(
+        return self._agree(one.draft[index], other.draft[index]) and all(
             self._draws(view.draft[index], view.uniforms[index], draft[index])
             for view, draft in zip((one, other), drafts, strict=True)
         )
@@ -362,8 +329,8 @@ class _Judge:
         return bool(end - probs[token] - self._tolerance <= uniform <= end + self._tolerance)
 
 
-def _vary(one: _Run, other: _Run) -> bool:
-    return any(_first_difference(one.steps[r], other.steps[r]) is not None for r in one.steps)
+def _vary(one: _Call, other: _Call) -> bool:
+    return any(_first_difference(one.steps[r], other.steps[r]) is not None for r in one.numbers)
 
 
 def _first_difference(expected: list[RowStep], found: list[RowStep]) -> int | None:

@@ -25,25 +25,15 @@ GREEDY = {"neutral": True, "do_sample": False}
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two texts part.
+    """Where two texts part."""
 
-    Args:
-        prompt: its number.
-        place: new tokens that agree.
-        plain: the token of plain decoding, `None` if its text ends here.
-        speculative: likewise.
-        margin: between the two largest logits there.
-        rounding: by which two sound paths differ.
-        is_tie: rounding explains it (with coupled noise, what it moves are perturbed logits).
-    """
-
-    prompt: int
-    place: int
-    plain: int | None
+    prompt: int  # its number
+    place: int  # new tokens that agree
+    plain: int | None  # the token of plain decoding, `None` if its text ends here
     speculative: int | None
-    margin: float
-    rounding: float
-    is_tie: bool
+    margin: float  # between the two largest logits there
+    rounding: float  # by which two sound paths differ
+    is_tie: bool  # rounding explains it; with coupled noise it moves perturbed logits
 
     def __str__(self) -> str:
         return (
@@ -56,17 +46,11 @@ class Difference:
 
 @dataclass(frozen=True)
 class TextAudit:
-    """The texts of one way of decoding, compared with plain decoding.
-
-    Args:
-        name: of the way.
-        num_tokens: that are equal, up to the first difference of each text.
-        differences: the first of each text.
-    """
+    """The texts of one way of decoding, compared with plain decoding."""
 
     name: str
-    num_tokens: int
-    differences: list[Difference]
+    num_tokens: int  # that are equal, up to the first difference of each text
+    differences: list[Difference]  # the first of each text
 
     @property
     def passed(self) -> bool:
@@ -81,11 +65,7 @@ class TextAudit:
 def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: int) -> TextAudit:
     """Greedy text, `num` tokens per prompt, against plain decoding through the same target."""
     plain = SpeculativeGenerator(generator.target, None)
-
-    def decide(logits: Tensor, prompt: int, position: int) -> int:
-        return logits.argmax().item()
-
-    return _audit("greedy", generator, plain, prompts, decide, num, GREEDY)
+    return _audit("greedy", generator, plain, prompts, lambda x, *_: x.argmax().item(), num, GREEDY)
 
 
 def audit_coupled_text(

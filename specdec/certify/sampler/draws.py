@@ -12,33 +12,15 @@ Legend: N texts of a world, and see `paths`.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from specdec.certify.chisquare import detectable_variation, goodness_of_fit
+from specdec.certify.chisquare import goodness_of_fit
 from specdec.certify.sampler.enumeration import joint_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
-
-
-@dataclass(frozen=True)
-class WorldTest:
-    """The chi-square test of one world.
-
-    Args:
-        world: its number.
-        p_value: chance of counts as unlikely as these.
-        df: degrees of freedom.
-        likeliest_off: the text whose share is furthest from its probability, its share, and its
-            probability.
-    """
-
-    world: int
-    p_value: float
-    df: int
-    likeliest_off: tuple[int, float, float]
 
 
 def draw_tests(
@@ -48,29 +30,24 @@ def draw_tests(
     *,
     num_draws: int,
     device: torch.device | str = "cpu",
-) -> list[WorldTest]:
-    """Draws N texts in every world and compares their counts with the target's law."""
-    paths, law = Paths(worlds, device=device), joint_law(worlds.target)
-    tests = []
-    for world in range(len(worlds)):
+) -> Iterator[tuple[float, int, tuple[int, float, float]]]:
+    """Draws N texts in every world and compares their counts with the target's law.
+
+    Yields:
+        For each world the p-value and the degrees of freedom, and of the text whose share is
+        furthest from its probability the number, the share and the probability.
+    """
+    paths, laws = Paths(worlds, device=device), joint_law(worlds.target)
+    for world, law in enumerate(laws):
         here = (paths.world == world).nonzero()[:, 0]
         picked = torch.multinomial(
             paths.weight[here], num_draws, replacement=True, generator=generator
         )
         codes = _texts(decide, paths, here[picked], generator)
-        counts = Counter(codes.tolist())
-        possible = {code: p for code, p in enumerate(law[world].tolist()) if p > 0}
-        p_value, df = goodness_of_fit(counts, possible)
-        share = torch.bincount(codes, minlength=law.shape[1]) / num_draws
-        worst = (share - law[world]).abs().argmax().item()
-        off = worst, share[worst].item(), law[world, worst].item()
-        tests.append(WorldTest(world, p_value, df, off))
-    return tests
-
-
-def detectable(tests: list[WorldTest], num_draws: int, threshold: float) -> float:
-    """The total variation that each of the tests would have detected with 99 % power."""
-    return detectable_variation(num_draws, max(test.df for test in tests), threshold)
+        p_value, df = goodness_of_fit(Counter(codes.tolist()), dict(enumerate(law.tolist())))
+        share = torch.bincount(codes, minlength=len(law)) / num_draws
+        worst = (share - law).abs().argmax().item()
+        yield p_value, df, (worst, share[worst].item(), law[worst].item())
 
 
 def _texts(decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -60,25 +60,15 @@ def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Flips:
-    """Where the decisions of a sampler flip.
-
-    Args:
-        paths: the rows.
-        accept: `[R, K]` thresholds of the accepting uniforms.
-        row: `[M]` the row of each pattern.
-        is_below: `[M, K]` bool, the pattern.
-        num_accepted: `[M]`.
-        path: `[M, D + 1]` rows of the window that were accepted, see `Verdict.path`.
-        extra: `[M, V]` law of the extra token.
-    """
+    """Where the decisions of a sampler flip."""
 
     paths: Paths
-    accept: Tensor
-    row: Tensor
-    is_below: Tensor
-    num_accepted: Tensor
-    path: Tensor
-    extra: Tensor
+    accept: Tensor  # [R, K] thresholds of the accepting uniforms
+    row: Tensor  # [M] of each pattern
+    is_below: Tensor  # [M, K] bool, the pattern
+    num_accepted: Tensor  # [M]
+    path: Tensor  # [M, D + 1] rows of the window that were accepted, see `Verdict.path`
+    extra: Tensor  # [M, V] law of the extra token
 
     @property
     def weight(self) -> Tensor:

@@ -8,16 +8,18 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_device, check_integer, check_number
+from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignSampler
-from specdec.certify.sampler.draws import detectable, draw_tests
+from specdec.certify.sampler.draws import draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
+from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 
 Sizes = tuple[tuple[int, int, int], ...]
-SIZES: Sizes = ((4, 1, 24), (4, 2, 18), (2, 3, 12), (3, 3, 18))
+SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 """(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
 
@@ -203,35 +205,30 @@ def _examine_draws(
     reason: str,
     num_draws: int,
     false_alarm: float,
-    device: torch.device | str,
+    device: torch.device,
 ) -> SamplerReport:
     """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
     generator = torch.Generator().manual_seed(0)
     options = {"num_draws": num_draws, "device": device}
-    found = [(worlds, draw_tests(sampler, worlds, generator, **options)) for worlds in batches]
-    tests = [(worlds, test) for worlds, of_worlds in found for test in of_worlds]
-    threshold = false_alarm / len(tests)
-    failures = []
-    for worlds, test in tests:
-        if test.p_value < threshold:
-            code, share, law = test.likeliest_off
+    tests = [
+        (worlds, world, *test)
+        for worlds in batches
+        for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
+    ]
+    threshold, failures = false_alarm / len(tests), []
+    for worlds, world, p_value, _, (code, share, law) in tests:
+        if p_value < threshold:
             text = (
-                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(test.world)} has "
-                f"share {share:.4f}, the target gives {law:.4f} (p-value {test.p_value:.1e})"
+                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(world)} has "
+                f"share {share:.4f}, the target gives {law:.4f} (p-value {p_value:.1e})"
             )
             failures.append(Failure("draws", abs(share - law), text))
-    p_value = min(test.p_value for _, test in tests)
-    resolution = detectable([test for _, test in tests], num_draws, threshold)
-    return SamplerReport(
-        report.name,
-        report.tolerance,
-        deviation=math.nan,
-        total_variation=math.nan,
-        num_worlds=len(tests),
-        num_paths=report.num_paths,
-        failures=failures,
-        drawn=DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution),
-    )
+    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
+    resolution = detectable_variation(num_draws, most, threshold)
+    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
+    report.deviation = report.total_variation = math.nan
+    report.num_worlds, report.failures, report.drawn = len(tests), failures, evidence
+    return report
 
 
 def _check_sizes(sizes: Sizes) -> None:
@@ -263,15 +260,12 @@ def _examine_chances(
     law, target = flips.completed_law(), joint_law(worlds.target)
     report.num_paths += len(flips.paths)
     if len(wrong):
-        row = wrong[0]
-        tokens = _ids(flips.paths.tokens[row])
-        where = f"draft {tokens} of {worlds.describe(int(flips.paths.world[row]))}"
-        return f"decisions are no thresholds of uniforms ({_undecided(len(wrong), where)})"
+        return f"decisions are no thresholds of uniforms ({_undecided(flips.paths, wrong)})"
 
-    def describe(world: int, code: int, length: int, of: str) -> str:
+    def describe(world: int, code: int, length: int = len(worlds.target), of: str = "") -> str:
         return f"{_text(worlds, code, length)}{of} of {worlds.describe(world)}"
 
-    _compare(report, law, target, lambda w, code: describe(w, code, len(worlds.target), ""))
+    _compare(report, law, target, describe)
     above_zero = flips.above_zero()
     for n in range(1, len(worlds.target) + 1):
         emitted = flips.emitted(n).flatten(1)
@@ -296,13 +290,11 @@ def _examine_race(
     row, place = is_reached.nonzero(as_tuple=True)
 
     def describe(at: int, token: int) -> str:
-        context = _ids(paths.tokens[row[at], : place[at]])
+        context = tuple(paths.tokens[row[at], : place[at]].tolist())
         return f"token {token} behind {context} of {worlds.describe(int(paths.world[row[at]]))}"
 
     if len(wrong):
-        tokens = _ids(paths.tokens[wrong[0]])
-        where = f"draft {tokens} of {worlds.describe(int(paths.world[wrong[0]]))}"
-        report.failures.append(Failure("decision", len(wrong), _undecided(len(wrong), where)))
+        report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
     law, target = races.law[is_reached], races.target()[is_reached]
     _compare(report, law, target, describe)
     for at, token in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
@@ -329,14 +321,13 @@ def _compare(
         report.failures.append(Failure("law", size, text))
 
 
-def _undecided(count: int, where: str) -> str:
-    return f"{count} rows at random noise are not what bisection predicts, the first is {where}"
+def _undecided(paths: Paths, rows: Tensor) -> str:
+    return (
+        f"{len(rows)} rows at random noise are not what bisection predicts, the first is "
+        f"{paths.describe(rows[0])}"
+    )
 
 
 def _text(worlds: Worlds, code: int, length: int) -> str:
     digits = [code // worlds.vocab_size**i % worlds.vocab_size for i in range(length)]
     return f"text {tuple(reversed(digits))}"
-
-
-def _ids(tokens: Tensor) -> tuple[int, ...]:
-    return tuple(token for token in tokens.tolist() if token >= 0)

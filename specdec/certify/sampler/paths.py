@@ -77,6 +77,11 @@ class Paths:
     def __len__(self) -> int:
         return len(self.world)
 
+    def describe(self, row: int) -> str:
+        """One of the rows, in a few words."""
+        drafted = tuple(token for token in self.tokens[row].tolist() if token >= 0)
+        return f"draft {drafted} of {self.worlds.describe(int(self.world[row]))}"
+
     def inputs(self, rows: Tensor) -> tuple[Draft, Tensor, Warp]:
         """Draft, target logits and warp of a batch of these rows."""
 

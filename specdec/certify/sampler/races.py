@@ -29,17 +29,11 @@ _EARLY, _LATE = 1e-9, 1e9
 
 @dataclass(frozen=True, eq=False)
 class Races:
-    """What wins.
-
-    Args:
-        paths: the rows.
-        is_reached: `[R, K + 1]` bool, places at which a token can be emitted.
-        law: `[R, K + 1, V]` of that token.
-    """
+    """What wins."""
 
     paths: Paths
-    is_reached: Tensor
-    law: Tensor
+    is_reached: Tensor  # [R, K + 1] bool, where a token can be emitted
+    law: Tensor  # [R, K + 1, V] of that token
 
     def target(self) -> Tensor:
         """`[R, K + 1, V]`: the law that each token should have."""

@@ -28,38 +28,35 @@ WARPS = (
 sum or ratio of the tables' probabilities, so rounding decides nothing.
 """
 
-
+BATCHES: tuple[tuple[DraftKind, Sequence[dict]], ...] = (
+    ("soft", ({},)),
+    ("soft", WARPS),
+    ("point-mass", WARPS),
+    ("short point-mass", ({},)),
+    ("mixed", WARPS),
+    ("mixed", ({"temperature": 0.0},)),
+)
+"""Kinds of drafts, and warps that one batch mixes: without a filter, with all, and all greedy.
+Every pair of (filtered or not), (K tokens or fewer), (probabilities or none) is among them.
+"""
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 
 @dataclass
 class Worlds:
-    """What a sampler sees, and the law that it has to reproduce.
+    """What a sampler sees, and the law that it has to reproduce."""
 
-    Args:
-        logits: of the target, levels 0..D.
-        draft: draft laws, levels 0..D - 1.
-        target: the target's laws after the warp, levels 0..D; `None` for the softmax of the
-            logits.
-        num_valid: per world how many tokens it drafts; `None` for K.
-        is_point_mass: the sampler is not told the draft laws.
-        parents: the node that each node of a tree hangs on, see `Draft.parents`; `None` for a
-            chain.
-        has_replacement: siblings are drawn independently. Else each is drawn from what the tokens
-            of its elder siblings leave of the draft law, renormalised, and where that is nothing it
-            is the lowest id that is left, a point mass.
-        warp: arguments of `Warp`, one value per world.
-        name: for reports.
-    """
-
-    logits: list[Tensor]
-    draft: list[Tensor]
-    target: list[Tensor] | None = None
-    num_valid: list[int] | None = None
-    is_point_mass: bool = False
-    parents: tuple[int, ...] | None = None
+    logits: list[Tensor]  # of the target, levels 0..D
+    draft: list[Tensor]  # laws, levels 0..D - 1
+    target: list[Tensor] | None = None  # laws after the warp, 0..D; the softmax of the logits
+    num_valid: list[int] | None = None  # tokens that each world drafts, K by default
+    is_point_mass: bool = False  # the sampler is not told the draft laws
+    parents: tuple[int, ...] | None = None  # of a tree's nodes, see `Draft.parents`
     has_replacement: bool = False
-    warp: dict[str, list] = field(default_factory=dict)
+    """Siblings are drawn independently. Else each is drawn from what the tokens of its elder
+    siblings leave of the draft law, renormalised, and where that is nothing it is the lowest id
+    that is left, a point mass."""
+    warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per world
     name: str = "worlds"
 
     def __post_init__(self):
@@ -99,11 +96,9 @@ class Worlds:
 def standard_worlds(
     sizes: tuple[tuple[int, int, int], ...], *, dtype: torch.dtype = torch.float64
 ) -> Iterator[Worlds]:
-    """The worlds that `certify` tries, always the same.
-
-    Soft, point-mass (also short) and mixed drafts; without a filter, with `WARPS` mixed in one
-    batch, and all greedy. Tables are small integers, so zeros, ties, one-hot laws, and equal and
-    disjoint supports are common.
+    """The worlds that `certify` tries, always the same: the batches of `BATCHES` for each size.
+    Tables are small integers, so zeros, ties, one-hot laws, and equal and disjoint supports are
+    common.
 
     Args:
         sizes: (V, K, W) of each batch.
@@ -111,13 +106,11 @@ def standard_worlds(
     """
     for number, (vocab, width, count) in enumerate(sizes):
         generator = torch.Generator().manual_seed(number)
-        for kind in ("soft", "point-mass", "short point-mass", "mixed"):
-            greedy = [[{"temperature": 0.0}]] if kind == "mixed" else []
-            for warps in ([{}], list(WARPS), *greedy):
-                worlds = random_worlds(vocab, width, count, generator, kind=kind, warps=warps)
-                worlds.logits = [level.to(dtype) for level in worlds.logits]
-                worlds.draft = [level.to(dtype) for level in worlds.draft]
-                yield worlds
+        for kind, warps in BATCHES:
+            worlds = random_worlds(vocab, width, count, generator, kind=kind, warps=warps)
+            worlds.logits = [level.to(dtype) for level in worlds.logits]
+            worlds.draft = [level.to(dtype) for level in worlds.draft]
+            yield worlds
 
 
 def random_worlds(

@@ -1,41 +1,18 @@
-"""`ragged_attention`: the definition, in plain PyTorch.
+"""Attention: a few queries per row over the slots that the row has filled. See README.md.
 
 Legend: B rows, N queries per row, S slots, Hq query heads, Hkv key and value heads, D width of
 keys, Dv width of values.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-MAX_WINDOW = 64
-"""Queries of a window with a mask of its own: a kernel holds a row of the mask in one integer."""
+from specdec.kernels.types import CAUSAL, MAX_WINDOW, AttentionOptions, suits_kernels
 
-
-class AttentionOptions(NamedTuple):
-    """How scores become weights, and who sees whom.
-
-    Args:
-        scale: factor of the scores; `None` is `D ** -0.5`.
-        softcap: scores become `softcap * tanh(scores / softcap)`; `None` leaves them.
-        sinks: `[Hq]`, one extra score per head that takes weight and has no value; `None` for none.
-        sliding_window: a query in slot q sees slots after `q - sliding_window`; `None` sees all.
-        window_visible: `[B, N, N]` bool. Entry (i, j) is whether query i sees slot `first + j`,
-            where `first` is the row's smallest query slot: the ancestors of a tree's nodes, or a
-            block that sees itself in both directions. It is all that counts for these slots, also
-            beside a sliding window. `None` is causal.
-    """
-
-    scale: float | None = None
-    softcap: float | None = None
-    sinks: Tensor | None = None
-    sliding_window: int | None = None
-    window_visible: Tensor | None = None
-
-
-CAUSAL = AttentionOptions()
-"""Plain causal attention."""
+MAX_ROWS = 512
+"""Query rows (queries times query heads per head of keys) of a window that attends raggedly. Longer
+windows, chunks of a prompt, have the arithmetic that makes up for a dense mask.
+"""
 
 
 def ragged_attention(
@@ -68,6 +45,10 @@ def ragged_attention(
         >>> ragged_attention(states, states, values, slots).flatten().tolist()
         [1.0, 2.0, 4.0, 0.0]
     """
+    if query.is_cuda and suits_kernels(query):
+        from specdec.kernels.attention import triton
+
+        return triton.ragged_attention(query, keys, values, slots, options)
     wide = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if options.scale is None else options.scale
     seen = visible_slots(slots, keys.shape[2], options)[:, None]  # [B, 1, N, S]
@@ -92,6 +73,22 @@ def ragged_attention(
         total = total + torch.exp(sinks - largest)
     total = total.masked_fill(total == 0, 1.0)
     return (weights @ values / total).transpose(1, 2).to(query.dtype)
+
+
+def attends_raggedly(query: Tensor, keys: Tensor, *, has_window_mask: bool = False) -> bool:
+    """Whether `ragged_attention` is the way to attend here: it has a kernel, and the queries are
+    few. Elsewhere attention with a dense mask is faster than the definition.
+
+    Args:
+        query: `[B, Hq, N, D]`.
+        keys: `[B, Hkv, S, D]`.
+        has_window_mask: whether the window has a mask of its own.
+    """
+    if not query.is_cuda or not suits_kernels(query) or query.dtype != keys.dtype:
+        return False
+    _, num_heads, num_queries, _ = query.shape
+    limit = MAX_WINDOW if has_window_mask else num_queries
+    return num_queries <= limit and num_queries * num_heads // keys.shape[1] <= MAX_ROWS
 
 
 def visible_slots(slots: Tensor, num_slots: int, options: AttentionOptions) -> Tensor:

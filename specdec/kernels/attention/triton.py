@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.attention.reference import CAUSAL, MAX_WINDOW, AttentionOptions
 from specdec.kernels.triton_common import INFINITY, LOG2_E, States, Table, states_of, table_of
+from specdec.kernels.types import CAUSAL, MAX_WINDOW, AttentionOptions
 
 TILE_BYTES = 32 * 1024  # of keys and values
 PROGRAMS_PER_PROCESSOR = 2  # which fit: three stages of a loop keep two tiles in shared memory

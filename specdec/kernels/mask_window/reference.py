@@ -1,61 +1,13 @@
-"""`expand_window`: the definition of the op, in plain PyTorch.
+"""Mask window: the rows of one pass of a parallel drafter, from ragged contexts. See README.md.
 
 Legend: B rows, N new tokens of a context, R committed rows of a pass, M rows after them, K draft
 tokens.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-
-class WindowSpec(NamedTuple):
-    """What a window is made of: numbers of the host, the same for every row of a batch.
-
-    Args:
-        shift: 1: committed rows are the N new tokens, each one position before its own (where its
-            feature is from). 0: they are the anchor and the new tokens, each at its own position.
-        num_later: M.
-        opens_with_last: the first of the M rows is the last committed token; the others are masks.
-        first_row: which of the M rows predicts the first draft token, the next ones the next; -1
-            is the last committed row.
-        num_draft_tokens: K <= M - first_row.
-        mask_token: id of the masks.
-        max_positions: rows at this position and after are not written.
-        trash: the slot of rows that are not to be written.
-    """
-
-    shift: int
-    num_later: int
-    opens_with_last: bool
-    first_row: int
-    num_draft_tokens: int
-    mask_token: int
-    max_positions: int
-    trash: int
-
-    def num_committed(self, num_new: int) -> int:
-        """R, given N."""
-        return num_new + 1 - self.shift
-
-
-class MaskWindow(NamedTuple):
-    """The rows of one pass. A row's slot is its position, unless it is the trash slot.
-
-    Args:
-        tokens: `[B, R + M]` int64; 0 for committed rows beyond a row's own.
-        slots: `[B, R + M]` int64.
-        sampled: `[B, K]` int64, index of the row that predicts each draft token.
-        num_valid: `[B]` int64, how many of them are predicted by rows that are written.
-        first_later: `[B]` int64, position of the first of the M rows.
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    sampled: Tensor
-    num_valid: Tensor
-    first_later: Tensor
+from specdec.kernels.types import MaskWindow, WindowSpec, suits_kernels
 
 
 def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:
@@ -83,6 +35,10 @@ def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSp
         >>> window.sampled, window.num_valid
         (tensor([[0, 2, 3]]), tensor([3]))
     """
+    if tokens.is_cuda and suits_kernels(tokens):
+        from specdec.kernels.mask_window import triton
+
+        return triton.expand_window(tokens, start, num_new, spec)
     device, rows = tokens.device, len(tokens)
     counts = num_new + 1 - spec.shift  # [B]
     committed = tokens[:, spec.shift :]

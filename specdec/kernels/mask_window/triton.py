@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.mask_window.reference import MaskWindow, WindowSpec
+from specdec.kernels.types import MaskWindow, WindowSpec
 
 
 def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSpec) -> MaskWindow:

@@ -1,49 +1,13 @@
-"""`shift_window`: the definition, in plain PyTorch.
+"""The window that repairs the depths of a multi-token prediction head. See README.md.
 
 Legend: B rows, N new tokens of a context, H remembered rows, W window, M later passes, F feature
 width. A *row t* of a head is the pair (token t + 1, feature of position t); it sits in slot t.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
-
 import torch
-from torch import Tensor
 
+from specdec.kernels.types import PastRows, ShiftedWindow, suits_kernels
 from specdec.types import Context
-
-
-class PastRows(NamedTuple):
-    """The last H rows of each text that end at its anchor, the newest last.
-
-    Args:
-        tokens: `[B, H]` int64.
-        features: `[B, H, F]`.
-    """
-
-    tokens: Tensor
-    features: Tensor
-
-
-class ShiftedWindow(NamedTuple):
-    """The last W rows of each text, the newest last.
-
-    Args:
-        tokens: `[B, W]` int64; 0 where there is no row.
-        features: `[B, W, F]`; 0 where there is no row.
-        slots: `[B, W + M]` int64: the slot of each row, then the M slots that follow the newest
-            row; the trash slot where there is no row, and everywhere for a text without new tokens.
-    """
-
-    tokens: Tensor
-    features: Tensor
-    slots: Tensor
-
-    def past(self, count: int) -> PastRows:
-        """Its last `count` rows: what the next window has to remember."""
-        first = self.tokens.shape[1] - count
-        return PastRows(self.tokens[:, first:], self.features[:, first:])
 
 
 def shift_window(
@@ -76,6 +40,10 @@ def shift_window(
         (tensor([[5, 6, 7]]), tensor([[0, 1, 2, 3]]))
     """
     check_widths(context, past, width)
+    if context.features.is_cuda and suits_kernels(context.features):
+        from specdec.kernels.mtp_shift import triton
+
+        return triton.shift_window(context, past, width, trash=trash, num_later=num_later)
     tokens = torch.cat([past.tokens, context.tokens[:, 1:]], dim=1)  # [B, H + N]
     features = torch.cat([past.features, context.features], dim=1)  # [B, H + N, F]
     num_past, num_columns = past.tokens.shape[1], context.tokens.shape[1] - 1

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specdec.kernels.mtp_shift.reference import PastRows, ShiftedWindow, check_widths
+from specdec.kernels.types import PastRows, ShiftedWindow
 from specdec.types import Context
 
 BLOCK = 1024
@@ -45,7 +45,6 @@ def shift_window(
     block: int = BLOCK,
 ) -> ShiftedWindow:
     """As the definition; a program copies `block` channels, a power of two."""
-    check_widths(context, past, width)
     features = context.features
     num_rows, num_columns, num_features = features.shape
     out = ShiftedWindow(

@@ -7,6 +7,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from specdec.kernels.types import suits_kernels
+
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 NUM_ROUNDS = 10
@@ -68,6 +70,10 @@ def step_uniforms(key: Tensor, position: Tensor, num_streams: int, width: int) -
         >>> wide.shape, wide[..., :2].equal(narrow)
         (torch.Size([1, 2, 5]), True)
     """
+    if position.is_cuda and suits_kernels(position):
+        from specdec.kernels.philox import triton
+
+        return triton.step_uniforms(key, position, num_streams, width)
     rows, device = len(position), position.device
     counter = torch.zeros(rows, num_streams, width, 4, dtype=torch.long, device=device)
     counter[..., 0] = position[:, None, None]

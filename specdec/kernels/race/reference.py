@@ -1,4 +1,4 @@
-"""`race`: the definition, in plain PyTorch.
+"""Race: a draw by an exponential race, with noise of the position in the text. See README.md.
 
 Legend: B rows, N window indices, V vocabulary.
 """
@@ -8,8 +8,8 @@ from einops import rearrange
 from torch import Tensor
 
 from specdec.kernels.philox.reference import philox, to_uniforms
-from specdec.kernels.truncate import warp_probs
-from specdec.kernels.truncate.reference import WarpParams
+from specdec.kernels.truncate.reference import warp_probs
+from specdec.kernels.types import WarpParams, suits_kernels
 
 
 def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stream: int) -> Tensor:
@@ -20,6 +20,10 @@ def race(logits: Tensor, params: WarpParams, key: Tensor, position: Tensor, stre
         params: how they become probabilities.
         key, position, stream: of the noise, see `race_weights`.
     """
+    if logits.is_cuda and suits_kernels(logits):
+        from specdec.kernels.race import triton
+
+        return triton.race(logits, params, key, position, stream)
     return race_weights(warp_probs(logits, params), key, position, stream)
 
 

@@ -1,4 +1,4 @@
-"""`sample`: the definition, and `draw`, in plain PyTorch.
+"""Sample: a token from logits, by inverting the cumulative distribution. See README.md.
 
 Legend: B rows, N window indices, V vocabulary, or weights of a row.
 """
@@ -6,8 +6,8 @@ Legend: B rows, N window indices, V vocabulary, or weights of a row.
 import torch
 from torch import Tensor
 
-from specdec.kernels.truncate import warp_probs
-from specdec.kernels.truncate.reference import WarpParams
+from specdec.kernels.truncate.reference import warp_probs
+from specdec.kernels.types import WarpParams, suits_kernels
 
 WIDE = 16384
 """From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
@@ -30,8 +30,23 @@ def sample(
     Returns:
         Tokens of the shape of `uniforms`, and `out`.
     """
+    if logits.is_cuda and suits_kernels(logits):
+        from specdec.kernels.sample import triton
+
+        if out is None:
+            out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        return triton.sample(logits, params, uniforms, out), out
     probs = warp_probs(logits, params, out)
     return draw(probs, uniforms), probs
+
+
+def sample_tokens(logits: Tensor, params: WarpParams, uniforms: Tensor) -> Tensor:
+    """The tokens of `sample`; on a GPU no probabilities are written."""
+    if logits.is_cuda and suits_kernels(logits):
+        from specdec.kernels.sample import triton
+
+        return triton.sample(logits, params, uniforms, None)
+    return draw(warp_probs(logits, params), uniforms)
 
 
 def draw(weights: Tensor, uniforms: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     table_of,
 )
-from specdec.kernels.truncate.reference import WarpParams
+from specdec.kernels.types import WarpParams
 
 BLOCK, NUM_WARPS = 4096, 4
 

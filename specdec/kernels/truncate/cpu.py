@@ -1,4 +1,4 @@
-"""Wide rows on a CPU: `truncate.reference` without sorting V logits and without boolean masks.
+"""Operations on a wide row on a CPU, without sorting V logits and without boolean masks.
 
 At V = 150 000 a sort takes 200 times as long as a softmax, a comparison that gives booleans 3 times
 as long as one that gives floats, and a pass over freshly allocated memory several times as long as
@@ -8,16 +8,9 @@ quickselect.
 Legend: B rows, N window indices, V vocabulary, n tokens of a row that the quickselect still holds.
 """
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from specdec.kernels.truncate import reference
-from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
-
-WIDE = 8192
-"""From this many logits per row on, this file is faster than `reference`."""
 UNITS = 2.0**52
 """Masses are whole numbers of 2**-52: their sums are below 2**53, so float64 adds them exactly."""
 FEW, SAMPLES, ROUNDS = 2048, 512, 6
@@ -26,70 +19,7 @@ a round; there are at most ROUNDS."""
 LARGEST = torch.finfo(torch.float32).max
 
 
-def is_wide(logits: Tensor) -> bool:
-    """Whether this file handles logits `[..., V]`; float64 logits, as oracles have, and logits with
-    gradients use `reference`.
-    """
-    fits = logits.shape[-1] >= WIDE and logits.device.type == "cpu"
-    return fits and logits.dtype != torch.float64 and not logits.requires_grad
-
-
-def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
-    """`reference.warp_probs`, to the last bit."""
-    probs = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
-    table = _window(probs)
-    for b, n, row in _rows(logits):
-        row = reference.scale(row, _of_row(params.temperature, b))
-        if params.cutoff is not None:
-            at, ids = (values.reshape(table.shape[:2])[b, n : n + 1] for values in params.cutoff)
-            row = drop_below(row, at, ids)
-        torch.softmax(row, dim=-1, out=table[b, n : n + 1])
-    if params.is_greedy is None:
-        return probs
-    return probs.copy_(reference.one_hot_greedy_rows(probs, logits, params.is_greedy))
-
-
-def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
-    """`reference.find_cutoff`; the masses that top-p compares are exact, see `top_p_cutoff`."""
-    top_k, top_p, min_p, max_top_k = truncation
-    limit = None if top_p is None else _largest_droppable(reference.droppable_mass(top_p))
-    cutoffs = []
-    for b, _, row in _rows(logits):
-        row = left = reference.scale(row, _of_row(temperature, b))
-        cutoff = None
-        if top_k is not None:
-            alone = Truncation(top_k=_of_row(top_k, b), max_top_k=max_top_k)
-            cutoff = reference.find_cutoff(row, None, alone)
-            left = drop_below(row, *cutoff)
-        if limit is not None:
-            found = Cutoff(*top_p_cutoff(left, _of_row(limit, b), FEW, SAMPLES))
-            cutoff = reference.higher(cutoff, found)
-        if min_p is not None:
-            left = row if cutoff is None else drop_below(row, *cutoff)
-            alone = Truncation(min_p=_of_row(min_p, b))
-            cutoff = reference.higher(cutoff, reference.find_cutoff(left, None, alone))
-        cutoffs.append(cutoff)
-    return Cutoff(*(torch.cat(v).view(logits.shape[:-1]) for v in zip(*cutoffs, strict=True)))
-
-
-def _rows(logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """(batch row, window index, logits `[1, V]`) of logits `[B, V]` or `[B, N, V]`."""
-    for b, window in enumerate(_window(logits)):
-        for n in range(len(window)):
-            yield b, n, window[n : n + 1]
-
-
-def _window(table: Tensor) -> Tensor:
-    """`[B, N, V]`, N = 1 where there is no window."""
-    return table[:, None] if table.dim() == 2 else table
-
-
-def _of_row(values: Tensor | None, b: int) -> Tensor | None:
-    """`[1]`: the value of a batch row."""
-    return None if values is None else values[b : b + 1]
-
-
-def _largest_droppable(mass: Tensor) -> Tensor:
+def largest_droppable(mass: Tensor) -> Tensor:
     """`[B]` float64: the largest sums, in units, that are <= the masses once both are float32."""
     mass = mass.float()
     middle = mass.double() / 2 + torch.nextafter(mass, mass + 1).double() / 2
@@ -120,8 +50,8 @@ def top_p_cutoff(scaled: Tensor, limit: Tensor, few: int, samples: int) -> tuple
 
     The mass of a token is its float32 probability, rounded down to a whole number of units, so sums
     are exact in any order and the cutoff does not depend on how it is found. A sum is rounded to
-    float32 once, and compared with 1 - top_p in float32, as Hugging Face does. `reference` adds in
-    another order, and may differ where a sum is within float32 rounding of 1 - top_p.
+    float32 once, and compared with 1 - top_p in float32, as Hugging Face does. The definition adds
+    in another order, and may differ where a sum is within float32 rounding of 1 - top_p.
 
     Args:
         scaled: `[1, V]` float32.

@@ -2,69 +2,83 @@
 
 Every truncation keeps a top set of the tokens, ordered by (logit, id). Its smallest kept pair
 describes it, so top-k, top-p and min-p together are the largest of their three pairs. The id is
-needed because top-p may keep some of several equal logits.
+needed because top-p may keep some of several equal logits. See README.md.
 
 Legend: B rows, N window indices, V vocabulary; logits are `[B, V]` or `[B, N, V]`.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from specdec.kernels.truncate import cpu
+from specdec.kernels.types import Cutoff, Truncation, WarpParams, suits_kernels
 
-class Cutoff(NamedTuple):
-    """Token v of a row is kept iff (scaled logit of v, v) >= (logits, ids), compared in this order.
-
-    Args:
-        logits: `[B]` or `[B, N]`, in units of the scaled logits.
-        ids: int64 of the same shape.
-    """
-
-    logits: Tensor
-    ids: Tensor
-
-
-class WarpParams(NamedTuple):
-    """How logits become probabilities.
-
-    Args:
-        temperature: `[B]` > 0, divides the logits; `None` is 1 in every row.
-        is_greedy: `[B]` bool, rows whose distribution is one-hot on the largest logit, the lowest
-            id among equals; `None` is no row.
-        cutoff: tokens below it have probability 0; `None` keeps all.
-    """
-
-    temperature: Tensor | None = None
-    is_greedy: Tensor | None = None
-    cutoff: Cutoff | None = None
-
-
-class Truncation(NamedTuple):
-    """What to keep; each field is `None` where no row uses it, at least one is given.
-
-    Args:
-        top_k: `[B]` int64, 0 keeps all.
-        top_p: `[B]` float64 in 0..1, 1 keeps all.
-        min_p: `[B]` float64 in 0..1, 0 keeps all.
-        max_top_k: the largest `top_k`, a number on the host.
-    """
-
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
-    max_top_k: int = 0
+WIDE = 8192
+"""From this many logits per row on a CPU is faster row by row, with the operations of `cpu.py`."""
 
 
 def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) -> Tensor:
     """Probabilities of the shape of `logits`, float32 (float64 for float64 logits); written to
     `out` if it is given.
     """
+    if is_wide(logits):
+        probs = torch.empty(logits.shape, dtype=torch.float32) if out is None else out
+        for b, n, row in _rows(logits):
+            row = scale(row, _of_row(params.temperature, b))
+            if params.cutoff is not None:
+                at = (values.reshape(len(logits), -1)[b, n : n + 1] for values in params.cutoff)
+                row = cpu.drop_below(row, *at)
+            torch.softmax(row, dim=-1, out=_window(probs)[b, n : n + 1])
+        if params.is_greedy is None:
+            return probs
+        return probs.copy_(one_hot_greedy_rows(probs, logits, params.is_greedy))
     scaled = kept = scale(logits, params.temperature)
     if params.cutoff is not None:
         kept = drop_below(scaled, params.cutoff)
     probs = one_hot_greedy_rows(kept.softmax(dim=-1), logits, params.is_greedy)
     return probs if out is None else out.copy_(probs)
+
+
+def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
+    """The cutoff of top-k, then top-p of what top-k kept, then min-p, as Hugging Face's warpers.
+
+    Ties at the k-th logit are kept. Of ties at the edge of top-p those of the lowest ids are
+    dropped. Min-p keeps a token whose probability is at least `min_p` times the largest.
+
+    Args:
+        logits: `[B, V]` or `[B, N, V]`.
+        temperature: `[B]` > 0, or `None` for 1.
+        truncation: what to keep.
+    """
+    if logits.is_cuda and suits_kernels(logits):
+        from specdec.kernels.truncate import triton
+
+        return triton.find_cutoff(logits, temperature, truncation)
+    if not is_wide(logits):
+        return _cutoff(scale(logits, temperature), truncation, drop_below, _top_p_cutoff)
+    cutoffs = []
+    for b, _, row in _rows(logits):
+        limits = (_of_row(values, b) for values in truncation[:3])
+        row, limits = scale(row, _of_row(temperature, b)), Truncation(*limits, truncation.max_top_k)
+        cutoffs.append(_cutoff(row, limits, _drop_below_in_row, _top_p_cutoff_of_row))
+    return Cutoff(*(torch.cat(v).view(logits.shape[:-1]) for v in zip(*cutoffs, strict=True)))
+
+
+def _cutoff(scaled: Tensor, truncation: Truncation, drop: Callable, find_top_p: Callable) -> Cutoff:
+    """`find_cutoff` of scaled logits; how tokens are dropped, and how the cutoff of top-p is found,
+    are arguments.
+    """
+    left, cutoff = scaled, None
+    if truncation.top_k is not None:
+        cutoff = _top_k_cutoff(scaled, truncation.top_k, truncation.max_top_k)
+    for values, find in ((truncation.top_p, find_top_p), (truncation.min_p, _min_p_cutoff)):
+        if values is not None:
+            if cutoff is not None:
+                left = drop(scaled, cutoff)
+            cutoff = _higher(cutoff, find(left, values))
+    return cutoff
 
 
 def one_hot_greedy_rows(probs: Tensor, logits: Tensor, is_greedy: Tensor | None) -> Tensor:
@@ -93,37 +107,6 @@ def drop_below(scaled: Tensor, cutoff: Cutoff) -> Tensor:
     return scaled.masked_fill(~is_kept(scaled, cutoff), -torch.inf)
 
 
-def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
-    """The cutoff of top-k, then top-p of what top-k kept, then min-p, as Hugging Face's warpers.
-
-    Ties at the k-th logit are kept. Of ties at the edge of top-p those of the lowest ids are
-    dropped. Min-p keeps a token whose probability is at least `min_p` times the largest.
-
-    Args:
-        logits: `[B, V]` or `[B, N, V]`.
-        temperature: `[B]` > 0, or `None` for 1.
-        truncation: what to keep.
-    """
-    scaled = left = scale(logits, temperature)
-    cutoff = None
-    if truncation.top_k is not None:
-        cutoff = _top_k_cutoff(scaled, truncation.top_k, truncation.max_top_k)
-    for values, find in ((truncation.top_p, _top_p_cutoff), (truncation.min_p, _min_p_cutoff)):
-        if values is not None:
-            if cutoff is not None:
-                left = drop_below(scaled, cutoff)
-            cutoff = higher(cutoff, find(left, values))
-    return cutoff
-
-
-def droppable_mass(top_p: Tensor) -> Tensor:
-    """`[B]` float64: 1 - top_p, the mass that top-p may drop; -1, less than any mass, at top_p = 1.
-
-    The comparison with a cumulative mass is in the precision of the logits.
-    """
-    return torch.where(top_p < 1, 1 - top_p, -1.0)
-
-
 def _top_k_cutoff(scaled: Tensor, top_k: Tensor, max_top_k: int) -> Cutoff:
     largest = scaled.topk(min(max_top_k, scaled.shape[-1]), dim=-1).values
     kth = per_row(top_k, scaled).clamp(1, largest.shape[-1]) - 1
@@ -135,9 +118,17 @@ def _top_k_cutoff(scaled: Tensor, top_k: Tensor, max_top_k: int) -> Cutoff:
 def _top_p_cutoff(scaled: Tensor, top_p: Tensor) -> Cutoff:
     ascending, ids = scaled.sort(dim=-1, stable=True)
     mass = ascending.softmax(dim=-1).cumsum(dim=-1)
-    is_dropped = mass <= per_row(droppable_mass(top_p), scaled)
+    is_dropped = mass <= per_row(_droppable_mass(top_p), scaled)
     first = is_dropped[..., :-1].sum(dim=-1, keepdim=True)  # the most likely token always stays
     return Cutoff(ascending.gather(-1, first)[..., 0], ids.gather(-1, first)[..., 0])
+
+
+def _droppable_mass(top_p: Tensor) -> Tensor:
+    """`[B]` float64: 1 - top_p, the mass that top-p may drop; -1, less than any mass, at top_p = 1.
+
+    The comparison with a cumulative mass is in the precision of the logits.
+    """
+    return torch.where(top_p < 1, 1 - top_p, -1.0)
 
 
 def _min_p_cutoff(scaled: Tensor, min_p: Tensor) -> Cutoff:
@@ -147,7 +138,7 @@ def _min_p_cutoff(scaled: Tensor, min_p: Tensor) -> Cutoff:
     return Cutoff(at, torch.zeros_like(at, dtype=torch.long))
 
 
-def higher(one: Cutoff | None, other: Cutoff) -> Cutoff:
+def _higher(one: Cutoff | None, other: Cutoff) -> Cutoff:
     """The cutoff that keeps what both keep; `None` keeps everything."""
     if one is None:
         return other
@@ -159,3 +150,37 @@ def per_row(values: Tensor, logits: Tensor) -> Tensor:
     """`[B]` values shaped and typed to be broadcast over `[B, ..., V]`."""
     values = values.to(logits.dtype) if values.is_floating_point() else values
     return values.view(-1, *[1] * (logits.dim() - 1))
+
+
+def is_wide(logits: Tensor) -> bool:
+    """Whether logits `[..., V]` are processed row by row. Float64 logits, as oracles have, and
+    logits with gradients are not.
+    """
+    fits = logits.shape[-1] >= WIDE and logits.device.type == "cpu"
+    return fits and logits.dtype != torch.float64 and not logits.requires_grad
+
+
+def _rows(logits: Tensor) -> Iterator[tuple[int, int, Tensor]]:
+    """(batch row, window index, logits `[1, V]`) of every row."""
+    for b, window in enumerate(_window(logits)):
+        for n in range(len(window)):
+            yield b, n, window[n : n + 1]
+
+
+def _window(table: Tensor) -> Tensor:
+    """`[B, N, V]`, N = 1 where there is no window."""
+    return table[:, None] if table.dim() == 2 else table
+
+
+def _of_row(values: Tensor | None, b: int) -> Tensor | None:
+    """`[1]`: the value of a batch row."""
+    return None if values is None else values[b : b + 1]
+
+
+def _drop_below_in_row(scaled: Tensor, cutoff: Cutoff) -> Tensor:
+    return cpu.drop_below(scaled, *cutoff)
+
+
+def _top_p_cutoff_of_row(scaled: Tensor, top_p: Tensor) -> Cutoff:
+    limit = cpu.largest_droppable(_droppable_mass(top_p))
+    return Cutoff(*cpu.top_p_cutoff(scaled, limit, cpu.FEW, cpu.SAMPLES))

@@ -33,7 +33,7 @@ from specdec.kernels.triton_common import (
     softmax_partials,
     to_key,
 )
-from specdec.kernels.truncate.reference import Cutoff, Truncation, WarpParams
+from specdec.kernels.types import Cutoff, Truncation, WarpParams
 
 BLOCK, NUM_WARPS = 4096, 8
 SAMPLES, SAMPLE_WARPS = 2048, 8

@@ -4,31 +4,13 @@ what may be wrong with the inputs.
 Legend: B rows, K draft tokens, V vocabulary.
 """
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
-from specdec.kernels.truncate import warp_probs
-from specdec.kernels.truncate.reference import WarpParams
+from specdec.kernels.truncate.reference import warp_probs
+from specdec.kernels.types import SUM_TOLERANCE, VerifyUniforms, WarpParams, suits_kernels
 from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
-
-SUM_TOLERANCE = 1e-3
-"""How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
-more."""
-
-
-class VerifyUniforms(NamedTuple):
-    """The random numbers of a rule.
-
-    Args:
-        accept: `[B, K]` float64 in [0, 1).
-        resample: `[B]` float64 in [0, 1).
-    """
-
-    accept: Tensor
-    resample: Tensor
 
 
 def verify(
@@ -48,6 +30,10 @@ def verify(
         uniforms: to accept and to resample.
         by_block: which rule.
     """
+    if logits.is_cuda and suits_kernels(logits):
+        from specdec.kernels.verify import triton
+
+        return triton.verify(draft, logits, params, uniforms, by_block=by_block)
     has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
     rule = block_rule if by_block and has_blocks else token_rule
     tokens, num_accepted = rule(draft, warp_probs(logits, params), uniforms)

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
+from specdec.kernels.types import VerifyUniforms
 from specdec.kernels.verify.reference import (
-    VerifyUniforms,
     append_token,
     find_draft_faults,
     find_target_faults,

@@ -1,10 +1,12 @@
-"""`write_slots`: the definition, in plain PyTorch.
+"""Write slots: keys and values of a window into a cache, in one launch. See README.md.
 
 Legend: B rows, N tokens per row, S slots, H heads of keys and values, D and Dv widths.
 """
 
 import torch
 from torch import Tensor
+
+from specdec.kernels.types import suits_kernels
 
 
 def write_slots(
@@ -27,6 +29,17 @@ def write_slots(
         >>> keys.flatten().tolist(), values.flatten().tolist()
         ([6.0, 0.0, 5.0], [-6.0, 0.0, -5.0])
     """
+    if key_states.is_cuda and suits_kernels(key_states):
+        from specdec.kernels.write_slots import triton
+
+        return triton.write_slots(keys, values, key_states, value_states, slots)
     rows = torch.arange(len(slots), device=slots.device)[:, None]
     keys[rows, slots] = key_states.transpose(1, 2)
     values[rows, slots] = value_states.transpose(1, 2)
+
+
+def writes_slots(key_states: Tensor, keys: Tensor) -> bool:
+    """Whether `write_slots` is the way to write here: it has a kernel for these dtypes. Elsewhere a
+    cache has views of its storage that make index copies faster.
+    """
+    return key_states.is_cuda and suits_kernels(key_states) and key_states.dtype == keys.dtype

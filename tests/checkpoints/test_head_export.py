@@ -1,0 +1,364 @@
+"""A head that is saved is the same head when it is loaded, and its files are what others read.
+
+Round trips compare configuration and tensors; the files themselves are compared with the public
+layouts.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from architectures import VOCAB, build
+from checkpoint_cases import CASES
+from checkpoint_parts import HIDDEN, TARGET, read_checkpoint, tiny_llama
+from eagle_heads import head_for, random_head
+from mask_heads import WIRINGS, config_for
+from mask_heads import random_head as random_mask_head
+from mask_reference import draft_logits
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Config
+
+from specdec import MaskTokenDrafter, SpeculativeGenerator
+from specdec.checkpoints.export import layouts_of, save_head
+from specdec.drafters import EagleDrafter
+
+MODEL = build("llama")
+LLAMA3 = CASES["SpecForge, llama3 rope"][1].layer.rope
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
+SCALED_DYNAMIC = LINEAR | {"rope_type": "dynamic", "original_max_position_embeddings": 64}
+FEW_IDS = {"draft_vocab_size": 20}
+
+
+def eagle(kind="attention", **flags):
+    """A drafter of a random head, its ids ascending."""
+    layers = {"feature_layers": (1, 4, 7)} if kind == "attention" else {}
+    head = head_for(TARGET, kind=kind, **(layers | flags))
+    if head.target_ids is not None:
+        head.target_ids.copy_(head.target_ids.sort().values)
+    return EagleDrafter(head, TARGET, num_draft_tokens=3)
+
+
+def mask(name, **flags):
+    """A drafter of a random head of a wiring, in float32."""
+    flags = {"feature_layers": (1, 2, 3)[: len(WIRINGS[name].feature_layers)]} | flags
+    config = config_for(MODEL, name, **flags)
+    if config.context == "none":
+        layer = replace(config.layer, max_position_embeddings=64)
+        config = replace(config, layer=layer, max_positions=64)
+    return MaskTokenDrafter(random_mask_head(config, dtype=torch.float32), MODEL, 2)
+
+
+EAGLE3 = [
+    {},
+    {"feature_layers": (2, 4, 5)},
+    {"feature_layers": (2, 4, 8)},
+    FEW_IDS,
+    {"has_embed_tokens": True},
+    {"has_lm_head": False},
+    {"hidden_size": 16, "has_embed_tokens": True},
+    {"rope": {"rope_type": "default", "rope_theta": 5e5}},
+    {"rope": LINEAR},
+    {"rope": LLAMA3},
+    {"rms_norm_eps": 1e-3, "head_dim": 10, "max_position_embeddings": 77},
+]
+ONLY_SPECULATORS = [
+    {"norm_before_residual": True},
+    {"norm_before_fc": True},
+    {"fc_norm": True},
+    {"feedback_norm": True},
+    {"num_layers": 3},
+    {"has_qk_norm": True},
+    {"attention_bias": True, "attention_output_bias": True},
+    {"feature_layers": (0, 1, 3, 5, 8)},
+    {"feature_layers": (0, 4, 7)},
+]
+EAGLE1 = [
+    {},
+    {"fc_bias": True},
+    {"attention_bias": True},
+    {"has_embed_tokens": True},
+    {"num_layers": 2},
+]
+MASK = [
+    ("p-eagle", "speculators", {}),
+    ("p-eagle", "vllm", {}),
+    ("p-eagle, one layer", "speculators", {"has_qk_norm": True}),
+    ("p-eagle, norm before fc", "speculators", {}),
+    ("p-eagle", "speculators", {"fc_norm": True, "feature_layers": (1, 3)}),
+    ("p-eagle", "vllm", {"fc_norm": True, "feature_layers": (0, 1, 2, 3)}),
+    ("p-eagle, norm before residual", "vllm", {}),
+    ("p-eagle, fewer ids", "speculators", {}),
+    ("p-eagle, fewer ids", "vllm", {}),
+    ("p-eagle", "speculators", {"has_embed_tokens": True, "has_lm_head": False}),
+    ("p-eagle", "vllm", {"has_embed_tokens": True, "has_lm_head": False}),
+    ("p-eagle, wider target", "speculators", {"hidden_size": 16}),
+    ("pard", "huggingface", {}),
+    ("pard, tied", "huggingface", {}),
+    ("pard", "huggingface", {"has_qk_norm": True}),
+    ("pard", "huggingface", {"attention_bias": True}),
+    ("pard", "huggingface", {"attention_bias": True, "attention_output_bias": True}),
+    ("dflash", "z-lab", {}),
+    ("dflash", "speculators", {}),
+    ("dflash, own tables", "speculators", {}),
+    ("dflash", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
+    ("dspark", "speculators", {}),
+]
+ROUND_TRIPS = [
+    *((eagle, "attention", "safeailab", flags) for flags in EAGLE3),
+    *((eagle, "attention", "speculators", f) for f in [*ONLY_SPECULATORS, FEW_IDS, EAGLE3[6]]),
+    *((eagle, "input", "safeailab", flags) for flags in EAGLE1),
+    *((mask, *case) for case in MASK),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "layout", "flags"), ROUND_TRIPS)
+def test_a_saved_head_loads_back_bit_for_bit(make, name, layout, flags, tmp_path):
+    drafter = make(name, **flags)
+    drafter.save_pretrained(tmp_path, layout, verifier="a/b")
+    loaded = type(drafter).from_pretrained(tmp_path, TARGET if make is eagle else MODEL, 2)
+    ours, theirs, ids = drafter.head, loaded.head, drafter.head.target_ids
+    assert loaded.config == drafter.config
+    assert (theirs.target_ids is None) is (ids is None)
+    if ids is not None:  # files hold draft ids in ascending order; the head's rows move with them
+        order = ids.argsort()
+        assert theirs.target_ids.equal(ids[order])
+        ours.lm_head.weight.data = ours.lm_head.weight.data[order]
+    assert theirs.state_dict().keys() == ours.state_dict().keys()
+    for key, tensor in ours.state_dict().items():
+        assert theirs.state_dict()[key].equal(tensor), key
+
+
+OBSTACLES = [
+    *(("'speculators' may", eagle, "attention", "safeailab", flags) for flags in ONLY_SPECULATORS),
+    ("biases of q, k, v alone", eagle, "attention", "speculators", {"attention_bias": True}),
+    ("fc_bias", eagle, "attention", "safeailab", {"fc_bias": True}),
+    ("output_norm=False", eagle, "attention", "speculators", {"output_norm": False}),
+    ("logit_scale", eagle, "attention", "safeailab", {"logit_scale": 0.5}),
+    ("final features", eagle, "attention", "safeailab", {"feature_layers": (1, 4, "final")}),
+    ("not in the order of", eagle, "attention", "speculators", {"feature_layers": (4, 1, 7)}),
+    ("original_max_.* of a dynamic", eagle, "attention", "safeailab", {"rope": SCALED_DYNAMIC}),
+    ("fc_bias", mask, "p-eagle, norm per feature", "speculators", {}),
+    ("logit_scale", mask, "p-eagle", "vllm", {"logit_scale": 0.5}),
+    ("has_qk_norm", mask, "p-eagle", "vllm", {"has_qk_norm": True}),
+    ("attention_bias=True", mask, "p-eagle", "vllm", {"attention_bias": True}),
+    ("a mask without an id", mask, "p-eagle, learned embedding", "speculators", {}),
+    ("a mask without an id", mask, "dflash, learned embedding", "z-lab", {}),
+    ("without norms of queries and", mask, "dflash", "speculators", {"has_qk_norm": False}),
+    ("is_causal=True", mask, "dflash", "z-lab", {"is_causal": True}),
+    ("a head without block_size", mask, "dflash, causal", "z-lab", {}),
+    ("has_embed_tokens=True, has_lm_head=True", mask, "dflash, own tables", "z-lab", {}),
+    ("features of the embeddings", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
+    ("biases of q, k, v alone beside", mask, "pard, qk norm", "huggingface", {}),
+    ("fewer ids than the target", mask, "pard", "huggingface", {"draft_vocab_size": 30}),
+]
+
+
+@pytest.mark.parametrize(("obstacle", "make", "name", "layout", "flags"), OBSTACLES)
+def test_what_a_layout_cannot_express_is_refused(obstacle, make, name, layout, flags, tmp_path):
+    drafter = make(name, **flags)
+    with pytest.raises(ValueError, match=f"the {layout} layout cannot express .*{obstacle}"):
+        drafter.save_pretrained(tmp_path / "head", layout, verifier="a/b")
+    assert not (tmp_path / "head").exists()
+
+
+def test_other_layouts_and_what_no_layout_has_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="of 'input' heads must be 'safeailab', got 'speculators'"):
+        eagle("input").save_pretrained(tmp_path, "speculators")
+    with pytest.raises(ValueError, match="must be 'speculators' or 'vllm', got 'z-lab'"):
+        mask("p-eagle").save_pretrained(tmp_path, "z-lab")
+    head = random_mask_head(config_for(MODEL, "pard"), dtype=torch.float32)
+    with pytest.raises(ValueError, match="cannot express max_positions other than max_pos"):
+        MaskTokenDrafter(head, MODEL, 2).save_pretrained(tmp_path)
+    head = random_head(eagle().config, dtype=torch.float32)
+    head.target_ids = torch.arange(VOCAB).flip(0)
+    with pytest.raises(ValueError, match="can express a permuted full vocabulary"):
+        EagleDrafter(head, TARGET).save_pretrained(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def saved(drafter, folder, layout=None, **options):
+    """The keys and the tensors of a head's files."""
+    config = drafter.config
+    layout = layout or layouts_of(getattr(config, "fusion", None) or config.alignment)[0]
+    drafter.save_pretrained(folder, layout, **options)
+    return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "pard", "dflash", "dspark"])
+def test_the_default_layout_is_that_of_the_alignment(name, tmp_path):
+    drafter = mask(name)
+    drafter.save_pretrained(tmp_path / "usual", verifier="a/b")
+    saved(drafter, tmp_path / "named", verifier="a/b")
+    for file in ("config.json", "model.safetensors"):
+        usual, named = (tmp_path / folder / file for folder in ("usual", "named"))
+        assert usual.read_bytes() == named.read_bytes()
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_speculators_file_holds_embeddings_and_names_its_target(has_own, tmp_path):
+    """speculators reads a file without embeddings into memory that nobody has written."""
+    drafter = eagle(has_embed_tokens=has_own)
+    with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
+        drafter.save_pretrained(tmp_path / "head", "speculators")
+    assert not (tmp_path / "head").exists()
+    _, tensors = saved(drafter, tmp_path / "head", "speculators", verifier="a/b")
+    own = drafter.head.embed_tokens.weight if has_own else TARGET.model.embed_tokens.weight
+    assert tensors["embed_tokens.weight"].equal(own)
+
+
+def test_the_verifier_is_where_the_target_was_loaded_from(tmp_path):
+    TARGET.save_pretrained(tmp_path / "target")
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
+    keys, _ = saved(EagleDrafter(eagle().head, target), tmp_path, "speculators")
+    assert keys["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "target")
+
+
+def test_embeddings_that_cannot_be_copied_are_refused(tmp_path):
+    tables = {"verifier": "a/b", "lm_head": None}
+    for table in (None, torch.zeros(VOCAB, HIDDEN, dtype=torch.int8), torch.zeros(3, HIDDEN)):
+        with pytest.raises(ValueError, match="pass them as embed_tokens"):
+            save_head(eagle().head, tmp_path / "x", "speculators", embed_tokens=table, **tables)
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "note"),
+    [
+        ({"rope": LLAMA3}, "cannot load rope_scaling of type 'llama3'"),
+        (
+            {"rope": LINEAR | {"rope_theta": 5e5}},
+            "takes a rope base of 10000 with scaling, not 500",
+        ),
+        ({"feature_layers": (1, 4, 7)}, "always reads boundaries [2, 4, 5], not [1, 4, 7]"),
+        ({"head_dim": 10}, "takes hidden_size / heads for head_dim, not 10"),
+    ],
+)
+def test_what_only_safeailabs_own_code_misreads_is_noted(flags, note, tmp_path):
+    flags = {"feature_layers": (2, 4, 5), "head_dim": 8} | flags
+    (said,) = eagle(**flags).save_pretrained(tmp_path)
+    assert note in said
+
+
+def test_the_safeailab_layout_has_the_reference_names_and_keys(tmp_path):
+    linear = {f"self_attn.{n}_proj" for n in "qkvo"}
+    linear |= {f"mlp.{n}_proj" for n in ("gate", "up", "down")} | {"post_attention_layernorm"}
+    keys, tensors = saved(eagle(**FEW_IDS), tmp_path / "3")
+    names = {f"midlayer.{name}.weight" for name in linear | {"input_layernorm", "hidden_norm"}}
+    assert tensors.keys() == names | {"fc.weight", "norm.weight", "lm_head.weight", "d2t", "t2d"}
+    assert (tensors["d2t"].dtype, tensors["t2d"].dtype) == (torch.int64, torch.bool)
+    assert (torch.arange(20) + tensors["d2t"]).equal(tensors["t2d"].nonzero()[:, 0])
+    assert tensors["midlayer.self_attn.q_proj.weight"].shape[1] == 2 * HIDDEN
+    assert (keys["draft_vocab_size"], keys["vocab_size"]) == (20, VOCAB)
+    # vLLM reads the key at the top, as boundaries; SGLang the nested one, as outputs of layers.
+    assert keys["eagle_aux_hidden_state_layer_ids"] == [1, 4, 7]
+    assert keys["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 3, 6]
+    assert isinstance(AutoConfig.from_pretrained(tmp_path / "3"), LlamaConfig)
+    # Its configuration class loads exactly a type and a factor, a float.
+    keys, _ = saved(eagle(rope=LINEAR | {"factor": 2}), tmp_path / "scaled")
+    assert repr(keys["rope_scaling"]) == repr({"type": "linear", "factor": 2.0})
+    keys, tensors = saved(eagle("input", fc_bias=True), tmp_path / "1")
+    names = {f"layers.0.{name}.weight" for name in linear}
+    assert tensors.keys() == names | {"fc.weight", "fc.bias"}
+    assert (keys["bias"], keys["qkv_bias"], keys["num_hidden_layers"]) == (True, False, 1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "kind"), [({}, LlamaConfig), ({"has_qk_norm": True}, Qwen3Config)]
+)
+def test_the_speculators_layout_is_a_difference_to_hfs_defaults(flags, kind, tmp_path):
+    keys, tensors = saved(eagle(**flags), tmp_path, "speculators", verifier="a/b")
+    assert keys["speculators_model_type"] == "eagle3"
+    assert keys["norm_before_residual"] is False  # vLLM would take a missing key for true
+    assert keys["speculators_config"]["verifier"]["name_or_path"] == "a/b"
+    assert keys["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    layers = keys["transformer_layer_config"]
+    assert layers["num_aux_hidden_states"] == 3  # vLLM reads it there
+    assert layers["model_type"] == kind.model_type
+    filled = kind(**{key: value for key, value in layers.items() if key != "model_type"})
+    assert (filled.hidden_size, filled.head_dim, filled.vocab_size) == (HIDDEN, 6, VOCAB)
+    assert filled.rope_parameters["rope_theta"] == 10000.0
+    assert "layers.0.hidden_norm.weight" in tensors
+
+
+def test_mask_token_files_hold_what_their_readers_expect(tmp_path):
+    table = MODEL.get_input_embeddings().weight
+    keys, tensors = saved(mask("p-eagle"), tmp_path / "a", verifier="a/b")
+    assert (keys["speculators_model_type"], keys["mask_token_id"]) == ("peagle", 7)
+    assert keys["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
+    assert tensors["mask_hidden"].shape == (1, 1, 96)
+    assert tensors["embed_tokens.weight"].equal(table)
+    keys, tensors = saved(mask("dflash"), tmp_path / "b")
+    assert keys["dflash_config"] == {"target_layer_ids": [0, 1], "mask_token_id": 7}
+    assert keys["block_size"] == 6
+    assert "embed_tokens.weight" not in tensors
+    keys, tensors = saved(mask("dflash"), tmp_path / "c", "speculators", verifier="a/b")
+    assert keys["aux_hidden_state_layer_ids"] == [1, 2]
+    assert tensors["embed_tokens.weight"].equal(table)
+    keys, _ = saved(mask("pard"), tmp_path / "d")
+    assert (keys["pard_token"], keys["spd_type"]) == (7, "pard")
+
+
+@pytest.mark.parametrize("layout", ["speculators", "vllm"])
+def test_vllm_learns_the_number_of_features_and_their_norms(layout, tmp_path):
+    """Its P-EAGLE head takes three features and no norms without these keys, and of a speculators
+    file it keeps little more than `transformer_layer_config` (vLLM 0.32.0, `update_peagle`).
+    """
+    drafter = mask("p-eagle", feature_layers=(0, 1, 2, 3), fc_norm=True)
+    keys, _ = saved(drafter, tmp_path, layout, verifier="a/b")
+    kept = keys if layout == "vllm" else keys["transformer_layer_config"]
+    assert (kept["num_aux_hidden_states"], kept["fc_norm"]) == (4, True)
+
+
+@pytest.mark.parametrize(("kind", "num_tokens"), [("dflash", 5), ("dspark", 6)])
+def test_vllm_runs_a_block_in_both_directions_and_in_its_own_alignment(kind, num_tokens, tmp_path):
+    """`sliding_window_non_causal: false` makes every layer causal, and a file of kind `dflash` is
+    run in the same position whatever `sample_from_anchor` says (vLLM 0.32.0, `update_dflash` and
+    `v1/spec_decode/dflash.py`).
+    """
+    keys, _ = saved(mask(kind), tmp_path, "speculators", verifier="a/b")
+    assert keys["speculators_model_type"] == kind
+    assert keys["sliding_window_non_causal"] is True
+    assert keys["sample_from_anchor"] is (kind == "dspark")
+    assert keys.get("markov_rank", 0) == 0
+    # Six rows; vLLM's blocks have as many rows as draft tokens, and one more for `dflash`.
+    proposal = keys["speculators_config"]["proposal_methods"][0]
+    assert proposal["speculative_tokens"] == num_tokens
+
+
+@pytest.mark.parametrize("flags", [{}, {"has_qk_norm": True}, {"attention_bias": True}])
+@pytest.mark.parametrize("name", ["pard", "pard, tied"])
+@torch.no_grad()
+def test_a_saved_language_model_is_one_of_transformers(name, flags, tmp_path):
+    drafter = mask(name, **flags)
+    drafter.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    text, token = [5, 17, 3, 8, 21, 40], drafter.config.mask_token_id
+    expected = model(input_ids=torch.tensor([[*text, token, token]])).logits[0, -3:]
+    weights = drafter.head.state_dict()
+    tables = [weights["embed_tokens.weight"], None]
+    seen = draft_logits(drafter.config, weights, tables, text, None, 3)
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-4)
+
+
+def test_weights_keep_their_type(tmp_path):
+    target = tiny_llama().to(torch.bfloat16)
+    head = head_for(target, has_lm_head=False, feature_layers=(1, 4, 7)).to(torch.bfloat16)
+    _, tensors = saved(EagleDrafter(head, target), tmp_path)
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert tensors["lm_head.weight"].equal(target.lm_head.weight)
+    assert "lm_head" in read_checkpoint(tmp_path, target).shared
+
+
+def test_a_head_whose_ids_are_in_no_order_drafts_alike_when_it_is_loaded(tmp_path):
+    head = head_for(TARGET, feature_layers=(1, 4, 7), **FEW_IDS)
+    assert (head.target_ids.diff() < 0).any()
+    drafter = EagleDrafter(head, TARGET, num_draft_tokens=3)
+    drafter.save_pretrained(tmp_path)
+    loaded = EagleDrafter.from_pretrained(tmp_path, TARGET, num_draft_tokens=3)
+    prompts, drafted = torch.tensor([[5, 17, 3, 41], [8, 60, 13, 2]]), []
+    for each in (drafter, loaded):
+        options = {"max_new_tokens": 4, "do_sample": True, "seed": 4, "trace": True}
+        result = SpeculativeGenerator(TARGET, each).generate(prompts, **options)
+        drafted.append([[step.draft_tokens for step in row] for row in result.trace])
+    assert drafted[0] == drafted[1]
