@@ -33,8 +33,8 @@ from specdec.loop.runner import RunnerPool
 from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
-from specdec.request.hook import HookCall, check_hook, with_stop_strings
-from specdec.request.options import Options
+from specdec.request.hook import HookCall, check_hook
+from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, sampler_named
 from specdec.samplers.base import check_sampler

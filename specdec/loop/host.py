@@ -134,10 +134,8 @@ class Generation:
         self._num_draft_tokens = value
 
     def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:
-        """One step for every row; see `SpeculativeGenerator.step`.
-
-        Args:
-            run: takes the step instead of the runner, as `StepRunner.run` does.
+        """One step for every row, by the runner or by a function that takes its place; see
+        `SpeculativeGenerator.step`.
         """
         outcome = (run or self.runner.run)(
             self.state,
@@ -220,12 +218,9 @@ class StepRecord:
 
 
 class OutputCollector:
-    """Collects the tokens of every row, evaluates HF's stopping criteria on the host, and builds
-    the result. No step waits for it.
-
-    Args:
-        generation: the call under way.
-        streamer: receives each token once, in order; may be `None`.
+    """Collects the tokens of every row of a generation, evaluates HF's stopping criteria on the
+    host, hands each token once and in order to a streamer, and builds the result. No step waits
+    for it.
     """
 
     def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
@@ -254,11 +249,7 @@ class OutputCollector:
         return max(self._lengths[row] for row in self._generation.rows)
 
     def add(self, outcome: PendingOutcome, scores: Scores | None = None) -> StepRecord:
-        """Takes over one step.
-
-        Args:
-            outcome: of the step.
-            scores: its logits, where the call keeps them.
+        """Takes over one step, and its logits where the call keeps them.
 
         Raises:
             ValueError: the step found something wrong with its inputs; nothing of it is kept.

@@ -371,5 +371,5 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
     dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
-    modules = (parts.target.model, parts.drafter, parts.sampler) if captures else ()
-    return *weight_addresses(*modules), *dtypes, *map(repr, kept)
+    modules = parts.target.model, parts.drafter, parts.sampler
+    return *(weight_addresses(*modules) if captures else ()), *dtypes, *map(repr, kept)

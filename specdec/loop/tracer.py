@@ -25,11 +25,7 @@ from specdec.trace import StepNumbers, StepTimes, Trace
 
 
 class StepTracer:
-    """Takes the steps of one call, eagerly, and collects its trace.
-
-    Args:
-        generation: the call under way.
-    """
+    """Takes the steps of one call, eagerly, and collects its trace."""
 
     def __init__(self, generation: Generation):
         self._generation = generation
