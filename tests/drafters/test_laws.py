@@ -158,21 +158,6 @@ def test_greedy_text_is_that_of_hf_for_other_targets(target, name):
     check_greedy_text(model, OF_OTHERS[name](model))
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("eagle3", torch.bfloat16), ("dflash", torch.float16), ("mtp", torch.float64)],
-    ids=str,
-)
-def test_a_head_of_another_data_type_than_the_target_drafts_for_it(name, dtype):
-    text = SpeculativeGenerator(MODEL, None).generate(BATCH, BATCH_MASK, max_new_tokens=8).sequences
-    drafter = make(name, 3)
-    generator = SpeculativeGenerator(
-        MODEL, type(drafter)(copy.deepcopy(drafter.head).to(dtype), MODEL, 3)
-    )
-    assert generator.generate(BATCH, BATCH_MASK, max_new_tokens=8).sequences.equal(text)
-    generator.generate(BATCH, BATCH_MASK, max_new_tokens=8, do_sample=True, seed=1)
-
-
 # Law 5.
 
 SETTINGS = {
