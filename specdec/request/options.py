@@ -77,7 +77,10 @@ class Options:
         """Takes what HF hands to a decoding function; raises `ValueError` where it asks for
         something that specdec does not do.
         """
-        _refuse_unsupported(config)
+        for name, (usual, reason) in _UNSUPPORTED.items():
+            value = getattr(config, name, None)
+            if value is not None and value not in usual:
+                raise ValueError(f"{name}={value!r} is not supported: {reason}")
         ends = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
         eos = torch.cat(ends).tolist() if ends else []
         limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
@@ -133,11 +136,7 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
-    # Keywords come first, then the call's `generation_config`, then the model's own, as in HF.
-    config = copy.deepcopy(given.pop("generation_config", GenerationConfig()))
-    own_config = model.generation_config.to_dict()
-    config.update(**own_config, defaults_only=True, allow_custom_entries=True)
-    given = config.update(**given)  # what is left is no setting
+    config, given = _merged(model.generation_config, given)
     if is_neutral and config.do_sample and config.top_k is None:
         config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
     copies = config.num_return_sequences or 1
@@ -171,6 +170,15 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
                 "out"
             )
     return replace(resolved, warp=resolved.warp | of_rows, sampling=sampling, **own)
+
+
+def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dict]:
+    """One configuration of a call: keywords, then its `generation_config`, then the model's own, as
+    in HF; and the keywords that are no settings.
+    """
+    config = copy.deepcopy(options.pop("generation_config", GenerationConfig()))
+    config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    return config, config.update(**options)
 
 
 def _resolved(
@@ -299,10 +307,3 @@ _UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked fo
     "assistant_ensemble_weight": ((), _ASSISTED),
     "speculation_type": ((), _ASSISTED),
 }
-
-
-def _refuse_unsupported(config: GenerationConfig) -> None:
-    for name, (usual, reason) in _UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in usual:
-            raise ValueError(f"{name}={value!r} is not supported: {reason}")
