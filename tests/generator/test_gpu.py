@@ -24,7 +24,7 @@ from specdec.samplers import Noise, Stream
 from specdec.training.eagle import eagle_config
 from specdec.training.mtp import new_head as new_mtp_head
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 NAMES = ["llama", "qwen3_moe", "gemma2", "gemma3", "gpt_oss", "gpt2", "deepseek_v3", "gptj"]
 DRAFTERS = {
     "none": lambda model: None,
@@ -38,14 +38,6 @@ DRAFTERS = {
         for name in ALIGNMENTS
     },
 }
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def on_gpu(name):

@@ -36,7 +36,7 @@ from specdec.loop.state import TokenBuffer
 from specdec.target.cache import SlotCache
 from specdec.training.eagle import eagle_config
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 NUM_STEPS = 50
 DRAFTERS = {
     "none": lambda model: None,
@@ -69,14 +69,6 @@ GATES = {
 by_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
 PAIRS = [(name, SAMPLERS[0]) for name in DRAFTERS] + [("eagle3", s) for s in SAMPLERS[1:]]
 """Every drafter with one sampler, every sampler with one drafter."""
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def masks(model, name):

@@ -26,17 +26,13 @@ from specdec.graphs import HostSyncError, no_host_sync
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = {
     "item": lambda: X[0].item(),
-    "float": lambda: float(X[0]),
-    "int": lambda: int(X[0]),
     "if tensor": lambda: 1 if X[0] > 0 else 2,
     "range of a tensor": lambda: range(torch.tensor(3)),
     "slice by a tensor": lambda: X[: torch.tensor(2)],
     "tolist": lambda: X.tolist(),
     "numpy": lambda: X.numpy(),
-    "array": lambda: X.__array__(),
     "cpu": lambda: X.cpu(),
     "nonzero": lambda: X.nonzero(),
-    "nonzero as tuple": lambda: X.nonzero(as_tuple=True),
     "where with one argument": lambda: torch.where(X > 0),
     "read by mask": lambda: X[X > 0],
     "write by mask": lambda: X.clone().__setitem__(X > 0, X[:2]),
@@ -53,12 +49,10 @@ WAITING = {
     "histogram": lambda: torch.histc(X),
     "multinomial": lambda: torch.multinomial(X, 1),
     "print": lambda: str(X),
-    "repr": lambda: repr(X),
     "format": lambda: f"{X}",
     "save": lambda: torch.save(X, io.BytesIO()),
     "pickle": lambda: pickle.dumps(X),
     "storage": lambda: X.untyped_storage().tolist(),
-    "all": lambda: bool((X > 0).all()),
 }
 
 
