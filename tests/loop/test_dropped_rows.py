@@ -219,6 +219,19 @@ def test_a_stream_that_is_abandoned_harms_nobody(kept_bytes):
         assert generate(generator, ROWS) == expected
 
 
+@pytest.mark.parametrize("name", ["none", "eagle3"])
+def test_a_stream_tells_the_rows_of_the_batch(name):
+    generator = SpeculativeGenerator(MODEL, drafter_of(name))
+    expected = [steps for steps, *_ in generate(generator, ROWS)]
+    found = [[] for _ in ROWS]
+    for record in generator.stream(IDS, MASK, **settings_of(ROWS)):
+        assert len(record.rows) == len(ROWS)
+        for row, step in enumerate(record.rows):
+            assert (step is None) == (record.index >= len(expected[row]))
+            found[row] += [vars(step)] if step else []
+    assert found == expected
+
+
 def test_a_fault_is_told_of_the_row_of_the_batch():
     model = build("llama")
     generator = SpeculativeGenerator(model, None)
