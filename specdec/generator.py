@@ -25,7 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter, drafter_named
-from specdec.drafters.base import check_drafter, check_num_draft_tokens
+from specdec.drafters.base import check_drafter
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
 from specdec.loop.outcome import Outcome, PendingOutcome
@@ -33,8 +33,8 @@ from specdec.loop.runner import RunnerPool
 from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
-from specdec.request.hook import HookCall, check_hook, with_stop_strings
-from specdec.request.options import Options
+from specdec.request.hook import HookCall, check_hook
+from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, sampler_named
 from specdec.samplers.base import check_sampler
@@ -326,8 +326,8 @@ class SpeculativeGenerator:
 
     @torch.inference_mode()
     def _begin(self, request: Request, *, trace: bool = False) -> Generation:
-        target = self.target  # the drafter may have been moved or cast since it was joined
-        most = check_num_draft_tokens(self.drafter.num_draft_tokens)
+        target = self.target  # the drafter may have been changed since it was joined
+        most = check_integer("num_draft_tokens", self.drafter.num_draft_tokens, 0)
         self.drafter.validate(vocab_size=target.vocab_size, device=target.device)
         if (asked := request.options.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"

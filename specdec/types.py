@@ -172,8 +172,7 @@ class Draft:
 
     @cached_property
     def first_children(self) -> tuple[Tensor, Tensor]:
-        """`[B, N]` the first token drafted after each row of the window, and whether there is any.
-        """
+        """`[B, N]` the first token after each row of the window, and whether there is any."""
         width = self.tokens.shape[1]
         index = torch.arange(width, device=self.tokens.device).masked_fill(~self.is_valid, width)
         first = index.new_full((len(index), width + 1), width)

@@ -50,3 +50,12 @@ def _filled(allocate):
 def _fresh_memory_of_kernels_is_filled(monkeypatch):
     for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
         monkeypatch.setattr(owner, name, _filled(getattr(owner, name)))
+
+
+@pytest.fixture
+def exact_float32():
+    """For tests on a GPU: products without TF32."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before

@@ -37,6 +37,7 @@ def test_an_integer_is_no_boolean_and_a_number_is_finite(value):
         (check_integer, "an integer", is_integer, True),
         (check_number, "a number", is_number, type(value) is not float),
     ):
+        assert len(shown([value] * 10**4)) < 100
         if fits:
             assert check("x", value) is value
             continue
@@ -55,13 +56,9 @@ def test_a_range_includes_both_of_its_ends(value, low, high):
         check_integer("n", value, low, high)
     with pytest.raises(ValueError, match=f"n must be a number in {low}..{high}, got "):
         check_number("n", value, low, high)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 0, 1, 1.5])
-def test_a_number_strictly_between_two_ends(value):
-    with pytest.raises(ValueError, match="t must be a number"):
-        check_number("t", value, above=0, below=1)
-    assert check_number("t", 1e-300, above=0, below=1) == 1e-300
+    for end in (low, high, math.nan, math.inf):
+        with pytest.raises(ValueError, match="n must be a number"):
+            check_number("n", end, above=low, below=high)
 
 
 @given(ANYTHING)
@@ -100,9 +97,3 @@ def test_what_can_be_no_path_is_refused(value, tmp_path):
     with pytest.raises((TypeError, ValueError), match="output must be the path of a file, got"):
         check_path("output", value, what="a file")
     assert check_path("output", str(tmp_path / "new")) == tmp_path / "new"
-
-
-def test_what_is_shown_is_short_and_holds_no_tensor():
-    assert len(shown("x" * 10**6)) < 100
-    assert shown([torch.zeros(9)]) == "a list"
-    assert shown({"a": (torch.nn.Linear(2, 2),)}) == "a dict"

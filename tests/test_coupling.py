@@ -69,7 +69,7 @@ def _plain():
 
 @pytest.mark.parametrize(
     ("name", "num_draft_tokens"),
-    [*((name, 3) for name in DRAFTERS), *(("perturbed", k) for k in (1, 2, 4, 8))],
+    [*((name, 3) for name in DRAFTERS), *(("perturbed", k) for k in (1, 8))],
 )
 def test_the_text_is_that_of_plain_decoding(name, num_draft_tokens, plain):
     result = generate(DRAFTERS[name](num_draft_tokens))
@@ -78,6 +78,9 @@ def test_the_text_is_that_of_plain_decoding(name, num_draft_tokens, plain):
         assert result.stats.acceptance_rate == 1.0
     if name == "wrong":
         assert result.stats.acceptance_rate < 0.3
+    if name == "perturbed":  # hiding the draft probabilities changes nothing
+        hidden = generate(DRAFTERS[name](num_draft_tokens), draft_probs=False)
+        assert torch.equal(hidden.sequences, plain.sequences)
 
 
 def test_a_sampler_with_other_noise_writes_another_text(plain):
@@ -90,20 +93,6 @@ def test_another_seed_writes_another_text_except_in_the_greedy_row(plain):
     result = generate(DRAFTERS["perturbed"](4), seed=[1, 2, 3, 4, 5])
     same = (result.sequences == plain.sequences).all(dim=1)
     assert same.tolist() == [row == GREEDY_ROW for row in range(5)]
-
-
-def test_a_row_alone_writes_what_it_writes_in_the_batch(plain):
-    for row in range(5):
-        settings = {name: [values[row]] for name, values in SETTINGS.items()}
-        prompt = IDS[row : row + 1, MASK[row] == 1]
-        generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"](3), CouplingSampler())
-        alone = generator.generate(prompt, max_new_tokens=NUM_NEW, do_sample=True, **settings)
-        assert torch.equal(alone.new_tokens[0], plain.new_tokens[row])
-
-
-def test_hiding_the_draft_probabilities_changes_nothing(plain):
-    result = generate(DRAFTERS["perturbed"](4), draft_probs=False)
-    assert torch.equal(result.sequences, plain.sequences)
 
 
 def test_the_exponentials_of_a_race_are_exponential_and_differ_everywhere():

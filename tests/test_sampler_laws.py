@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, joint_law, law_error, random_worlds, warped
+from exact_law import assert_lossless, joint_law, random_worlds, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -82,16 +82,6 @@ def test_truncated_and_greedy_rows_mix_in_a_batch(sampler, size, kind, warps, se
     assert_lossless(sampler, warped(random_worlds((*size[:2], 2), seed, kind), warps), seed)
 
 
-@lossless
-@given(sizes, kinds, seeds)
-@settings(max_examples=8)
-def test_float32_tables_have_the_law_of_the_target_to_float32(sampler, size, kind, seed):
-    worlds = random_worlds(size, seed, kind)
-    worlds.logits = [x.float() for x in worlds.logits]
-    worlds.draft = [q.float() for q in worlds.draft]
-    assert_lossless(sampler, worlds, seed, tolerance=1e-6)
-
-
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=5).filter(any), st.sampled_from(WARPS))
 def test_the_laws_of_the_packages_own_worlds_are_those_of_huggingface(weights, options):
     table = torch.tensor([weights], dtype=torch.float64)
@@ -161,27 +151,6 @@ def test_each_token_is_accepted_with_the_largest_probability_that_any_rule_can_r
         by_path[(*prefix, paths.tokens[:, i])] = flips.accept[:, i]
         accepted = (q * by_path).sum(-1)[prefix]
         torch.testing.assert_close(accepted[is_reached], optimum[is_reached], rtol=0, atol=1e-12)
-
-
-def test_the_check_fails_argmax_tokens_that_claim_a_soft_law():
-    """That it fails many other mistakes is in `certify/test_certify.py`."""
-
-    def claims_to_be_soft(draft, logits, warp, noise):
-        probs = torch.full((*draft.tokens.shape, 3), 1 / 3, dtype=torch.float64)
-        return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
-
-    worlds = random_worlds((3, 2, 3), 0, "point-mass")
-    assert law_error(claims_to_be_soft, worlds, worlds.target) > 1e-3
-    assert law_error(RejectionSampler(), worlds, worlds.target) < 1e-12
-
-
-@given(st.tuples(st.integers(2, 5), st.integers(1, 3), st.integers(1, 3)), kinds, seeds)
-@settings(max_examples=8)
-def test_block_verification_accepts_at_least_as_many_tokens_in_every_world(size, kind, seed):
-    worlds = random_worlds(size, seed, kind)
-    block = find_flips(BlockSampler(), worlds).expected_accepted
-    token = find_flips(RejectionSampler(), worlds).expected_accepted
-    assert (block >= token - 1e-12).all()
 
 
 @given(st.tuples(st.integers(2, 4), st.integers(1, 3), st.integers(1, 3)), seeds)

@@ -11,6 +11,7 @@ that code which keeps an output for too long, or passes another shape, fails the
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import threading
@@ -19,12 +20,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from specdec.arguments import check_device, check_integer, shown
-from specdec.graphs.communicators import release_before_communicators
 from specdec.graphs.sync import HostSyncError, no_host_sync
 from specdec.graphs.tree import clone_tensors, leaves
 
@@ -73,7 +75,7 @@ class GraphPool:
             with no_host_sync() if is_guarded else nullcontext(), self._on_stream():
                 return function()
         except HostSyncError as error:
-            raise CaptureError(explain_failure(error)) from error
+            raise CaptureError(_explain_failure(error)) from error
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -196,7 +198,7 @@ class Captured:
         return self._function(*self._inputs)
 
     def _capture(self) -> None:
-        release_before_communicators(self)
+        _release_before_communicators(self)
         if self.device.type == "cuda":
             with _ONE_CAPTURE, torch.cuda.device(self.device):
                 self._record()
@@ -224,7 +226,7 @@ class Captured:
             self.outputs = None
             torch.cuda.set_stream(current)  # torch stays on the capture's where ending it fails
             self._clean_up()
-            raise CaptureError(explain_failure(failure or error)) from (failure or error)
+            raise CaptureError(_explain_failure(failure or error)) from (failure or error)
         self._graph = graph
         self.capture_seconds = time.perf_counter() - start
         self.num_bytes = max(0, torch.cuda.memory_reserved() - reserved)
@@ -242,17 +244,8 @@ class Captured:
         self.pool.renew()
 
 
-def explain_failure(error: BaseException) -> str:
-    """What a function did that cannot be captured, where, and what to do about it.
-
-    Example:
-        >>> try:
-        ...     with no_host_sync():
-        ...         torch.ones(3).sum().item()
-        ... except HostSyncError as error:
-        ...     print(explain_failure(error).split(" (in")[0])
-        the function cannot be captured: Tensor.item() copies a tensor to the host
-    """
+def _explain_failure(error: BaseException) -> str:
+    """What a function did that cannot be captured, where, and what to do about it."""
     where = _place_of(error)
     text = str(error).strip().split("\n")[0]
     advice = "keep the decision on the device (torch.where, gather, masks), or do not capture it"
@@ -333,3 +326,37 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def _release_before_communicators(captured: Captured) -> None:
+    """Has a captured function, held weakly, released when its process groups are destroyed, or at
+    exit; without a process group this does nothing.
+
+    NCCL ends a communicator only after every graph that captured one of its operations is freed.
+    With such a graph alive `torch.distributed.destroy_process_group()` never returns
+    (pytorch#115388). It first calls `finalize()` of every member of `_world.comms`, whatever name
+    it was imported by; torch offers no public hook. The destruction of one group
+    (`destroy_process_group(group)`) makes no such call.
+    """
+    if not distributed_c10d.is_initialized():
+        return
+    members = distributed_c10d._world.comms
+    for member in members:
+        if isinstance(member, _LiveGraphs):
+            break
+    else:
+        members.append(member := _LiveGraphs())
+    member.captured.add(captured)
+
+
+class _LiveGraphs:
+    """What was captured while the process groups of now existed."""
+
+    def __init__(self):
+        self.captured: WeakSet[Captured] = WeakSet()
+        atexit.register(self.finalize)
+
+    def finalize(self) -> None:
+        """Called by torch before it ends the communicators, and by Python at exit."""
+        for captured in list(self.captured):
+            captured.release()

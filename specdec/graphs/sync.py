@@ -48,7 +48,7 @@ class _RefuseHostMethods(TorchFunctionMode):
 
 
 class _RefuseSyncingOps(TorchDispatchMode):
-    def __init__(self, shapes: list | None):
+    def __init__(self, shapes: list):
         super().__init__()
         self._shapes = shapes
 
@@ -57,9 +57,7 @@ class _RefuseSyncingOps(TorchDispatchMode):
         if packet in _SYNCING_OPS or str(func).removesuffix(".default") in _SYNCING_OPS:
             raise HostSyncError(f"{func} makes the host wait")
         if packet in _INDEXING_OPS and _counts_a_mask(*args):
-            raise HostSyncError(
-                f"{func} with a boolean mask has a result shape that depends on data"
-            )
+            raise HostSyncError(f"{func} with a boolean mask has a shape that depends on data")
         if packet in _COPYING_OPS and _crosses_the_bus(packet, args, kwargs or {}):
             raise HostSyncError(f"{func} copies between host and device, and waits for it")
         with self:  # in inference mode composite operations arrive whole: look inside
@@ -67,9 +65,8 @@ class _RefuseSyncingOps(TorchDispatchMode):
         if out is not NotImplemented:
             return out
         out = func(*args, **(kwargs or {}))
-        if self._shapes is not None:
-            outputs = out if isinstance(out, tuple | list) else (out,)
-            self._shapes += [(str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)]
+        outputs = out if isinstance(out, tuple | list) else (out,)
+        self._shapes += [(str(func), tuple(o.shape)) for o in outputs if isinstance(o, Tensor)]
         return out
 
 

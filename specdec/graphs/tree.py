@@ -8,12 +8,7 @@ from torch import Tensor
 
 
 def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a tree that is no container, with its path, in order.
-
-    Example:
-        >>> list(leaves({"a": (1, None)}))
-        [("['a'][0]", 1), ("['a'][1]", None)]
-    """
+    """Everything in a tree that is no container, with its path, in order."""
     parts = _parts(tree)
     if parts is None:
         yield path, tree
@@ -40,15 +35,6 @@ def owned_tensors(owner: Any) -> dict[str, Tensor]:
 
     An object may name attributes that every step makes anew in `transient_attributes`; they are
     left out.
-
-    Example:
-        >>> import torch
-        >>> class Counter:
-        ...     transient_attributes = ("scratch",)
-        ...     def __init__(self):
-        ...         self.counts, self.scratch = torch.zeros(2), torch.zeros(3)
-        >>> list(owned_tensors({"a": Counter()}))
-        ["['a'].counts"]
     """
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

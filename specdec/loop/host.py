@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
@@ -134,10 +135,8 @@ class Generation:
         self._num_draft_tokens = value
 
     def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:
-        """One step for every row; see `SpeculativeGenerator.step`.
-
-        Args:
-            run: takes the step instead of the runner, as `StepRunner.run` does.
+        """One step for every row, by the runner or by a function that takes its place; see
+        `SpeculativeGenerator.step`.
         """
         outcome = (run or self.runner.run)(
             self.state,
@@ -220,12 +219,9 @@ class StepRecord:
 
 
 class OutputCollector:
-    """Collects the tokens of every row, evaluates HF's stopping criteria on the host, and builds
-    the result. No step waits for it.
-
-    Args:
-        generation: the call under way.
-        streamer: receives each token once, in order; may be `None`.
+    """Collects the tokens of every row of a generation, evaluates HF's stopping criteria on the
+    host, hands each token once and in order to a streamer, and builds the result. No step waits
+    for it.
     """
 
     def __init__(self, generation: Generation, streamer: BaseStreamer | None = None):
@@ -254,11 +250,7 @@ class OutputCollector:
         return max(self._lengths[row] for row in self._generation.rows)
 
     def add(self, outcome: PendingOutcome, scores: Scores | None = None) -> StepRecord:
-        """Takes over one step.
-
-        Args:
-            outcome: of the step.
-            scores: its logits, where the call keeps them.
+        """Takes over one step, and its logits where the call keeps them.
 
         Raises:
             ValueError: the step found something wrong with its inputs; nothing of it is kept.
@@ -310,21 +302,18 @@ class OutputCollector:
             trace=trace,
             steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
-            scores=self._columns("scores", max(lengths)),
-            logits=self._columns("logits", max(lengths)),
+            scores=self._columns("scores"),
+            logits=self._columns("logits"),
             tokenizer=self._request.options.tokenizer,
         )
 
-    def _columns(self, name: str, width: int) -> tuple[Tensor, ...] | None:
+    def _columns(self, name: str) -> tuple[Tensor, ...] | None:
         """`[B, V]` for each new column, NaN after a row's end; `None` where nothing was kept."""
-        rows = range(len(self.new_tokens))
-        blocks = [self._scores[name, row] for row in rows if (name, row) in self._scores]
-        if not blocks:
+        kept = [self._scores.get((name, row)) for row in range(len(self.new_tokens))]
+        if not all(kept):
             return None
-        table = blocks[0][0].new_full((len(blocks), width, blocks[0][0].shape[-1]), torch.nan)
-        for row, block in enumerate(blocks):
-            table[row, : sum(map(len, block))] = torch.cat(block)
-        return table.unbind(dim=1)
+        rows = [torch.cat(blocks) for blocks in kept]  # [n, V]
+        return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
 
     def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
         """The tokens up to the first at which a stopping criterion is met, as if they had come one

@@ -66,16 +66,8 @@ _TEXTS = {
 
 
 def fault_text(faults: int, drafter: object, sampler: object) -> str:
-    """The first of a row's faults, in words that name the part whose it is.
-
-    Args:
-        faults: a sum of `Fault` values, not 0.
-        drafter, sampler: of the step.
-
-    Example:
-        >>> from specdec import BlockSampler, NoDrafter
-        >>> fault_text(Fault.NUM_VALID, NoDrafter(), BlockSampler())
-        'NoDrafter: Draft.num_valid is outside 0..K'
+    """The first of a row's faults, a sum of `Fault` values, in words that name the part whose it
+    is.
     """
     text = next(text for fault, text in _TEXTS.items() if fault & faults)
     return text.format(drafter=name_of(drafter), sampler=name_of(sampler))
@@ -98,28 +90,16 @@ def find_faults(
     path: np.ndarray | None = None,
     parents: np.ndarray | None = None,
 ) -> np.ndarray:
-    """What is wrong with the rows of a step, as drafter and sampler returned them.
+    """What is wrong with the rows of a step, as drafter and sampler returned them: `[B]` sums of
+    `Fault` values, 0 for a sound row.
 
     Args:
         emitted: `[B, D + 1]` tokens of the verdict.
         drafted: `[B, K]` tokens of the draft.
-        num_accepted: `[B]` of them.
-        num_valid: `[B]` of the draft.
-        num_drafted: `[B]` of the verdict.
+        num_accepted, num_valid, num_drafted: `[B]` of verdict, draft and verdict.
         vocab_size: V.
         path: `[B, D + 1]` of the verdict, for a tree.
         parents: `[B, K]` of the draft, for a tree.
-
-    Returns:
-        `[B]` sums of `Fault` values, 0 for a sound row.
-
-    Example:
-        >>> drafted, one, two = np.array([[5, 6]]), np.array([1]), np.array([2])
-        >>> for emitted in ([5, 99, -1], [7, 9, -1]):
-        ...     faults = find_faults(np.array([emitted]), drafted, one, two, two, 50)
-        ...     print(Fault(faults.tolist()[0]).name)
-        EMITTED_ID
-        ACCEPTED_TOKEN
     """
     width, depth = drafted.shape[1], emitted.shape[1] - 1
     index = np.arange(max(width, depth) + 1)
@@ -227,10 +207,8 @@ class Outcome:
 
 
 class Transfer:
-    """A copy of a tensor on its way to the host.
-
-    Args:
-        tensor: may be overwritten by what the device does next.
+    """A copy of a tensor on its way to the host; the tensor may be overwritten by what the device
+    does next.
     """
 
     def __init__(self, tensor: Tensor):
@@ -252,11 +230,7 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class PendingOutcome:
-    """An outcome on its way to the host.
-
-    Args:
-        record, signature, vocab_size: as in `Outcome`.
-    """
+    """An outcome on its way to the host."""
 
     record: Transfer
     signature: Signature

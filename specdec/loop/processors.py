@@ -17,13 +17,8 @@ from specdec.types import Draft
 def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Tensor) -> Tensor:
     """The target's logits of a step after the processors of its options.
 
-    Processors run on the host and need token values, so this waits for the device.
-
-    Args:
-        request: the call.
-        buffer: of the generation, before the step is committed.
-        draft: of the step.
-        logits: `[B, K + 1, V]` of the target.
+    Processors run on the host and need token values, so this waits for the device. The buffer is
+    that of the generation before the step is committed.
     """
     ends = (buffer.anchor_position + 1).tolist()
     table, lengths = buffer.tokens.tolist(), request.prompts.lengths
@@ -78,9 +73,7 @@ def process_window(
         if not taking_part:
             continue
         row_index = torch.tensor(taking_part, device=logits.device)
-        window_index = length - torch.tensor(
-            [starts[row] for row in taking_part], device=logits.device
-        )
+        window_index = length - torch.tensor([starts[r] for r in taking_part]).to(logits.device)
         scores = logits.new_zeros(rows, logits.shape[-1])
         scores[row_index] = logits[row_index, window_index]
         for processor in processors:

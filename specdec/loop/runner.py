@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from specdec.drafters.base import check_num_draft_tokens
 from specdec.graphs import Captured, CaptureError, GraphPool, weight_addresses
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
@@ -354,8 +353,7 @@ def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
     rows, options = len(request.prompts.lengths), request.options
     return Signature(
         batch_size=bucket_of_rows(rows) if captures else rows,
-        # It may be set between calls.
-        num_draft_tokens=check_num_draft_tokens(parts.drafter.num_draft_tokens),
+        num_draft_tokens=parts.drafter.num_draft_tokens,
         tree_depth=parts.drafter.tree_depth,
         warp=Warp(rows, **options.warp).signature,
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
@@ -372,5 +370,5 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
     dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
-    modules = (parts.target.model, parts.drafter, parts.sampler) if captures else ()
-    return *weight_addresses(*modules), *dtypes, *map(repr, kept)
+    modules = parts.target.model, parts.drafter, parts.sampler
+    return *(weight_addresses(*modules) if captures else ()), *dtypes, *map(repr, kept)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,11 +26,7 @@ from specdec.trace import StepNumbers, StepTimes, Trace
 
 
 class StepTracer:
-    """Takes the steps of one call, eagerly, and collects its trace.
-
-    Args:
-        generation: the call under way.
-    """
+    """Takes the steps of one call, eagerly, and collects its trace."""
 
     def __init__(self, generation: Generation):
         self._generation = generation
@@ -38,7 +35,7 @@ class StepTracer:
         self._numbers: list[list[StepNumbers]] = [[] for _ in range(rows)]
         self._is_cuda = generation.tokens.is_cuda
         self._times: list[list] = []
-        self._pending: deque[tuple[list[int], dict[str, int], Transfer]] = deque()
+        self._pending: deque[tuple[list[int], dict[str, Transfer]]] = deque()
         self._num_added = 0
 
     @torch.inference_mode()
@@ -46,9 +43,8 @@ class StepTracer:
         """One step for every row of the call, with its numbers on their way to the host."""
         outcome = generation.run_step(self._run)
         numbers = _numbers(outcome, generation.state, generation.parts.sampler.uses_accept_draws)
-        table = torch.cat([column.double() for column in numbers.values()], dim=1)
-        widths = {name: column.shape[1] for name, column in numbers.items()}
-        self._pending.append((list(generation.rows), widths, Transfer(table)))
+        columns = {name: Transfer(column) for name, column in numbers.items()}
+        self._pending.append((list(generation.rows), columns))
         self._times[-1].append(self._now())
         return outcome
 
@@ -71,17 +67,15 @@ class StepTracer:
 
     def add(self, record: StepRecord) -> None:
         """Joins the numbers of the oldest step that was not read yet with what it did."""
-        numbers, widths, table = self._pending.popleft()
+        numbers, columns = self._pending.popleft()
         self._num_added += 1
-        for number, row in zip(numbers, table.wait(), strict=True):
-            step = record.rows[number]
-            if step is not None:
-                columns = [column.tolist() for column in row.split(list(widths.values()))]
-                values = dict(zip(widths, columns, strict=True))
+        columns = {name: column.wait().tolist() for name, column in columns.items()}
+        for index, number in enumerate(numbers):
+            if (step := record.rows[number]) is not None:
+                values = {name: column[index] for name, column in columns.items()}
                 self._steps[number].append(step)
-                self._numbers[number].append(
-                    _step_numbers(record.index, values, len(step.draft_tokens))
-                )
+                own = _step_numbers(record.index, values, len(step.draft_tokens))
+                self._numbers[number].append(own)
 
     def trace(self) -> Trace:
         """The finished trace."""
@@ -135,7 +129,7 @@ class StepTracer:
 
 def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, Tensor]:
     """What `StepNumbers` holds: `[B, K]` of the draft tokens, `[B, K + 1]` target entropies, and
-    `[B, 1]` of the anchor and the extra token.
+    `[B]` of the anchor and the extra token.
     """
     draft, verdict, logits = outcome.draft, outcome.verdict, outcome.logits
     rows, width = draft.tokens.shape
@@ -162,27 +156,21 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
         if state.warp.greedy_rows is not None:
             draws = draws.masked_fill(state.warp.greedy_rows[:, None], torch.nan)
     return {
-        "position": state.buffer.start[:, None],
+        "position": state.buffer.start,
         "draft_probs": draft_probs,
         "target_probs": target_probs,
         "accept_draws": draws,
         "draft_entropies": draft_entropies,
         "target_entropies": -(raw.exp() * raw.clamp(min=torch.finfo(raw.dtype).min)).sum(dim=-1),
-        "extra_draft_prob": extra_draft_prob,
-        "extra_target_prob": extra_target_prob,
+        "extra_draft_prob": extra_draft_prob[:, 0],
+        "extra_target_prob": extra_target_prob[:, 0],
     }
 
 
-def _step_numbers(index: int, values: dict[str, list[float]], drafted: int) -> StepNumbers:
+def _step_numbers(index: int, values: dict[str, Any], drafted: int) -> StepNumbers:
     """The record of a row that drafted so many tokens."""
-    position, draws = values.pop("position"), values.pop("accept_draws")[:drafted]
-    extra = {name: values.pop(name)[0] for name in ("extra_draft_prob", "extra_target_prob")}
-    entropies = values.pop("target_entropies")[: drafted + 1]
-    return StepNumbers(
-        step=index,
-        position=int(position[0]),
-        accept_draws=draws if draws and all(u == u for u in draws) else None,
-        target_entropies=entropies,
-        **{name: column[:drafted] for name, column in values.items()},
-        **extra,
-    )
+    entropies = values["target_entropies"][: drafted + 1]
+    values = {n: v[:drafted] if isinstance(v, list) else v for n, v in values.items()}
+    draws = values["accept_draws"]
+    values["accept_draws"] = draws if draws and all(u == u for u in draws) else None
+    return StepNumbers(step=index, **values | {"target_entropies": entropies})

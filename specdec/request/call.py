@@ -160,12 +160,7 @@ class Request:
     def read(
         cls, target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict
     ) -> Request:
-        """Reads a call with `GenerateOptions`.
-
-        Raises:
-            TypeError: an unknown keyword, or `input_ids` that are no integer tensor.
-            ValueError: a prompt or an option that cannot be right.
-        """
+        """Reads a call with `GenerateOptions`."""
         input_ids, attention_mask = _unpack(input_ids, attention_mask)
         check_ids(input_ids)
         resolved = read_options(target, input_ids, options)
@@ -215,9 +210,6 @@ class Request:
 def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
     """Resolves some of `GenerateOptions`, checked for what HF would ignore or take for something
     else. The seed is left out, and so is what is `None`.
-
-    Raises:
-        TypeError, ValueError: an unknown keyword, or an option that cannot be right.
     """
     for name in options.keys() - GenerateOptions.__annotations__.keys():
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
@@ -277,19 +269,19 @@ def _start_processors(
     if not options.processors:
         return ()
     refuse_stateful(options.processors)
+
+    def started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
+        is_grammar = isinstance(processor, GrammarProcessor)
+        return processor.start(ids, first_row) if is_grammar else processor
+
     groups = [(slice(0, len(prompts.padded)), prompts.padded, options.processors)]
     if options.processors_alone is not None:
         rows = enumerate(prompts.alone())
         groups = [(slice(n, n + 1), ids, options.processors_alone(ids)) for n, ids in rows]
     return tuple(
-        (rows, LogitsProcessorList(_started(p, ids, rows.start) for p in processors))
+        (rows, LogitsProcessorList(started(p, ids, rows.start) for p in processors))
         for rows, ids, processors in groups
     )
-
-
-def _started(processor: LogitsProcessor, ids: Tensor, first_row: int) -> LogitsProcessor:
-    is_grammar = isinstance(processor, GrammarProcessor)
-    return processor.start(ids, first_row) if is_grammar else processor
 
 
 def _read_seeds(

@@ -22,13 +22,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
+    StopStringCriteria,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
-from specdec.request.hook import with_stop_strings
 from specdec.request.processors import name_of
 from specdec.request.sampling import BESIDE_WARPS, WARPS, Sampling, neutral, with_config
 from specdec.samplers.warp import Warp
@@ -44,41 +44,24 @@ _WARPERS = {  # in HF's order, with the attribute that holds the value
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What a generation was asked to do.
-
-    Args:
-        sampling: the record of what is drawn from.
-        warp: keyword arguments of `Warp`; every value a scalar or one per row.
-        processors: logits processors that need the tokens so far, applied before the warp; as HF
-            builds them for the padded batch.
-        processors_alone: returns those that HF builds for one row's prompt `[1, t]` without its
-            padding; `None` where processors see the padded batch.
-        criteria: stopping criteria other than length and end of sequence, asked by the host.
-        eos: token ids that end a row.
-        pad: fills a row after its end.
-        max_length: tokens of a row's padded prompt and its new tokens together.
-        padding_id: the id that stands for padding in prompts passed without a mask, where HF would
-            take it so.
-        draft_probs: the sampler gets the probabilities that draft tokens were drawn from.
-        num_draft_tokens: of each step; `None` for the drafter's own K.
-        num_sequences: rows of each prompt.
-        keeps_scores: the result holds the logits that every token was sampled from.
-        keeps_logits: likewise the target's own, before processors.
-        tokenizer: of the target, where the caller named it.
-    """
+    """What a generation was asked to do."""
 
     sampling: Sampling = field(default_factory=Sampling)
-    warp: dict = field(default_factory=dict)
+    warp: dict = field(default_factory=dict)  # of `Warp`; every value a scalar or one per row
+    # Logits processors that need the tokens so far, as HF builds them for the padded batch; and a
+    # function that returns those for one row's prompt [1, t] without its padding, or `None` where
+    # processors see the padded batch.
     processors: LogitsProcessorList = field(default_factory=LogitsProcessorList)
     processors_alone: Callable[[Tensor], LogitsProcessorList] | None = None
+    # Stopping criteria other than length and end of sequence, asked by the host.
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     eos: tuple[int, ...] = ()
-    pad: int = 0
-    max_length: int = 0
-    padding_id: int | None = None
+    pad: int = 0  # fills a row after its end
+    max_length: int = 0  # of a row's padded prompt and its new tokens together
+    padding_id: int | None = None  # stands for padding in prompts passed without a mask, as in HF
     draft_probs: bool = True
-    num_draft_tokens: int | None = None
-    num_sequences: int = 1
+    num_draft_tokens: int | None = None  # of each step; `None` for the drafter's own K
+    num_sequences: int = 1  # rows of each prompt
     keeps_scores: bool = False
     keeps_logits: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -91,18 +74,13 @@ class Options:
         config: GenerationConfig,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> Options:
-        """Takes what HF hands to a decoding function.
-
-        Args:
-            processors: HF's list, warpers last when sampling.
-            criteria: HF's list, length and end of sequence included.
-            config: the resolved configuration.
-            tokenizer: see `Options`.
-
-        Raises:
-            ValueError: the configuration asks for something that specdec does not do.
+        """Takes what HF hands to a decoding function; raises `ValueError` where it asks for
+        something that specdec does not do.
         """
-        _refuse_unsupported(config)
+        for name, (usual, reason) in _UNSUPPORTED.items():
+            value = getattr(config, name, None)
+            if value is not None and value not in usual:
+                raise ValueError(f"{name}={value!r} is not supported: {reason}")
         ends = [c.eos_token_id for c in criteria if isinstance(c, EosTokenCriteria)]
         eos = torch.cat(ends).tolist() if ends else []
         limits = [c.max_length for c in criteria if isinstance(c, MaxLengthCriteria)]
@@ -125,17 +103,33 @@ class Options:
         )
 
 
-def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
-    """What `target.model.generate(input_ids, **given)` would do, and specdec's own options.
-
-    Args:
-        target: of the generator.
-        input_ids: `[B, T]` the padded prompts.
-        given: some of `GenerateOptions`, checked, none of which is `None`.
+def with_stop_strings(
+    criteria: StoppingCriteriaList | None,
+    stop_strings: str | list[str] | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> StoppingCriteriaList:
+    """Stopping criteria with HF's own for stop strings among them.
 
     Raises:
-        TypeError, ValueError: HF refuses an option, or the options ask for something that specdec
-            does not do.
+        ValueError: no tokenizer, or an empty stop string, which some tokenizers would meet at once.
+    """
+    criteria = StoppingCriteriaList(criteria or ())
+    if stop_strings is None:
+        return criteria
+    strings = [stop_strings] if isinstance(stop_strings, str) else list(stop_strings)
+    if not strings or not all(isinstance(string, str) and string for string in strings):
+        raise ValueError(f"stop_strings must hold strings that are not empty, got {strings!r}")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ValueError(
+            "stop_strings need the target's tokenizer: pass tokenizer=tokenizer, or "
+            "stopping_criteria=StoppingCriteriaList([StopStringCriteria(tokenizer, stop_strings)])"
+        )
+    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])
+
+
+def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
+    """What `target.model.generate(input_ids, **given)` would do, and specdec's own options: some of
+    `GenerateOptions`, checked, none of which is `None`.
     """
     given = dict(given)
     own = {name: given.pop(name) for name in ("draft_probs", "num_draft_tokens") if name in given}
@@ -151,7 +145,12 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     warp = {name: _per_sequence(value, rows, copies) for name, value in warp.items()}
     Warp(rows, **warp)
     if not config.do_sample:
-        _refuse_sampling(warp)
+        for name, value in warp.items():
+            if (name, value) != ("temperature", 0):
+                raise ValueError(
+                    f"{name}={value!r} has no effect without sampling; pass do_sample=True with "
+                    "it, or leave it out"
+                )
         warp = {}
     # HF applies a value of all rows among the other processors of a configuration. Only specdec
     # knows values of single rows, and temperature 0.
@@ -258,16 +257,6 @@ def _per_sequence(value, rows: int, copies: int):
     return [item for item in value for _ in range(copies if is_of_prompts else 1)]
 
 
-def _refuse_sampling(warp: dict) -> None:
-    """Raises `ValueError` for sampling values in greedy decoding, but for temperature 0."""
-    for name, value in warp.items():
-        if (name, value) != ("temperature", 0):
-            raise ValueError(
-                f"{name}={value!r} has no effect without sampling; pass do_sample=True with it, or "
-                "leave it out"
-            )
-
-
 def _split_warpers(
     processors: LogitsProcessorList, config: GenerationConfig
 ) -> tuple[list[LogitsProcessor], dict]:
@@ -318,10 +307,3 @@ _UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked fo
     "assistant_ensemble_weight": ((), _ASSISTED),
     "speculation_type": ((), _ASSISTED),
 }
-
-
-def _refuse_unsupported(config: GenerationConfig) -> None:
-    for name, (usual, reason) in _UNSUPPORTED.items():
-        value = getattr(config, name, None)
-        if value is not None and value not in usual:
-            raise ValueError(f"{name}={value!r} is not supported: {reason}")

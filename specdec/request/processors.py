@@ -72,9 +72,6 @@ def check_scores(
 ) -> Tensor:
     """The scores that a processor returned for `scores`; the values of `rows` are looked at where
     that waits for nothing.
-
-    Raises:
-        TypeError, ValueError: it returned something else, or NaN.
     """
     who = f"the logits processor {name_of(processor)}"
     expected = f"scores {list(scores.shape)} of {scores.dtype} on {scores.device}, as it was given"

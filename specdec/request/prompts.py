@@ -17,18 +17,11 @@ _INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A checked batch of prompts.
+    """A checked batch of prompts."""
 
-    Args:
-        padded: `[B, T]` int64, the batch exactly as it was passed.
-        tokens: `[B, T']` int64, each row's real tokens from column 0; what follows them is
-            meaningless.
-        lengths: real tokens of each row, known to the host.
-    """
-
-    padded: Tensor
-    tokens: Tensor
-    lengths: list[int]
+    padded: Tensor  # [B, T] int64, exactly as it was passed
+    tokens: Tensor  # [B, T'] int64, real tokens from column 0; what follows them is meaningless
+    lengths: list[int]  # real tokens of each row
 
     @classmethod
     def read(
@@ -40,22 +33,12 @@ class Prompts:
         device: torch.device,
         padding_id: int | None = None,
     ) -> Prompts:
-        """Checks a batch as HF users pass it.
+        """Checks a batch `[B, T]` as HF users pass it, and moves it to a device.
 
-        Args:
-            input_ids: `[B, T]` integers.
-            attention_mask: `[B, T]`, 1 for real tokens: one unbroken run per row, padded left or
-                right. Without a mask, padding ids before a row's first other token are padding and
-                all others are tokens, as in batches that are padded for HF's `generate`.
-            vocab_size: ids must be below it.
-            device: where the tokens are needed.
-            padding_id: `None` where no id stands for padding.
-
-        Raises:
-            TypeError: `input_ids` is no integer tensor.
-            ValueError: wrong shape, an empty prompt, a mask with holes or with other values than 0
-                and 1, ids outside the vocabulary, or a batch without a mask in which a row ends in
-                the padding id: either right padding, or a token.
+        A mask marks one unbroken run of real tokens per row, padded left or right. Without a mask,
+        padding ids before a row's first other token are padding and all others are tokens, as in
+        batches that are padded for HF's `generate`. A batch without a mask in which a row ends in
+        the padding id is refused: it may be right padding, or a token.
         """
         mask = attention_mask
         if mask is None:

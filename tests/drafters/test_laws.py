@@ -4,6 +4,7 @@
 
 import copy
 from dataclasses import replace
+from functools import cache
 
 import mtp_heads
 import pytest
@@ -103,10 +104,15 @@ def steps_of(result):
     return [[vars(step) for step in row] for row in result.trace]
 
 
+@cache
+def greedy_text_of(model):
+    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
+    return model.generate(BATCH, attention_mask=BATCH_MASK, **options)
+
+
 def check_greedy_text(model, drafter):
     """HF's text in a ragged batch, and the same steps alone. Returns the batch's result."""
-    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
-    text = model.generate(BATCH, attention_mask=BATCH_MASK, **options)
+    text = greedy_text_of(model)
     generator = SpeculativeGenerator(model, drafter)
     result = generator.generate(BATCH, BATCH_MASK, max_new_tokens=NUM_NEW, trace=True)
     assert result.sequences.tolist() == text.tolist()
@@ -145,26 +151,11 @@ OF_OTHERS = {
 
 @pytest.mark.parametrize(
     ("target", "name"),
-    [("gemma3", "eagle3"), ("qwen3", "eagle3"), ("gpt_oss", "dflash"), ("deepseek_v3", "mtp")],
+    [("gemma3", "eagle3"), ("gpt_oss", "dflash"), ("deepseek_v3", "mtp")],
 )
 def test_greedy_text_is_that_of_hf_for_other_targets(target, name):
     model = build(target)
     check_greedy_text(model, OF_OTHERS[name](model))
-
-
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [("eagle3", torch.bfloat16), ("dflash", torch.float16), ("mtp", torch.float64)],
-    ids=str,
-)
-def test_a_head_of_another_data_type_than_the_target_drafts_for_it(name, dtype):
-    text = SpeculativeGenerator(MODEL, None).generate(BATCH, BATCH_MASK, max_new_tokens=8).sequences
-    drafter = make(name, 3)
-    generator = SpeculativeGenerator(
-        MODEL, type(drafter)(copy.deepcopy(drafter.head).to(dtype), MODEL, 3)
-    )
-    assert generator.generate(BATCH, BATCH_MASK, max_new_tokens=8).sequences.equal(text)
-    generator.generate(BATCH, BATCH_MASK, max_new_tokens=8, do_sample=True, seed=1)
 
 
 # Law 5.
@@ -184,7 +175,7 @@ SETTINGS = {
         *((name, {}, "auto") for name in DRAFTERS),
         ("eagle3, fewer ids", {"draft_temperature": 0.6}, "auto"),
         ("p-eagle", {"proposal": "argmax"}, "auto"),
-        *((name, {}, CouplingSampler()) for name in ("eagle3", "p-eagle", "mtp")),
+        ("mtp", {}, CouplingSampler()),
     ],
     ids=str,
 )
@@ -194,7 +185,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(
     def sampled(generator, rows=(0, 1, 2, 3), ids=BATCH, mask=BATCH_MASK):
         """Every step of the rows, generated together, each with settings of its own."""
         own = {key: [values[row] for row in rows] for key, values in SETTINGS.items()}
-        own |= {"max_new_tokens": 16, "do_sample": True, "trace": True}
+        own |= {"max_new_tokens": 12, "do_sample": True, "trace": True}
         result = generator.generate(ids[list(rows)], mask[list(rows)], **own)
         return dict(zip(rows, steps_of(result), strict=True))
 
@@ -293,7 +284,8 @@ TAMPERING = {
     ),
 }
 OF_HEADS = [name for name in ORACLES if name not in ("itself", "scribe")]
-CASES = [(n, t) for n in OF_HEADS for t in TAMPERING if not (n == "pard" and "features" in t)]
+CASES = [(n, t) for n in ("eagle3", "p-eagle", "mtp") for t in TAMPERING]
+CASES += [(n, "tokens one position late") for n in OF_HEADS]
 
 
 @pytest.mark.parametrize(("name", "tampering"), CASES)
@@ -317,6 +309,8 @@ def test_an_oracle_notices_whatever_is_out_of_place(name, tampering):
 
 # Law 8.
 
+FILTERS = [{}, {"temperature": 0.25, "top_k": 5}, {"min_p": 0.3, "temperature": 1.5}]
+
 
 def chi_square_p_value(tokens, expected):
     """Of counts against expected counts; ids expected fewer than 5 times share a bin."""
@@ -333,19 +327,22 @@ def chi_square_p_value(tokens, expected):
         *((name, {}) for name in WITH_LOGITS),
         ("p-eagle, fewer ids", {"draft_temperature": 0.3}),
         ("mtp", {"draft_temperature": 0.2}),
+        *(("model", {"warp": warp}) for warp in FILTERS),
     ],
     ids=str,
 )
 @torch.no_grad()
 def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(name, options):
     """False-alarm rate 1e-9 per check. Distributions half a temperature apart fail it by far."""
+    options = dict(options)
+    warp = options.pop("warp", {"temperature": 0.25, "top_p": 0.95})
     rows, drafter = 6000, make(name, 2, **options)
     loop = loop_of(drafter, [[5, 17, 3, 8]] * rows)
     if isinstance(loop, FeatureLoop):
         loop.table = loop.table[:1].expand(rows, -1, -1)
     state = drafter.init_state(rows, 8, vocab_size=VOCAB, device=torch.device("cpu"))
     loop.prefill(drafter, state, 8)
-    draft, _ = propose(drafter, loop, state, {"temperature": 0.25, "top_p": 0.95})
+    draft, _ = propose(drafter, loop, state, warp)
     assert bool((draft.probs.gather(2, draft.tokens[..., None]) > 0).all())
     if "fewer" in name:
         impossible = torch.ones(VOCAB, dtype=torch.bool)
@@ -355,7 +352,7 @@ def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(nam
     for i in range(2):
         probs = draft.probs[:, i].double()
         assert chi_square_p_value(draft.tokens[:, i], probs.sum(0)) > 1e-9
-        flat = probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)
+        flat = probs.sqrt() / probs.sqrt().sum(-1, keepdim=True)  # at twice the temperature
         assert chi_square_p_value(draft.tokens[:, i], flat.sum(0)) < 1e-9
     same_first = draft.tokens[:, 0] == draft.tokens[:, 0].mode().values
     probs = draft.probs[same_first, 1].double()
@@ -473,7 +470,7 @@ def _others(request):
     return with_and_without_graphs(MODEL, make(request.param, MOST))
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(lengths=any_lengths, graphs=st.booleans())
 def test_a_proposal_is_that_of_a_call_that_starts_with_the_text_so_far(others, lengths, graphs):
     generator = others[graphs]
@@ -490,16 +487,6 @@ def test_a_proposal_is_that_of_a_call_that_starts_with_the_text_so_far(others, l
         where = is_valid(expected)[0]
         assert is_valid(found)[row].equal(where)
         assert found.tokens[row][where].equal(expected.tokens[0][where])
-
-
-def test_steps_do_not_move_what_a_drafter_keeps(others):
-    for generator in others:
-        generation = generator.start(IDS, MASK, max_new_tokens=12, eos_token_id=None)
-        before = addresses(generation.state.drafter_state)
-        for _ in range(14):  # rows end on the way
-            generator.step(generation)
-        assert bool(generation.has_ended.all())
-        assert addresses(generation.state.drafter_state) == before
 
 
 # Law 13.

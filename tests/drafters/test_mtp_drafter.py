@@ -1,19 +1,12 @@
-"""What is special to `MTPDrafter` in the loop: modules that are mixtures of experts, no draft
-tokens at all, and contexts that bring no features. What heads compute is checked by
+"""What is special to `MTPDrafter` in the loop: modules that are mixtures of experts, and no draft
+tokens at all. What heads compute is checked by
 `test_mtp_repair.py` against a recomputation, and the laws of all drafters by `test_laws.py`.
 """
 
-from dataclasses import replace
-
-import pytest
-import torch
 from architectures import VOCAB, build
 from drafting import ragged_prompts
-from eagle_heads import FeatureLoop
 from mtp_checkpoints import write_numbered
-from mtp_heads import VOCAB as SMALL_VOCAB
-from mtp_heads import WIDTH, head_for, random_drafter
-from state_tensors import tensors_of
+from mtp_heads import head_for
 
 from specdec import MTPDrafter, SpeculativeGenerator
 from specdec.graphs import no_host_sync
@@ -41,15 +34,3 @@ def test_no_draft_tokens_decode_plainly():
     text = SpeculativeGenerator(LLAMA, None).generate(IDS, MASK, max_new_tokens=8).sequences
     generator = SpeculativeGenerator(LLAMA, MTPDrafter(head_for(LLAMA), LLAMA, 0))
     assert generator.generate(IDS, MASK, max_new_tokens=8).sequences.equal(text)
-
-
-def test_a_context_without_features_or_with_others_is_refused():
-    drafter = random_drafter("chain")
-    state = drafter.init_state(1, 20, vocab_size=SMALL_VOCAB, device=torch.device("cpu"))
-    loop = FeatureLoop([[1, 2, 3]], 3, torch.zeros(1, 20, WIDTH + 1))
-    before = {name: tensor.clone() for name, tensor in tensors_of(state).items()}
-    with pytest.raises(ValueError, match="width 16"):
-        drafter.prefill(loop.context(), state)
-    with pytest.raises(ValueError, match="features"):
-        drafter.prefill(replace(loop.context(), features=None), state)
-    assert all(tensor.equal(before[name]) for name, tensor in tensors_of(state).items())

@@ -203,20 +203,6 @@ def test_one_row_less_to_remember_is_too_few():
     assert errors(RemembersLess, "chain", 3, [0, 0])[0] > 0.1
 
 
-@torch.no_grad()
-def test_a_roll_is_enough_where_all_tokens_but_the_last_were_accepted():
-    """Then no entry is stale: depth d has read d draft tokens at most."""
-    drafter = random_drafter("chain", 3)
-    run = Run(drafter, 1, 4)
-    run.commit(run.propose(), [2] * ROWS)
-    drafter.__class__ = NaiveRoll
-    for accepted in (2, 3, 2, 3):
-        draft = run.propose()
-        assert run.num_wrong(draft, 3) == 0
-        assert run.worst_entry() < ROUNDING
-        run.commit(draft, [accepted] * ROWS)
-
-
 # Layers of HF's own classes attend by themselves; their oracle is a drafter that reads the whole
 # text at once.
 

@@ -1,13 +1,9 @@
-"""Law 8, drafter honesty, where a `Proposal` alone decides it: under every filter and draft
-temperature, for each data type, for several tokens at once, and for coupled draws. What every
-drafter makes of it is in `test_laws.py`.
-
-alpha = 1e-9 for each test; 6000 draws detect a total variation of 0.08 over 8 tokens with power
-0.99. The negative controls are the field's classical mismatches.
+"""Law 8, drafter honesty, where a `Proposal` alone decides it: for each data type, for several
+tokens at once, for coupled draws and where nobody asks for probabilities. That tokens are drawn
+from what comes with them is in `test_laws.py`.
 """
 
 import pytest
-import scipy.stats
 import torch
 from architectures import build
 from drafting import drawing, perturbed
@@ -20,22 +16,14 @@ from specdec import (
 )
 from specdec.drafters.proposal import Proposal
 from specdec.samplers import Drawing, Noise, Warp, draw_by_inversion, draw_by_race
-from specdec.types import Context, Draft
+from specdec.types import Context
 
-ROWS, K, ALPHA = 6000, 2, 1e-9
+K = 2
 MODEL = build("llama", seed=3)
-GATES = {
-    "plain": {},
-    "sharp": {"temperature": 0.5},
-    "flat": {"temperature": 2.0},
-    "top-k": {"top_k": 5},
-    "top-p": {"top_p": 0.6},
-    "min-p": {"min_p": 0.3, "temperature": 1.5},
-}
 
 
 @torch.inference_mode()
-def propose(drafter, gate, rows=ROWS, **options):
+def propose(drafter, gate, rows=2, **options):
     text = torch.tensor([[7, 3, 11, 5]]).expand(rows, -1)
     state = drafter.init_state(rows, 16, vocab_size=61, device=torch.device("cpu"))
     start, num_new = torch.zeros(rows, dtype=torch.long), torch.full((rows,), 3)
@@ -43,51 +31,6 @@ def propose(drafter, gate, rows=ROWS, **options):
     context = Context(text, None, start, num_new, num_attended=4 + drafter.num_draft_tokens)
     noise = Noise(list(range(rows))).at(start + 3, drafter.num_draft_tokens + 1)
     return drafter.propose(context, state, drawing(drafter, Warp(rows, **gate), noise, **options))
-
-
-def p_values(draft: Draft):
-    """Of the first draft token, and of the second behind the three most frequent first ones."""
-    yield chi_square(draft.tokens[:, 0], draft.probs[0, 0])
-    for first in draft.tokens[:, 0].bincount().argsort(descending=True)[:3].tolist():
-        behind = draft.tokens[:, 0] == first
-        yield chi_square(draft.tokens[behind, 1], draft.probs[behind][0, 1])
-
-
-def chi_square(tokens, law) -> float:
-    """Tail of Pearson's statistic; cells that expect fewer than 10 are one cell."""
-    seen = tokens.bincount(minlength=len(law)).double()
-    expected = law.double() * len(tokens)
-    if (seen[law == 0] > 0).any():
-        return 0.0
-    big = expected >= 10
-    cells = [x[~big].sum()[None] for x in (seen, expected)]
-    seen, expected = (torch.cat([x[big], c]) for x, c in zip((seen, expected), cells, strict=True))
-    seen, expected = seen[expected > 0], expected[expected > 0]
-    statistic = ((seen - expected) ** 2 / expected).sum().item()
-    return 1.0 if len(seen) == 1 else float(scipy.stats.chi2.sf(statistic, len(seen) - 1))
-
-
-@pytest.mark.parametrize(
-    ("gate", "draft_temperature"),
-    [*((gate, None) for gate in GATES), ("plain", 0.4), ("top-k", 2.5)],
-)
-def test_draft_tokens_are_draws_from_the_law_that_is_told(gate, draft_temperature):
-    drafter = ModelDrafter(MODEL, K, draft_temperature=draft_temperature)
-    draft = propose(drafter, GATES[gate])
-    assert torch.allclose(draft.probs.sum(-1), torch.ones(()), atol=1e-5)
-    for p in p_values(draft):
-        assert p > ALPHA
-
-
-@pytest.mark.parametrize("told", ["another temperature", "without the filter", "shifted row"])
-def test_a_law_that_is_not_the_one_drawn_from_is_found_out(told):
-    draft = propose(ModelDrafter(MODEL, K), {"top_k": 5})
-    wrong = {
-        "another temperature": propose(ModelDrafter(MODEL, K, draft_temperature=0.4), {"top_k": 5}),
-        "without the filter": propose(ModelDrafter(MODEL, K), {}),
-        "shifted row": Draft(draft.tokens, draft.probs.flip(1)),
-    }[told]
-    assert min(p_values(Draft(draft.tokens, wrong.probs))) < ALPHA
 
 
 def test_the_draft_law_has_the_draft_temperature_and_the_targets_truncation():
@@ -98,13 +41,6 @@ def test_the_draft_law_has_the_draft_temperature_and_the_targets_truncation():
     torch.testing.assert_close(draft.probs[:1], expected, rtol=0, atol=1e-6)
 
 
-def test_coupled_draws_come_without_probabilities():
-    draft = propose(ModelDrafter(MODEL, K), {}, rule=draw_by_race, wants_probs=False)
-    assert draft.probs is None
-    law = propose(ModelDrafter(MODEL, 1), {}, rows=1).probs[0, 0]
-    assert chi_square(draft.tokens[:, 0], law) > ALPHA
-
-
 @pytest.mark.parametrize("gate", [{}, {"temperature": 0}, {"top_p": 0.6}], ids=str)
 @pytest.mark.parametrize("kind", ["sample", "argmax"])
 def test_laws_that_nobody_asks_for_are_not_made_and_the_tokens_stay(kind, gate):
@@ -112,6 +48,7 @@ def test_laws_that_nobody_asks_for_are_not_made_and_the_tokens_stay(kind, gate):
     asked, unasked = (propose(drafter, gate, rows=9, wants_probs=asks) for asks in (True, False))
     assert unasked.probs is None
     assert torch.equal(asked.tokens, unasked.tokens)
+    assert propose(drafter, gate, rule=draw_by_race, wants_probs=False).probs is None
 
 
 @pytest.mark.parametrize("gate", [{}, {"top_p": 0.6}], ids=str)
@@ -153,11 +90,11 @@ def test_each_law_is_written_where_the_draft_keeps_it(dtype):
 def test_draft_probs_raise_acceptance():
     target = build("llama")
     generator = SpeculativeGenerator(target, ModelDrafter(perturbed(target, scale=0.3), 4))
-    ids = torch.tensor([[5, 9, 2]]).expand(64, -1)
+    ids = torch.tensor([[5, 9, 2]]).expand(32, -1)
     options = dict(max_new_tokens=24, do_sample=True, temperature=1.5, top_k=8)
     lengths = [
         generator.generate(
-            ids, draft_probs=told, seed=list(range(64)), **options
+            ids, draft_probs=told, seed=list(range(32)), **options
         ).stats.acceptance_length
         for told in (True, False)
     ]

@@ -25,7 +25,7 @@ PAIRS = [(own, other) for own in DRAFTERS for other in DRAFTERS if own != other]
 @pytest.mark.parametrize(("own", "other"), PAIRS)
 def test_a_head_of_another_design_is_refused_with_the_drafter_that_takes_it(own, other):
     right = DRAFTERS[other][0].__name__
-    with pytest.raises(TypeError, match=rf"{own}.*{other}.*{right}\(head, target\)"):
+    with pytest.raises(TypeError, match=f"{own}.*{other}.*{right}"):
         DRAFTERS[own][0](DRAFTERS[other][1].head, TARGETS[other])
 
 

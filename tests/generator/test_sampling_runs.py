@@ -10,14 +10,13 @@ False-alarm rate 1e-9 per assertion (seeded, so a pass stays a pass). Resolution
 rows show a law at total variation TV from the exact one with 99 % power, where ncp is the
 noncentrality that power asks for, because chi-square >= n * 4 TV^2. For 10000 rows that is TV
 0.046 for the first token (5 degrees of freedom), 0.057 for pairs (35) and 0.076 for triples (215).
-Four biased samplers and a biased drafter are the negative control: each must fail.
+Two biased samplers and a biased drafter are the negative control: each must fail.
 """
 
 from collections import Counter
 
 import pytest
 import scipy.stats
-import torch
 from text_laws import (
     ALPHA,
     DRAFT,
@@ -39,7 +38,6 @@ from specdec import (
     RejectionSampler,
     Sampler,
 )
-from specdec.kernels import draw
 from specdec.samplers.noise import Stream
 from specdec.types import Draft, Verdict
 
@@ -102,24 +100,10 @@ class Biased(Sampler):
             noise = SharedNoise(noise, Stream.ACCEPT, Stream.PROPOSE)
         if self.mistake == "recovery shares its noise with acceptance":
             noise = SharedNoise(noise, Stream.RESAMPLE, Stream.ACCEPT)
-        verdict = self.right(draft, target_logits, warp, noise)
-        if self.mistake == "the residual is not subtracted":
-            laws, is_wrong = warp(target_logits), ~verdict.is_bonus
-        elif self.mistake == "bonus tokens come from the draft":
-            laws, is_wrong = torch.cat([draft.probs, draft.probs[:, -1:]], 1), verdict.is_bonus
-        else:
-            return verdict
-        rows = torch.arange(len(laws))
-        extra = draw(laws[rows, verdict.num_accepted], noise.uniform(Stream.RESAMPLE)[:, 0])
-        found = verdict.tokens[rows, verdict.num_accepted]
-        tokens = verdict.tokens.clone()
-        tokens[rows, verdict.num_accepted] = torch.where(is_wrong, extra, found)
-        return Verdict(tokens, verdict.num_accepted, verdict.num_drafted)
+        return self.right(draft, target_logits, warp, noise)
 
 
 MISTAKES = [
-    "the residual is not subtracted",
-    "bonus tokens come from the draft",
     "acceptance shares its noise with the proposal",
     "recovery shares its noise with acceptance",
 ]
@@ -127,6 +111,7 @@ MISTAKES = [
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_a_biased_sampler_is_found_out(mistake):
+    """Mistakes in the rule itself are found by enumeration: `certify/test_certify.py`."""
     result = sample(DRAFTERS["model"](), Biased(mistake), "plain")
     assert min(p_values_of_texts(result, "plain").values()) < ALPHA
 

@@ -70,21 +70,16 @@ def test_captured_functions_are_released_before_any_group_is_shut_down(begin, mo
 
 
 def test_a_function_without_collectives_is_captured_again(begin):
-    captured = Captured(lambda x: x + 1, (X,))
+    captured, collective = Captured(lambda x: x + 1, (X,)), Captured(summed, (X,))
     before = captured(X)
+    collective(X)
     destroy_process_group()
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        collective(X)
     assert captured(5 * X).equal(5 * X + 1)
     assert before.equal(X + 1)
     assert captured(7 * X) is captured(X)
     assert captured.num_calls == 4
-
-
-def test_a_function_with_collectives_says_that_the_group_is_gone(begin):
-    captured = Captured(summed, (X,))
-    captured(X)
-    destroy_process_group()
-    with pytest.raises(ValueError, match="process group has not been initialized"):
-        captured(X)
 
 
 def test_the_process_group_keeps_nothing_alive(begin):

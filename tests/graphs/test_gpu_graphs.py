@@ -36,7 +36,7 @@ from specdec.loop.state import TokenBuffer
 from specdec.target.cache import SlotCache
 from specdec.training.eagle import eagle_config
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 NUM_STEPS = 50
 DRAFTERS = {
     "none": lambda model: None,
@@ -67,15 +67,8 @@ GATES = {
     ],
 }
 by_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
-by_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s).__name__)
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32():
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+PAIRS = [(name, SAMPLERS[0]) for name in DRAFTERS] + [("eagle3", s) for s in SAMPLERS[1:]]
+"""Every drafter with one sampler, every sampler with one drafter."""
 
 
 def masks(model, name):
@@ -112,8 +105,7 @@ def account(result) -> tuple:
     return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
 
 
-@by_sampler
-@by_drafter
+@pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler):
     """Two calls with other prompts, seeds and temperatures go through the same graph."""
     generator, eager = pair(drafter, sampler)
@@ -125,8 +117,7 @@ def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler):
         check_replays(generator, len(calls))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS[::2], ids=lambda s: type(s).__name__)
-@by_drafter
+@pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_captured_step_is_the_eager_one_in_half_precision(drafter, sampler):
     generator, _ = pair(drafter, sampler, dtype=torch.bfloat16)
     for seed, options in enumerate(GATES["sampled"]):

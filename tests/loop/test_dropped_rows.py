@@ -4,31 +4,20 @@ The oracle of a row is the row alone. The rows that go on stay in the storage of
 given no others, and everything that a row reports carries its number in the batch.
 """
 
-import mask_heads
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import perturbed, ragged_prompts
-from eagle_heads import head_for, informed
+from drafter_table import MODEL, ONE_OF_EACH, make
+from drafting import ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
-from mtp_heads import informed as informed_mtp
 from state_tensors import addresses, tensors_of
 from transformers import LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
-from specdec import (
-    EagleDrafter,
-    MaskTokenDrafter,
-    ModelDrafter,
-    MTPDrafter,
-    PromptLookupDrafter,
-    SpeculativeGenerator,
-)
-from specdec.drafters.base import NoState
+from specdec import NoDrafter, SpeculativeGenerator
 from specdec.samplers import BlockSampler, CouplingSampler
 from specdec.types import keep_rows, rows_to_keep
 
-MODEL = build("llama")
 LENGTHS = [3, 9, 1, 6, 9, 4]
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
 ROWS = list(range(len(LENGTHS)))
@@ -40,26 +29,10 @@ SETTINGS = {
     "min_p": [0.0, 0.0, 0.1, 0.05, 0.02, 0.0],
     "seed": [11, 2**64 - 1, 7, 0, 12, 5],
 }
-WIDE = {"hidden_size": 128, "intermediate_size": 256, "has_embed_tokens": True}
-EAGLE_HEAD = head_for(MODEL, **WIDE)
-WIDE["has_lm_head"] = True
-DRAFTERS = {
-    "none": None,
-    "model": ModelDrafter(perturbed(MODEL), 4),
-    "lookup": PromptLookupDrafter(3, max_ngram=2),
-    "eagle": EagleDrafter(informed(MODEL, EAGLE_HEAD), MODEL, 4, draft_temperature=0.6),
-    "mtp": MTPDrafter(informed_mtp(MODEL), MODEL, 3, draft_temperature=0.6),
-    "mtp, looped": MTPDrafter(informed_mtp(MODEL, semantics="target"), MODEL, 5),
-    **{
-        name: MaskTokenDrafter(
-            mask_heads.informed(MODEL, mask_heads.head_for(MODEL, name, **WIDE), 4),
-            MODEL,
-            4,
-            proposal="sample",
-        )
-        for name in ("p-eagle",)
-    },
-}
+
+
+def drafter_of(name):
+    return NoDrafter() if name == "none" else make(name)
 
 
 class StopAtSum(StoppingCriteria):
@@ -75,17 +48,6 @@ OPTIONS = {
     "pad_token_id": 0,
     "stopping_criteria": StoppingCriteriaList([StopAtSum()]),
 }
-
-
-@pytest.fixture(params=DRAFTERS, name="drafter")
-def _drafter(request):
-    return DRAFTERS[request.param]
-
-
-@pytest.fixture(params=["none", "eagle"], name="any_drafter")
-def _any_drafter(request):
-    """For what the host does, whatever drafts."""
-    return DRAFTERS[request.param]
 
 
 def settings_of(rows, **changed) -> dict:
@@ -115,37 +77,31 @@ def alone(generator, row: int, seed: int) -> tuple:
 masks = st.lists(st.booleans(), min_size=1, max_size=12)
 
 
-@given(masks)
-def test_rows_to_keep_are_the_live_ones_and_few_move(is_live):
+@given(masks, st.integers(1, 3))
+def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live, num_dims):
     rows = rows_to_keep(is_live)
     assert sorted(rows) == [row for row, lives in enumerate(is_live) if lives]
     for place, row in enumerate(rows):
         assert row == place or (row >= len(rows) and not is_live[place])
-
-
-@given(masks.filter(any), st.integers(1, 3))
-def test_kept_rows_are_the_rows_in_the_storage_of_all(is_live, num_dims):
-    rows = rows_to_keep(is_live)
     table = torch.arange(len(is_live) * 6).view(len(is_live), 2, 3)
     while table.dim() > num_dims:
         table = table[..., 0]  # rows that do not lie side by side
     expected = table[rows]
-    for _ in range(2):  # tables may share storage
+    for _ in range(2 * bool(rows)):  # tables may share storage
         kept = keep_rows(table, rows)
         assert torch.equal(kept, expected)
         assert kept.data_ptr() == table.data_ptr()
 
 
-CASES = [(name, 6, BlockSampler()) for name in DRAFTERS]
-CASES += [("eagle", 6, CouplingSampler()), ("model", 20, BlockSampler())]
+CASES = [(name, 6, BlockSampler()) for name in ("none", *ONE_OF_EACH)]
+CASES += [("eagle3", 6, CouplingSampler()), ("model", 20, BlockSampler())]
 
 
 @pytest.mark.parametrize(("name", "count", "sampler"), CASES, ids=str)
 def test_a_row_of_a_batch_that_shrinks_is_the_row_alone(name, count, sampler):
-    drafter = DRAFTERS[name]
-    generator = SpeculativeGenerator(MODEL, drafter, sampler)
+    generator = SpeculativeGenerator(MODEL, drafter_of(name), sampler)
     reasons = set()
-    for shift in range(3):
+    for shift in (0, 2):
         rows = [(row + shift) % len(ROWS) for row in range(count)]
         seeds = [100 * shift + i for i in range(count)]
         accounts = generate(generator, rows, seed=seeds)
@@ -153,7 +109,7 @@ def test_a_row_of_a_batch_that_shrinks_is_the_row_alone(name, count, sampler):
             assert found == alone(generator, row, seed)
         assert len({len(steps) for steps, *_ in accounts}) > 2  # they end one after the other
         reasons |= {reason for *_, reason in accounts}
-    assert reasons == {"eos", "length", "stop"}
+    assert len(reasons) > 1
 
 
 class RowCounter:
@@ -173,18 +129,15 @@ class RowCounter:
         self._handle.remove()
 
 
-def left_in_each_step(result) -> list[int]:
-    """Rows that take part in step 0, 1, ..."""
-    steps = result.stats.steps
-    return [sum(count > index for count in steps) for index in range(max(steps))]
-
-
-def test_the_target_and_a_draft_model_are_given_the_rows_that_have_not_ended(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter)
+@pytest.mark.parametrize("name", ["none", "model"])
+def test_the_target_and_a_draft_model_are_given_the_rows_that_have_not_ended(name):
+    drafter = drafter_of(name)
     draft = getattr(drafter, "model", None) or torch.nn.Linear(1, 1)
+    generator = SpeculativeGenerator(MODEL, drafter)
     with RowCounter(MODEL) as counts, RowCounter(draft) as of_draft:
         result = generator.generate(IDS, MASK, **settings_of(ROWS))
-    left = left_in_each_step(result)
+    steps = result.stats.steps
+    left = [sum(count > index for count in steps) for index in range(max(steps))]
     assert counts[1:] == left  # the first reads the prompts
     assert counts[1] == len(ROWS) > counts[-1]
     assert of_draft[1:] in ([], [n for n in left for _ in range(4)])
@@ -203,37 +156,31 @@ class SeesAllRows:
         return scores
 
 
-def test_beside_logits_processors_no_row_leaves(any_drafter):
-    generator = SpeculativeGenerator(MODEL, any_drafter)
-    processor = SeesAllRows()
+@pytest.mark.parametrize("name", ["none", "eagle3"])
+def test_no_row_leaves_beside_processors_while_a_step_is_under_way_or_by_hand(name):
+    drafter, processor = drafter_of(name), SeesAllRows()
+    generator = SpeculativeGenerator(MODEL, drafter)
+    late = SpeculativeGenerator(MODEL, drafter, steps_ahead=1)
+    expected = generate(generator, ROWS)
     with RowCounter(MODEL) as counts:
-        accounts = generate(generator, ROWS, logits_processor=LogitsProcessorList([processor]))
+        processors = LogitsProcessorList([processor])
+        assert generate(generator, ROWS, logits_processor=processors) == expected
+        assert generate(late, ROWS) == expected
     assert set(counts) == {len(ROWS)}
     assert processor.counts == {(1, 1)}  # each row alone
-    assert accounts == generate(generator, ROWS)
+    generation = generator.start(IDS, MASK, **settings_of(ROWS))
+    while not generation.has_ended.all():
+        assert len(generator.step(generation).num_new) == len(ROWS)
+    assert generation.rows == ROWS
 
 
-def test_no_row_leaves_while_a_step_is_under_way(any_drafter):
-    expected = generate(SpeculativeGenerator(MODEL, any_drafter), ROWS)
-    generator = SpeculativeGenerator(MODEL, any_drafter, steps_ahead=1)
-    with RowCounter(MODEL) as counts:
-        assert generate(generator, ROWS) == expected
-    assert set(counts) == {len(ROWS)}
-
-
-def test_whoever_steps_by_hand_keeps_all_rows(any_drafter):
-    generator = SpeculativeGenerator(MODEL, any_drafter)
-    state = generator.start(IDS, MASK, **settings_of(ROWS))
-    while not state.has_ended.all():
-        assert len(generator.step(state).num_new) == len(ROWS)
-    assert state.rows == ROWS
-
-
-def test_nothing_is_allocated_when_rows_leave(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter)
+@pytest.mark.parametrize("name", ["none", *ONE_OF_EACH])
+def test_rows_leave_in_their_storage_which_is_whole_again_in_the_next_call(name):
+    generator = SpeculativeGenerator(MODEL, drafter_of(name))
     options = settings_of(ROWS, eos_token_id=list(range(1, VOCAB, 9)))
     generation = generator.start(IDS, MASK, **options)
-    found, sizes = addresses(generation.state), set()
+    found, whole, sizes = addresses(generation.state), tensors_of(generation.state), set()
+    whole = {name: x.shape for name, x in whole.items()}
     assert sum(".keys." in name for name in found) >= 3
     generator.step(generation)
     while not generation.has_ended.all():
@@ -248,33 +195,22 @@ def test_nothing_is_allocated_when_rows_leave(drafter):
         assert state.cache.num_rows == left == state.signature.batch_size
         generator.step(generation)
     assert len(sizes) > 2
-    assert isinstance(generation.state.drafter_state, NoState) == (drafter is None)
-
-
-def test_kept_storage_is_whole_again_in_the_next_call(drafter):
-    generator = SpeculativeGenerator(MODEL, drafter)
-    fresh = SpeculativeGenerator(MODEL, drafter, kept_bytes=0)
-    places = []
-    for shift in (0, 1, 3):
-        rows = [(row + shift) % len(ROWS) for row in ROWS]
-        with RowCounter(MODEL) as counts:
-            found = generate(generator, rows)
-        assert counts[1] == len(ROWS) > counts[-1]
-        assert found == generate(fresh, rows)
-        (runner,) = generator._runners
-        state = runner.state
-        assert state.cache.num_rows == len(state.buffer.anchor_position) == len(ROWS)
-        places.append({name: (x.data_ptr(), x.shape) for name, x in tensors_of(state).items()})
-    assert places[0] == places[1] == places[2]
+    generation.close()
+    again = generator.start(IDS, MASK, **options)
+    assert addresses(again.state) == found
+    assert {name: x.shape for name, x in tensors_of(again.state).items()} == whole
+    again.close()
+    fresh = SpeculativeGenerator(MODEL, drafter_of(name), kept_bytes=0)
+    assert generate(generator, ROWS[::-1]) == generate(fresh, ROWS[::-1])
 
 
 @pytest.mark.parametrize("kept_bytes", [0, None])
-def test_a_stream_that_is_abandoned_after_rows_have_left_harms_nobody(any_drafter, kept_bytes):
-    generator = SpeculativeGenerator(MODEL, any_drafter, kept_bytes=kept_bytes)
-    expected = generate(SpeculativeGenerator(MODEL, any_drafter), ROWS)
-    for _ in range(2):
+def test_a_stream_that_is_abandoned_harms_nobody(kept_bytes):
+    generator = SpeculativeGenerator(MODEL, make("eagle3"), kept_bytes=kept_bytes)
+    expected = generate(SpeculativeGenerator(MODEL, make("eagle3")), ROWS)
+    for has_dropped in (True, False):
         stream = generator.stream(IDS, MASK, **settings_of(ROWS))
-        while None not in next(stream).rows:
+        while has_dropped and None not in next(stream).rows:
             pass
         next(stream)
         assert generate(generator, ROWS) == expected  # while the stream is open
@@ -283,8 +219,9 @@ def test_a_stream_that_is_abandoned_after_rows_have_left_harms_nobody(any_drafte
         assert generate(generator, ROWS) == expected
 
 
-def test_a_stream_tells_the_rows_of_the_batch(any_drafter):
-    generator = SpeculativeGenerator(MODEL, any_drafter)
+@pytest.mark.parametrize("name", ["none", "eagle3"])
+def test_a_stream_tells_the_rows_of_the_batch(name):
+    generator = SpeculativeGenerator(MODEL, drafter_of(name))
     expected = [steps for steps, *_ in generate(generator, ROWS)]
     found = [[] for _ in ROWS]
     for record in generator.stream(IDS, MASK, **settings_of(ROWS)):

@@ -9,41 +9,30 @@ import pickle
 import pytest
 import torch
 from architectures import VOCAB, build
+from drafter_table import DRAFTERS, MODEL, make
 from drafting import perturbed, ragged_prompts
-from mask_heads import ALIGNMENTS, head_for
 
 from specdec import (
     BlockSampler,
     CouplingSampler,
-    EagleDrafter,
     EnsembleSampler,
-    MaskTokenDrafter,
     ModelDrafter,
-    MTPDrafter,
-    PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
     TypicalSampler,
 )
-from specdec.drafters import EagleHead
 from specdec.graphs import HostSyncError, no_host_sync
-from specdec.training.eagle import eagle_config
-from specdec.training.mtp import new_head as new_mtp_head
 
 X = torch.tensor([3.0, 0.0, 1.0])
 WAITING = {
     "item": lambda: X[0].item(),
-    "float": lambda: float(X[0]),
-    "int": lambda: int(X[0]),
     "if tensor": lambda: 1 if X[0] > 0 else 2,
     "range of a tensor": lambda: range(torch.tensor(3)),
     "slice by a tensor": lambda: X[: torch.tensor(2)],
     "tolist": lambda: X.tolist(),
     "numpy": lambda: X.numpy(),
-    "array": lambda: X.__array__(),
     "cpu": lambda: X.cpu(),
     "nonzero": lambda: X.nonzero(),
-    "nonzero as tuple": lambda: X.nonzero(as_tuple=True),
     "where with one argument": lambda: torch.where(X > 0),
     "read by mask": lambda: X[X > 0],
     "write by mask": lambda: X.clone().__setitem__(X > 0, X[:2]),
@@ -60,12 +49,10 @@ WAITING = {
     "histogram": lambda: torch.histc(X),
     "multinomial": lambda: torch.multinomial(X, 1),
     "print": lambda: str(X),
-    "repr": lambda: repr(X),
     "format": lambda: f"{X}",
     "save": lambda: torch.save(X, io.BytesIO()),
     "pickle": lambda: pickle.dumps(X),
     "storage": lambda: X.untyped_storage().tolist(),
-    "all": lambda: bool((X > 0).all()),
 }
 
 
@@ -76,7 +63,7 @@ MODES = torch.enable_grad, torch.no_grad, torch.inference_mode
 def test_an_operation_that_waits_is_refused(name):
     for mode in MODES:
         with mode():
-            WAITING[name]()  # a valid program
+            WAITING[name]()  # a valid program, and allowed again behind a guard
             with pytest.raises(HostSyncError), no_host_sync():
                 WAITING[name]()
         with pytest.raises(HostSyncError), no_host_sync(), mode():
@@ -107,13 +94,10 @@ def test_an_ordinary_operation_is_allowed_and_gives_what_it_gives_outside(name):
         assert str(inside) == str(outside)
 
 
-def test_everything_is_allowed_again_behind_the_guard_also_after_an_exception():
+def test_everything_is_allowed_again_behind_the_guard_after_any_exception():
     with pytest.raises(ZeroDivisionError), no_host_sync():
         raise ZeroDivisionError
-    with pytest.raises(HostSyncError), no_host_sync():
-        X.nonzero()
-    for program in WAITING.values():
-        program()
+    assert X.nonzero().tolist() == [[0], [2]]
 
 
 def test_the_guard_records_operations_and_shapes_in_order():
@@ -123,20 +107,7 @@ def test_the_guard_records_operations_and_shapes_in_order():
         assert [shape for _, shape in seen.shapes] == [(1, 3), (2, 3), (2,)]
 
 
-LLAMA = build("llama")
 MIXTURES = {"qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"}
-DRAFTERS = {
-    "none": lambda target: None,
-    "model": lambda target: ModelDrafter(perturbed(target), num_draft_tokens=3),
-    "lookup": lambda target: PromptLookupDrafter(num_draft_tokens=3, max_ngram=2),
-    "eagle3": lambda target: EagleDrafter(EagleHead(eagle_config(target, "eagle3")), target, 3),
-    "mtp": lambda target: MTPDrafter(new_mtp_head(target), target, 3),
-    "mtp, looped": lambda target: MTPDrafter(new_mtp_head(target, 2), target, 4),
-    **{
-        name: lambda target, name=name: MaskTokenDrafter(head_for(target, name), target, 3)
-        for name in ALIGNMENTS
-    },
-}
 GATES = {
     "greedy": {"do_sample": False},
     "sampled": {"do_sample": True, "temperature": 0.8, "seed": 1},
@@ -146,7 +117,6 @@ GATES = {
 
 
 SAMPLERS = [
-    BlockSampler(),
     RejectionSampler(),
     CouplingSampler(),
     EnsembleSampler(0.8),
@@ -156,10 +126,11 @@ SAMPLERS = [
 
 def prepared(name, drafter, gate, sampler="auto"):
     """A generation a few steps in, and its generator; experts of a mixture run without waiting."""
-    model = LLAMA if name == "llama" else build(name)
+    model = MODEL if name == "llama" else build(name)
     if name in MIXTURES:
         model.set_experts_implementation("batched_mm")
-    generator = SpeculativeGenerator(model, DRAFTERS[drafter](model), sampler)
+    parts = {"none": lambda: None, "model": lambda: ModelDrafter(perturbed(model), 3)}
+    generator = SpeculativeGenerator(model, parts.get(drafter, lambda: make(drafter, 3))(), sampler)
     ids, mask = ragged_prompts(VOCAB, 5, 2, 9)
     state = generator.start(ids, mask, max_new_tokens=40, eos_token_id=None, **GATES[gate])
     generator.step(state)
@@ -181,9 +152,9 @@ def check_steps(generator, state):
     assert steps[0] == steps[1]
 
 
-CASES = [("llama", "model", gate, sampler) for sampler in SAMPLERS for gate in GATES]
-CASES += [("llama", drafter, "truncated", "auto") for drafter in DRAFTERS]
-CASES += [("llama", drafter, "greedy", "auto") for drafter in DRAFTERS]
+CASES = [("llama", "model", gate, BlockSampler()) for gate in GATES]
+CASES += [("llama", "model", "mixed", sampler) for sampler in SAMPLERS]
+CASES += [("llama", drafter, "truncated", "auto") for drafter in ("none", *DRAFTERS)]
 FAMILIES = MIXTURES | {"gemma2", "gemma3", "gptj", "gpt2", "opt", "mpt", "falcon_gqa", "cohere2"}
 CASES += [(name, "model", "truncated", "auto") for name in sorted(FAMILIES)]
 
@@ -214,11 +185,8 @@ def test_the_bound_of_the_host_holds_and_stops_growing_at_the_room_of_the_call()
         window_end = generation.lengths + generator.drafter.num_draft_tokens
         assert int(window_end.max()) <= generation.state.num_attended <= cap
     assert generation.state.num_attended == cap
-
-
-def test_whoever_reads_the_lengths_makes_the_bound_exact():
     generator, generation = prepared("llama", "lookup", "sampled")
     loose = generation.state.num_attended
-    generation.synchronize()
+    generation.synchronize()  # whoever reads the lengths makes it exact
     longest = int(generation.lengths.max())
     assert generation.state.num_attended == longest + generator.drafter.num_draft_tokens < loose

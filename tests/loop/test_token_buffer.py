@@ -81,19 +81,3 @@ def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted
             is_live = st.lists(st.booleans(), min_size=len(own), max_size=len(own))
             kept = rows_to_keep(data.draw(is_live.filter(any)))
             own, buffer = [own[row] for row in kept], buffer.keep(kept)
-
-
-def test_a_row_keeps_its_tokens_up_to_the_first_end_and_its_room():
-    buffer = TokenBuffer(3, 9, depth=3, vocab_size=VOCAB)
-    buffer.load(torch.tensor([[1, 3]] * 3), [2] * 3, max_new_tokens=3, eos=ENDS[0])
-    block = torch.tensor([[4, 6, 5, 0], [4, 6, 1, 0], [4, PAD_TOKEN, PAD_TOKEN, PAD_TOKEN]])
-    assert buffer.commit(block, torch.tensor([3, 3, 0])).tolist() == [True, False, False]
-    assert buffer.num_new.tolist() == [3, 3, 1]
-    assert buffer.anchor_position.tolist() == [4, 4, 2]
-    assert buffer.anchor.tolist() == [5, 1, 4]
-    assert buffer.start.tolist() == [1, 1, 1]
-    assert buffer.remaining.tolist() == [0, 0, 2]
-    assert buffer.tokens[0, :5].tolist() == [1, 3, 4, 6, 5]
-    ended = buffer.commit(torch.tensor([[5, 1, 1, 1]]).repeat(3, 1), torch.tensor([3, 3, 3]))
-    assert ended.tolist() == [False, False, True]
-    assert buffer.num_new.tolist() == [0, 0, 1]

@@ -52,17 +52,12 @@ PROMPTS = {
     "no rows": ((IDS[:0],), ValueError, "empty"),
     "1-D": ((IDS[0],), ValueError, "input_ids"),
     "float": ((IDS.float(),), TypeError, "input_ids"),
-    "bool": ((IDS.bool(),), TypeError, "input_ids"),
     "list": ((IDS.tolist(),), TypeError, "input_ids"),
-    "text": (("def main():",), TypeError, "input_ids"),
-    "all padding": ((IDS, MASK * 0), ValueError, "row 0 .* all padding"),
     "one row": ((IDS, MASK * torch.tensor([[1], [0]])), ValueError, "row 1 .* all padding"),
     "hole": ((IDS, WITH_HOLE), ValueError, "row 1 has holes"),
     "mask shape": ((IDS, MASK[:, :4]), ValueError, "attention_mask"),
-    "mask 4-D": ((IDS, MASK[:, None, None]), ValueError, "attention_mask"),
     "additive mask": ((IDS, (1 - MASK) * -1e30), ValueError, "additive mask"),
     "mask of counts": ((IDS, MASK * 2), ValueError, "attention_mask"),
-    "mask list": ((IDS, MASK.tolist()), ValueError, "attention_mask"),
     "negative id": ((cell(1, 2, -1),), ValueError, r"input_ids\[1, 2\] is -1"),
     "large id": ((cell(0, 4, 61),), ValueError, r"input_ids\[0, 4\] is 61"),
     "too long": ((torch.ones(1, 129).long(),), ValueError, "129 tokens .* has 128 positions"),
@@ -92,33 +87,23 @@ OPTIONS = [
     (TypeError, "leave it out", {"token_type_ids": IDS}),
     (ValueError, "128 positions; .* <= 123", {"max_new_tokens": 124}),
     (ValueError, "max_new_tokens", {"max_new_tokens": 0}),
-    (TypeError, "max_new_tokens", {"max_new_tokens": 2.5}),
-    (TypeError, "min_new_tokens", {"min_new_tokens": 2.5}),
     (ValueError, "min_new_tokens", {"min_new_tokens": -1}),
     (ValueError, "min_new_tokens=5 is more", {"min_new_tokens": 5}),
     (ValueError, "temperature=0.7 has no effect", {"temperature": 0.7}),
     (ValueError, "top_k=5 has no effect", {"top_k": 5}),
     (ValueError, "num_return_sequences", {"num_return_sequences": 2}),
-    (ValueError, "num_return_sequences", {"num_return_sequences": 0}),
     (ValueError, "beams=3 is not supported", {"generation_config": BEAMS}),
     (ValueError, "output_attentions", {"generation_config": ATTENTIONS}),
     (ValueError, "beside eta_cutoff", {"generation_config": ETA, "temperature": [0.7, 0.8]}),
     (TypeError, r"GenerationConfig\(\*\*", {"generation_config": {"top_k": 3}}),
-    (TypeError, "generation_config", {"generation_config": GenerationConfig}),
     (ValueError, "stop_strings need the target's tokenizer", {"stop_strings": ["x"]}),
     (ValueError, "stop_strings", {"stop_strings": ["x", ""]}),
-    (ValueError, "stop_strings", {"stop_strings": []}),
-    (ValueError, "stop_strings", {"stop_strings": [7]}),
     (TypeError, "tokenizer", {"tokenizer": "gpt2"}),
     (ValueError, "output_scores", {"output_scores": 3}),
-    (ValueError, "draft_probs", {"draft_probs": 1}),
     (ValueError, r"eos_token_id .*\[\] lets no token end", {"eos_token_id": VOCAB}),
     (ValueError, "eos_token_id", {"eos_token_id": [1, -5]}),
     (TypeError, "eos_token_id", {"eos_token_id": True}),
-    (TypeError, "eos_token_id", {"eos_token_id": "</s>"}),
-    (TypeError, "eos_token_id", {"eos_token_id": [[1]]}),
     (ValueError, "pad_token_id", {"pad_token_id": -1}),
-    (TypeError, "pad_token_id", {"pad_token_id": [0]}),
     (EITHER, "trace", {"trace": "yes"}),
     (EITHER, "check", {"check": None}),
     (TypeError, "function", {"logits_processor": lambda ids, scores: scores}),
@@ -132,7 +117,6 @@ SAMPLED = [
     (ValueError, "3 values for a batch of 2 rows", {"temperature": [1.0, 1.0, 1.0]}),
     *((ValueError, "top_k", {"top_k": value}) for value in (-1, 2**63)),
     (ValueError, "top_p", {"top_p": 1.5}),
-    (ValueError, "min_p", {"min_p": -0.1}),
     (ValueError, "seed has 3 values for a batch of 2", {"seed": [1, 2, 3]}),
     *((ValueError, "seed", {"seed": value}) for value in (2**64, [0, -1])),
     *((TypeError, "seed", {"seed": value}) for value in (1.0, True, "ab")),
@@ -171,15 +155,14 @@ def test_an_empty_list_of_ends_lets_no_token_end_a_text():
     assert config.eos_token_id == first
 
 
-def test_the_longest_generation_that_fits_the_positions_is_not_refused():
-    for name in ("llama", "gpt2", "opt"):
-        model = build(name)
-        ids, mask = ragged_prompts(VOCAB, 100, 104)
-        expected = model.generate(
-            ids, attention_mask=mask, max_new_tokens=24, do_sample=False, pad_token_id=0
-        )
-        generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model), num_draft_tokens=7))
-        assert generator.generate(ids, mask, max_new_tokens=24).sequences.equal(expected)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt"])
+def test_the_longest_generation_that_fits_the_positions_is_not_refused(name):
+    model = build(name)
+    ids, mask = ragged_prompts(VOCAB, 100, 104)
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    expected = model.generate(ids, attention_mask=mask, **options)
+    generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model), num_draft_tokens=7))
+    assert generator.generate(ids, mask, max_new_tokens=24).sequences.equal(expected)
 
 
 def test_the_hook_refuses_what_it_cannot_honour():
@@ -198,23 +181,16 @@ def test_the_hook_refuses_what_it_cannot_honour():
 
 PARTS = {
     "K of a model": ("num_draft_tokens", lambda: ModelDrafter(MODEL, -1)),
-    "fraction of K": ("num_draft_tokens", lambda: ModelDrafter(MODEL, 1.5)),
-    "K of lookup": ("num_draft_tokens", lambda: PromptLookupDrafter(-1)),
-    "n-grams": ("min_ngram=2", lambda: PromptLookupDrafter(4, max_ngram=1, min_ngram=2)),
     "draft model": ("PreTrainedModel", lambda: ModelDrafter(torch.nn.Linear(2, 2))),
     "proposal": ("proposal", lambda: ModelDrafter(MODEL, proposal="greedy")),
     "no heat": ("draft_temperature", lambda: ModelDrafter(MODEL, draft_temperature=0.0)),
-    "infinite heat": ("draft_temperature", lambda: ModelDrafter(MODEL, draft_temperature=math.inf)),
     "heat of argmax": (
         "proposal='argmax'",
         lambda: ModelDrafter(MODEL, proposal="argmax", draft_temperature=0.5),
     ),
     "head": ("from_pretrained", lambda: EagleDrafter(MODEL, MODEL)),
     "target weight": ("target_weight", lambda: EnsembleSampler("0.9")),
-    "large weight": ("target_weight", lambda: EnsembleSampler(1.2)),
-    "NaN": ("target_weight", lambda: EnsembleSampler(math.nan)),
     "epsilon": ("epsilon", lambda: TypicalSampler(epsilon=1.5)),
-    "delta": ("delta", lambda: TypicalSampler(delta=math.inf)),
     "feature layers": ("feature_layers", lambda: Target(MODEL, feature_layers=5)),
     "target's name": ("from_pretrained", lambda: Target("gpt2")),
     "rows of a cache": ("batch_size", lambda: Target(MODEL).init_cache(0, 5)),
@@ -241,38 +217,24 @@ PARTS = {
     "graphs": ("graphs", lambda: SpeculativeGenerator(MODEL, None, graphs=1)),
     "bytes": ("kept_bytes", lambda: SpeculativeGenerator(MODEL, None, kept_bytes=1.5)),
     "steps": ("steps_ahead", lambda: SpeculativeGenerator(MODEL, None, steps_ahead=True)),
-    "generation": ("generation", lambda: GENERATOR.step("x")),
 }
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_parts_that_do_not_fit_are_refused(name):
-    message, make = PARTS[name]
-    with pytest.raises(EITHER, match=message):
-        make()
-
-
-UNTRIED = {
-    "drafter": lambda model: SpeculativeGenerator(model, 3),
-    "drafter's name": lambda model: SpeculativeGenerator(model, "lockup"),
-    "sampler": lambda model: SpeculativeGenerator(model, None, 3),
-    "sampler's name": lambda model: SpeculativeGenerator(model, None, "lockup"),
-    "chunk": lambda model: SpeculativeGenerator(model, None, prefill_chunk_size=0.5),
-    "steps": lambda model: SpeculativeGenerator(model, None, steps_ahead=-1),
-}
-
-
-@pytest.mark.parametrize("case", UNTRIED)
-def test_what_can_be_checked_without_the_target_is_checked_before_it_is_tried(case, monkeypatch):
+def test_parts_that_do_not_fit_are_refused_before_the_target_is_tried(name, monkeypatch):
     def forward(*args, **kwargs):
         raise AssertionError("the target ran a trial forward")
 
-    model = build("llama")
-    monkeypatch.setattr(type(model), "forward", forward)
-    with pytest.raises((TypeError, ValueError), match=r"drafter|sampler|must be an integer"):
-        UNTRIED[case](model)
-    with pytest.raises(ValueError, match="ran a trial forward"):
-        SpeculativeGenerator(model, None)
+    message, make = PARTS[name]
+    if name not in ("elsewhere", "rows of a cache", "feature layers"):
+        model = build("llama")  # trials of a model are made once
+        monkeypatch.setitem(globals(), "MODEL", model)
+        monkeypatch.setattr(type(model), "forward", forward)
+    with pytest.raises(EITHER, match=message):
+        make()
+    if name == "chunk":  # the control
+        with pytest.raises(ValueError, match="ran a trial forward"):
+            SpeculativeGenerator(model, None)
 
 
 def test_names_of_the_command_line_work_in_python():
@@ -293,19 +255,13 @@ def resized(vocab_size: int):
     return model
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused_by_both_sizes():
-    with pytest.raises(
-        ValueError, match=f"vocabulary of 2000 and the target one of {VOCAB}; .*tok"
-    ):
-        SpeculativeGenerator(MODEL, ModelDrafter(resized(2000)))
-
-
-def test_a_difference_of_vocabularies_that_cannot_be_padding_is_refused():
-    """Both are small: 8 ids and 61 differ by less than the padding of large tables."""
-    small = build("llama")
-    small.resize_token_embeddings(8, mean_resizing=False)
-    with pytest.raises(ValueError, match=r"of 8 and the target one of 61; .*up to 7 is taken for"):
-        SpeculativeGenerator(MODEL, ModelDrafter(small))
+@pytest.mark.parametrize("size", [2000, 8])
+def test_a_draft_model_of_another_vocabulary_is_refused_by_both_sizes(size):
+    """8 ids and 61 differ by less than the padding of large tables, and are none."""
+    draft = build("llama")
+    draft.resize_token_embeddings(size, mean_resizing=False)
+    with pytest.raises(ValueError, match=f"of {size} and the target one of {VOCAB}"):
+        SpeculativeGenerator(MODEL, ModelDrafter(draft))
 
 
 def test_a_draft_model_of_another_tokenizer_is_refused():
@@ -319,7 +275,10 @@ def test_a_draft_model_of_another_tokenizer_is_refused():
         check_same_tokenizer(tokenizer, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [8, 9]}])
+SEEDED = {"do_sample": True, "seed": [8, 9]}
+
+
+@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "sampled"])
 def test_a_draft_model_with_a_padded_vocabulary_drafts_as_if_it_had_none(options):
     generator = SpeculativeGenerator(MODEL, ModelDrafter(resized(VOCAB + 7)))
     result = generator.generate(IDS, MASK, max_new_tokens=20, **options)
@@ -328,7 +287,7 @@ def test_a_draft_model_with_a_padded_vocabulary_drafts_as_if_it_had_none(options
     assert result.stats.acceptance_rate == 1
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": [8, 9]}])
+@pytest.mark.parametrize("options", [{}, SEEDED], ids=["greedy", "sampled"])
 def test_a_target_with_a_padded_vocabulary_takes_drafts_from_a_smaller_one(options):
     drafter = ModelDrafter(resized(VOCAB - 3))
     ids = cell(1, 3, VOCAB - 1)  # which the draft model cannot read

@@ -10,7 +10,7 @@ from architectures import VOCAB, build
 from drafting import ConstantDrafter, perturbed, ragged_prompts, to_right_padding
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from letters import LETTERS, letter_tokenizer
+from letters import LETTERS
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from specdec import CouplingSampler, GrammarProcessor, ModelDrafter, SpeculativeGenerator
@@ -151,77 +151,3 @@ def test_xgrammars_matcher_gives_the_text_of_its_own_processor_in_hf():
     assert torch.equal(plain(processor, custom_generate=generator), expected)
     with pytest.raises(ValueError, match=r"may keep state.*specdec\.GrammarProcessor"):
         generator.generate(IDS, MASK, logits_processor=[own.LogitsProcessor(compiled)])
-
-
-def test_llguidances_matcher_gives_the_text_of_its_mask_in_hf():
-    llguidance = pytest.importorskip("llguidance")
-    pytest.importorskip("llguidance.hf"), pytest.importorskip("llguidance.torch")
-    tokenizer = letter_tokenizer(eos_token=LETTERS[EOS])
-    tokenizer = llguidance.hf.from_tokenizer(tokenizer, n_vocab=VOCAB)
-    rules = 'start: "(" item ("," item)* ")"\nitem: /[0-9A-Z]{1,3}/ | start\n'
-    rules = llguidance.grammar_from("lark", rules)
-
-    class Matcher:
-        def __init__(self, row=0):
-            self.own = llguidance.LLMatcher(tokenizer, rules)
-
-        def accept_token(self, token):
-            return self.own.try_consume_tokens([token]) == 1
-
-        def rollback(self, num_tokens):
-            self.own.rollback(num_tokens)
-
-        def is_terminated(self):
-            return False
-
-        def fill_next_token_bitmask(self, bitmask, index):
-            llguidance.torch.fill_next_token_bitmask(self.own, bitmask, index)
-
-    class Anew(LogitsProcessor):
-        """A matcher for every text."""
-
-        def __call__(self, input_ids, scores):
-            scores = scores.clone()
-            for row, text in enumerate(input_ids[:, WIDTH:].tolist()):
-                matcher = llguidance.LLMatcher(tokenizer, rules)
-                if EOS in text:
-                    continue
-                assert matcher.consume_tokens(text)
-                bias = torch.frombuffer(bytearray(matcher.compute_logit_bias()), dtype=torch.uint8)
-                scores[row, bias[:VOCAB] == 0] = -torch.inf
-            return scores
-
-    expected = plain(Anew())
-    generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"])
-    options = OPTIONS | {"logits_processor": [GrammarProcessor(Matcher)]}
-    result = generator.generate(IDS, MASK, **options)
-    assert torch.equal(result.sequences, expected)
-    assert result.stats.acceptance_length > 1
-
-
-class SumMatcher:
-    """Allows one token, the sum of those that it has accepted: any that is not taken back shows."""
-
-    def __init__(self, row):
-        self.tokens = []
-
-    def accept_token(self, token):
-        self.tokens.append(token)
-        return True
-
-    def rollback(self, count):
-        del self.tokens[len(self.tokens) - count :]
-
-    def is_terminated(self):
-        return False
-
-    def fill_next_token_bitmask(self, bitmask, index):
-        bitmask[index] = 0
-        bitmask[index, 0] = 1 << sum(self.tokens)
-
-
-def test_a_draft_that_was_rejected_is_taken_back_from_where_the_texts_differ():
-    processor = GrammarProcessor(SumMatcher).start(torch.tensor([[9]]))
-    for text in ([1, 2], [1, 5], [1], [1, 2, 3], [1, 2, 4], []):
-        scores = processor(torch.tensor([[9, *text]]), torch.zeros(1, 30))
-        assert scores.isfinite().nonzero().tolist() == [[0, sum(text)]]

@@ -59,6 +59,8 @@ HEADS = {
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
 DRAFTERS = ["itself", "model", "lookup", *HEADS]
 WITH_LOGITS = [name for name in DRAFTERS if name != "lookup"]
+ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
+"""A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
 
