@@ -59,3 +59,27 @@ def exact_float32():
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
     torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.fixture(autouse=True)
+def _commands_certify_over_few_worlds(request, monkeypatch):
+    """`tests/certify` is about certificates."""
+    if request.path.parent.name == "cli":
+        from specdec.certify.sampler import exact
+
+        monkeypatch.setattr(exact, "SIZES", ((2, 1, 2),))
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory) -> str:
+    """A folder of a small model with the zoo's tokenizer."""
+    from architectures import build
+
+    from specdec import zoo
+
+    folder, tokenizer = tmp_path_factory.mktemp("small"), zoo.load_tokenizer()
+    model = build("llama")
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
