@@ -109,6 +109,8 @@ class SpeculativeGenerator:
         check_choice("graphs", graphs, (True, False, "auto"))
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
+        if self.drafter.tree_depth is not None:
+            self.target.check_trees()
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)

@@ -93,6 +93,8 @@ class ModelDrafter(Drafter):
             self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
+        if tree is not None:
+            self._slot_model.check_trees()
         self.model = self._slot_model.model
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:

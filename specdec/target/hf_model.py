@@ -270,6 +270,16 @@ class SlotModel:
             )
         _refuse_training(self.model)
 
+    def check_trees(self) -> None:
+        """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
+        not the plain forward of each path.
+        """
+        if fault := self._choices.route.fault_of_trees:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
+                "drafter of chains (tree=None)"
+            )
+
     def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
         """Storage for rows of at most `num_slots` tokens; see `check_room`."""
         check_integer("batch_size", batch_size, 1)

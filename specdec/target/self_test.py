@@ -11,7 +11,7 @@ same layer, given the same input, differs between two attention implementations 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -89,13 +89,15 @@ def _weakly(value: object) -> object:
 class Route(NamedTuple):
     """How a model is run over slots: the name of the attention function, or `None` for a dense
     mask; the sliding window of each layer, `None` for full attention; what each layer stores of a
-    token; the names of the modules that call the attention function.
+    token; the names of the modules that call the attention function; what it does wrong in the
+    window of a tree, `None` for nothing.
     """
 
     attention: str | None
     layer_windows: dict[int, int | None]
     shapes: dict[int, KeyValueShape]
     attention_modules: tuple[str, ...]
+    fault_of_trees: str | None = None
 
 
 @torch.no_grad()
@@ -110,13 +112,13 @@ def find_route(model: OverSlots) -> Route:
     for learn in (_through_attention_interface, _with_dense_mask):
         try:
             route = learn(model)
-            complaint = _difference(model, route)
+            complaint, of_trees = _complaints(model, route)
         except LeftOutError:
             raise
         except Exception as error:  # whatever a foreign model raises means: not this route
             complaint = f"{type(error).__name__}: {error}"
         if complaint is None:
-            return route
+            return route._replace(fault_of_trees=of_trees)
         complaints.append(complaint)
     raise ValueError(
         f"{type(model.model).__name__} cannot be decoded over specdec's cache "
@@ -215,27 +217,37 @@ class _Trace:
         return {"the embeddings": self.inputs[0], **self.outputs, "the logits": logits}
 
 
-def _difference(model: OverSlots, route: Route) -> str | None:
-    """An error message if ragged windows over a cache of garbage differ from a plain forward."""
+def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]:
+    """What is wrong if ragged windows over a cache of garbage differ from a plain forward: windows
+    of chains, and one of a tree.
+    """
     windows = [w for w in route.layer_windows.values() if w is not None and w <= LONGEST_WINDOW]
     length = max([6, *(w + 4 for w in windows)])
     tokens = _tokens(model, length)
     plain, inputs = _plain_states(model, route, tokens, None, None)
     rounding = _rounding(model, route, tokens, plain, inputs)
-    for slots, states in _windowed_states(model, route, tokens, inputs):
+
+    def difference(slots: Tensor, states: dict[str, Tensor]) -> str | None:
         for name, ours in states.items():
-            theirs = _take(plain[name], slots)
-            limit = NOISE_FACTOR * rounding[name]
             # Experts of a mixture are chosen by rounded scores, and one token may get another one:
             # outside attention most tokens have to agree, inside all of them.
-            errors = _error_per_token(ours, theirs)
+            errors = _error_per_token(ours, _take(plain[name], slots))
             error = _rms(errors) if name in route.attention_modules else errors.median()
-            if not float(error) <= limit:
+            if not float(error) <= NOISE_FACTOR * rounding[name]:
                 return (
                     f"{name} differs from its plain forward by {float(error):.3g} in rms, its "
                     f"rounding is {rounding[name]:.3g}"
                 )
-    return None
+        return None
+
+    trial = _Trial(model, route, tokens, inputs)
+    for slots, states in trial.chains():
+        if complaint := difference(slots, states):
+            return complaint, None
+    try:
+        return None, difference(*trial.tree())
+    except Exception as error:  # whatever a foreign model raises means: no trees
+        return None, f"{type(error).__name__}: {error}"
 
 
 def _plain_states(
@@ -280,28 +292,56 @@ def _one_rounding(state: Tensor) -> Tensor:
     return max(unit, 2.0**-10 if rounds_products else 0.0) * _rms(state)
 
 
-def _windowed_states(model: OverSlots, route: Route, tokens: Tensor, inputs: list[Tensor]):
-    """Slots `[2, N]` and states of ragged windows over a cache of garbage."""
-    view = model.open_view(route.attention, for_steps=True)
-    trace = _Trace(view, model.num_layers, route.attention_modules)
-    length = tokens.shape[1]
-    cache, device = SlotCache(2, length + 2, route.shapes), tokens.device
+class _Trial:
+    """Ragged windows of two texts over a cache of garbage, each with slots `[2, N]` of its tokens
+    and their states.
+    """
 
-    def run(tokens: Tensor, slots: Tensor) -> Tensor:
-        windows = route.layer_windows
-        window = cache.open_window(slots, num_attended=length + 2, layer_windows=windows)
-        return model.run(view, route.attention, window, tokens, cache)
+    def __init__(self, model: OverSlots, route: Route, tokens: Tensor, inputs: list[Tensor]):
+        self._model, self._route, self._tokens, self._inputs = model, route, tokens, inputs
+        self._view = model.open_view(route.attention, for_steps=True)
+        self._trace = _Trace(self._view, model.num_layers, route.attention_modules)
+        self._length = length = tokens.shape[1]
+        self._cache, device = SlotCache(2, 2 * length, route.shapes), tokens.device
+        self._everything = torch.arange(length, device=device).expand(2, -1)
+        # Row 0 keeps all of the first window, row 1 all but the last token of it.
+        self._half = length // 2
+        self._kept = torch.tensor([[self._half], [self._half - 1]], device=device)
+        self._later = self._kept + torch.arange(length - self._half, device=device)
 
-    everything = torch.arange(length, device=device).expand(2, -1)
-    run(tokens.flip(0, 1), everything)  # the garbage
-    # Row 0 keeps all of the first window, row 1 all but the last token of it.
-    half = length // 2
-    kept = torch.tensor([[half], [half - 1]], device=device)
-    later = kept + torch.arange(length - half, device=device)
-    for slots in (everything[:, :half], later):
-        trace.given = [_take(state, slots) for state in inputs]
-        logits = run(tokens.gather(1, slots), slots)
-        yield slots, trace.states(logits)
+    def chains(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
+        """Two windows, the second behind what was kept of the first."""
+        self._run(self._tokens.flip(0, 1), self._everything)  # the garbage
+        for slots in (self._everything[:, : self._half], self._later):
+            self._trace.given = [_take(state, slots) for state in self._inputs]
+            logits = self._run(self._tokens.gather(1, slots), slots)
+            yield slots, self._trace.states(logits)
+
+    def tree(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The second window once more, with an elder sibling from the other text before each token
+        but the anchor.
+        """
+        positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # anchor, sibling, token, ...
+        count = positions.shape[1]
+        order = torch.arange(count, device=positions.device)
+        is_other = order % 2 == 1
+        visible = (order <= order[:, None]) & (~is_other | (order == order[:, None]))
+
+        def among(state: Tensor) -> Tensor:
+            own, other = _take(state, positions), _take(state.flip(0), positions)
+            mask = is_other.to(own.device).view(1, -1, *[1] * (own.dim() - 2))
+            return torch.where(mask, other, own)
+
+        self._trace.given = [among(state) for state in self._inputs]
+        slots = self._kept + order
+        tree = {"positions": positions, "visible": visible[None]}
+        states = self._trace.states(self._run(among(self._tokens), slots, **tree))
+        return self._later, {name: state[:, ::2] for name, state in states.items()}
+
+    def _run(self, tokens: Tensor, slots: Tensor, **tree: Tensor) -> Tensor:
+        options = {"num_attended": 2 * self._length, "layer_windows": self._route.layer_windows}
+        window = self._cache.open_window(slots, **options, **tree)
+        return self._model.run(self._view, self._route.attention, window, tokens, self._cache)
 
 
 def _take(state: Tensor, slots: Tensor) -> Tensor:
