@@ -41,33 +41,72 @@ class RowStep:
         num_accepted: how many of them the sampler accepted.
         new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at
             its end.
+        parents: of the nodes of a tree, see `Draft.parents`; `None` for a chain.
+        path: the nodes of a tree that were accepted; `None` for a chain.
     """
 
     draft_tokens: list[int]
     num_accepted: int
     new_tokens: list[int]
+    parents: list[int] | None = None
+    path: list[int] | None = None
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the longest path."""
+        if self.parents is None:
+            return len(self.draft_tokens)
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent + 1] + 1)
+        return max(depths)
+
+    @property
+    def accepted(self) -> list[int]:
+        """The draft tokens that were accepted, by their index."""
+        return list(range(self.num_accepted)) if self.path is None else self.path
+
+    def children_of(self, node: int) -> list[int]:
+        """The draft tokens that follow one, or -1 for the anchor."""
+        if self.parents is None:
+            return [node + 1][: node + 1 < len(self.draft_tokens)]
+        return [child for child, parent in enumerate(self.parents) if parent == node]
+
+    @property
+    def rejected(self) -> list[int]:
+        """The draft tokens that follow the last accepted one: where it has any, the emitted token
+        stands in their place.
+        """
+        return self.children_of(self.accepted[-1] if self.num_accepted else -1)
 
     @property
     def kinds(self) -> list[str]:
         """`"accepted"`, `"recovered"` or `"bonus"` for each new token."""
-        last = "bonus" if self.num_accepted == len(self.draft_tokens) else "recovered"
+        last = "recovered" if self.rejected else "bonus"
         kinds = ["accepted"] * self.num_accepted + [last]
         return kinds[: len(self.new_tokens)]
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
         """The step whose fields a file holds, in their order."""
-        drafted, accepted, new = saved
+        drafted, accepted, new, *tree = saved
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))
+        parents, path = tree or (None, None)
         is_cut = 1 <= len(new) <= accepted + 1
-        if not is_cut or new[:accepted] != drafted[: min(accepted, len(new))]:
+        along = drafted if path is None else [drafted[node] for node in path]
+        if not is_cut or new[:accepted] != along[: min(accepted, len(new))]:
             raise ValueError(
                 f"new_tokens must be the {accepted} accepted tokens and one more, or a beginning "
                 f"of these, got {new} after the draft {drafted}"
             )
-        return cls(drafted, accepted, new)
+        return cls(drafted, accepted, new, parents, path)
+
+    def saved(self) -> list:
+        """Its fields for a file, those of a tree only where it is one."""
+        fields = [self.draft_tokens, self.num_accepted, self.new_tokens, self.parents, self.path]
+        return fields[: 3 if self.parents is None else 5]
 
 
 class SpeculationStats:
@@ -79,6 +118,8 @@ class SpeculationStats:
     Args:
         steps: per row, the steps it took part in before its end.
         num_draft_tokens: K.
+        depth: D, the number of positions that rates are given for; `None` for the longest path of
+            the steps' trees, or K where they are chains.
         wall_s: seconds that the generation took, prompts included; `None` where nobody measured. It
             is no part of `to_dict`, so that equal runs have equal dictionaries.
 
@@ -102,6 +143,7 @@ class SpeculationStats:
         steps: Sequence[Sequence[RowStep]],
         num_draft_tokens: int,
         *,
+        depth: int | None = None,
         wall_s: float | None = None,
     ):
         check_integer("num_draft_tokens", num_draft_tokens, 0)
@@ -115,15 +157,16 @@ class SpeculationStats:
         self.accepted: list[int] = [sum(s.num_accepted for s in row) for row in steps]
         self.emitted: list[int] = [sum(len(s.new_tokens) for s in row) for row in steps]
         everything = [step for row in steps for step in row]
-        positions = range(num_draft_tokens)
+        trees = [step.depth for step in everything if step.parents is not None]
+        self.depth = max(trees, default=num_draft_tokens) if depth is None else depth
+        positions = range(self.depth)
         self.accepted_at: list[int] = [
             sum(s.num_accepted > i for s in everything) for i in positions
         ]
         """Steps, over all rows, that accepted the drafts up to and including each position.
         """
         self.reached_at: list[int] = [
-            sum(s.num_accepted >= i and len(s.draft_tokens) > i for s in everything)
-            for i in positions
+            sum(s.num_accepted >= i + (not s.rejected) for s in everything) for i in positions
         ]
         """Steps that accepted everything before each position and drafted a token there."""
 
@@ -132,7 +175,7 @@ class SpeculationStats:
         if not isinstance(other, SpeculationStats):
             return NotImplemented
         most = max(self.num_draft_tokens, other.num_draft_tokens)
-        both = SpeculationStats([], most)
+        both = SpeculationStats([], most, depth=max(self.depth, other.depth))
         for name in _OF_ROWS:
             setattr(both, name, getattr(self, name) + getattr(other, name))
         for name in _OF_POSITIONS:
@@ -194,7 +237,7 @@ class SpeculationStats:
             "conditional_rate": self.conditional_rates,
             "joint_rate": self.joint_rates,
         }
-        index = pandas.RangeIndex(1, self.num_draft_tokens + 1, name="position")
+        index = pandas.RangeIndex(1, self.depth + 1, name="position")
         return pandas.DataFrame(columns, index=index)
 
     def to_frame_of_rows(self):

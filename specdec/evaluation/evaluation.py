@@ -83,8 +83,10 @@ class Evaluation(Tabular):
         clusters: dict[str, list[list[RowStep]]] = {}
         for row in self.rows:
             clusters.setdefault(row.prompt, []).append(row.steps)
-        k, level = self.num_draft_tokens, self.level
-        counts = [SpeculationStats(rows, k) for rows in clusters.values()]
+        depth, level = self.stats.depth, self.level
+        counts = [
+            SpeculationStats(rows, self.num_draft_tokens, depth=depth) for rows in clusters.values()
+        ]
         totals = [
             [*map(sum, (c.steps, c.drafted, c.accepted)), *c.accepted_at, *c.reached_at]
             for c in counts
@@ -96,7 +98,7 @@ class Evaluation(Tabular):
         ]
         (efficiency,) = bootstrap(emitted, ratio, level=level, unit="prompt")
         (speed,) = bootstrap(times, ratio, level=level, unit="batch")
-        rates = rate_estimates(totals, k, level=level, unit="prompt")
+        rates = rate_estimates(totals, depth, level=level, unit="prompt")
         return {**rates, "block_efficiency": efficiency, "tokens_per_second": speed}
 
     @property

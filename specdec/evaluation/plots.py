@@ -35,7 +35,7 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
         >>> axes = acceptance_by_position({"lookup": evaluation})  # doctest: +SKIP
     """
     lines = {
-        name: {i: e.estimates[f"conditional_rate_{i}"] for i in range(1, e.num_draft_tokens + 1)}
+        name: {i: e.estimates[f"conditional_rate_{i}"] for i in range(1, e.stats.depth + 1)}
         for name, e in evaluations.items()
     }
     ax, _ = _lines(ax, lines)

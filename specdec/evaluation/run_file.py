@@ -60,9 +60,7 @@ class EvaluatedBatch:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it; `from_dict` reads it."""
-        rows = [
-            {**vars(row), "steps": [list(vars(s).values()) for s in row.steps]} for row in self.rows
-        ]
+        rows = [{**vars(row), "steps": [step.saved() for step in row.steps]} for row in self.rows]
         return {"batch": self.index, "seconds": self.seconds, "rows": rows}
 
     @classmethod

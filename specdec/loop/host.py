@@ -276,7 +276,9 @@ class OutputCollector:
                 self.finish_reasons[number] = "eos"
             elif self.finish_reasons[number] is None and len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
-            records[number] = RowStep(row.draft_tokens, row.num_accepted, tokens)
+            path = None if row.path is None else [at - 1 for at in row.path]
+            drafted = row.draft_tokens, row.num_accepted
+            records[number] = RowStep(*drafted, tokens, row.parents, path)
             self.steps[number].append(records[number])
             for name, table in (scores or {}).items():  # of these tokens, and no others
                 own = table[numbers.index(number), : len(tokens)].clone()

@@ -132,23 +132,25 @@ def _numbers(outcome: Outcome, state: StepState, uses_draws: bool) -> dict[str, 
     `[B]` of the anchor and the extra token.
     """
     draft, verdict, logits = outcome.draft, outcome.verdict, outcome.logits
-    rows, width = draft.tokens.shape
+    width = draft.tokens.shape[1]
     probs = state.warp(logits)  # [B, K + 1, V]
-    tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)[..., None]
-    accepted = verdict.num_accepted.clamp(0, width)  # [B]
-    extra = verdict.tokens.gather(1, accepted[:, None]).clamp(0, outcome.vocab_size - 1)
-    at_extra = torch.arange(rows, device=probs.device), accepted
-    target_probs = probs[:, :width].gather(-1, tokens)[..., 0]
-    extra_target_prob = probs[at_extra].gather(1, extra)
+    tokens = draft.tokens.clamp(0, outcome.vocab_size - 1)
+    end = verdict.num_accepted.clamp(0, draft.depth)[:, None]  # [B, 1]
+    extra = verdict.tokens.gather(1, end).clamp(0, outcome.vocab_size - 1)
+    if verdict.path is not None:
+        end = verdict.path.gather(1, end).clamp(0, width)
+    flat = probs.flatten(1)
+    target_probs = flat.gather(1, draft.window_parents * outcome.vocab_size + tokens)
+    extra_target_prob = flat.gather(1, end * outcome.vocab_size + extra)
     if draft.probs is None or not width:
         draft_probs, draft_entropies = torch.ones_like(target_probs), torch.zeros_like(target_probs)
         extra_draft_prob = torch.zeros_like(extra_target_prob)
     else:
-        draft_probs = draft.probs.gather(-1, tokens)[..., 0]
+        draft_probs = draft.probs.gather(-1, tokens[..., None])[..., 0]
         draft_entropies = -torch.special.xlogy(draft.probs, draft.probs).sum(dim=-1)
-        # A table of zeros after the draft: nothing was drafted where a bonus token stands.
-        padded = torch.nn.functional.pad(draft.probs, (0, 0, 0, 1))
-        extra_draft_prob = padded[at_extra].gather(1, extra)
+        first, is_drafted = (table.gather(1, end) for table in draft.first_children)
+        of_extra = draft.probs.flatten(1).gather(1, first * outcome.vocab_size + extra)
+        extra_draft_prob = of_extra * is_drafted  # nothing is drafted where a bonus token stands
     raw = logits.float().log_softmax(dim=-1)
     draws = torch.full_like(target_probs, torch.nan, dtype=torch.float64)
     if uses_draws and not state.warp.is_greedy and width:

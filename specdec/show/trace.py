@@ -46,30 +46,35 @@ def _row(trace: Any, row: int, tokenizer: Any) -> str:
 
 def _marks(step: Any, numbers: Any, tokenizer: Any) -> Iterator[tuple[str, str, str | None]]:
     """Kind, explanation and colour of each token that the step emitted."""
+    nodes = [*step.accepted, *step.rejected[:1]]
     for i, kind in enumerate(step.kinds):
-        background = None
+        background, above = None, nodes[i - 1] if i else -1
         if kind == "bonus":
             what = f"bonus; target {numbers.extra_target_prob:.3f}"
         else:
-            probs = f"target {numbers.target_probs[i]:.3f}, draft {numbers.draft_probs[i]:.3f}"
+            node = nodes[i]
+            probs = (
+                f"target {numbers.target_probs[node]:.3f}, draft {numbers.draft_probs[node]:.3f}"
+            )
             if kind == "accepted":
-                draw = f", draw {numbers.accept_draws[i]:.3f}" if numbers.accept_draws else ""
+                draw = f", draw {numbers.accept_draws[node]:.3f}" if numbers.accept_draws else ""
                 what = f"draft token {i + 1} accepted; {probs}{draw}"
                 background = _GREENS[min(i, len(_GREENS) - 1)]
             else:
-                token = step.draft_tokens[i]
-                rejected = token if tokenizer is None else repr(tokenizer.decode([token]))
+                tokens = [step.draft_tokens[child] for child in step.rejected]
+                if tokenizer is not None:
+                    tokens = [repr(tokenizer.decode([token])) for token in tokens]
                 what = (
                     f"recovered (target {numbers.extra_target_prob:.3f}) in place of draft token "
-                    f"{rejected} ({probs})"
+                    f"{', '.join(map(str, tokens))} ({probs})"
                 )
         where = f"step {numbers.step}, position {numbers.position + i + 1}"
-        entropy = f"target entropy {numbers.target_entropies[i]:.2f} nats"
+        entropy = f"target entropy {numbers.target_entropies[above + 1]:.2f} nats"
         yield kind, f"{where}: {what}; {entropy}", background
 
 
 def _key(trace: Any) -> str:
-    widest = max((len(step.draft_tokens) for row in trace for step in row), default=0)
+    widest = max((step.depth for row in trace for step in row), default=0)
     shown = [
         token_span(
             f"{i + 1}{'+' * (i + 1 == len(_GREENS) < widest)}", "accepted", background=colour

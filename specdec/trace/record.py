@@ -19,6 +19,7 @@ from specdec.show.table import need
 from specdec.show.trace import trace_html
 
 _FORMAT = "specdec.trace/2"
+_OF_STEP = [field.name for field in dataclasses.fields(RowStep)]
 
 
 @dataclass(frozen=True)
@@ -140,12 +141,14 @@ class Trace(Sequence):
         return dataclasses.replace(self, tokenizer=tokenizer)
 
     def to_records(self) -> list[dict]:
-        """One record per row, step and index of the step's window, in this order.
+        """One record per row, step and draft token, in this order, and one of a bonus token.
 
-        A step that drafted D tokens and accepted n of them has the indices 1..D, and D + 1 if it
-        ends with a bonus token. `verdict` is `"accepted"` up to n, `"rejected"` at n + 1,
-        `"unread"` after that, and `"bonus"` at D + 1. `new_token` is what the row kept at the index
-        (`None` after the recovered token, and where the row was cut).
+        A step that drafted D tokens, a chain, and accepted n of them has the indices 1..D, and
+        D + 1 if it ends with a bonus token. `verdict` is `"accepted"` up to n, `"rejected"` at
+        n + 1, `"unread"` after that, and `"bonus"` at D + 1. `new_token` is what the row kept at
+        the index (`None` after the recovered token, and where the row was cut). Of a tree `index`
+        is the depth of a node, and `parent` the node that it hangs on; all children of the last
+        accepted node are `"rejected"`, and the recovered token stands beside the first of them.
         """
         return [
             record
@@ -155,27 +158,44 @@ class Trace(Sequence):
         ]
 
     def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
-        drafted, accepted = len(step.draft_tokens), step.num_accepted
-        verdicts = ["accepted"] * accepted + ["rejected"] + ["unread"] * (drafted - accepted - 1)
-        if accepted == drafted:
-            verdicts[-1] = "bonus"
-        kept = [*numbers.target_probs[:accepted], numbers.extra_target_prob]
+        accepted, drafted = step.accepted, len(step.draft_tokens)
+        places = {node: at for at, node in enumerate([*accepted, *step.rejected[:1]])}
+        if not step.rejected:
+            places[drafted] = len(accepted)  # the bonus token, after all draft tokens
+        verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
+        verdicts[drafted] = "bonus"
+        parents, depths = step.parents or range(-1, drafted - 1), []
+        for parent in parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        depths.append(len(accepted) + 1)
+        kept = [*(numbers.target_probs[node] for node in accepted), numbers.extra_target_prob]
         columns = {
-            "verdict": verdicts,
             "draft_token": step.draft_tokens,
-            "new_token": step.new_tokens,
             "draft_prob": numbers.draft_probs,
             "target_prob": numbers.target_probs,
             "accept_draw": numbers.accept_draws or [],
-            "new_target_prob": kept[: len(step.new_tokens)],
             "draft_entropy": numbers.draft_entropies,
-            "target_entropy": numbers.target_entropies,
         }
         times = vars(self.times[numbers.step])
-        for i in range(len(verdicts)):
-            where = {"index": i + 1, "position": numbers.position + i + 1}
-            own = {name: values[i] if i < len(values) else None for name, values in columns.items()}
-            yield {"row": row, "step": numbers.step, **where, **own, **times}
+        for node in range(drafted + (not step.rejected)):
+            at, index = places.get(node, len(step.new_tokens)), depths[node]
+            is_new = at < len(step.new_tokens)
+            last = accepted[-1] if accepted else -1
+            above = last if node == drafted else parents[node]
+            own = {n: values[node] if node < len(values) else None for n, values in columns.items()}
+            yield {
+                "row": row,
+                "step": numbers.step,
+                "index": index,
+                "position": numbers.position + index,
+                "parent": above,
+                "verdict": verdicts.get(node, "unread"),
+                "new_token": step.new_tokens[at] if is_new else None,
+                "new_target_prob": kept[at] if is_new else None,
+                "target_entropy": numbers.target_entropies[above + 1],
+                **own,
+                **times,
+            }
 
     def to_frame(self):
         """`to_records` as a pandas frame."""
@@ -202,7 +222,8 @@ class Trace(Sequence):
             file.write(json.dumps(header) + "\n")
             for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True)):
                 for step, their in zip(steps, numbers, strict=True):
-                    file.write(json.dumps({"row": row, **vars(step), **vars(their)}) + "\n")
+                    own = dict(zip(_OF_STEP, step.saved(), strict=False))
+                    file.write(json.dumps({"row": row, **own, **vars(their)}) + "\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
@@ -238,9 +259,9 @@ class Trace(Sequence):
     def _append(self, line: dict) -> None:
         """Reads the next step of a row, as a line of a file."""
         row = check_integer("row", line["row"], 0, len(self.prompts) - 1)
-        own = [field.name for field in dataclasses.fields(RowStep)]
-        step = RowStep.from_saved([line[name] for name in own])
-        rest = {name: value for name, value in line.items() if name not in ("row", *own)}
+        names = _OF_STEP if "parents" in line else _OF_STEP[:3]  # the others are of trees
+        step = RowStep.from_saved([line[name] for name in names])
+        rest = {name: value for name, value in line.items() if name not in ("row", *names)}
         numbers = StepNumbers(**rest)
         numbers.check_fit(step)
         steps = self.steps[row]
