@@ -110,6 +110,11 @@ class SpeculativeGenerator:
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
         if self.drafter.tree_depth is not None:
+            if not self.sampler.takes_trees:
+                raise ValueError(
+                    f"{type(self.sampler).__name__} verifies chains (takes_trees is False), and "
+                    f"{type(self.drafter).__name__} drafts trees; choose another one of the two"
+                )
             self.target.check_trees()
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")

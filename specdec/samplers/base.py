@@ -40,6 +40,7 @@ class Sampler(nn.Module, ABC):
         uses_accept_draws: it compares the uniforms of `Stream.ACCEPT` with acceptance
             probabilities.
         noise_type: where its random numbers come from.
+        takes_trees: it verifies drafts with `parents`, and names the accepted path.
     """
 
     lossless: bool
@@ -47,6 +48,7 @@ class Sampler(nn.Module, ABC):
     uses_draft_probs: bool = True
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
+    takes_trees: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class and its public

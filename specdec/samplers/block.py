@@ -38,6 +38,7 @@ class BlockSampler(Sampler):
     """
 
     lossless = True
+    takes_trees = True
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """The draft as a whole."""

@@ -33,6 +33,7 @@ class CouplingSampler(Sampler):
     """
 
     lossless = True
+    takes_trees = True
     draw_draft = staticmethod(draw_by_race)
     uses_draft_probs = False
     uses_accept_draws = False

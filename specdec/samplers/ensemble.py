@@ -34,6 +34,7 @@ class EnsembleSampler(Sampler):
     """
 
     lossless = False
+    takes_trees = True
 
     def __init__(self, target_weight: float):
         super().__init__()

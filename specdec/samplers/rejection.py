@@ -32,6 +32,7 @@ class RejectionSampler(Sampler):
     """
 
     lossless = True
+    takes_trees = True
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token."""

@@ -36,6 +36,7 @@ class TypicalSampler(Sampler):
     """
 
     lossless = False
+    takes_trees = True
     uses_accept_draws = False
 
     def __init__(self, epsilon: float = 0.3, delta: float = 0.09):

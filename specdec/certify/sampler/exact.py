@@ -23,6 +23,9 @@ SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 """(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
 
+TREES = ((-1, -1, 1), (-1, 0, 0, -1), (-1, -1, 0, 1))
+"""Shapes that rules for trees are tried on, besides."""
+
 NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
 """Texts per world, where a sampler has to be tested by draws."""
 
@@ -180,8 +183,9 @@ def certify_sampler(
     if sizes is None:
         sizes = FOREIGN_SIZES if is_foreign else SIZES
     _check_sizes(sizes)
-    batches = list(standard_worlds(sizes, dtype=dtype))
     is_race = sampler.draw_draft is draw_by_race
+    trees = TREES if sampler.takes_trees and not is_race else ()
+    batches = list(standard_worlds(sizes, trees, dtype=dtype))
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
         try:

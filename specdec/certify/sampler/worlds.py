@@ -94,20 +94,30 @@ class Worlds:
 
 
 def standard_worlds(
-    sizes: tuple[tuple[int, int, int], ...], *, dtype: torch.dtype = torch.float64
+    sizes: tuple[tuple[int, int, int], ...],
+    trees: tuple[tuple[int, ...], ...] = (),
+    *,
+    dtype: torch.dtype = torch.float64,
 ) -> Iterator[Worlds]:
-    """The worlds that `certify` tries, always the same: the batches of `BATCHES` for each size.
-    Tables are small integers, so zeros, ties, one-hot laws, and equal and disjoint supports are
-    common.
+    """The worlds that `certify` tries, always the same: the batches of `BATCHES` for each size, and
+    for each tree over the vocabulary and with the worlds of the last size. Tables are small
+    integers, so zeros, ties, one-hot laws, and equal and disjoint supports are common.
 
     Args:
         sizes: (V, K, W) of each batch.
+        trees: parents of their nodes, see `Draft.parents`; siblings are drawn without replacement
+            and, in every second tree, with it.
         dtype: of logits and draft laws.
     """
-    for number, (vocab, width, count) in enumerate(sizes):
+    vocab, _, count = sizes[-1]
+    shapes = [(*size, None) for size in sizes]
+    shapes += [(vocab, _depth(parents), count, parents) for parents in trees]
+    for number, (vocab, width, count, parents) in enumerate(shapes):
         generator = torch.Generator().manual_seed(number)
         for kind, warps in BATCHES:
-            worlds = random_worlds(vocab, width, count, generator, kind=kind, warps=warps)
+            options = {"kind": kind, "warps": warps, "parents": parents}
+            worlds = random_worlds(vocab, width, count, generator, **options)
+            worlds.has_replacement = number % 2 == 1 and not worlds.is_point_mass
             worlds.logits = [level.to(dtype) for level in worlds.logits]
             worlds.draft = [level.to(dtype) for level in worlds.draft]
             yield worlds
@@ -121,8 +131,10 @@ def random_worlds(
     *,
     kind: DraftKind = "soft",
     warps: Sequence[dict] = ({},),
+    parents: tuple[int, ...] | None = None,
 ) -> Worlds:
-    """Draws W = `count` worlds with integer-weight tables for K = `width` draft tokens.
+    """Draws W = `count` worlds with integer-weight tables for K = `width` draft tokens, or for a
+    tree of that depth.
 
     `"soft"` drafts carry the probabilities of each token; `"point-mass"` drafts are deterministic,
     `"short point-mass"` ones may have fewer than K tokens, as those of n-gram drafters; `"mixed"`
@@ -138,7 +150,8 @@ def random_worlds(
         draft = [_one_hot(level) for level in draft]
     num_valid = None
     if kind in ("mixed", "short point-mass"):
-        num_valid = torch.randint(0, width + 1, (count,), generator=generator).tolist()
+        most = width if parents is None else len(parents)
+        num_valid = torch.randint(0, most + 1, (count,), generator=generator).tolist()
     warps = [warps[world % len(warps)] for world in range(count)]
     names = {name for options in warps for name in options}
     return Worlds(
@@ -147,6 +160,7 @@ def random_worlds(
         target=[_truncated(level, warps) for level in weights],
         num_valid=num_valid,
         is_point_mass=is_point_mass,
+        parents=parents,
         warp={n: [options.get(n, NEUTRAL[n]) for options in warps] for n in NEUTRAL if n in names},
         name=f"{kind} drafts",
     )
@@ -201,6 +215,13 @@ def warped_law(weights: list[int], options: dict) -> list[float]:
     least = Fraction(options["min_p"]) * max(weights)
     weights = [w if w >= least else 0 for w in weights]
     return [w / sum(weights) for w in weights]
+
+
+def _depth(parents: tuple[int, ...]) -> int:
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent + 1] + 1)
+    return max(depths)
 
 
 def _truncated(weights: Tensor, warps: Sequence[dict]) -> Tensor:
