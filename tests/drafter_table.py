@@ -24,6 +24,7 @@ from specdec import (
     NoDrafter,
     PromptLookupDrafter,
 )
+from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
 from specdec.types import keep_rows
 
@@ -57,8 +58,11 @@ HEADS = {
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
-DRAFTERS = ["itself", "model", "lookup", *HEADS]
-WITH_LOGITS = [name for name in DRAFTERS if name != "lookup"]
+CHAINS = ["itself", "model", "lookup", *HEADS]
+TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
+TREES = [f"{name}, tree" for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash")]
+DRAFTERS = [*CHAINS, *TREES]
+WITH_LOGITS = [name for name in CHAINS if name != "lookup"]
 ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
 """A drafter of every kind, for laws of the loop."""
 
@@ -67,6 +71,10 @@ head_of = cache(lambda name: HEADS[name]())
 
 def make(name, num_draft_tokens=4, **options):
     """A drafter of the table for `MODEL`."""
+    if name in TREES:
+        if name == "lookup, tree":
+            return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
+        return make(name.removesuffix(", tree"), tree=TREE, **options)
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name in HEADS:
@@ -84,6 +92,7 @@ def make(name, num_draft_tokens=4, **options):
 def loop_of(drafter, prompts, seed=0, *, hidden_size=32, dtype=torch.float32, **others):
     """The loop as the drafter sees it, with random features where it reads any."""
     width, layers = drafter.num_draft_tokens, drafter.feature_layers
+    others["depth"] = drafter.tree_depth
     if not layers:
         return PlainLoop(prompts, width, **others)
     generator = torch.Generator().manual_seed(seed)
@@ -132,10 +141,14 @@ def random_texts(seed, most):
 
 
 def commit_some(loop, draft, count, integer, most):
-    """An accepted prefix of each row and one token more; one row has ended."""
+    """An accepted path of each row and one token more; one row has ended."""
     new = []
-    for tokens, valid in zip(draft.tokens.tolist(), is_valid(draft).sum(1).tolist(), strict=True):
-        new.append([*tokens[: integer(0, min(valid, count))], integer(0, most)])
+    for row, valid in enumerate(is_valid(draft).sum(1).tolist()):
+        last, path = integer(0, min(valid, count)) - 1, []
+        while last >= 0:
+            path.insert(0, int(draft.tokens[row, last]))
+            last = last - 1 if draft.parents is None else int(draft.parents[row, last])
+        new.append([*path, integer(0, most)])
     new[integer(0, 2)] = []
     loop.commit(new)
 

@@ -10,21 +10,23 @@ class PlainLoop:
 
     Args:
         prompts: tokens per row, at least one each.
-        num_draft_tokens: K, which gives contexts their width.
+        num_draft_tokens: K.
+        depth: D, which gives contexts their width; K for a chain.
         garbage: fills every place of a context that belongs to no row; a drafter must not care.
         slack: how far the host's bound of the longest row is above the truth.
     """
 
-    def __init__(self, prompts, num_draft_tokens, *, garbage=-1, slack=0):
+    def __init__(self, prompts, num_draft_tokens, *, depth=None, garbage=-1, slack=0):
         self.rows = [list(prompt) for prompt in prompts]
-        self.width = num_draft_tokens + 1
+        self.num_draft_tokens = num_draft_tokens
+        self.width = (depth or num_draft_tokens) + 1
         self.garbage, self.slack = garbage, slack
         self.num_new = [min(len(row) - 1, 1) for row in self.rows]
 
     @property
     def num_attended(self):
         """The host's bound of the slots that a step may use."""
-        return max(map(len, self.rows)) + self.width - 1 + self.slack
+        return max(map(len, self.rows)) + self.num_draft_tokens + self.slack
 
     def _window(self, starts, width):
         """Tokens of `starts[b] + 0..width` of each row; garbage behind a row's end."""

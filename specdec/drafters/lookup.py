@@ -117,20 +117,21 @@ class PromptLookupDrafter(Drafter):
         score = (matched * (count + 1) + follow) * text.shape[1] + ends
         score = torch.where((matched >= self.min_ngram) & (follow > 0), score, -1)
         if self.tree_depth is not None:
-            return self._tree(text, score, drawing.num_draft_tokens)
+            return self._tree(text, length, score, drawing.num_draft_tokens)
         found, best = score.max(dim=1, keepdim=True)
         num_valid = torch.where(found >= 0, follow.gather(1, best), 0)
-        tokens = _following(text, best, count)[:, 0]
+        tokens = _following(text, length, best, count)[:, 0]
         is_valid = torch.arange(count, device=text.device) < num_valid
         return Draft(torch.where(is_valid, tokens, PAD_TOKEN), None, num_valid[:, 0])
 
-    def _tree(self, text: Tensor, score: Tensor, num_draft_tokens: int) -> Draft:
-        """The continuations of the best matches. Nodes of one with fewer tokens, or of a row with
-        fewer matches, repeat other ones or are guesses like all others.
+    def _tree(self, text: Tensor, length: Tensor, score: Tensor, num_draft_tokens: int) -> Draft:
+        """The continuations of the best matches. Where a row has fewer matches the first is there
+        several times, and one with fewer tokens ends in zeros: guesses as good as any.
         """
         most, depth = self.num_continuations, self.tree_depth
         found, best = score.topk(min(4 * most, score.shape[1]))
-        tokens = _following(text, best, depth)  # [B, m, D]
+        tokens = _following(text, length, best, depth)  # [B, m, D]
+        tokens = torch.where(found[..., None] >= 0, tokens, tokens[:, :1])
         is_whole = _are_alike(tokens)[..., -1]
         is_late = is_whole.tril(-1).any(dim=2) | (found < 0)
         order = is_late.long().sort(dim=1, stable=True).indices[:, :most, None]
@@ -155,11 +156,13 @@ class PromptLookupDrafter(Drafter):
         return matched
 
 
-def _following(text: Tensor, ends: Tensor, count: int) -> Tensor:
-    """`[B, m, count]`: the tokens that follow positions `[B, m]` of a text `[B, T]`."""
+def _following(text: Tensor, length: Tensor, ends: Tensor, count: int) -> Tensor:
+    """`[B, m, count]`: the tokens that follow positions `[B, m]` of texts `[B, T]`; 0 after their
+    ends.
+    """
     source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
     tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
-    return tokens.clamp(min=0).unflatten(1, (ends.shape[1], count))
+    return torch.where(source < length, tokens, 0).unflatten(1, (ends.shape[1], count))
 
 
 def _are_alike(tokens: Tensor) -> Tensor:

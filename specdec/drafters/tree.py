@@ -30,7 +30,8 @@ class Tree:
     along their path, get their `top_k` most likely children, and of all candidates the best `nodes`
     stay.
 
-    Where they are sampled the shape is fixed, since a choice by what was drawn would bias the text:
+    Where they are sampled (for all rows of a batch, if one of them is) the shape is fixed, since a
+    choice by what was drawn would bias the text:
     siblings are drawn without replacement, and which nodes have how many children follows from
     `rates`: the `nodes` paths whose product of rates is largest.
 
@@ -274,7 +275,7 @@ class TreePlan:
         )  # of the last candidates
         above, ids, totals = torch.zeros_like(chosen), tokens, scores
         visible, first, num_read = torch.empty(1, 1, 0, device=ids.device) > 0, 0, 0
-        for depth in range(1, self.tree.depth):
+        for depth in range(1, min(self.tree.depth, count)):
             if depth > 1:
                 scores, chosen = totals.topk(min(self._beam, totals.shape[1]))
                 above, tokens = chosen // top_k, ids.gather(1, chosen)
