@@ -19,7 +19,6 @@ import traceback
 from collections.abc import Callable
 from functools import cached_property, partial
 from pathlib import Path
-from unittest import mock
 
 import torch
 from gpu_parts import (
@@ -59,8 +58,6 @@ from specdec import (
     Target,
     TypicalSampler,
 )
-from specdec.drafters import mask_token as mask_token_drafter
-from specdec.drafters import mtp as mtp_drafter
 
 PARTS = (
     "equality",
@@ -73,7 +70,6 @@ PARTS = (
     "baselines",
     "small",
     "attention",
-    "windows",
     "mixture",
 )
 SAMPLERS = [
@@ -434,26 +430,6 @@ class Bench:
             what = f"B = 16, {valid} valid of {allocated} slots, write and attend"
             self.note(what, taken * 1e3, "ms")
             self.note("  bytes of valid slots over the speed of a copy", rate, "%", ">= 60")
-
-    def part_windows(self) -> None:
-        """Captured steps with and without the Triton kernels of `mask_window` and `mtp_shift`: they
-        stay only if a step shows them.
-        """
-        ids = prompt(self.model, self.length(512))
-        for room, op, head in (
-            (mask_token_drafter, "expand_window", mask_token(self.model, 7)),
-            (mtp_drafter, "shift_window", mtp(self.model)),
-        ):
-            kernel, times = getattr(room, op), {}
-            for way in ("kernel", "definition"):
-                suits = f"{kernel.__module__}.suits_kernels"
-                with mock.patch(suits, return_value=way == "kernel"):
-                    generator = SpeculativeGenerator(self.target, head, graphs=True)
-                    times[way] = time_steps(generator, ids, rounds=4)
-                    self.note_step(f"8B, {type(head).__name__}, {op} by its {way}", times[way])
-                    generator.release()
-            gain = 100 * (times["definition"].ms / times["kernel"].ms - 1)
-            self.note(f"  {op}: definition over kernel", gain, "%", "> 1, else it goes")
 
     def part_mixture(self) -> None:
         """A mixture of experts, 30B-A3B."""

@@ -25,7 +25,7 @@ import torch
 from recipes.zoo import models
 from specdec import MTPDrafter, SpeculativeGenerator, zoo
 from specdec.heads.mtp import MTPHead
-from specdec.kernels import PastRows, ShiftedWindow, shift_window
+from specdec.heads.shift_window import PastRows, ShiftedWindow, shift_window
 from specdec.training import (
     MultiTokenPrediction,
     ObjectiveArguments,

@@ -17,22 +17,18 @@ from triton.runtime.jit import JITFunction
 from specdec.kernels import (
     AttentionOptions,
     Cutoff,
-    PastRows,
     Truncation,
     VerifyUniforms,
     WarpParams,
-    WindowSpec,
 )
 from specdec.kernels.attention import triton as triton_attention
-from specdec.kernels.mask_window import triton as triton_window
-from specdec.kernels.mtp_shift import triton as triton_mtp_shift
 from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
 from specdec.kernels.write_slots import triton as triton_write_slots
-from specdec.types import Context, Draft
+from specdec.types import Draft
 
 ROWS, WIDTH, VOCAB = 4, 3, 9001
 
@@ -94,14 +90,6 @@ def compile_all(dtype: torch.dtype, *, is_warped: bool) -> None:
     triton_philox.step_uniforms(torch.zeros(ROWS, 2).long(), tokens[:, 0], 3, WIDTH + 1)
     truncation = Truncation(tokens[:, 0] + 5, draws[:, 0], draws[:, 0], 5)
     triton_truncate.find_cutoff(logits, params.temperature, truncation)
-    counts, is_block = torch.zeros(ROWS).long(), is_warped
-    where = {"mask_token": 1, "max_positions": 64, "trash": 64}
-    spec = WindowSpec(int(is_block), 3, is_block, 1 if is_block else -1, 2, **where)
-    triton_window.expand_window(tokens, counts, counts, spec)
-    features, ids = torch.zeros(*shape, 500, dtype=dtype), torch.zeros(ROWS, WIDTH + 2).long()
-    context = Context(ids, features, ids[:, 0], ids[:, 1], 32)
-    past = PastRows(ids[:, :2], features[:, :2])
-    triton_mtp_shift.shift_window(context, past, WIDTH + 1, trash=64, num_later=int(is_warped))
 
 
 def compile_attention(dtype: torch.dtype) -> None:

@@ -19,7 +19,6 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from specdec.kernels import (
     Cutoff,
-    PastRows,
     Truncation,
     VerifyUniforms,
     WarpParams,
@@ -37,7 +36,7 @@ from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.truncate.reference import is_kept, scale
 from specdec.kernels.verify import triton as triton_verify
 from specdec.kernels.verify.reference import block_rule
-from specdec.types import PAD_TOKEN, Context, Draft, Verdict
+from specdec.types import PAD_TOKEN, Draft, Verdict
 
 MARGIN = 1e-5
 LARGEST_UNIFORM = 1 - 2.0**-52
@@ -327,37 +326,3 @@ def random_case(
         tokens = probs.flatten(0, 1).multinomial(1, generator=generator).view(rows, width)
     draws = torch.rand(rows, 3, width + 1, dtype=torch.float64, generator=generator)
     return Case(tokens, probs, None, logits, params, draws[:, 1, :width], draws[:, 2, 0])
-
-
-def shift_case(
-    num_rows: int,
-    num_columns: int,
-    num_past: int,
-    num_features: int,
-    *,
-    seed: int,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[Context, PastRows]:
-    """Arguments of `shift_window`: texts that begin, go on, have ended or ended before the chunk.
-    What must not be read is -1 among tokens and NaN among features.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high + 1, shape, generator=generator)
-
-    num_new = integers(-1, num_columns, num_rows)
-    start = integers(0, num_past + 3, num_rows)
-    tokens = integers(1, 99, num_rows, num_columns + 1)
-    shape = num_rows, num_columns, num_features
-    features = torch.randn(shape, generator=generator).to(dtype)
-    is_new = torch.arange(num_columns) < num_new[:, None]
-    tokens[:, 1:][~is_new] = PAD_TOKEN
-    features[~is_new] = torch.nan
-    old_tokens = integers(1, 99, num_rows, num_past)
-    old_features = torch.randn(num_rows, num_past, num_features, generator=generator).to(dtype)
-    is_before = start[:, None] - num_past + torch.arange(num_past) < 0
-    old_tokens[is_before] = PAD_TOKEN
-    old_features[is_before] = torch.nan
-    context = Context(tokens, features, start, num_new, num_attended=32)
-    return context, PastRows(old_tokens, old_features)

@@ -16,8 +16,8 @@ from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePlan
 from specdec.heads.mask_token import MaskTokenHead
+from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
 from specdec.heads.window import WindowPlan
-from specdec.kernels import MaskWindow, WindowSpec, expand_window
 from specdec.samplers.drawing import Drawing
 from specdec.types import Context, Draft
 

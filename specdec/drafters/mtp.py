@@ -15,8 +15,8 @@ from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.proposal import Drafting
 from specdec.heads.mtp import MTPHead
+from specdec.heads.shift_window import PastRows, ShiftedWindow, shift_window
 from specdec.heads.window import Pass, WindowPlan
-from specdec.kernels import PastRows, ShiftedWindow, shift_window
 from specdec.samplers.drawing import Drawing
 from specdec.types import Context, Draft, keep_rows
 
@@ -28,7 +28,7 @@ class MTPState(HeadState):
     Args:
         cache, angles: as `HeadState`; depth d is layer d.
         past: the last rows of each text, committed tokens beside the target's features; see
-            `kernels/mtp_shift/README.md`.
+            `heads/shift_window.py`.
     """
 
     past: PastRows
@@ -56,7 +56,7 @@ class MTPDrafter(HeadDrafter):
     A step costs max(K, D) passes. Each of the first D passes runs one depth over a window of K + 1
     rows, which holds the newly committed tokens and, before them, as many remembered ones as there
     is room for: it re-computes what that depth had computed from draft tokens, so every key and
-    value below a text's anchor depends on committed tokens alone (`kernels/mtp_shift/README.md`
+    value below a text's anchor depends on committed tokens alone (`heads/shift_window.py`
     proves that the window suffices). Depth d predicts draft token d. If K > D, the last depth goes
     on alone, one row per pass, reading its own output; if K < D, the head's first K depths serve.
 

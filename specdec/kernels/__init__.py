@@ -5,8 +5,6 @@ its definition in plain PyTorch. `triton.py` is the same on a GPU.
 """
 
 from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
-from specdec.kernels.mask_window.reference import expand_window
-from specdec.kernels.mtp_shift.reference import shift_window
 from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
@@ -15,13 +13,9 @@ from specdec.kernels.types import (
     CAUSAL,
     AttentionOptions,
     Cutoff,
-    MaskWindow,
-    PastRows,
-    ShiftedWindow,
     Truncation,
     VerifyUniforms,
     WarpParams,
-    WindowSpec,
 )
 from specdec.kernels.verify.reference import (
     append_token,
@@ -43,17 +37,12 @@ __all__ = [
     "CAUSAL",
     "AttentionOptions",
     "Cutoff",
-    "MaskWindow",
-    "PastRows",
-    "ShiftedWindow",
     "Truncation",
     "VerifyUniforms",
     "WarpParams",
-    "WindowSpec",
     "append_token",
     "attends_raggedly",
     "draw",
-    "expand_window",
     "find_cutoff",
     "find_faults",
     "first_arrival",
@@ -64,7 +53,6 @@ __all__ = [
     "rows_of",
     "sample",
     "sample_tokens",
-    "shift_window",
     "step_uniforms",
     "token_rule",
     "verdict_of",

@@ -1,7 +1,7 @@
 """What the operations take and return, for their definitions and their Triton kernels alike; and
 which tensors the kernels take.
 
-Legend: B rows, N window indices or new tokens of a context, K draft tokens.
+Legend: B rows, N window indices, K draft tokens.
 """
 
 from __future__ import annotations
@@ -103,83 +103,3 @@ class AttentionOptions(NamedTuple):
 
 CAUSAL = AttentionOptions()
 """Plain causal attention."""
-
-
-class WindowSpec(NamedTuple):
-    """What a window is made of: numbers of the host, the same for every row of a batch.
-
-    Args:
-        shift: 1: committed rows are the N new tokens, each one position before its own (where its
-            feature is from). 0: they are the anchor and the new tokens, each at its own position.
-        num_later: M.
-        opens_with_last: the first of the M rows is the last committed token; the others are masks.
-        first_row: which of the M rows predicts the first draft token, the next ones the next; -1
-            is the last committed row.
-        num_draft_tokens: K <= M - first_row.
-        mask_token: id of the masks.
-        max_positions: rows at this position and after are not written.
-        trash: the slot of rows that are not to be written.
-    """
-
-    shift: int
-    num_later: int
-    opens_with_last: bool
-    first_row: int
-    num_draft_tokens: int
-    mask_token: int
-    max_positions: int
-    trash: int
-
-    def num_committed(self, num_new: int) -> int:
-        """R, given N."""
-        return num_new + 1 - self.shift
-
-
-class MaskWindow(NamedTuple):
-    """The rows of one pass. A row's slot is its position, unless it is the trash slot.
-
-    Args:
-        tokens: `[B, R + M]` int64; 0 for committed rows beyond a row's own.
-        slots: `[B, R + M]` int64.
-        sampled: `[B, K]` int64, index of the row that predicts each draft token.
-        num_valid: `[B]` int64, how many of them are predicted by rows that are written.
-        first_later: `[B]` int64, position of the first of the M rows.
-    """
-
-    tokens: Tensor
-    slots: Tensor
-    sampled: Tensor
-    num_valid: Tensor
-    first_later: Tensor
-
-
-class PastRows(NamedTuple):
-    """The last H rows of each text that end at its anchor, the newest last.
-
-    Args:
-        tokens: `[B, H]` int64.
-        features: `[B, H, F]`.
-    """
-
-    tokens: Tensor
-    features: Tensor
-
-
-class ShiftedWindow(NamedTuple):
-    """The last W rows of each text, the newest last.
-
-    Args:
-        tokens: `[B, W]` int64; 0 where there is no row.
-        features: `[B, W, F]`; 0 where there is no row.
-        slots: `[B, W + M]` int64: the slot of each row, then the M slots that follow the newest
-            row; the trash slot where there is no row, and everywhere for a text without new tokens.
-    """
-
-    tokens: Tensor
-    features: Tensor
-    slots: Tensor
-
-    def past(self, count: int) -> PastRows:
-        """Its last `count` rows: what the next window has to remember."""
-        first = self.tokens.shape[1] - count
-        return PastRows(self.tokens[:, first:], self.features[:, first:])

@@ -18,7 +18,7 @@ from mtp_heads import VOCAB, WIRINGS, Recomputation, random_drafter, randomise
 
 from specdec.checkpoints import hf_layers
 from specdec.drafters import MTPConfig, MTPDrafter, MTPHead
-from specdec.kernels import ShiftedWindow
+from specdec.heads.shift_window import ShiftedWindow
 from specdec.samplers import Noise, Warp
 
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ KERNELS = {
     *("_partials_kernel", "_accept_kernel", "_residual_kernel", "_finalize_kernel"),
     *("_sample_kernel", "_heat_kernel", "_final_kernel", "_step_kernel"),
     *("_guess_kernel", "_list_kernel", "_search_kernel"),
-    *("_expand_kernel", "_shift_kernel", "_attend_kernel", "_merge_kernel", "_write_kernel"),
+    *("_attend_kernel", "_merge_kernel", "_write_kernel"),
 }
 
 

@@ -29,7 +29,6 @@ from kernel_cases import (
     random_logits,
     random_params,
     random_truncation,
-    shift_case,
 )
 
 from specdec.kernels import (
@@ -39,7 +38,6 @@ from specdec.kernels import (
     race,
     sample,
     sample_tokens,
-    shift_window,
     warp_probs,
 )
 from specdec.kernels.truncate.reference import is_kept
@@ -185,28 +183,7 @@ def all_ops(case: Case) -> dict:
     ops["sample"] = lambda: sample(case.logits, case.params, draws.view(rows, width))
     ops["race"] = lambda: (race(case.logits, case.params, key, position, 3),)
     ops["cutoff"] = lambda: find_cutoff(case.logits, case.params.temperature, truncation)
-    context, past = shift_on_gpu(rows, width, 2, 500, dtype=case.logits.dtype)
-    ops["shift"] = lambda: shift_window(context, past, max(width, 2), trash=64, num_later=1)
     return ops
-
-
-def shift_on_gpu(*sizes, seed=0, dtype=torch.float32):
-    """Arguments of `shift_window`, on a GPU."""
-    context, past = shift_case(*sizes, seed=seed, dtype=dtype)
-    moved = {name: on_gpu(value) for name, value in vars(context).items()}
-    return type(context)(**moved), on_gpu(past)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_window_is_the_definitions(dtype):
-    for seed, sizes in enumerate(
-        [(1, 1, 0, 1), (3, 4, 2, 7168), (64, 8, 7, 4097), (512, 2, 1, 33)]
-    ):
-        context, past = shift_on_gpu(*sizes, seed=seed, dtype=dtype)
-        options = {"trash": 64, "num_later": seed}
-        width = max(sizes[1], sizes[2]) + 1
-        expected = by_definition(shift_window, context, past, width, **options)
-        assert_equal(tuple(shift_window(context, past, width, **options)), tuple(expected))
 
 
 def test_no_operation_waits_for_the_host_and_each_is_one_graph_of_few_launches(monkeypatch):

@@ -107,7 +107,7 @@ TEXTS = [
         "stale entries of later depths are never computed again",
         "vllm#33561",
         "drafters/test_mtp_repair.py",
-        Edit("kernels.mtp_shift.reference:shift_window", "index >= -num_past", "index >= 0"),
+        Edit("heads.shift_window:shift_window", "index >= -num_past", "index >= 0"),
     ),
     Fault(
         "depths trained as a chain read the target's state",
@@ -178,10 +178,10 @@ TEXTS = [
         *(
             "rows of rejected tokens are written",
             "vllm#26498",
-            "kernels/test_kernels_mask_window.py",
+            "heads/test_mask_window.py",
         ),
         Edit(
-            "kernels.mask_window.reference:expand_window",
+            "heads.mask_window:expand_window",
             "columns < counts[:, None]",
             "columns < committed.shape[1] + 0 * counts[:, None]",
         ),

@@ -1,18 +1,40 @@
-"""`shift_window`: the definition against lists of rows, and the Triton kernel, run by Triton's
-interpreter, against the definition.
-"""
+"""`shift_window` against lists of rows."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import DTYPES, interpreted, seeds, shift_case
 
-from specdec.kernels import PastRows, shift_window
-from specdec.kernels.mtp_shift import triton
-from specdec.types import Context
+from specdec.heads.shift_window import PastRows, shift_window
+from specdec.types import PAD_TOKEN, Context
 
 TRASH = 64
+seeds = st.integers(0, 2**32 - 1)
+
+
+def shift_case(num_rows, num_columns, num_past, num_features, *, seed):
+    """Arguments of `shift_window`: texts that begin, go on, have ended or ended before the chunk.
+    What must not be read is -1 among tokens and NaN among features.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def integers(low, high, *shape):
+        return torch.randint(low, high + 1, shape, generator=generator)
+
+    num_new = integers(-1, num_columns, num_rows)
+    start = integers(0, num_past + 3, num_rows)
+    tokens = integers(1, 99, num_rows, num_columns + 1)
+    features = torch.randn(num_rows, num_columns, num_features, generator=generator)
+    is_new = torch.arange(num_columns) < num_new[:, None]
+    tokens[:, 1:][~is_new] = PAD_TOKEN
+    features[~is_new] = torch.nan
+    old_tokens = integers(1, 99, num_rows, num_past)
+    old_features = torch.randn(num_rows, num_past, num_features, generator=generator)
+    is_before = start[:, None] - num_past + torch.arange(num_past) < 0
+    old_tokens[is_before] = PAD_TOKEN
+    old_features[is_before] = torch.nan
+    context = Context(tokens, features, start, num_new, num_attended=32)
+    return context, PastRows(old_tokens, old_features)
 
 
 def expected_row(case, b, width, num_later):
@@ -64,38 +86,6 @@ def test_a_window_is_the_end_of_the_rows_of_a_text(seed, size, extra, num_later)
         is_row = (case[0].start[:, None] - num_past + torch.arange(num_past)) >= 0
         keeps = (is_row & ended[:, None]).view(*is_row.shape, *[1] * (new.dim() - 2))
         assert torch.where(keeps, new, 0).equal(torch.where(keeps, old, 0))
-
-
-@interpreted
-@settings(max_examples=12)
-@given(
-    seeds,
-    sizes,
-    st.integers(0, 3),
-    st.integers(0, 3),
-    st.sampled_from(DTYPES),
-)
-def test_the_kernel_is_the_definition(seed, size, extra, num_later, dtype):
-    case = shift_case(*size, seed=seed, dtype=dtype)
-    width = max(size[1], size[2]) + extra
-    options = {"trash": TRASH, "num_later": num_later}
-    expected = shift_window(*case, width, **options)
-    found = triton.shift_window(*case, width, block=4, **options)
-    for name, value, other in zip(expected._fields, found, expected, strict=True):
-        assert value.equal(other), name
-
-
-@interpreted
-def test_the_kernel_takes_views_of_any_strides():
-    """A window's own end is what the next call remembers; features may be part of wider ones."""
-    context, past = shift_case(3, 4, 3, 10, seed=1)
-    window = triton.shift_window(context, past, 6, trash=TRASH, block=16)
-    wide = torch.randn(3, 4, 20)
-    context = Context(context.tokens, wide[..., 5:15], context.start, context.num_new, 20)
-    remembered = window.past(3)
-    found = triton.shift_window(context, remembered, 5, trash=TRASH, num_later=1, block=16)
-    expected = shift_window(context, remembered, 5, trash=TRASH, num_later=1)
-    assert all(map(torch.equal, found, expected))
 
 
 def test_widths_that_do_not_fit_are_refused():

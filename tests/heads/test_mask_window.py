@@ -1,24 +1,21 @@
-"""The window of a parallel drafter: its definition against lists, and Triton against it.
+"""The window of a parallel drafter against lists.
 
 The oracle builds every row as a Python list, one token after the other. So it sees four faults
 of public engines: rows of rejected tokens that count, positions past the end that wrap to 0, slots
 past the end that are written, and buffers for less than the worst case.
 """
 
-import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import interpreted, seeds
 
 from specdec.heads.mask_token import ROWS
-from specdec.kernels import WindowSpec, expand_window
-from specdec.kernels.mask_window import triton
+from specdec.heads.mask_window import WindowSpec, expand_window
 
 GARBAGE = -(10**6)
 MASK, TRASH = 777, 10**5
 sizes = {
-    "seed": seeds,
+    "seed": st.integers(0, 2**32 - 1),
     "limit": st.integers(1, 40),
     "rows": st.integers(1, 5),
     "num_new": st.integers(1, 17),
@@ -89,30 +86,3 @@ def test_a_window_is_what_lists_say(seed, limit, rows, num_new, num_draft_tokens
     for b, count in enumerate(counts.tolist()):
         expected = expected_row(tokens[b].tolist(), int(start[b]), count, spec)
         assert [field[b].tolist() for field in window] == list(expected), b
-
-
-def assert_triton_equals_definition(case, spec, device="cpu"):
-    there = triton.expand_window(*(tensor.to(device) for tensor in case), spec)
-    for ours, theirs in zip(expand_window(*case, spec), there, strict=True):
-        assert torch.equal(ours, theirs.cpu())
-
-
-@interpreted
-@settings(max_examples=20)
-@given(**sizes)
-def test_the_kernel_is_its_definition(
-    seed, limit, rows, num_new, num_draft_tokens, alignment, more
-):
-    spec = spec_of(alignment, num_draft_tokens, more=more, max_positions=limit)
-    assert_triton_equals_definition(contexts(rows, num_new, seed, limit=limit), spec)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("alignment", sorted(ROWS))
-@pytest.mark.parametrize("num_draft_tokens", [0, 1, 4, 16])
-def test_the_compiled_kernel_is_its_definition(alignment, num_draft_tokens):
-    for seed, num_new in ((0, 1), (1, num_draft_tokens + 1), (2, 300)):
-        for limit in (9, 10**4):
-            spec = spec_of(alignment, num_draft_tokens, more=2, max_positions=limit)
-            case = contexts(64, num_new, seed, limit=limit)
-            assert_triton_equals_definition(case, spec, "cuda")

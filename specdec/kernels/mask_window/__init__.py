@@ -1,1 +1,0 @@
-"""Mask window: the rows of one pass of a parallel drafter, from ragged contexts. See README.md."""
