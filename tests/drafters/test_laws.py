@@ -129,12 +129,8 @@ def check_greedy_text(model, drafter):
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name):
     drafter = make(name)
     result = check_greedy_text(MODEL, drafter)
-    if name not in (
-        "itself",
-        "lookup",
-        "own",
-        "lookup, tree",
-    ):  # both branches, and rows that go different ways
+    if name not in ("itself", "lookup", "own", "lookup, tree"):
+        # Both branches, and rows that go different ways.
         assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
         counts = [[step.num_accepted for step in row] for row in result.trace]
         assert any(len(set(of_step)) > 1 for of_step in zip(*counts, strict=False))
