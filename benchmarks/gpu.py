@@ -58,10 +58,12 @@ from specdec import (
     Target,
     TypicalSampler,
 )
+from specdec.drafters.tree import Tree
 
 PARTS = (
     "equality",
     "step",
+    "trees",
     "profile",
     "context",
     "plain",
@@ -236,6 +238,42 @@ class Bench:
             rate = 1e3 * step.tokens_per_step / step.ms
             what = f"synthetic acceptance {acceptance} per token: tokens per second"
             self.note(what, rate, "tok/s", "", **vars(step))
+
+    def part_trees(self) -> None:
+        """Trees of 31 nodes beside chains of the same depth; random drafts are hardly accepted, so
+        these are costs alone.
+        """
+        length = 5
+        tree = Tree(nodes=31, depth=length)
+        chain, branching = eagle3(self.model, length), eagle3(self.model, tree=tree)
+        generators = {
+            "a chain": SpeculativeGenerator(self.target, chain, graphs=True),
+            "a tree": SpeculativeGenerator(self.target, branching, graphs=True),
+        }
+        rejecting = SpeculativeGenerator(self.target, branching, "rejection", graphs=True)
+        sampled = {"do_sample": True, "temperature": 1.0, "seed": 1}
+        for rows, tokens in ((1, 512), (1, 8192), (8, 512)):
+            ids = prompt(self.model, self.length(tokens), rows=rows)
+            where = f"EAGLE-3, D = {length}, B = {rows}, {tokens} tokens"
+            for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
+                steps = {}
+                for name, generator in generators.items():
+                    steps[name] = time_steps(generator, ids, rounds=2, **options).ms
+                    self.note(f"{where}, {gate}, {name}", steps[name], "ms")
+                    generator.release()
+                ratio, goal = steps["a tree"] / steps["a chain"], "<= 1.15" if rows == 1 else ""
+                self.note("  tree over chain", ratio, "x", goal)
+        ids = prompt(self.model, self.length(512))
+        step = time_steps(rejecting, ids, rounds=2, **sampled)
+        self.note("the sampled tree, B = 1, by recursive rejection", step.ms, "ms")
+        for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
+            found = profile_steps(generators["a tree"], ids, **options)
+            self.results[self._name][f"profile, {gate}"] = found
+            self.note(f"{gate} tree: kernels per step", found["kernels_per_step"], "")
+            self.note(f"{gate} tree: device", found["device_ms_per_step"], "ms")
+            for kernel in found["five_most_expensive"]:
+                what = f"{kernel['per_step']:.0f} x {kernel['kernel'][:50]}"
+                self.note(what, kernel["ms_per_step"], "ms")
 
     def part_profile(self) -> None:
         """Launches, synchronisations and kernels of the step."""

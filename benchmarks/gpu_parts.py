@@ -110,7 +110,7 @@ def random_model(kind: type, config, dtype: torch.dtype = torch.bfloat16) -> Pre
         torch.set_default_dtype(before)
 
 
-def eagle3(model: PreTrainedModel, num_draft_tokens: int = 3) -> EagleDrafter:
+def eagle3(model: PreTrainedModel, num_draft_tokens: int = 3, **options) -> EagleDrafter:
     """A random one-layer EAGLE-3 head that proposes 32 000 ids, as wide as the model."""
     config = model.config
     width, heads = config.hidden_size, config.num_attention_heads
@@ -126,7 +126,7 @@ def eagle3(model: PreTrainedModel, num_draft_tokens: int = 3) -> EagleDrafter:
         EagleConfig("attention", layer, vocab, num_ids, layers, width),
         target_ids=torch.arange(num_ids),
     )
-    return EagleDrafter(head.to(model.device, model.dtype), model, num_draft_tokens)
+    return EagleDrafter(head.to(model.device, model.dtype), model, num_draft_tokens, **options)
 
 
 def mask_token(model: PreTrainedModel, num_draft_tokens: int) -> MaskTokenDrafter:
@@ -391,12 +391,14 @@ def copy_bandwidth() -> float:
     return 2 * size / statistics.median(times[2:]) / 1e9
 
 
-def profile_steps(generator: SpeculativeGenerator, ids: Tensor, num_steps: int = 5) -> dict:
+def profile_steps(
+    generator: SpeculativeGenerator, ids: Tensor, num_steps: int = 5, **options
+) -> dict:
     """Launches and host synchronisations per step, time on the device, the most expensive kernels.
 
     Reading a record waits for an event of the step before; that is counted apart.
     """
-    generation = generator.start(ids, max_new_tokens=200, eos_token_id=None)
+    generation = generator.start(ids, max_new_tokens=200, eos_token_id=None, **options)
     for _ in range(NUM_EAGER + 2):
         generator.step(generation)
     synchronize()

@@ -118,7 +118,7 @@ def ancestors(parents: list[int]) -> Tensor:
 
 
 def with_visible(case: Case, visible: Tensor) -> Case:
-    """The same case with a mask `[N, N]` of its own in every row."""
+    """The same case with a mask `[N, M]` of its own in every row."""
     visible = visible.expand(len(case.slots), -1, -1)
     return replace(case, options=case.options._replace(window_visible=visible))
 

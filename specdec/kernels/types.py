@@ -11,8 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MAX_WINDOW = 64
-"""Queries of a window with a mask of its own: a kernel holds a row of the mask in one integer."""
 SUM_TOLERANCE = 1e-3
 """How far the sum of draft probabilities may be from 1: float32 rounding of a wide row, and no
 more."""
@@ -87,11 +85,13 @@ class AttentionOptions(NamedTuple):
         scale: factor of the scores; `None` is `D ** -0.5`.
         softcap: scores become `softcap * tanh(scores / softcap)`; `None` leaves them.
         sinks: `[Hq]`, one extra score per head that takes weight and has no value; `None` for none.
-        sliding_window: a query in slot q sees slots after `q - sliding_window`; `None` sees all.
-        window_visible: `[B, N, N]` bool. Entry (i, j) is whether query i sees slot `first + j`,
-            where `first` is the row's smallest query slot: the ancestors of a tree's nodes, or a
-            block that sees itself in both directions. It is all that counts for these slots, also
-            beside a sliding window. `None` is causal.
+        sliding_window: a query at position q sees slots after `q - sliding_window`; `None` sees
+            all.
+        window_visible: `[B, N, M]` bool, M >= N. Entry (i, j) is whether query i sees slot `first +
+            j`, where `first` is M - N before the row's smallest query slot: the ancestors of a
+            tree's nodes, or a block that sees itself in both directions. It is all that counts for
+            these slots and those after them, also beside a sliding window. `None` is causal.
+        positions: `[B, N]` int64 of the queries, for a sliding window; `None` for their slots.
     """
 
     scale: float | None = None
@@ -99,6 +99,7 @@ class AttentionOptions(NamedTuple):
     sinks: Tensor | None = None
     sliding_window: int | None = None
     window_visible: Tensor | None = None
+    positions: Tensor | None = None
 
 
 CAUSAL = AttentionOptions()

@@ -72,12 +72,15 @@ def attend(
     num_queries = query.shape[2]
     if window.slots.device != query.device:
         window = window.on(query.device)
-    if window.has_kernels and _attends_raggedly(window, query, keys, options):
+    if window.has_kernels and _attends_raggedly(window, query, keys):
         slots = window.slots[:, -num_queries:].expand(len(query), -1)
         visible = own_visible(window, num_queries, options.sliding_window)
-        options = options._replace(window_visible=visible)
+        positions = None if options.sliding_window is None else window.positions
+        if positions is not None:
+            positions = positions[:, -num_queries:].expand(len(query), -1)
+        options = options._replace(window_visible=visible, positions=positions)
         return ragged_attention(query, keys, values, slots, options)
-    scale, softcap, sinks, sliding_window, _ = options
+    scale, softcap, sinks, sliding_window, *_ = options
     mask = window_mask(window, num_queries, query.dtype, sliding_window)
     if softcap is None and sinks is None:
         is_grouped = query.shape[1] != keys.shape[1]
@@ -101,13 +104,9 @@ def attend(
     return (weights[..., : values.shape[2]] @ values).transpose(1, 2)
 
 
-def _attends_raggedly(
-    window: Window, query: Tensor, keys: Tensor, options: AttentionOptions
-) -> bool:
+def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
     has_mask = window.visible is not None or window.positions is not None
-    # The kernel takes a query's slot for its position, where a sliding window begins.
-    is_known = window.positions is None or options.sliding_window is None
-    return is_known and attends_raggedly(query, keys, has_window_mask=has_mask)
+    return attends_raggedly(query, keys, has_window_mask=has_mask)
 
 
 def sees(queries: Tensor, keys: Tensor, sliding_window: int | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafter_table import MODEL, ONE_OF_EACH, make
+from drafter_table import MODEL, ONE_OF_EACH, TREES, make
 from drafting import perturbed, ragged_prompts
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
 
@@ -57,9 +57,9 @@ OTHER["top_k"] = [7, 5, 0]
 LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
 ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
 
-PAIRS = [(name, SAMPLERS[0]) for name in ("none", *ONE_OF_EACH)]
-PAIRS += [("eagle3", s) for s in SAMPLERS[1:]]
-"""Every drafter with one sampler, every sampler with one drafter."""
+PAIRS = [(name, SAMPLERS[0]) for name in ("none", *ONE_OF_EACH, *TREES)]
+PAIRS += [(name, s) for name in ("eagle3", "eagle3, fewer ids, tree") for s in SAMPLERS[1:]]
+"""Every drafter with one sampler, every sampler with a chain and a tree."""
 
 
 def capturing(drafter="model", sampler="auto", *, graphs=True, **options):

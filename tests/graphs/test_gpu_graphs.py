@@ -29,6 +29,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.drafters import EagleHead
+from specdec.drafters.tree import Tree
 from specdec.graphs import Captured, CaptureError, GraphPool, StorageMovedError
 from specdec.loop.check import ReplayMismatchError
 from specdec.loop.runner import NUM_EAGER
@@ -38,6 +39,7 @@ from specdec.training.eagle import eagle_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 NUM_STEPS = 50
+TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3))
 DRAFTERS = {
     "none": lambda model: None,
     "model": lambda model: ModelDrafter(perturbed(model), 3),
@@ -48,6 +50,10 @@ DRAFTERS = {
     "dflash": lambda model: masks(model, "dflash"),
     "mtp": lambda model: modules(model, 3),
     "mtp, looped": lambda model: modules(model, 2),
+    "model, tree": lambda model: ModelDrafter(perturbed(model), tree=TREE),
+    "lookup, tree": lambda model: PromptLookupDrafter(6, num_continuations=2),
+    "eagle3, tree": lambda model: EagleDrafter(head(model, "eagle3"), model, tree=TREE),
+    "p-eagle, tree": lambda model: masks(model, "p-eagle", tree=TREE),
 }
 SAMPLERS = [
     BlockSampler(),
@@ -67,13 +73,14 @@ GATES = {
     ],
 }
 by_drafter = pytest.mark.parametrize("drafter", DRAFTERS)
-PAIRS = [(name, SAMPLERS[0]) for name in DRAFTERS] + [("eagle3", s) for s in SAMPLERS[1:]]
-"""Every drafter with one sampler, every sampler with one drafter."""
+PAIRS = [(name, SAMPLERS[0]) for name in DRAFTERS]
+PAIRS += [(name, s) for name in ("eagle3", "eagle3, tree") for s in SAMPLERS[1:]]
+"""Every drafter with one sampler, every sampler with a chain and a tree."""
 
 
-def masks(model, name):
+def masks(model, name, **options):
     head = mask_heads.head_for(model, name).to("cuda", model.dtype)
-    return MaskTokenDrafter(head, model, 3)
+    return MaskTokenDrafter(head, model, 3, **options)
 
 
 def modules(model, num_depths):
@@ -130,7 +137,7 @@ def check_replays(generator, num_calls):
     runner = list(generator._runners)[-1]
     assert runner.refusal is None, generator.explain()
     (graph,) = runner.graphs.values()
-    width = runner.state.signature.num_draft_tokens + 1
+    width = runner.state.signature.depth + 1
     assert graph.num_calls >= num_calls * 64 // width - NUM_EAGER, generator.explain()
 
 

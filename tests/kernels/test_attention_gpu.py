@@ -14,7 +14,7 @@ from kernel_cases import DTYPES, by_definition
 
 from specdec import Target
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots, writes_slots
-from specdec.kernels.types import MAX_WINDOW
+from specdec.kernels.attention.reference import MAX_WINDOW
 from specdec.types import Draft
 
 pytestmark = pytest.mark.gpu

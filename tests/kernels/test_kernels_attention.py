@@ -2,6 +2,8 @@
 kernels are its definition: run by Triton's interpreter.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,7 +16,6 @@ from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.kernels.attention import triton
 from specdec.kernels.attention.reference import visible_slots
 from specdec.kernels.attention.triton import Tiles
-from specdec.kernels.types import MAX_WINDOW
 from specdec.target.attention import sees
 
 sizes = st.builds(
@@ -104,12 +105,21 @@ def test_trees_and_blocks_are_masks_of_the_window():
 
 
 @interpreted
-def test_the_widest_window_with_a_mask_of_its_own():
-    case = random_case(Sizes(1, MAX_WINDOW, 1, 1, slots=80), 3, has_mask=True)
+def test_a_wide_window_with_a_mask_of_its_own():
+    case = random_case(Sizes(1, 65, 1, 1, slots=80), 3, has_mask=True)
     assert_near(triton.ragged_attention(*case.arguments), case)
-    case = random_case(Sizes(1, MAX_WINDOW + 1, 1, 1, slots=80), 3, has_mask=True)
-    with pytest.raises(ValueError, match="has 65 queries, expected at most 64; attend with a"):
-        triton.ragged_attention(*case.arguments)
+
+
+@interpreted
+@pytest.mark.parametrize("window", [None, 3, 6, 40])
+def test_a_pass_over_one_depth_of_a_tree(window):
+    """Three nodes of one depth after six of the depths above, all of which have a mask."""
+    generator = torch.Generator().manual_seed(7)
+    case = random_case(Sizes(2, 3, 1, 2), 5, lengths=[64, 12], sliding_window=window)
+    case = with_visible(case, torch.rand(3, 9, generator=generator) < 0.5)
+    positions = (case.slots[:, :1] - 4).expand(-1, 3)
+    case = replace(case, options=case.options._replace(positions=positions))
+    assert_near(triton.ragged_attention(*case.arguments), case)
 
 
 @interpreted

@@ -7,8 +7,10 @@ keys, Dv width of values.
 import torch
 from torch import Tensor
 
-from specdec.kernels.types import CAUSAL, MAX_WINDOW, AttentionOptions, suits_kernels
+from specdec.kernels.types import CAUSAL, AttentionOptions, suits_kernels
 
+MAX_WINDOW = 256
+"""Queries of a window with a mask of its own that attends raggedly."""
 MAX_ROWS = 512
 """Query rows (queries times query heads per head of keys) of a window that attends raggedly. Longer
 windows, chunks of a prompt, have the arithmetic that makes up for a dense mask.
@@ -34,9 +36,6 @@ def ragged_attention(
 
     Returns:
         `[B, N, Hq, Dv]` of the dtype of `query`; computed in float32, or in float64 if that is it.
-
-    Raises:
-        ValueError: a `window_visible` for more than `MAX_WINDOW` queries, on a GPU.
 
     Example:
         >>> states = torch.zeros(1, 1, 4, 2)
@@ -87,8 +86,9 @@ def attends_raggedly(query: Tensor, keys: Tensor, *, has_window_mask: bool = Fal
     if not query.is_cuda or not suits_kernels(query) or query.dtype != keys.dtype:
         return False
     _, num_heads, num_queries, _ = query.shape
-    limit = MAX_WINDOW if has_window_mask else num_queries
-    return num_queries <= limit and num_queries * num_heads // keys.shape[1] <= MAX_ROWS
+    if has_window_mask:
+        return num_queries <= MAX_WINDOW
+    return num_queries * num_heads // keys.shape[1] <= MAX_ROWS
 
 
 def visible_slots(slots: Tensor, num_slots: int, options: AttentionOptions) -> Tensor:
@@ -98,11 +98,13 @@ def visible_slots(slots: Tensor, num_slots: int, options: AttentionOptions) -> T
     query_slots = torch.where(is_real, slots, -1)[..., None]
     seen = all_slots <= query_slots
     if options.sliding_window is not None:
-        seen &= all_slots > query_slots - options.sliding_window
+        positions = query_slots if options.positions is None else options.positions[..., None]
+        seen = seen & (all_slots > positions - options.sliding_window)
     if options.window_visible is None:
         return seen
-    offsets = all_slots - slots.amin(dim=1, keepdim=True)  # [B, S]
-    last = slots.shape[1] - 1
+    last = options.window_visible.shape[2] - 1
+    earlier = last + 1 - slots.shape[1]
+    offsets = all_slots - slots.amin(dim=1, keepdim=True) + earlier  # [B, S]
     index = offsets.clamp(0, last)[:, None].expand(-1, slots.shape[1], -1)
     own = options.window_visible.gather(2, index) & (offsets <= last)[:, None] & is_real[..., None]
     own &= _is_filled(slots, num_slots)[:, None]

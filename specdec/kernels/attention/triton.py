@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specdec.kernels.triton_common import INFINITY, LOG2_E, States, Table, states_of, table_of
-from specdec.kernels.types import CAUSAL, MAX_WINDOW, AttentionOptions
+from specdec.kernels.types import CAUSAL, AttentionOptions
 
 TILE_BYTES = 32 * 1024  # of keys and values
 PROGRAMS_PER_PROCESSOR = 2  # which fit: three stages of a loop keep two tiles in shared memory
@@ -47,7 +47,8 @@ class Arguments(NamedTuple):
     key: States
     value: States
     slots: Table  # [B, N] int64
-    visible: Table | None  # [B, N, N] bool
+    visible: Table | None  # [B, N, M] bool
+    positions: Table | None  # [B, N] int64
     sinks: Tensor | None  # [Hq]
     out: Tensor  # [B, N, Hq, Dv], contiguous
     partials: Partials | None
@@ -55,6 +56,7 @@ class Arguments(NamedTuple):
     softcap: float | None
     sliding_window: int | None
     num_queries: int
+    num_visible: int  # M
     num_slots: int
     num_kv_heads: int  # Hkv
     group: int  # Hq / Hkv
@@ -165,15 +167,11 @@ def _arguments(
         sums = torch.empty(*shape, values.shape[3], **where)
         partials = Partials(sums, torch.empty(shape, **where), torch.empty(shape, **where))
     visible = options.window_visible
-    if visible is not None and num_queries > MAX_WINDOW:
-        raise ValueError(
-            f"a window with a mask of its own has {num_queries} queries, expected at most "
-            f"{MAX_WINDOW}; attend with a dense mask instead"
-        )
     return Arguments(
         *map(states_of, (query, keys, values)),
         slots=table_of(slots),
         visible=None if visible is None else table_of(visible),
+        positions=None if options.positions is None else table_of(options.positions),
         sinks=None if options.sinks is None else options.sinks.contiguous(),
         out=out,
         partials=partials,
@@ -181,6 +179,7 @@ def _arguments(
         softcap=None if options.softcap is None else float(options.softcap),
         sliding_window=options.sliding_window,
         num_queries=num_queries,
+        num_visible=0 if visible is None else visible.shape[2],
         num_slots=keys.shape[2],
         num_kv_heads=keys.shape[1],
         group=num_heads // keys.shape[1],
@@ -190,16 +189,32 @@ def _arguments(
 
 @triton.jit
 def _span(a, row, padded_queries: tl.constexpr):
-    """The smallest slot of a row's queries, and the slots from `begin` to `end` that they see."""
+    """The smallest slot that a row's window has a mask for, and the slots from `begin` to `end`
+    that its queries see.
+    """
     index = tl.arange(0, padded_queries)
     slot = _query_slots(a, row, index)
     first = tl.min(tl.where(slot >= 0, slot, a.num_slots), axis=0)
     end = tl.max(slot, axis=0) + 1
     begin = end * 0
     if a.sliding_window is not None:
+        lowest = tl.min(tl.where(slot >= 0, _positions(a, row, index, slot), a.num_slots), axis=0)
         reach = tl.maximum(a.sliding_window - 1, 0)  # the window's own slots may have a mask
-        begin = tl.minimum(tl.maximum(first - reach, 0), end)
+        begin = tl.minimum(tl.maximum(lowest - reach, 0), end)
+    if a.visible is not None:
+        first = first - (a.num_visible - a.num_queries)
+        begin = tl.minimum(begin, tl.maximum(first, 0))
     return first, begin, end
+
+
+@triton.jit
+def _positions(a, row, index, slot):
+    """int32 positions of a row's queries, given their slots."""
+    position = slot
+    if a.positions is not None:
+        at = tl.cast(row, tl.int64) * a.positions.row_stride + index * a.positions.index_stride
+        position = tl.load(a.positions.data + at, index < a.num_queries, 0).to(tl.int32)
+    return position
 
 
 @triton.jit
@@ -263,26 +278,16 @@ def _in_powers_of_two(a, products):
 
 
 @triton.jit
-def _own_bits(a, row, index, is_row, padded_queries: tl.constexpr):
-    """`[rows]` int64: bit j is whether a query sees slot `first + j`."""
-    other = tl.arange(0, padded_queries)
-    at = tl.cast(row, tl.int64) * a.visible.row_stride + index * a.visible.index_stride
-    is_entry = is_row[:, None] & (other < a.num_queries)[None]
-    seen = tl.load(a.visible.data + at[:, None] + other[None], is_entry, 0)
-    return tl.sum(seen.to(tl.int64) << other[None], axis=1)
-
-
-@triton.jit
-def _is_visible(a, own_bits, query_slot, slot, first):
-    """`[rows, slots]`: what queries at given slots see."""
+def _is_visible(a, row, index, query_slot, position, slot, first):
+    """`[rows, slots]`: what queries at given slots and positions see."""
     seen = slot[None] <= query_slot[:, None]
     if a.sliding_window is not None:
-        seen &= slot[None] > query_slot[:, None] - a.sliding_window
+        seen &= slot[None] > position[:, None] - a.sliding_window
     if a.visible is not None:
         offset = slot - first
-        bit = tl.minimum(tl.maximum(offset, 0), 63).to(tl.int64)[None]
-        own = ((own_bits[:, None] >> bit) & 1) != 0
-        own &= (query_slot >= 0)[:, None] & (offset < a.num_queries)[None]
+        is_own = (query_slot >= 0)[:, None] & ((offset >= 0) & (offset < a.num_visible))[None]
+        at = tl.cast(row, tl.int64) * a.visible.row_stride + index * a.visible.index_stride
+        own = tl.load(a.visible.data + (at[:, None] + offset[None]), is_own, 0) != 0
         seen = tl.where((offset >= 0)[None], own, seen)
     return seen
 
@@ -327,9 +332,7 @@ def _attend_kernel(
             row_max = tl.where(split == 0, sink, row_max)
             row_sum += tl.where(split == 0, 1.0, 0.0)
         out = tl.zeros((block_rows, padded_value_width), tl.float32)
-        own_bits = query_slot
-        if a.visible is not None:
-            own_bits = _own_bits(a, row, index, is_row, padded_queries)
+        position = _positions(a, row, index, query_slot)
         local = tl.arange(0, block_slots)
         for slot in range(start, stop, block_slots):
             is_slot = slot + local < stop
@@ -340,7 +343,7 @@ def _attend_kernel(
                 key_tail = _load_columns(here, offsets, is_slot, head_width, tail_width, width)
                 scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
             scores = _in_powers_of_two(a, scores)
-            seen = _is_visible(a, own_bits, query_slot, slot + local, first)
+            seen = _is_visible(a, row, index, query_slot, position, slot + local, first)
             scores = tl.where(seen & is_slot[None], scores, -INFINITY)
             new_max = tl.maximum(row_max, tl.max(scores, axis=1))
             origin = tl.where(new_max == -INFINITY, 0.0, new_max)  # -inf - -inf would be NaN
