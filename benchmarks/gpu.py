@@ -251,7 +251,7 @@ class Bench:
             "a tree": SpeculativeGenerator(self.target, branching, graphs=True),
         }
         rejecting = SpeculativeGenerator(self.target, branching, "rejection", graphs=True)
-        sampled = {"do_sample": True, "temperature": 1.0, "seed": 1}
+        sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1}
         for rows, tokens in ((1, 512), (1, 8192), (8, 512)):
             ids = prompt(self.model, self.length(tokens), rows=rows)
             where = f"EAGLE-3, D = {length}, B = {rows}, {tokens} tokens"

@@ -120,11 +120,12 @@ class EagleDrafter(HeadDrafter):
             step, index = plan.open(0), nodes.above[..., None].expand(-1, -1, out.shape[2])
             hidden = self.head.feedback(out).gather(1, index)
             out = self.head(self.embed(nodes.tokens), hidden, step.angles, step.attend)
-            return self.head.over_target_ids(self.logits(out))
+            return self.logits(out)
 
-        logits = self.head.over_target_ids(self.logits(out))
         num_valid = context.num_new.clamp(max=1) * drawing.num_draft_tokens
-        return state.plan.grow(self.proposal, drawing, logits, expand, num_valid)
+        ids = {"ids": self.head.target_ids, "widen": self.head.over_target_ids}
+        tree = self.proposal, drawing, self.logits(out), expand, num_valid
+        return state.plan.grow(*tree, **ids)
 
     def _extend(
         self, context: Context, state: HeadState, *, num_later: int

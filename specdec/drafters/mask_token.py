@@ -87,15 +87,14 @@ class MaskTokenDrafter(HeadDrafter):
         window, out = self._read(context, state, num_draft_tokens=length)
         sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
         out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
-        logits = self.head.over_target_ids(self.logits(out))
-        if (
-            state.plan is not None
-        ):  # tokens of one depth are predicted alike, whatever precedes them
+        logits = self.logits(out)
+        if state.plan is not None:  # all tokens of a depth are predicted alike
             num_valid = torch.where(window.num_valid < length, 0, drawing.num_draft_tokens)
             tree = self.proposal, drawing, logits[:, :1], lambda n: logits[:, n.depth : n.depth + 1]
-            return state.plan.grow(*tree, num_valid)
+            ids = {"ids": self.head.target_ids, "widen": self.head.over_target_ids}
+            return state.plan.grow(*tree, num_valid, **ids)
         drafting = self.proposal.begin(drawing)
-        drafting.draw(logits)
+        drafting.draw(self.head.over_target_ids(logits))
         return drafting.end(window.num_valid)
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:

@@ -179,7 +179,9 @@ class TreePass(NamedTuple):
 
 
 Expand = Callable[[TreePass], Tensor]
-"""Logits `[B, W, V]` of what follows the nodes of a pass; `[B, 1, V]` where they are all alike."""
+"""Logits `[B, W, Vd]` of what follows the nodes of a pass, over the ids that the drafter can
+propose; `[B, 1, Vd]` where they are all alike.
+"""
 
 
 class TreePlan:
@@ -215,18 +217,24 @@ class TreePlan:
         first_logits: Tensor,
         expand: Expand,
         num_valid: Tensor | None = None,
+        *,
+        ids: Tensor | None = None,
+        widen: Callable[[Tensor], Tensor] = lambda logits: logits,
     ) -> Draft:
         """A tree of `drawing.num_draft_tokens` nodes.
 
         Args:
             proposal, drawing: how tokens are drawn.
-            first_logits: `[B, 1, V]`, of what follows the last committed token.
+            first_logits: `[B, 1, Vd]`, of what follows the last committed token.
             expand: the drafter's pass over some nodes.
             num_valid: see `Draft`.
+            ids: `[Vd]` of the target's that the drafter can propose; `None` for all.
+            widen: from logits over these to logits over the target's vocabulary.
         """
         if proposal.kind == "argmax" or drawing.warp.is_greedy:
-            return self._grow_best(drawing.num_draft_tokens, first_logits, expand, num_valid)
-        return self._grow_drawn(proposal, drawing, first_logits, expand, num_valid)
+            return self._grow_best(drawing.num_draft_tokens, first_logits, expand, num_valid, ids)
+        first, wide = widen(first_logits), lambda nodes: widen(expand(nodes))
+        return self._grow_drawn(proposal, drawing, first, wide, num_valid)
 
     def _grow_drawn(
         self,
@@ -264,11 +272,16 @@ class TreePlan:
         return drafting.end(num_valid, parents=parents, depth=depth + 1, runs=tuple(runs))
 
     def _grow_best(
-        self, count: int, logits: Tensor, expand: Expand, num_valid: Tensor | None
+        self,
+        count: int,
+        logits: Tensor,
+        expand: Expand,
+        num_valid: Tensor | None,
+        own_ids: Tensor | None,
     ) -> Draft:
         """EAGLE-2's tree."""
         top_k, rows = self.tree.top_k, len(logits)
-        scores, tokens = (table[:, 0] for table in _top(logits, top_k))  # [B, top_k]
+        scores, tokens = (table[:, 0] for table in _top(logits, top_k, own_ids))  # [B, top_k]
         found = [(scores, tokens, torch.full_like(tokens, -1))]
         chosen = torch.arange(top_k, device=tokens.device).expand(
             rows, -1
@@ -283,7 +296,8 @@ class TreePlan:
             itself = (torch.eye(width, device=ids.device) > 0).expand(rows, -1, -1)
             index = above[..., None].expand(-1, -1, visible.shape[2])
             visible = torch.cat([visible.expand(rows, -1, -1).gather(1, index), itself], dim=2)
-            values, ids = _top(expand(TreePass(tokens, above, visible, depth, num_read)), top_k)
+            logits = expand(TreePass(tokens, above, visible, depth, num_read))
+            values, ids = _top(logits, top_k, own_ids)
             parents = (chosen + first).repeat_interleave(top_k, dim=1)
             num_read, first = num_read + width, first + totals.shape[1]
             totals = (scores[..., None] + values).flatten(1)  # [B, W top_k]
@@ -311,7 +325,8 @@ def _ancestors(node: int, parents: tuple[int, ...]) -> list[int]:
     return line
 
 
-def _top(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+def _top(logits: Tensor, top_k: int, own_ids: Tensor | None) -> tuple[Tensor, Tensor]:
     """Log-probabilities and ids of the most likely tokens."""
-    values, ids = logits.float().topk(top_k, dim=-1)
-    return values - logits.float().logsumexp(dim=-1, keepdim=True), ids
+    values, ids = logits.topk(top_k, dim=-1)
+    values = values.float() - logits.float().logsumexp(dim=-1, keepdim=True)
+    return values, ids if own_ids is None else own_ids[ids]

@@ -278,17 +278,19 @@ def _in_powers_of_two(a, products):
 
 
 @triton.jit
-def _is_visible(a, row, index, query_slot, position, slot, first):
-    """`[rows, slots]`: what queries at given slots and positions see."""
+def _is_visible(a, row, index, query_slot, position, start, first, block_slots: tl.constexpr):
+    """`[rows, slots]`: what queries at given slots and positions see of a tile."""
+    slot = start + tl.arange(0, block_slots)
     seen = slot[None] <= query_slot[:, None]
     if a.sliding_window is not None:
         seen &= slot[None] > position[:, None] - a.sliding_window
-    if a.visible is not None:
-        offset = slot - first
-        is_own = (query_slot >= 0)[:, None] & ((offset >= 0) & (offset < a.num_visible))[None]
-        at = tl.cast(row, tl.int64) * a.visible.row_stride + index * a.visible.index_stride
-        own = tl.load(a.visible.data + (at[:, None] + offset[None]), is_own, 0) != 0
-        seen = tl.where((offset >= 0)[None], own, seen)
+    if a.visible is not None:  # noqa: SIM102  the compiler decides one, the program the other
+        if start + block_slots > first:  # few tiles have slots of the window
+            offset = slot - first
+            is_own = (query_slot >= 0)[:, None] & ((offset >= 0) & (offset < a.num_visible))[None]
+            at = tl.cast(row, tl.int64) * a.visible.row_stride + index * a.visible.index_stride
+            own = tl.load(a.visible.data + (at[:, None] + offset[None]), is_own, 0) != 0
+            seen = tl.where((offset >= 0)[None], own, seen)
     return seen
 
 
@@ -343,7 +345,7 @@ def _attend_kernel(
                 key_tail = _load_columns(here, offsets, is_slot, head_width, tail_width, width)
                 scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
             scores = _in_powers_of_two(a, scores)
-            seen = _is_visible(a, row, index, query_slot, position, slot + local, first)
+            seen = _is_visible(a, row, index, query_slot, position, slot, first, block_slots)
             scores = tl.where(seen & is_slot[None], scores, -INFINITY)
             new_max = tl.maximum(row_max, tl.max(scores, axis=1))
             origin = tl.where(new_max == -INFINITY, 0.0, new_max)  # -inf - -inf would be NaN
