@@ -1,7 +1,6 @@
 """`EnsembleSampler`: samples from a mixture of target and draft. Lossy, with a bound."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_number
@@ -49,7 +48,8 @@ class EnsembleSampler(Sampler):
         probs, w, vocab_size = warp(target_logits), self.target_weight, target_logits.shape[-1]
         of_draft = draft.probs
         if of_draft is None:
-            of_draft = F.one_hot(draft.tokens.clamp(min=0), vocab_size).to(probs.dtype)
+            index = draft.tokens.clamp(min=0)[..., None]
+            of_draft = probs.new_zeros(*draft.tokens.shape, vocab_size).scatter_(-1, index, 1.0)
         first, is_drafted = draft.first_children
         mixed = rows_of(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
         if warp.greedy_rows is not None:

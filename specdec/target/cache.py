@@ -278,8 +278,8 @@ class SlotCache(Cache):
         """
         self.keys, self.values, self._views = {}, {}, {}
         for store, names in zip(self.stores, self._places.values(), strict=True):
-            for (kind, layer), buffer in zip(names, store.unbind(1), strict=True):
-                getattr(self, kind)[layer] = buffer
+            for place, (kind, layer) in enumerate(names):
+                getattr(self, kind)[layer] = store[:, place].detach()
         for layer in self.keys:
             storage = self.keys[layer], self.values[layer]
             lines = (buffer.flatten(0, 1) for buffer in storage)

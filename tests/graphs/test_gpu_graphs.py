@@ -157,7 +157,7 @@ def test_the_draft_length_changes_between_captured_steps(drafter):
     generation = generator.start(*prompts(), **options)
     texts = [[] for _ in range(3)]
     for index in range(40):
-        generation.num_draft_tokens = (index * 7) % (most + 1)
+        generation.num_draft_tokens = (index * 5) % (most + 1)
         for text, row in zip(texts, generator.step(generation).fetch().read(), strict=True):
             assert row.faults == 0
             text += row.new_tokens

@@ -64,7 +64,7 @@ DRAWING = [
         "a short row's invalid tokens are accepted",
         "vllm#46899",
         "test_sampler_laws.py::test_a_short_row_is_decided_as_a_draft_of_so_many_tokens",
-        Swap(_RULE("_is_valid"), lambda right: lambda draft: right(draft) | True),
+        Edit("types:Draft.is_valid", "index < limit", "index >= 0"),
     ),
     Fault(
         "a block's residual is the token-wise one",
@@ -77,9 +77,9 @@ DRAWING = [
         "vllm#42744",
         _LAW,
         Edit(
-            "samplers.rejection:RejectionSampler.accept",
-            "params = warp.params(target_logits)",
-            """params = warp.params(target_logits)
+            "samplers.base:judge",
+            "params, uniforms = warp.params(target_logits), rule_uniforms(draft, noise)",
+            """params, uniforms = warp.params(target_logits), rule_uniforms(draft, noise)
     if params.cutoff is not None:
         params.cutoff.logits[:, :-1] = -float("inf")""",
         ),

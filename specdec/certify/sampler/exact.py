@@ -159,7 +159,8 @@ def certify_sampler(
     Args:
         sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler`.
         sizes: (vocabulary, draft tokens, worlds) of each batch; work grows with
-            vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
+            vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`, and `TREES` for a
+            rule that takes them.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
         num_draws: texts per world of the tests by draws; `None` is `NUM_DRAWS`, or
@@ -180,11 +181,11 @@ def certify_sampler(
     check_number("false_alarm", false_alarm, above=0, below=1)
     name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
+    is_race = sampler.draw_draft is draw_by_race
+    trees = TREES if sizes is None and sampler.takes_trees and not is_race else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_foreign else SIZES
     _check_sizes(sizes)
-    is_race = sampler.draw_draft is draw_by_race
-    trees = TREES if sampler.takes_trees and not is_race else ()
     batches = list(standard_worlds(sizes, trees, dtype=dtype))
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
