@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         NoState,
         PromptLookupDrafter,
         Proposal,
+        Tree,
     )
     from specdec.evaluation import Evaluation, evaluate
     from specdec.generator import SpeculativeGenerator
@@ -65,6 +66,7 @@ __all__ = [
     "StepNoise",
     "Stream",
     "Target",
+    "Tree",
     "TypicalSampler",
     "Verdict",
     "Warp",

@@ -6,6 +6,7 @@ from specdec.drafters.base import Drafter, NoDrafter, NoState
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
+from specdec.drafters.tree import Tree
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -27,6 +28,7 @@ __all__ = [
     "NoState",
     "PromptLookupDrafter",
     "Proposal",
+    "Tree",
     "drafter_named",
     *_OF_FAMILIES,
 ]

@@ -72,6 +72,7 @@ class HeadDrafter(Drafter):
     """The checkpoints that `from_pretrained` reads."""
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
+    drafts_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -84,6 +85,8 @@ class HeadDrafter(Drafter):
         tree: Tree | None = None,
     ):
         super().__init__()
+        if tree is not None and not self.drafts_trees:
+            raise ValueError(f"{type(self).__name__} drafts chains, got tree={tree}")
         self.tree = tree
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
         if tree is not None:

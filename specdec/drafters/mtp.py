@@ -85,6 +85,7 @@ class MTPDrafter(HeadDrafter):
 
     family = MTP
     head_type = MTPHead
+    drafts_trees = False
 
     @property
     def num_depths(self) -> int:

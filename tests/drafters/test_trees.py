@@ -1,0 +1,251 @@
+"""How trees grow: shapes against brute force, EAGLE-2's dynamic tree against the paper's algorithm in
+plain Python, and real heads against their wiring recomputed without a cache.
+"""
+
+import heapq
+from itertools import pairwise
+
+import pytest
+import torch
+from architectures import build
+from drafter_table import MODEL, TREE, make
+from drafting import perturbed, ragged_prompts
+from eagle_heads import VOCAB, WIRINGS, random_head, stand_in, tables_of
+from eagle_reference import draft_outputs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import (
+    BlockSampler,
+    EagleDrafter,
+    ModelDrafter,
+    MTPDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+)
+from specdec.drafters.proposal import Proposal
+from specdec.drafters.tree import Tree, TreePlan
+from specdec.kernels import draw
+from specdec.samplers import Noise, Stream, Warp, draw_by_inversion
+from specdec.samplers.drawing import Drawing
+from specdec.types import Context
+
+seeds = st.integers(0, 2**32 - 1)
+
+
+# Shapes.
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(0, 25),
+    st.lists(st.floats(0.05, 0.9), min_size=2, max_size=4).map(lambda x: sorted(x, reverse=True)),
+)
+def test_a_fixed_shape_has_the_paths_whose_products_of_rates_are_largest(depth, more, rates):
+    most = sum(len(rates) ** d for d in range(1, depth + 1))
+    nodes = min(depth + more, most)
+    tree = Tree(nodes=nodes, depth=depth, top_k=32, rates=tuple(rates))
+    shape = tree.shape
+    assert len(shape) == nodes
+    assert all(-1 <= parent < node for node, parent in enumerate(shape))
+    values, depths = [], []
+    for node, parent in enumerate(shape):
+        rank = shape[:node].count(parent)
+        values.append(rates[rank] * (values[parent] if parent >= 0 else 1))
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    assert depths == sorted(depths)
+    assert max(depths) <= depth
+    level, everything = [1.0], []
+    for _ in range(depth):
+        level = [value * rate for value in level for rate in rates]
+        everything += level
+    expected = sorted(heapq.nlargest(nodes, everything))
+    assert sorted(values) == pytest.approx(expected)
+    # Runs: nodes that hang on different parents, all of them before the run.
+    first = 0
+    for width in (w for of_depth in tree.levels for w in of_depth.widths):
+        parents = shape[first : first + width]
+        assert len(set(parents)) == width
+        assert max(parents) < first
+        first += width
+    assert first == nodes
+
+
+def test_a_shape_may_be_given():
+    tree = Tree(nodes=5, depth=3, parents=(-1, 0, -1, 1, 0))
+    assert sorted(tree.shape) == sorted([-1, -1, 0, 0, 2])
+    assert tree.levels[0].parents == (-1,)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"depth": 0}, "Tree.depth"),
+        ({"nodes": 4, "depth": 5}, "Tree.nodes"),
+        ({"top_k": 0}, "Tree.top_k"),
+        ({"rates": (0.5, 1.0)}, "a rate of Tree.rates"),
+        ({"nodes": 200, "depth": 3, "top_k": 8}, "at most 136 candidates"),
+        ({"nodes": 9, "depth": 2, "rates": (0.5, 0.4)}, "fewer than 9 nodes"),
+        ({"nodes": 2, "depth": 1, "parents": (0, -1)}, "Tree.parents of node 0"),
+        ({"nodes": 3, "depth": 1, "parents": (-1, -1)}, "has 2 nodes and depth 1"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(fields, named):
+    with pytest.raises(ValueError, match=named):
+        Tree(**fields)
+
+
+def test_who_drafts_chains_refuses_trees_and_is_refused_with_them():
+    with pytest.raises(ValueError, match="chains"):
+        MTPDrafter(make("mtp").head, MODEL, tree=TREE)
+    with pytest.raises(ValueError, match="multiple of num_continuations"):
+        PromptLookupDrafter(5, num_continuations=2)
+
+    class ForChains(RejectionSampler):
+        takes_trees = False
+
+    with pytest.raises(ValueError, match="ForChains verifies chains"):
+        SpeculativeGenerator(MODEL, make("model, tree"), ForChains())
+    with pytest.raises(ValueError, match="cannot read the window of a tree"):
+        SpeculativeGenerator(build("mpt"), PromptLookupDrafter(4, num_continuations=2))
+
+
+# EAGLE-2's dynamic tree.
+
+
+def dynamic_tree(logits_after, tree):
+    """The nodes (path, parent) of the paper's tree, in the order of SafeAILab's code: candidates
+    depth by depth, and of them the best, in that order. `logits_after` maps paths to logits.
+    """
+
+    def children(path, score):
+        values, ids = logits_after(path).double().log_softmax(-1).topk(tree.top_k)
+        return [((*path, i), score + v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
+
+    candidates = beam = children((), 0.0)
+    for _ in range(tree.depth - 1):
+        found = [child for path, score in beam for child in children(path, score)]
+        candidates = candidates + found
+        beam = sorted(found, key=lambda child: -child[1])[: tree.top_k]
+    order = sorted(range(len(candidates)), key=lambda i: -candidates[i][1])[: tree.nodes]
+    paths = [candidates[i][0] for i in sorted(order)]
+    return [(path[-1], paths.index(path[:-1]) if len(path) > 1 else -1) for path in paths]
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(0, 20))
+def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more):
+    most = top_k + (depth - 1) * top_k**2
+    tree = Tree(nodes=min(depth + more, most), depth=depth, top_k=top_k, rates=(0.5,) * 4)
+    vocab, rows = 9, 2
+
+    def logits_after(path):
+        generator = torch.Generator().manual_seed(hash((seed, *path)) % 2**32)
+        return 2 * torch.randn(vocab, generator=generator)
+
+    texts = [[()] * rows]  # of each node read so far, pass by pass
+
+    def expand(step):
+        above = step.above.expand(rows, -1).tolist()
+        tokens = step.tokens.tolist()
+        now = [
+            [(*texts[-1][row][a], t) for a, t in zip(above[row], tokens[row], strict=True)]
+            for row in range(rows)
+        ]
+        # What a node sees are its ancestors.
+        seen = step.visible.expand(rows, -1, -1)
+        for row in range(rows):
+            read = [path for of_pass in (*texts[1:], now) for path in of_pass[row]]
+            for node, path in enumerate(now[row]):
+                visible = [p for p, is_seen in zip(read, seen[row, node], strict=True) if is_seen]
+                assert visible == [path[: n + 1] for n in range(len(path))]
+        texts.append(now)
+        return torch.stack([torch.stack([logits_after(p) for p in paths]) for paths in now])
+
+    texts[0] = [[()] for _ in range(rows)]
+    plan = TreePlan(tree, torch.device("cpu"))
+    drawing = Drawing(tree.nodes, Warp(rows, temperature=0), None, draw_by_inversion)
+    first = logits_after(()).expand(rows, 1, -1)
+    draft = plan.grow(Proposal(), drawing, first, expand)
+    expected = dynamic_tree(logits_after, tree)
+    for row in range(rows):
+        found = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
+        assert list(found) == expected
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+@settings(max_examples=4)
+@given(seeds)
+@torch.no_grad()
+def test_the_tree_of_a_head_is_that_of_its_wiring_recomputed_without_cache(name, seed):
+    config = WIRINGS[name]
+    head, target, tree = random_head(config), stand_in(config), Tree(12, 3, 3, (0.5, 0.3, 0.2))
+    drafter = EagleDrafter(head, target, tree=tree)
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(0, VOCAB, (6,), generator=generator).tolist()
+    width = len(config.feature_layers) * config.target_hidden_size
+    features = torch.randn(5, width, generator=generator, dtype=torch.float64)
+
+    def logits_after(path):
+        outputs = draft_outputs(
+            config, head.state_dict(), tables_of(target), text, features, [*path, 0]
+        )
+        return head.over_target_ids(outputs[0][None, -1:])[0, 0]
+
+    for temperature in (0.0, 0.8):
+        draft, noise = proposed(drafter, text, features, temperature, seed)
+        if temperature == 0:
+            found = zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True)
+            assert list(found) == dynamic_tree(logits_after, tree)
+            continue
+        check_drawn(draft, noise, logits_after, Warp(1, temperature=temperature))
+
+
+def proposed(drafter, text, features, temperature, seed):
+    """The tree after one text that arrives as one context."""
+    length = torch.tensor([len(text) - 1])
+    where = {"vocab_size": VOCAB, "device": torch.device("cpu")}
+    state = drafter.init_state(1, len(text) + drafter.num_draft_tokens + 1, **where)
+    zero, attended = torch.zeros_like(length), len(text) + drafter.num_draft_tokens
+    context = Context(torch.tensor([text]), features[None], zero, length, attended)
+    noise = Noise([seed]).at(length, drafter.num_draft_tokens + 1)
+    warp = Warp(1, temperature=temperature)
+    drawing = Drawing(drafter.num_draft_tokens, warp, noise, draw_by_inversion)
+    return drafter.propose(context, state, drawing), noise
+
+
+def check_drawn(draft, noise, logits_after, warp):
+    """Law 8: each node was drawn by its uniform from what its elder siblings left."""
+    parents, tokens = draft.parents[0].tolist(), draft.tokens[0].tolist()
+    paths = []
+    for node, parent in enumerate(parents):
+        above = paths[parent] if parent >= 0 else ()
+        logits = logits_after(above).clone()
+        logits[[tokens[j] for j in range(node) if parents[j] == parent]] = -torch.inf
+        expected = warp(logits[None])[0]
+        torch.testing.assert_close(draft.probs[0, node].double(), expected, rtol=0, atol=1e-6)
+        paths.append((*above, tokens[node]))
+    drawn = draw(draft.probs, noise.uniform(Stream.PROPOSE)[:, : len(tokens)])
+    assert drawn.tolist() == [tokens]
+    for one, other in pairwise(sorted(zip(parents, tokens, strict=True))):
+        assert one != other  # siblings are different
+
+
+# Whole texts.
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gpt_oss", "deepseek_v3", "gpt2", "mixtral"])
+def test_greedy_text_is_that_of_hf_and_a_target_that_drafts_for_itself_is_never_rejected(name):
+    model = build(name)
+    ids, mask = ragged_prompts(model.config.get_text_config().vocab_size, 9, 1, 12)
+    options = {"attention_mask": mask, "max_new_tokens": 14, "do_sample": False}
+    text = model.generate(ids, **options, pad_token_id=0)
+    worse = ModelDrafter(perturbed(model), tree=TREE)
+    result = SpeculativeGenerator(model, worse).generate(ids, **options, eos_token_id=None)
+    assert result.sequences.tolist() == text.tolist()
+    assert 0 < sum(result.stats.accepted)
+    itself = SpeculativeGenerator(model, ModelDrafter(model, tree=TREE), BlockSampler())
+    sampled = {**options, "do_sample": True, "seed": 5, "eos_token_id": None, "top_k": 0}
+    stats = itself.generate(ids, **sampled).stats
+    assert stats.acceptance_length == 1 + TREE.depth
