@@ -1,5 +1,5 @@
-"""The rules of samplers on trees: exact laws by enumeration, against the definition in fractions, and
-chains as trees. Laws by the numbers of `tests/README.md`.
+"""The rules of samplers on trees: exact laws by enumeration, against the definition in fractions,
+and chains as trees. Laws by the numbers of `tests/README.md`.
 """
 
 from dataclasses import replace
@@ -130,10 +130,10 @@ def test_two_ids_by_hand():
     child, and a second child of the anchor, which is the other id.
 
     Token by token: the first child is 0 with 2/3, and accepted with 1/2. After it, or after 1, the
-    next is accepted with 2/3; the second child of the anchor always is. 2/3 (1/2 * 5/3 + 1/2) + 1/3 *
-    5/3 = 13/9. By paths: after 0, which carries P = 1/2, its child is accepted with 2/3 * 1/4 + 1/3 =
-    1/2, two tokens, and else nothing is left of it: then the second child of the anchor is. After 1
-    (P = 1): 5/3. 2/3 * 3/2 + 1/3 * 5/3 = 14/9.
+    next is accepted with 2/3; the second child of the anchor always is. 2/3 (1/2 * 5/3 + 1/2) + 1/3
+    * 5/3 = 13/9. By paths: after 0, which carries P = 1/2, its child is accepted with 2/3 * 1/4 +
+    1/3 = 1/2, two tokens, and else nothing is left of it: then the second child of the anchor is.
+    After 1 (P = 1): 5/3. 2/3 * 3/2 + 1/3 * 5/3 = 14/9.
     """
     p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
     tables = [p.expand(1, 2**i, 2) for i in range(3)]

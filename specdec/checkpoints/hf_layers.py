@@ -25,7 +25,11 @@ MAX_LAYERS = 512
 
 def model_of_config(fields: ConfigFields) -> PreTrainedModel:
     """The HF language model of a configuration, without a vocabulary head, on the `meta` device: it
-    has classes and shapes, no weights.
+    has classes and shapes, no weights. Of a model of texts and images it is the text half; a
+    `quantization_config` is ignored.
+
+    Raises:
+        ValueError: a `model_type` that transformers does not have, or values that it refuses.
     """
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:

@@ -78,7 +78,9 @@ def add_generator_arguments(parser: argparse.ArgumentParser, **place: str) -> No
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser, *, seed: str) -> None:
-    """`--temperature`, and what belongs to sampling; `seed` is the default in words."""
+    """Adds `--temperature` (0 by default, greedy), `--top-k`, `--top-p`, `--min-p` and `--seed`;
+    `seed` says in the help what happens without the last.
+    """
     add = parser.add_argument
     add("--temperature", type=float, default=0.0, help="0 is greedy (default 0)")
     add("--top-k", type=int, help="keep so many tokens (default: all)")

@@ -14,7 +14,9 @@ from specdec.types import Context, Draft
 
 
 class DrafterState(Protocol):
-    """All that changes while a drafter works: tensors, rows first, owned by the loop."""
+    """All that changes while a drafter works; its tensors have rows first. `init_state` makes it,
+    `prefill` and `propose` change it in place, and the loop holds it and calls these two methods.
+    """
 
     def keep(self, rows: list[int]) -> "DrafterState":
         """A state of the given rows in this one's storage, of which only `reset` will be used from

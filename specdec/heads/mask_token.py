@@ -244,13 +244,14 @@ class MaskTokenHead(FeatureHead):
 
         Args:
             embeds: `[B, N, H]`: N is R + M rows, or with `context="keys"` the M rows of the block.
-            hidden: `[B, R + M, H]` beside the embeddings (`context="input"`), `[B, R, H]` for keys
-                and values (`"keys"`), or `None`.
+            hidden: from `hidden_states`: `[B, R + M, H]`, masks included, which the first layer
+                joins with the embeddings (`context="input"`); `[B, R, H]`, for further keys and
+                values of every layer (`"keys"`); `None` with `"none"`.
             angles: `[B, 1, R + M, 2 D]`, rows of `rotary_table` at the rows' positions.
             attend: how queries find keys (see `Attend`).
 
         Returns:
-            `[B, N, H]`, for `logits`.
+            `[B, N, H]`, before the final norm, which `logits` applies.
         """
         first, *later = self.layers
         if self.config.context == "input":

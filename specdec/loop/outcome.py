@@ -74,7 +74,9 @@ def fault_text(faults: int, drafter: object, sampler: object) -> str:
 
 
 def name_of(part: object) -> str:
-    """What messages call a part: its class, or the name of a foreign rule."""
+    """What messages call a part: its attribute `name` where that is a text, as of a foreign rule;
+    else its class's name.
+    """
     name = getattr(part, "name", None)
     return name if isinstance(name, str) else type(part).__name__
 

@@ -120,8 +120,8 @@ def with_config(model: PreTrainedModel, config: GenerationConfig) -> PreTrainedM
 
 
 def neutral(model: PreTrainedModel) -> PreTrainedModel:
-    """The same model with a configuration in which nothing is set but the ids that begin, end and
-    pad a text.
+    """A shallow copy of a model, over the same weights, whose `generation_config` sets nothing but
+    the ids that begin, end and pad a text.
     """
     names = ("bos_token_id", "eos_token_id", "pad_token_id")
     ids = {name: getattr(model.generation_config, name) for name in names}

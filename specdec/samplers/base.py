@@ -51,8 +51,9 @@ class Sampler(nn.Module, ABC):
     takes_trees: bool = False
 
     def settings(self) -> dict[str, Any]:
-        """What distinguishes this rule from others, as plain values: its class and its public
-        attributes. Saved runs hold it, and go on with no other.
+        """What distinguishes this rule from others, as plain values: its class, its own public
+        attributes that are plain values, and a fingerprint of its weights if it has any. Saved runs
+        hold it, and go on with no other.
         """
         return settings_of(self)
 

@@ -50,12 +50,13 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
 
 
 def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -> Head:
-    """The head that `make` builds for a target, with weights that are drawn for its seed alone; a
-    vocabulary head of its own has the target's rows. Torch's generator is left as it was.
+    """The head that `make` builds on the CPU, with weights that depend on the seed alone: every
+    `nn.Linear` is drawn again, and a vocabulary head of its own is a copy of the target's rows (of
+    those ids that it can propose). Torch's generators are left as they were.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         head = make()
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -1,5 +1,5 @@
-"""How trees grow: shapes against brute force, EAGLE-2's dynamic tree against the paper's algorithm in
-plain Python, and real heads against their wiring recomputed without a cache.
+"""How trees grow: shapes against brute force, EAGLE-2's dynamic tree against the paper's algorithm
+in plain Python, and real heads against their wiring recomputed without a cache.
 """
 
 import heapq
