@@ -126,8 +126,8 @@ def test_of_point_masses_as_much_is_accepted_as_any_lossless_rule_can(sampler, s
 
 
 def test_two_ids_by_hand():
-    """p = (1/3, 2/3) and q = (2/3, 1/3) everywhere, as in the example of the block rule; a child, its
-    child, and a second child of the anchor, which is the other id.
+    """p = (1/3, 2/3) and q = (2/3, 1/3) everywhere, as in the example of the block rule; a child,
+    its child, and a second child of the anchor, which is the other id.
 
     Token by token: the first child is 0 with 2/3, and accepted with 1/2. After it, or after 1, the
     next is accepted with 2/3; the second child of the anchor always is. 2/3 (1/2 * 5/3 + 1/2) + 1/3
