@@ -136,8 +136,8 @@ def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
                 found = set(stored.keys())
         except Exception:  # no safetensors file, or a damaged one
             found = {"a file that cannot be read"}
-    elif (folder / "model.safetensors.index.json").exists():
-        found = {"a model in several files"}
+    elif any(any(folder.glob(kind)) for kind in ("*.safetensors*", "pytorch_model*")):
+        found = {"a model in other files"}
     if found is not None and found != set(names):
         others = ", ".join(sorted(map(printable, found - set(names)))[:3]) or "fewer tensors"
         raise ValueError(

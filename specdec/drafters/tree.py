@@ -41,7 +41,8 @@ class Tree:
         depth: D, tokens of the longest path (SGLang's `speculative_num_steps`).
         top_k: of the dynamic tree (SGLang's `speculative_eagle_topk`).
         rates: of the fixed shape: about how likely a first child is accepted, a second one, ....
-        parents: a fixed shape to use instead of that of `rates`; see `Draft.parents`.
+        parents: a fixed shape to use instead of that of `rates`, of exactly so many nodes and that
+            depth; see `Draft.parents`. The dynamic tree is not affected by it.
 
     Raises:
         ValueError: a number out of range, or more nodes than the rest allows.
