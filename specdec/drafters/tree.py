@@ -284,9 +284,7 @@ class TreePlan:
         top_k, rows = self.tree.top_k, len(logits)
         scores, tokens = (table[:, 0] for table in _top(logits, top_k, own_ids))  # [B, top_k]
         found = [(scores, tokens, torch.full_like(tokens, -1))]
-        chosen = torch.arange(top_k, device=tokens.device).expand(
-            rows, -1
-        )  # of the last candidates
+        chosen = torch.arange(top_k, device=tokens.device).expand(rows, -1)  # of the candidates
         above, ids, totals = torch.zeros_like(chosen), tokens, scores
         visible, first, num_read = torch.empty(1, 1, 0, device=ids.device) > 0, 0, 0
         for depth in range(1, min(self.tree.depth, count)):
@@ -304,9 +302,7 @@ class TreePlan:
             totals = (scores[..., None] + values).flatten(1)  # [B, W top_k]
             ids = ids.expand(-1, width, -1).flatten(1)
             found.append((totals, ids, parents))
-        scores, tokens, parents = (
-            torch.cat(columns, dim=1) for columns in zip(*found, strict=True)
-        )
+        scores, tokens, parents = (torch.cat(table, dim=1) for table in zip(*found, strict=True))
         # Parents come before their children, and where scores are equal they have to stay first.
         order = scores.sort(dim=1, descending=True, stable=True).indices
         best = order[:, :count].sort(dim=1).values
