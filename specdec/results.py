@@ -30,6 +30,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import pieces, visible
 from specdec.show.tokens import KINDS, marked, text_html, token_span
+from specdec.types import depths_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,10 +57,7 @@ class RowStep:
         """Tokens of the longest path."""
         if self.parents is None:
             return len(self.draft_tokens)
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent + 1] + 1)
-        return max(depths)
+        return max(depths_of(self.parents))
 
     @property
     def accepted(self) -> list[int]:

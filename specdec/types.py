@@ -6,6 +6,7 @@ Shapes, data types and devices are checked when a record is built (`TypeError`, 
 the name of the field); values are not, so no check waits for a device.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cached_property
@@ -242,6 +243,20 @@ class Verdict:
         if self.num_drafted is None:
             return self.num_accepted == self.tokens.shape[1] - 1
         return self.num_accepted == self.num_drafted
+
+
+def depths_of(parents: Iterable[int]) -> list[int]:
+    """How many tokens after the anchor each row of a tree's window is, given `Draft.parents` of one
+    row as numbers of the host.
+
+    Example:
+        >>> depths_of([-1, 0, -1, 1])
+        [0, 1, 2, 1, 3]
+    """
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent + 1] + 1)
+    return depths
 
 
 def rows_to_keep(is_live: list[bool]) -> list[int]:

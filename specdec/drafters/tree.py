@@ -18,7 +18,7 @@ from torch import Tensor
 from specdec.arguments import check_integer, check_number
 from specdec.drafters.proposal import Proposal
 from specdec.samplers.drawing import Drawing
-from specdec.types import Draft
+from specdec.types import Draft, depths_of
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Tree:
     stay.
 
     Where they are sampled (for all rows of a batch, if one of them is) the shape is fixed, since a
-    choice by what was drawn would bias the text:
-    siblings are drawn without replacement, and which nodes have how many children follows from
-    `rates`: the `nodes` paths whose product of rates is largest.
+    choice by what was drawn would bias the text. Siblings are drawn without replacement. Which
+    nodes have how many children follows from `rates`: the shape has the `nodes` paths whose product
+    of rates is largest.
 
     Args:
         nodes: K, tokens that the target verifies in a step (EAGLE's `total_token` less the root,
@@ -82,13 +82,12 @@ class Tree:
             )
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
-        depths = [0]
         for node, parent in enumerate(parents):
             check_integer(f"Tree.parents of node {node}", parent, -1, node - 1)
-            depths.append(depths[parent + 1] + 1)
-        if (len(parents), max(depths)) != (self.nodes, self.depth):
+        found = len(parents), max(depths_of(parents))
+        if found != (self.nodes, self.depth):
             raise ValueError(
-                f"Tree.parents has {len(parents)} nodes and depth {max(depths)}, expected nodes="
+                f"Tree.parents has {found[0]} nodes and depth {found[1]}, expected nodes="
                 f"{self.nodes} and depth={self.depth}"
             )
 

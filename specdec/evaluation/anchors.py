@@ -46,8 +46,8 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         for deterministic proposals, which are the drafter's own. Drafts end with the text.
 
     Raises:
-        ValueError: the run passed logits processors (a trace has their names only), or the
-            generator's target writes another text.
+        ValueError: the run passed logits processors (a trace has their names only), the
+            generator's target writes another text, or its drafter drafts trees.
 
     Example:
         >>> from specdec import zoo
@@ -63,6 +63,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
         raise TypeError("trace must be a Trace, got None; pass generate(..., trace=True).trace")
     if "sampling" not in trace.about:
         raise ValueError("the trace does not say what its tokens were drawn from; generate it anew")
+    _refuse_trees(generator.drafter)
     sampling = Sampling(**trace.about["sampling"])
     options = sampling.options()
     rows = len(trace)
@@ -112,11 +113,20 @@ def with_draft_length(drafter: Drafter, num_draft_tokens: int) -> Drafter:
         >>> with_draft_length(PromptLookupDrafter(8), 3).num_draft_tokens
         3
     """
+    _refuse_trees(drafter)
     advice = "the drafter's own is the largest; make it with a larger one"
     check_integer("num_draft_tokens", num_draft_tokens, 0, drafter.num_draft_tokens, advice=advice)
     other = copy.copy(drafter)
     other.num_draft_tokens = num_draft_tokens
     return other
+
+
+def _refuse_trees(drafter: Drafter) -> None:
+    if drafter.tree_depth is not None:
+        raise ValueError(
+            f"a replay reads chains, and {type(drafter).__name__} drafts trees; pass a generator "
+            "whose drafter has no tree"
+        )
 
 
 class _TextStep(StepNoise):

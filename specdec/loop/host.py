@@ -281,7 +281,8 @@ class OutputCollector:
             records[number] = RowStep(*drafted, tokens, row.parents, path)
             self.steps[number].append(records[number])
             for name, table in (scores or {}).items():  # of these tokens, and no others
-                own = table[numbers.index(number), : len(tokens)].clone()
+                path = range(len(tokens)) if row.path is None else [0, *row.path][: len(tokens)]
+                own = table[numbers.index(number), list(path)]
                 self._scores.setdefault((name, number), []).append(own)
         self._num_collected += 1
         self._stream()

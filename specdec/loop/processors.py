@@ -2,6 +2,7 @@
 in plain decoding.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -26,7 +27,9 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
     windows = [
         process_window(
-            processors, logits[rows], prefixes[rows], draft.tokens[rows], pad=request.options.pad
+            *(processors, logits[rows], prefixes[rows], draft.tokens[rows]),
+            parents=None if draft.parents is None else draft.parents[rows],
+            pad=request.options.pad,
         )
         for rows, processors in request.processors
     ]
@@ -39,20 +42,23 @@ def process_window(
     prefixes: list[list[int]],
     draft_tokens: Tensor,
     *,
+    parents: Tensor | None = None,
     pad: int,
 ) -> Tensor:
     """Processes every row of every window as HF would process it in plain decoding.
 
     Processors see a rectangle of token ids and one row of scores per batch row, so windows of rows
     with different lengths are visited length by length: for every length, the rows whose window
-    covers it take part with their own tokens, and what the others get is thrown away. Row numbers
-    stay those of the batch, which processors may use.
+    covers it take part with their own tokens, and what the others get is thrown away. Nodes of a
+    tree that are as deep as another one of their row have a visit of their own. Row numbers stay
+    those of the batch, which processors may use.
 
     Args:
         processors: HF processors that map (ids `[B, t]`, scores `[B, V]`) to scores.
         logits: `[B, K + 1, V]` of the target; widened to float32 first, as HF does.
         prefixes: per row the prompt as processors are shown it, and the tokens generated so far.
         draft_tokens: `[B, K]`.
+        parents: `[B, K]` of a tree, see `Draft.parents`; `None` for a chain.
         pad: fills the rectangle where a row has no token yet.
 
     Returns:
@@ -68,12 +74,22 @@ def process_window(
     for row, prefix in enumerate(prefixes):
         ids[row, : len(prefix)] = torch.tensor(prefix, device=logits.device)
         ids[row, len(prefix) : len(prefix) + width - 1] = draft_tokens[row].clamp(min=0)
-    for length in range(min(starts), max(starts) + width):
-        taking_part = [row for row in range(rows) if starts[row] <= length < starts[row] + width]
-        if not taking_part:
-            continue
+    above = [list(range(width - 1))] * rows if parents is None else (parents + 1).tolist()
+    visits: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
+    for row, of_row in enumerate(above):
+        paths = [[0]]  # of each row of the window, from the anchor
+        for node, parent in enumerate(of_row, start=1):
+            paths.append([*paths[parent], node])
+        lengths = [starts[row] + len(path) - 1 for path in paths]
+        for index, (length, path) in enumerate(zip(lengths, paths, strict=True)):
+            visits[length, lengths[:index].count(length)].append((row, path))
+    for (length, _), places in sorted(visits.items()):
+        taking_part = [row for row, _ in places]
+        for row, path in places if parents is not None else ():
+            nodes = torch.tensor(path[1:], dtype=torch.long, device=logits.device) - 1
+            ids[row, starts[row] : length] = draft_tokens[row][nodes].clamp(min=0)
         row_index = torch.tensor(taking_part, device=logits.device)
-        window_index = length - torch.tensor([starts[r] for r in taking_part]).to(logits.device)
+        window_index = torch.tensor([path[-1] for _, path in places], device=logits.device)
         scores = logits.new_zeros(rows, logits.shape[-1])
         scores[row_index] = logits[row_index, window_index]
         for processor in processors:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import find_faults, rows_of, token_rule, verify_tree
+from specdec.kernels import find_faults, take_rows, token_rule, verify_tree
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -51,7 +51,7 @@ class EnsembleSampler(Sampler):
             index = draft.tokens.clamp(min=0)[..., None]
             of_draft = probs.new_zeros(*draft.tokens.shape, vocab_size).scatter_(-1, index, 1.0)
         first, is_drafted = draft.first_children
-        mixed = rows_of(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
+        mixed = take_rows(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
         if warp.greedy_rows is not None:
             is_drafted = is_drafted & ~warp.greedy_rows[:, None]
         # Where nothing was drafted the token is the target's alone.

@@ -17,6 +17,7 @@ from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.show.table import need
 from specdec.show.trace import trace_html
+from specdec.types import depths_of
 
 _FORMAT = "specdec.trace/2"
 _OF_STEP = [field.name for field in dataclasses.fields(RowStep)]
@@ -164,10 +165,8 @@ class Trace(Sequence):
             places[drafted] = len(accepted)  # the bonus token, after all draft tokens
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"
-        parents, depths = step.parents or range(-1, drafted - 1), []
-        for parent in parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-        depths.append(len(accepted) + 1)
+        parents = step.parents or range(-1, drafted - 1)
+        depths = [*depths_of(parents)[1:], len(accepted) + 1]
         kept = [*(numbers.target_probs[node] for node in accepted), numbers.extra_target_prob]
         columns = {
             "draft_token": step.draft_tokens,

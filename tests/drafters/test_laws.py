@@ -31,7 +31,7 @@ from drafter_table import (
     propose,
     random_texts,
 )
-from drafting import ragged_prompts, to_right_padding
+from drafting import perturbed, ragged_prompts, to_right_padding
 from eagle_heads import FeatureLoop
 from eagle_heads import head_for as eagle_head_for
 from eagle_oracle import VOCAB as ORACLE_VOCAB
@@ -43,12 +43,15 @@ from state_tensors import addresses
 from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import (
+    BlockSampler,
     Draft,
     EagleDrafter,
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
+    RejectionSampler,
     SpeculativeGenerator,
+    Tree,
 )
 from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
@@ -78,17 +81,29 @@ OF_TINY = {
         proposal="argmax",
     ),
     "mtp": lambda model: MTPDrafter(mtp_heads.head_for(model, num_depths=2), model, 2),
+    "eagle1, tree": lambda model: EagleDrafter(
+        eagle_head_for(model, kind="input"), model, tree=SMALL_TREE
+    ),
+    "model, tree": lambda model: ModelDrafter(perturbed(model), tree=SMALL_TREE),
 }
+SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
 
 
 @pytest.mark.parametrize(
-    ("name", "warp"), [(n, "truncated" if "fewer" in n else "plain") for n in OF_TINY]
+    ("name", "warp", "sampler"),
+    [
+        *((n, "truncated" if "fewer" in n else "plain", "auto") for n in OF_TINY),
+        ("eagle1, tree", "truncated", BlockSampler()),
+        ("model, tree", "plain", RejectionSampler()),
+        ("model, tree", "truncated", CouplingSampler()),
+    ],
+    ids=str,
 )
-def test_texts_have_the_targets_distribution(name, warp):
+def test_texts_have_the_targets_distribution(name, warp, sampler):
     """Chi-square of 10000 rows; false-alarm rate and resolution as in `test_sampling_runs`. The
     second head cannot propose two of the six ids.
     """
-    result = sample(OF_TINY[name](tiny(TARGET)), "auto", warp)
+    result = sample(OF_TINY[name](tiny(TARGET)), sampler, warp)
     for length, p in p_values_of_texts(result, warp).items():
         assert p > ALPHA, f"texts of {length} tokens"
     assert 0.1 < result.stats.acceptance_rate < 0.95  # both branches are exercised

@@ -276,3 +276,13 @@ def test_what_a_trace_does_not_hold_is_not_replayed():
     options |= {"max_new_tokens": 4, "trace": True, "logits_processor": processors}
     with pytest.raises(ValueError, match=r"logits processors \(RepetitionPenalty"):
         every_anchor(generator, generator.generate(ids, mask, **options).trace)
+
+
+def test_trees_are_not_replayed():
+    tree = PromptLookupDrafter(6, num_continuations=2)
+    generator, ids, mask, options = runs(2, temperature=0.9, seed=0)
+    trace = generator.generate(ids, mask, max_new_tokens=4, trace=True, **options).trace
+    with pytest.raises(ValueError, match="PromptLookupDrafter drafts trees"):
+        every_anchor(SpeculativeGenerator(TARGET, tree), trace)
+    with pytest.raises(ValueError, match="PromptLookupDrafter drafts trees"):
+        with_draft_length(tree, 2)

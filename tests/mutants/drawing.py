@@ -44,8 +44,8 @@ DRAWING = [
         _LAW,
         Edit(
             _RULE("_resampled"),
-            "_row(target_probs, num_accepted)",
-            "_row(target_probs, (num_accepted - 1).clamp(min=0))",
+            "take_rows(target_probs, num_accepted[:, None])[:, 0]",
+            "take_rows(target_probs, (num_accepted - 1).clamp(min=0)[:, None])[:, 0]",
         ),
     ),
     Fault(

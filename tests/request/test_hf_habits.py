@@ -9,8 +9,10 @@ import threading
 
 import pytest
 import torch
-from architectures import build
-from drafting import perturbed
+from architectures import VOCAB, build
+from drafter_table import MODEL as TABLE_MODEL
+from drafter_table import TREES, make
+from drafting import perturbed, ragged_prompts
 from letters import LETTERS, letter_tokenizer
 from transformers import (
     BatchEncoding,
@@ -18,6 +20,7 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
     StopStringCriteria,
     TextIteratorStreamer,
@@ -220,6 +223,23 @@ def test_scores_and_logits_of_emitted_tokens_are_hfs(processors, steps_ahead):
     assert 0 < result.stats.acceptance_rate < 1
     same(result.scores, expected.scores)
     same(result.logits, expected.logits)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_node_of_a_tree_is_processed_as_the_end_of_its_own_path(name):
+    """The oracle reads each prompt alone: HF would punish a batch for its padding."""
+    options = {"max_new_tokens": 16, "do_sample": False}
+    options["logits_processor"] = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.7)])
+    ids, mask = ragged_prompts(VOCAB, 1, 4, 6, 9)
+    generator = SpeculativeGenerator(TABLE_MODEL, make(name))
+    result = generator.generate(ids, mask, **options, output_scores=True, output_logits=True)
+    assert any(step.parents for row in result.steps for step in row)
+    names = {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    for row, length in enumerate(mask.sum(dim=1).tolist()):
+        alone = TABLE_MODEL.generate(ids[row : row + 1, -length:], **options, **names)
+        assert result.sequences[row, -length - 16 :].tolist() == alone.sequences[0].tolist()
+        same([scores[row : row + 1] for scores in result.scores], alone.scores)
+        same([logits[row : row + 1] for logits in result.logits], alone.logits)
 
 
 def test_scores_of_replayed_steps_are_those_of_eager_ones():

@@ -12,7 +12,7 @@ from specdec.certify.sampler.worlds import Worlds
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
-from specdec.types import PAD_TOKEN, Draft, Verdict
+from specdec.types import PAD_TOKEN, Draft, Verdict, depths_of
 
 Decide = Callable[[Draft, Tensor, Warp, ScriptedNoise], Verdict]
 """A sampler."""
@@ -50,7 +50,8 @@ class Paths:
         valid = torch.tensor(worlds.num_valid or [width] * len(worlds))[world]
         is_beyond = torch.arange(width) >= valid[:, None]
         weight = torch.ones(len(code), dtype=torch.float64)
-        depths, prefixes, laws = [0], [torch.zeros_like(code)], []
+        depths = self.depths = depths_of(above - 1 for above in parents)
+        prefixes, laws = [torch.zeros_like(code)], []
         for i, above in enumerate(parents):
             law = worlds.draft[depths[above]][world, prefixes[above]]
             if not worlds.has_replacement:
@@ -59,7 +60,6 @@ class Paths:
             laws.append(law)
             chosen = law.gather(1, tokens[:, i : i + 1])[:, 0].double()
             weight *= torch.where(is_beyond[:, i], 1.0, chosen)
-            depths.append(depths[above] + 1)
             prefixes.append(prefixes[above] * vocab + tokens[:, i])
         prefix = torch.stack(prefixes, dim=1)
         keep = ~(is_beyond & (tokens > 0)).any(dim=1)  # one draft for all that is not drafted
@@ -67,7 +67,6 @@ class Paths:
         self.world, self.prefix, self.weight = world[keep], prefix[keep], weight[keep]
         self.tokens = tokens.masked_fill(is_beyond, PAD_TOKEN)[keep]
         self.valid = valid[keep] if worlds.num_valid else None
-        self.depths = depths
         logits = [worlds.logits[d][world, prefix[:, i]] for i, d in enumerate(depths)]
         self.logits = torch.stack(logits, dim=1)[keep]  # [R, N, V]
         self.laws = None

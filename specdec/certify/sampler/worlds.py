@@ -14,6 +14,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from specdec.types import depths_of
+
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
 WARPS = (
@@ -111,7 +113,7 @@ def standard_worlds(
     """
     vocab, _, count = sizes[-1]
     shapes = [(*size, None) for size in sizes]
-    shapes += [(vocab, _depth(parents), count, parents) for parents in trees]
+    shapes += [(vocab, max(depths_of(parents)), count, parents) for parents in trees]
     for number, (vocab, width, count, parents) in enumerate(shapes):
         generator = torch.Generator().manual_seed(number)
         for kind, warps in BATCHES:
@@ -215,13 +217,6 @@ def warped_law(weights: list[int], options: dict) -> list[float]:
     least = Fraction(options["min_p"]) * max(weights)
     weights = [w if w >= least else 0 for w in weights]
     return [w / sum(weights) for w in weights]
-
-
-def _depth(parents: tuple[int, ...]) -> int:
-    depths = [0]
-    for parent in parents:
-        depths.append(depths[parent + 1] + 1)
-    return max(depths)
 
 
 def _truncated(weights: Tensor, warps: Sequence[dict]) -> Tensor:

@@ -201,7 +201,7 @@ def _resampled(
     prefix; `factor` is `[B, 1]`, or `None` for 1.
     """
     width = draft.tokens.shape[1]
-    target_row = _row(target_probs, num_accepted)  # [B, V]
+    target_row = take_rows(target_probs, num_accepted[:, None])[:, 0]  # [B, V]
     residual = target_row
     if width:
         index = num_accepted.clamp(max=width - 1)
@@ -211,18 +211,23 @@ def _resampled(
             residual = target_row.scatter(-1, rejected, 0.0)
         else:
             scaled = target_row if factor is None else target_row * factor
-            residual = scaled.to(target_row.dtype) - _row(draft.probs, index)
+            residual = scaled.to(target_row.dtype) - take_rows(draft.probs, index[:, None])[:, 0]
             residual = residual.clamp_(min=0)
         is_left = is_short & (residual.sum(dim=-1) > 0)
         residual = torch.where(is_left[:, None], residual, target_row)
     return append_token(draft.tokens, num_accepted, draw(residual, uniforms)), num_accepted
 
 
-def _row(table: Tensor, index: Tensor) -> Tensor:
-    """`[B, V]`: of each batch row of a table `[B, N, V]`, the row at its index `[B]`."""
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """`[B, W, V]`: of each batch row of a table `[B, N, V]`, the rows at its indices `[B, W]`."""
+    return table.flatten(0, 1).index_select(0, flat_rows(table, index)).unflatten(0, index.shape)
+
+
+def flat_rows(table: Tensor, index: Tensor) -> Tensor:
+    """`[B W]`: rows of a table `[B, N, V]` in the list of all its rows."""
     rows, count, _ = table.shape
     first = torch.arange(0, rows * count, count, device=index.device)
-    return table.flatten(0, 1).index_select(0, first + index)
+    return (first[:, None] + index).flatten()
 
 
 def _at(probs: Tensor, tokens: Tensor) -> Tensor:

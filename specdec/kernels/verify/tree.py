@@ -21,6 +21,8 @@ from specdec.kernels.verify.reference import (
     append_token,
     find_draft_faults,
     find_target_faults,
+    flat_rows,
+    take_rows,
 )
 from specdec.types import Draft, Verdict
 
@@ -77,7 +79,9 @@ def path_along(draft: Draft, is_on_path: Tensor) -> Path:
     return Path(is_on_path.sum(dim=1), rows.scatter_(1, index, nodes)[:, : depth + 1])
 
 
-def verdict_of(draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor) -> Verdict:
+def verdict_of(
+    draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor, draft_faults: Tensor | int = 0
+) -> Verdict:
     """The verdict of a path.
 
     Args:
@@ -85,11 +89,12 @@ def verdict_of(draft: Draft, path: Path, extra: Tensor, largest_logits: Tensor) 
         path: that was accepted.
         extra: `[B]`, the token after it.
         largest_logits: `[B, N]`, see `find_faults`.
+        draft_faults: of `find_draft_faults`, for a rule that reads probabilities.
     """
     tokens = draft.tokens.gather(1, (path.rows[:, 1:] - 1).clamp(min=0))
     tokens = append_token(tokens, path.num_accepted, extra)
     faults = find_target_faults(largest_logits.gather(1, path.rows), path.num_accepted)
-    faults = faults + find_draft_faults(draft)
+    faults = faults + draft_faults
     rows = None if draft.parents is None else path.rows
     return Verdict(tokens, path.num_accepted, draft.num_valid, faults, rows)
 
@@ -118,7 +123,8 @@ def verify_tree(
         rule = traversal if by_block else recursive_rejection
         is_taken, residual = rule(draft, target_probs, uniforms.accept)
     path = path_of(draft, is_taken)
-    return verdict_of(draft, path, draw(residual(path.end), uniforms.resample), largest_logits)
+    extra, faults = draw(residual(path.end), uniforms.resample), find_draft_faults(draft)
+    return verdict_of(draft, path, extra, largest_logits, faults)
 
 
 def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
@@ -136,7 +142,6 @@ def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tens
     """
     path = path_of(draft, draft.tokens == target_tokens.gather(1, draft.window_parents))
     extra = target_tokens.gather(1, path.end)[:, 0]
-    draft = Draft(draft.tokens, None, draft.num_valid, draft.parents, draft.depth, draft.runs)
     return verdict_of(draft, path, extra, largest_logits)
 
 
@@ -185,7 +190,7 @@ def recursive_rejection(draft: Draft, target_probs: Tensor, accept: Tensor):
     for run in _runs(draft, target_probs):
         is_taken.append(accept[:, run.nodes] * run.draft_of_token < run.target_of_token)
         run.leave(run.target - run.draft)
-    return torch.cat(is_taken, dim=1), lambda end: rows_of(target_probs, end)[:, 0]
+    return torch.cat(is_taken, dim=1), lambda end: take_rows(target_probs, end)[:, 0]
 
 
 def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
@@ -213,7 +218,7 @@ def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
         carried.scatter_(1, run.parents, left)
     is_accepted = (accept < carried[:, 1:]) & draft.is_valid
     below = draft.ancestors[:, 1:, 1:] & is_accepted[:, :, None]  # (i, j): node i, below j
-    return below.any(dim=1), lambda end: rows_of(target_probs, end)[:, 0]
+    return below.any(dim=1), lambda end: take_rows(target_probs, end)[:, 0]
 
 
 class _Run(NamedTuple):
@@ -235,7 +240,7 @@ class _Run(NamedTuple):
         is_left = (self.is_valid & (mass > 0))[..., None]
         rest = torch.where(is_left, residual / mass[..., None].to(residual.dtype), self.target)
         lines = self.target_probs.flatten(0, 1)
-        lines.index_copy_(0, _flat(self.target_probs, self.parents), rest.flatten(0, 1))
+        lines.index_copy_(0, flat_rows(self.target_probs, self.parents), rest.flatten(0, 1))
         return mass
 
 
@@ -245,21 +250,8 @@ def _runs(draft: Draft, target_probs: Tensor):
         nodes = slice(first, first + count)
         first += count
         parents, tokens = draft.window_parents[:, nodes], draft.tokens[:, nodes, None].clamp(min=0)
-        target, probs = rows_of(target_probs, parents), draft.probs[:, nodes]
+        target, probs = take_rows(target_probs, parents), draft.probs[:, nodes]
         of_token = (table.gather(2, tokens)[..., 0].double() for table in (target, probs))
         yield _Run(
             *(nodes, parents, target, probs, *of_token, draft.is_valid[:, nodes]), target_probs
         )
-
-
-def _flat(table: Tensor, index: Tensor) -> Tensor:
-    """`[B W]`: rows of a table `[B, N, V]` in the list of all its rows."""
-    rows, count, _ = table.shape
-    first = torch.arange(0, rows * count, count, device=index.device)
-    return (first[:, None] + index).flatten()
-
-
-def rows_of(table: Tensor, index: Tensor) -> Tensor:
-    """`[B, W, V]`: of each batch row of a table `[B, N, V]`, the rows at its indices `[B, W]`."""
-    chosen = table.flatten(0, 1).index_select(0, _flat(table, index))
-    return chosen.unflatten(0, index.shape)
