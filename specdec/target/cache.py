@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.kernels import write_slots, writes_slots
+from specdec.target.memory import Memory, MixerPlan, Place
 from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
@@ -146,8 +147,11 @@ class SlotCache(Cache):
         num_slots: slots of each row: the longest sequence plus one window; rounded up to a multiple
             of `SLOT_MULTIPLE`.
         shapes: what each layer stores, by layer index.
+        mixers: of recurrent layers; see `Memory`.
+        max_window: tokens of the longest window of a step, where there are mixers.
 
     Attributes:
+        memory: of recurrent layers, `None` where there are none.
         keys: by layer `[B, S + 1, heads, key_width]`.
         values: by layer `[B, S + 1, heads, value_width]`.
         stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
@@ -164,8 +168,17 @@ class SlotCache(Cache):
     transient_attributes = ("window",)
     """Made anew by every window: no step reads what another one wrote there."""
 
-    def __init__(self, batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]):
+    def __init__(
+        self,
+        batch_size: int,
+        num_slots: int,
+        shapes: Mapping[int, KeyValueShape],
+        *,
+        mixers: Mapping[str, MixerPlan] | None = None,
+        max_window: int = 1,
+    ):
         super().__init__(layers=[])
+        self.memory = Memory(batch_size, max_window, mixers) if mixers else None
         self.num_slots = round_up(num_slots)
         self.trash = self.num_slots
         self.num_rows = batch_size
@@ -188,25 +201,31 @@ class SlotCache(Cache):
     @property
     def size_bytes(self) -> int:
         """Bytes held by keys and values."""
-        return sum(store.nbytes for store in self.stores)
+        remembered = self.memory.tensors if self.memory else ()
+        return sum(tensor.nbytes for tensor in (*self.stores, *remembered))
 
-    def open_window(self, slots: Tensor, *, num_attended: int, **options: Any) -> Window:
+    def open_window(
+        self, slots: Tensor, *, num_attended: int, is_chunk: bool = False, **options: Any
+    ) -> Window:
         """Names the slots of the next forward; called before each one.
 
         This is also where a cache deals with what was rejected since its last window: everything at
-        or after a row's first slot. A cache of slots has nothing to do, since no token sees those
-        slots before they are overwritten.
+        or after a row's first slot. For slots there is nothing to do, since no token sees them
+        before they are overwritten; recurrent layers read once more what was kept.
 
         Args:
             slots: see `Window`.
             num_attended: upper bound of the slots that the forward needs (largest real slot + 1),
                 known to the host.
+            is_chunk: of a prompt: everything is kept.
             options: the others of `Window`.
 
         Returns:
             The window to hand to the model call.
         """
         attended = min(round_up(num_attended), self.num_slots)
+        if self.memory is not None:
+            self.memory.open(slots, self.trash, is_chunk=is_chunk)
         self.window = Window(slots, attended, has_kernels=self.has_kernels, **options)
         return self.window
 
@@ -221,6 +240,8 @@ class SlotCache(Cache):
         """
         for store in self.stores:
             store.zero_()
+        if self.memory is not None:
+            self.memory.reset()
 
     def keep(self, rows: list[int]) -> SlotCache:
         """A cache of the given rows in this one's storage, which must not be used while the other
@@ -229,6 +250,8 @@ class SlotCache(Cache):
         kept = copy.copy(self)
         kept.num_rows = len(rows)
         kept.stores = [keep_rows(store, rows) for store in self.stores]
+        if self.memory is not None:
+            kept.memory = self.memory.keep(rows)
         kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
         kept._make_views()
         return kept
@@ -292,3 +315,38 @@ class SlotCache(Cache):
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
         """Called by HF to get mask sizes: (slots attended over, offset)."""
         return self.window.num_attended, 0
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """HF's entry: the last inputs of a convolution, zeros before the text."""
+        return self.memory.run.states[Place("conv", layer_idx, state_idx)]
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """HF's entry: inputs of a convolution behind those that it still sees."""
+        return self.memory.run.convolve(Place("conv", layer_idx, state_idx), conv_states)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor:
+        """HF's entry: the state behind the text so far."""
+        return self.memory.run.states[Place("recurrent", layer_idx, state_idx)]
+
+    def update_recurrent_state(
+        self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **kwargs: Any
+    ) -> Tensor:
+        """HF's entry: the state behind the window."""
+        self.memory.run.states[Place("recurrent", layer_idx, state_idx)] = recurrent_states
+        return recurrent_states
+
+    def has_previous_state(self, *args: Any, **kwargs: Any) -> bool:
+        """HF's entry: a row without text has the state of zeros."""
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """HF's entry: convolutions read windows of one token as longer ones."""
+        return True
+
+
+def memory_of(args: tuple, kwargs: Mapping[str, Any]) -> Memory | None:
+    """The memory of the cache among the arguments of a module, `None` where there is none."""
+    found = (v.memory for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
+    return next(found, None)

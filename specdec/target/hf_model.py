@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.target.attention import window_mask
-from specdec.target.cache import SlotCache, Window, check_room
+from specdec.target.cache import SlotCache, memory_of, Window, check_room
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.fusion import Fusion
@@ -33,6 +33,7 @@ from specdec.target.joint import (
     separate_weights,
     siblings,
 )
+from specdec.target.memory import remember
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, structure
 from specdec.target.wrappers import refuse_unsupported, unwrap
@@ -102,6 +103,8 @@ class SlotModel:
         self.max_positions = _position_limit(self.config)
         parameters = inspect.signature(model.forward).parameters
         self._takes_positions = "position_ids" in parameters
+        # Purely recurrent models have another name for their cache.
+        self._cache_name = "past_key_values" if "past_key_values" in parameters else "cache_params"
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
         self._structure = structure(model)
@@ -212,6 +215,8 @@ class SlotModel:
             set_experts(view, self._choices.experts)
         if is_fast or for_steps:
             self._speed_up(view)
+        if self._choices.route is not None:
+            remember(view, self._choices.route.mixers, memory_of)
         if self.feature_layers:
             catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
         return view
@@ -280,13 +285,18 @@ class SlotModel:
                 "drafter of chains (tree=None)"
             )
 
-    def init_cache(self, batch_size: int, num_slots: int) -> SlotCache:
-        """Storage for rows of at most `num_slots` tokens; see `check_room`."""
+    def init_cache(self, batch_size: int, num_slots: int, *, max_window: int = 16) -> SlotCache:
+        """Storage for rows of at most `num_slots` tokens; see `check_room`. Recurrent layers keep a
+        window of at most `max_window` tokens.
+        """
         check_integer("batch_size", batch_size, 1)
         check_integer("num_slots", num_slots, 1)
+        check_integer("max_window", max_window, 1)
         self.check_room(batch_size, num_slots)
         _ = self._views
-        return SlotCache(batch_size, num_slots, self._choices.route.shapes)
+        route = self._choices.route
+        options = {"mixers": route.mixers, "max_window": max_window}
+        return SlotCache(batch_size, num_slots, route.shapes, **options)
 
     def check_room(self, batch_size: int, num_slots: int) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
@@ -326,6 +336,7 @@ class SlotModel:
             positions=positions,
             visible=visible,
             layer_windows=route.layer_windows,
+            is_chunk=is_chunk,
         )
         view = views.chunk if is_chunk else views.step
         logits = self.run(view, route.attention, window, tokens, cache, logits_to_keep)
@@ -348,7 +359,7 @@ class SlotModel:
         Without an attention function of specdec's the view gets a dense mask: so run models that
         never call HF's attention interface but pass a 4-D mask through.
         """
-        inputs = {"input_ids": tokens, "past_key_values": cache, "use_cache": True}
+        inputs = {"input_ids": tokens, self._cache_name: cache, "use_cache": True}
         if self._takes_positions:
             # Tokens at or beyond the last position will be forgotten.
             positions = window.slots if window.positions is None else window.positions

@@ -11,7 +11,8 @@ same layer, given the same input, differs between two attention implementations 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -22,8 +23,9 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.target.cache import KeyValueShape, SlotCache
+from specdec.target.cache import KeyValueShape, SlotCache, memory_of
 from specdec.target.features import decoder_layers
+from specdec.target.memory import MixerPlan, WatchedCache, remember, with_gates
 from specdec.target.view import adapters_of, wrap_forward
 
 NOISE_FACTOR = 4.0
@@ -89,14 +91,15 @@ def _weakly(value: object) -> object:
 class Route(NamedTuple):
     """How a model is run over slots: the name of the attention function, or `None` for a dense
     mask; the sliding window of each layer, `None` for full attention; what each layer stores of a
-    token; the names of the modules that call the attention function; what it does wrong in the
-    window of a tree, `None` for nothing.
+    token; the names of the modules that call the attention function; its recurrent mixers by name;
+    what it does wrong in the window of a tree, `None` for nothing.
     """
 
     attention: str | None
     layer_windows: dict[int, int | None]
     shapes: dict[int, KeyValueShape]
     attention_modules: tuple[str, ...]
+    mixers: Mapping[str, MixerPlan] = {}
     fault_of_trees: str | None = None
 
 
@@ -130,7 +133,7 @@ def _through_attention_interface(model: OverSlots) -> Route:
     """Asks HF for the mask of each layer."""
     learned: dict[int, LearnedLayer] = {}
     view = model.open_view(PROBE)
-    shapes = _stored_shapes(model, view, slot_window=learned)
+    shapes, mixers = _stored_shapes(model, view, slot_window=learned)
     for layer, (mask, _, has_softcap) in learned.items():
         if has_softcap and model.config._attn_implementation == "sdpa":
             raise LeftOutError(
@@ -147,30 +150,80 @@ def _through_attention_interface(model: OverSlots) -> Route:
             raise ValueError(f"layer {layer} is sliding_attention but has no sliding window")
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
-    return Route(ATTENTION, windows, shapes, names)
+    return _closing(model, Route(ATTENTION, windows, shapes, names, mixers))
 
 
 def _with_dense_mask(model: OverSlots) -> Route:
     """For models that never call the interface."""
     if _sliding_layers(model) or getattr(model.config, "sliding_window", None):
         raise ValueError("one dense mask cannot hold a sliding window of some layers")
-    return Route(None, {}, _stored_shapes(model, model.open_view(None)), ())
+    shapes, mixers = _stored_shapes(model, model.open_view(None))
+    return _closing(model, Route(None, {}, shapes, (), mixers))
 
 
 def _stored_shapes(
     model: OverSlots, view: PreTrainedModel, **options: object
-) -> dict[int, KeyValueShape]:
-    """What the layers of a view store of a token, seen in HF's own cache after a forward."""
-    cache = DynamicCache()
-    view(input_ids=_tokens(model, 2), past_key_values=cache, use_cache=True, **options)
-    return {
+) -> tuple[dict[int, KeyValueShape], dict[str, MixerPlan]]:
+    """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
+    after a forward.
+    """
+    is_recurrent = getattr(model.model, "_is_stateful", False) or "linear_attention" in (
+        getattr(model.config, "layer_types", None) or ()
+    )
+    cache = WatchedCache(view) if is_recurrent else DynamicCache()
+    names = inspect.signature(view.forward).parameters
+    if "cache_params" in names and "past_key_values" not in names:  # of purely recurrent models
+        options["cache_params"] = cache
+    else:
+        options["past_key_values"] = cache
+    view(input_ids=_tokens(model, 2), use_cache=True, **options)
+    mixers = cache.mixers() if is_recurrent else {}
+    if is_recurrent and not mixers:
+        raise ValueError("its recurrent state does not go through HF's cache")
+    shapes = {
         index: KeyValueShape(
             *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
             *(layer.keys.dtype, layer.keys.device),
         )
         for index, layer in enumerate(cache.layers)
-        if layer.is_initialized
+        if getattr(layer, "is_initialized", False)
     }
+    return shapes, mixers
+
+
+def _closing(model: OverSlots, route: Route) -> Route:
+    """The route with the gates of its mixers; without those of a mixer where none are found."""
+    tried = {n: with_gates(p, model.model.get_submodule(n)) for n, p in route.mixers.items()}
+    chosen = {name: next(plans) for name, plans in tried.items()}
+    while True:
+        closed = _closed(model, route, chosen)
+        left = [n for n, plan in chosen.items() if plan.gates is not None and n not in closed]
+        if not left:
+            return route._replace(mixers=chosen)
+        chosen |= {name: next(tried[name]) for name in left}
+
+
+def _closed(model: OverSlots, route: Route, mixers: dict[str, MixerPlan]) -> list[str]:
+    """Mixers whose states, of any values, a replay with all gates closed leaves as they are."""
+    if not mixers:
+        return []
+    view = model.open_view(route.attention)
+    remember(view, mixers, memory_of)
+    cache = SlotCache(2, 16, route.shapes, mixers=mixers, max_window=3)
+    for tensor in cache.memory.tensors:
+        if tensor.is_floating_point():
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
+    cache.memory.count.fill_(3)
+    before = {place: state.clone() for place, state in cache.memory.states.items()}
+    slots = torch.arange(3, device=model.device).expand(2, -1)
+    window = cache.open_window(slots, num_attended=3, layer_windows=route.layer_windows)
+    model.run(view, route.attention, window, _tokens(model, 3), cache)
+    after = cache.memory.states
+    return [
+        name
+        for name, plan in mixers.items()
+        if all(torch.allclose(after[p], before[p], atol=1e-5) for p in plan.states)
+    ]
 
 
 def _sliding_layers(model: OverSlots) -> list[int]:
@@ -244,6 +297,8 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     for slots, states in trial.chains():
         if complaint := difference(slots, states):
             return complaint, None
+    if route.mixers:
+        return None, "recurrent layers read it as a chain"
     try:
         return None, difference(*trial.tree())
     except Exception as error:  # whatever a foreign model raises means: no trees
@@ -300,9 +355,11 @@ class _Trial:
     def __init__(self, model: OverSlots, route: Route, tokens: Tensor, inputs: list[Tensor]):
         self._model, self._route, self._tokens, self._inputs = model, route, tokens, inputs
         self._view = model.open_view(route.attention, for_steps=True)
+        remember(self._view, route.mixers, memory_of)
         self._trace = _Trace(self._view, model.num_layers, route.attention_modules)
         self._length = length = tokens.shape[1]
-        self._cache, device = SlotCache(2, 2 * length, route.shapes), tokens.device
+        options = {"mixers": route.mixers, "max_window": 2 * length}
+        self._cache, device = SlotCache(2, 2 * length, route.shapes, **options), tokens.device
         self._everything = torch.arange(length, device=device).expand(2, -1)
         # Row 0 keeps all of the first window, row 1 all but the last token of it.
         self._half = length // 2

@@ -5,7 +5,10 @@ from __future__ import annotations
 from torch import nn
 from transformers import PreTrainedModel
 
-UNDERSTOOD_LAYERS = {"full_attention", "sliding_attention"}
+UNDERSTOOD_LAYERS = {
+    *("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid"),
+    *("mlp", "moe", "sparse", "dense"),
+}
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -58,8 +61,8 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             "generate for it"
         )
     foreign = sorted(set(getattr(config, "layer_types", None) or ()) - UNDERSTOOD_LAYERS)
-    if foreign or getattr(model, "_is_stateful", False):
-        layers = ", ".join(foreign) or "recurrent state"
+    if foreign:
+        layers = ", ".join(foreign)
         raise ValueError(
             f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
             "all full_attention or sliding_attention work; use HF generate for this one"

@@ -1,0 +1,379 @@
+"""What the recurrent layers of a model remember, and how it is taken back.
+
+A mixer (a gated delta net, Mamba, a short convolution) turns hidden states into hidden states and
+leaves a state behind, which cannot be shortened. So the state that is kept is that of the committed
+text. A window of draft tokens is read from it and leaves nothing but what its products were. When
+the next window opens, it is known how many tokens of the last one were kept, and each mixer first
+reads these once more. Their products are those of before, so it is the recurrence alone that runs,
+and the gates of what was rejected are closed: one call of a fixed shape serves rows of any counts.
+Where a mixer has no gate that is known, rows of equal counts are read together, and the host waits.
+
+Legend: B rows, N tokens of a window, W tokens of the longest one, F width of a product.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedModel
+
+from specdec.target.view import wrap_forward
+from specdec.types import keep_rows
+
+
+class Place(NamedTuple):
+    """Names a state; a layer may have several of a kind."""
+
+    kind: str  # "conv" or "recurrent"
+    layer: int
+    index: int
+
+
+class MixerPlan(NamedTuple):
+    """What a mixer keeps, and how it is replayed.
+
+    Args:
+        states: `[1, ...]` of each state, zeros.
+        input: `[1, 1, H]` of its input.
+        products: `[1, 1, F]` of its linear layers before the recurrence, by name.
+        outputs: names of those after it, which need not run in a replay.
+        gates: columns of products that leave the state as it is when they are -inf; `None` if not
+            known.
+        floors: lowest values of such columns, where the mixer bounds its time step from below.
+    """
+
+    states: dict[Place, Tensor]
+    input: Tensor
+    products: dict[str, Tensor]
+    outputs: tuple[str, ...]
+    gates: dict[str, slice] | None = None
+    floors: Tensor | None = None
+
+
+class Memory:
+    """The recurrent state of B rows, and the last window that they read.
+
+    Args:
+        batch_size: rows B.
+        max_window: W.
+        mixers: by their names in the model.
+
+    Attributes:
+        states: `[B, ...]` by place, after the committed tokens.
+        records: by mixer and product `[B, W, F]`, of the last window; the mixer's input is `""`.
+    """
+
+    def __init__(self, batch_size: int, max_window: int, mixers: Mapping[str, MixerPlan]):
+        self.mixers, self.max_window = mixers, max_window
+        self.states: dict[Place, Tensor] = {}
+        self.records: dict[str, dict[str, Tensor]] = {}
+        for name, plan in mixers.items():
+            for place, one in plan.states.items():
+                self.states[place] = one.new_zeros(batch_size, *one.shape[1:])
+            self.records[name] = {
+                product: one.new_zeros(batch_size, max_window, one.shape[-1])
+                for product, one in {"": plan.input, **plan.products}.items()
+            }
+        device = next(iter(self.states.values())).device
+        # Of the last window: its first slot and its tokens. Of this one: tokens that count, of the
+        # last window and of its own.
+        self.start, self.count, self.kept, self.valid = (
+            torch.zeros(batch_size, dtype=torch.long, device=device) for _ in range(4)
+        )
+        self.is_chunk = False
+        self.run: _Run | None = None  # of the mixer that is at work
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All storage, rows first."""
+        records = [table for record in self.records.values() for table in record.values()]
+        return [*self.states.values(), *records, self.start, self.count, self.kept, self.valid]
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        for tensor in self.tensors:
+            tensor.zero_()
+
+    def keep(self, rows: list[int]) -> Memory:
+        """Of the given rows, in the same storage; see `keep_rows`."""
+        kept = copy.copy(self)
+        kept.states = {place: keep_rows(state, rows) for place, state in self.states.items()}
+        kept.records = {
+            name: {product: keep_rows(table, rows) for product, table in record.items()}
+            for name, record in self.records.items()
+        }
+        for name in ("start", "count", "kept", "valid"):
+            setattr(kept, name, keep_rows(getattr(self, name), rows))
+        return kept
+
+    def open(self, slots: Tensor, trash: int, *, is_chunk: bool) -> None:
+        """A window begins, and what comes before its first slot was kept of the last one.
+
+        Args:
+            slots: `[B, N]`, see `Window`.
+            trash: the slot of tokens to forget.
+            is_chunk: the window is text, of which everything is kept.
+
+        Raises:
+            ValueError: a window of a step that is longer than W.
+        """
+        if not is_chunk and slots.shape[1] > self.max_window:
+            raise ValueError(
+                f"a window of {slots.shape[1]} tokens, and this cache was made for at most "
+                f"{self.max_window}; pass max_window to init_cache"
+            )
+        first, valid = slots[:, 0].to(self.start.device), (slots != trash).sum(dim=1)
+        self.kept.copy_((first - self.start).clamp(min=0).minimum(self.count))
+        self.valid.copy_(valid)
+        self.start.copy_(first)
+        self.count.copy_(valid)
+        if is_chunk:
+            self.count.zero_()
+        self.is_chunk = is_chunk
+
+    def mix(self, name: str, current: threading.local, call: Callable, hidden: Tensor) -> Tensor:
+        """Runs a mixer on a window, from the state behind the text before it.
+
+        Args:
+            name: of the mixer.
+            current: where its products find the run that they belong to.
+            call: the mixer's forward, of hidden states.
+            hidden: `[B, N, H]` of the window.
+
+        Returns:
+            Its output `[B, N, H]`.
+        """
+        plan, record = self.mixers[name], self.records[name]
+
+        def run(inputs: Tensor, **options) -> tuple[_Run, Tensor]:
+            self.run = current.run = _Run(plan, self.states, **options)
+            try:
+                return self.run, call(inputs)
+            finally:
+                self.run = current.run = None
+
+        def read(inputs: Tensor, counts: Tensor, source: Mapping[str, Tensor]) -> Tensor:
+            """Commits the first tokens of each row."""
+            counts = counts.to(inputs.device)
+            if plan.gates is not None:
+                order = torch.arange(inputs.shape[1], device=inputs.device)
+                done, out = run(inputs, source=source, is_closed=order >= counts[:, None])
+                done.commit(self.states, counts)
+                return out
+            out, host = None, counts.tolist()
+            for count in sorted(set(host) - {0}):
+                rows = torch.tensor([r for r, c in enumerate(host) if c == count])
+                rows = rows.to(inputs.device)
+                some = {product: table[rows, :count] for product, table in source.items()}
+                done, of_rows = run(inputs[rows, :count], source=some, rows=rows)
+                done.commit(self.states, None)
+                if out is None:
+                    out = of_rows.new_zeros(*inputs.shape[:2], of_rows.shape[-1])
+                out[rows, :count] = of_rows
+            return inputs if out is None else out
+
+        read(record[""], self.kept, record)
+        count = hidden.shape[1]
+        if self.is_chunk:
+            order = torch.arange(count, device=hidden.device)
+            is_text = order < self.valid.to(hidden.device)[:, None]
+            return read(hidden.masked_fill(~is_text[..., None], 0), self.valid, {})
+        record[""][:, :count] = hidden
+        if count == 1:  # models have another path for one token, with roundings of its own
+            hidden = hidden.expand(-1, 2, -1)
+        return run(hidden, record=record, count=count)[1][:, :count]
+
+
+class _Run:
+    """One call of a mixer: working copies of its states, and what its products are.
+
+    Args:
+        plan: the mixer's.
+        states: of all rows.
+        rows: those that take part; `None` for all.
+        source: products that are known, `[B, N, F]`; then nothing after the recurrence runs.
+        is_closed: `[B, N]`, tokens that are to leave the state as it is.
+        record: where products are written, of the first `count` tokens.
+    """
+
+    def __init__(
+        self,
+        plan: MixerPlan,
+        states: Mapping[Place, Tensor],
+        *,
+        rows: Tensor | None = None,
+        source: Mapping[str, Tensor] | None = None,
+        is_closed: Tensor | None = None,
+        record: dict[str, Tensor] | None = None,
+        count: int = 0,
+    ):
+        self.plan, self.rows, self.source = plan, rows, source or {}
+        self.is_closed, self.record, self.count = is_closed, record, count
+        self.states = {
+            p: states[p].clone() if rows is None else states[p][rows] for p in plan.states
+        }
+
+    def product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
+        """What a linear layer of the mixer puts out."""
+        if self.source and name in self.plan.outputs:
+            return x.new_zeros(()).expand(*x.shape[:-1], self.plan.input.shape[-1])
+        out = self.source[name] if name in self.source else forward(x)
+        columns = (self.plan.gates or {}).get(name)
+        if self.record is not None and name in self.record:
+            self.record[name][:, : self.count] = out[:, : self.count]
+        if columns is None or (self.is_closed is None and self.plan.floors is None):
+            return out
+        out = out.clone()
+        if self.plan.floors is not None:
+            out[..., columns] = out[..., columns].maximum(self.plan.floors)
+        if self.is_closed is not None:
+            out[..., columns].masked_fill_(self.is_closed[..., None], -torch.inf)
+        return out
+
+    def convolve(self, place: Place, inputs: Tensor) -> Tensor:
+        """`[B, C, k + N]`: the inputs of a convolution before the window, and its own."""
+        self.states[place] = torch.cat([self.states[place], inputs], dim=-1)
+        return self.states[place]
+
+    def commit(self, states: Mapping[Place, Tensor], counts: Tensor | None) -> None:
+        """Makes what the run has left the state: of the convolutions that after the first `counts`
+        `[B]` tokens, `None` for all.
+        """
+        for place, new in self.states.items():
+            if place.kind == "conv":
+                width = states[place].shape[-1]
+                if counts is None:
+                    new = new[..., -width:]
+                else:
+                    index = counts[:, None] + torch.arange(width, device=new.device)
+                    new = new.gather(-1, index[:, None].expand(-1, new.shape[1], -1))
+            if self.rows is None:
+                states[place].copy_(new)
+            else:
+                states[place][self.rows] = new
+
+
+def remember(view: PreTrainedModel, mixers: Mapping[str, MixerPlan], find_memory: Callable) -> None:
+    """Makes the mixers of a private view read and write the memory of the cache they are handed.
+
+    Args:
+        view: of `private_view`.
+        mixers: by name.
+        find_memory: gives the `Memory` of a forward by the mixer's arguments, `None` for none.
+    """
+
+    def around(name: str, current: threading.local, forward: Callable, *args, **kwargs):
+        memory = find_memory(args, kwargs)
+        if memory is None:
+            return forward(*args, **kwargs)
+        if args:
+            hidden, call = args[0], lambda x: forward(x, *args[1:], **kwargs)
+        else:
+            rest = {key: value for key, value in kwargs.items() if key != "hidden_states"}
+            hidden, call = kwargs["hidden_states"], lambda x: forward(hidden_states=x, **rest)
+        return memory.mix(name, current, call, hidden)
+
+    def product(name: str, current: threading.local, forward: Callable, x: Tensor) -> Tensor:
+        run = getattr(current, "run", None)
+        return forward(x) if run is None else run.product(name, forward, x)
+
+    for name, plan in mixers.items():
+        mixer, current = view.get_submodule(name), threading.local()
+        if plan.floors is not None:
+            mixer.time_step_limit = (0.0, mixer.time_step_limit[1])
+        wrap_forward(mixer, partial(around, name, current))
+        for child in (*plan.products, *plan.outputs):
+            wrap_forward(mixer.get_submodule(child), partial(product, child, current))
+
+
+class WatchedCache(DynamicCache):
+    """HF's own cache, which notes the modules that leave a state in it.
+
+    Args:
+        view: private, whose modules are watched from here on.
+    """
+
+    def __init__(self, view: PreTrainedModel):
+        super().__init__(config=view.config)
+        self.inside: list[str] = []
+        self.inputs: dict[str, Tensor] = {}
+        self.events: list[tuple[str, str, Tensor | Place]] = []  # (mixer, product or "", ...)
+        for name, module in view.named_modules():
+            is_product = isinstance(module, nn.Linear)
+            wrap_forward(module, partial(self._product if is_product else self._around, name))
+
+    def _around(self, name: str, forward: Callable, *args, **kwargs):
+        self.inside.append(name)
+        self.inputs[name] = args[0] if args else kwargs.get("hidden_states")
+        out = forward(*args, **kwargs)
+        self.inside.pop()
+        return out
+
+    def _product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
+        out = forward(x)
+        for mixer in self.inside:
+            self.events.append((mixer, name.removeprefix(f"{mixer}."), out))
+        return out
+
+    def update_conv_state(self, conv_states, layer_idx, state_idx=0, **kwargs):
+        """HF's entry."""
+        self.events.append((self.inside[-1], "", Place("conv", layer_idx, state_idx)))
+        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
+
+    def update_recurrent_state(self, recurrent_states, layer_idx, state_idx=0, **kwargs):
+        """HF's entry."""
+        self.events.append((self.inside[-1], "", Place("recurrent", layer_idx, state_idx)))
+        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
+
+    def mixers(self) -> dict[str, MixerPlan]:
+        """What was seen in a forward of windows `[2, N]`."""
+        found = {}
+        for name in dict.fromkeys(mixer for mixer, product, _ in self.events if not product):
+            events = [event[1:] for event in self.events if event[0] == name]
+            last = max(i for i, (product, _) in enumerate(events) if not product)
+            hidden = self.inputs[name]
+            states = {}
+            for place in (place for product, place in events if not product):
+                layer = self.layers[place.layer]
+                tables = layer.conv_states if place.kind == "conv" else layer.recurrent_states
+                states[place] = torch.zeros_like(tables[place.index][:1])
+            products = {
+                product: out[:1, :1].detach()
+                for product, out in events[:last]
+                if product and out.shape[:-1] == hidden.shape[:-1]
+            }
+            after = tuple(product for product, _ in events[last + 1 :] if product)
+            found[name] = MixerPlan(states, hidden[:1, :1].detach(), products, after)
+        return found
+
+
+def with_gates(plan: MixerPlan, mixer: nn.Module) -> Iterator[MixerPlan]:
+    """The plan of a mixer with all that its gates may be, to be tried, and last without. Gates are
+    the products with a column or two per head, and one other one, or the last columns of one.
+    """
+    heads = {state.shape[1] for place, state in plan.states.items() if place.kind == "recurrent"}
+    tried = [] if heads else [{}]
+    for count in heads:
+        widths = {product: one.shape[-1] for product, one in plan.products.items()}
+        narrow = {p: slice(None) for p, width in widths.items() if width in (count, 2 * count)}
+        columns = slice(-count, None), slice(None)
+        tried += [narrow, *(narrow | {p: some} for p in widths for some in columns)]
+    for gates in tried:
+        yield plan._replace(gates=gates, floors=_floors(mixer) if gates else None)
+    yield plan
+
+
+def _floors(mixer: nn.Module) -> Tensor | None:
+    """Where a mixer bounds its time step from below behind the softplus, a closed gate would stay
+    open by that much. The same bound in front of the softplus leaves it closed.
+    """
+    lowest = getattr(mixer, "time_step_limit", (0.0,))[0]
+    if not lowest:
+        return None
+    return torch.tensor(lowest).expm1().log().to(mixer.dt_bias) - mixer.dt_bias
