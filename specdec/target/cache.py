@@ -342,7 +342,7 @@ class SlotCache(Cache):
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """HF's entry: convolutions read windows of one token as longer ones."""
+        """HF's entry: states are never updated in place."""
         return True
 
 

@@ -6,7 +6,7 @@ text. A window of draft tokens is read from it and leaves nothing but what its p
 the next window opens, it is known how many tokens of the last one were kept, and each mixer first
 reads these once more. Their products are those of before, so it is the recurrence alone that runs,
 and the gates of what was rejected are closed: one call of a fixed shape serves rows of any counts.
-Where a mixer has no gate that is known, rows of equal counts are read together, and the host waits.
+Where a mixer has no gate that is known, it reads token by token.
 
 Legend: B rows, N tokens of a window, W tokens of the longest one, F width of a product.
 """
@@ -149,45 +149,70 @@ class Memory:
         Returns:
             Its output `[B, N, H]`.
         """
-        plan, record = self.mixers[name], self.records[name]
-
-        def run(inputs: Tensor, **options) -> tuple[_Run, Tensor]:
-            self.run = current.run = _Run(plan, self.states, **options)
-            try:
-                return self.run, call(inputs)
-            finally:
-                self.run = current.run = None
-
-        def read(inputs: Tensor, counts: Tensor, source: Mapping[str, Tensor]) -> Tensor:
-            """Commits the first tokens of each row."""
-            counts = counts.to(inputs.device)
-            if plan.gates is not None:
-                order = torch.arange(inputs.shape[1], device=inputs.device)
-                done, out = run(inputs, source=source, is_closed=order >= counts[:, None])
-                done.commit(self.states, counts)
-                return out
-            out, host = None, counts.tolist()
-            for count in sorted(set(host) - {0}):
-                rows = torch.tensor([r for r, c in enumerate(host) if c == count])
-                rows = rows.to(inputs.device)
-                some = {product: table[rows, :count] for product, table in source.items()}
-                done, of_rows = run(inputs[rows, :count], source=some, rows=rows)
-                done.commit(self.states, None)
-                if out is None:
-                    out = of_rows.new_zeros(*inputs.shape[:2], of_rows.shape[-1])
-                out[rows, :count] = of_rows
-            return inputs if out is None else out
-
-        read(record[""], self.kept, record)
+        record = self.records[name]
+        mixer = _Mixer(self, self.mixers[name], current, call)
+        mixer.commit(record[""], self.kept, record)
         count = hidden.shape[1]
         if self.is_chunk:
             order = torch.arange(count, device=hidden.device)
             is_text = order < self.valid.to(hidden.device)[:, None]
-            return read(hidden.masked_fill(~is_text[..., None], 0), self.valid, {})
+            return mixer.commit(hidden.masked_fill(~is_text[..., None], 0), self.valid, {})
         record[""][:, :count] = hidden
-        if count == 1:  # models have another path for one token, with roundings of its own
-            hidden = hidden.expand(-1, 2, -1)
-        return run(hidden, record=record, count=count)[1][:, :count]
+        return mixer.read(hidden, {n: table[:, :count] for n, table in record.items() if n})
+
+
+class _Mixer(NamedTuple):
+    """A mixer at work in one forward."""
+
+    memory: Memory
+    plan: MixerPlan
+    current: threading.local
+    call: Callable
+
+    def run(self, inputs: Tensor, states: Mapping[Place, Tensor], **options) -> tuple[_Run, Tensor]:
+        run = _Run(self.plan, states, **options)
+        self.memory.run = self.current.run = run
+        try:
+            return run, self.call(inputs)
+        finally:
+            self.memory.run = self.current.run = None
+
+    def read(self, inputs: Tensor, record: dict[str, Tensor]) -> Tensor:
+        """Output for tokens that may be rejected: their products are recorded."""
+        count, states = inputs.shape[1], self.memory.states
+        if self.plan.gates is not None:
+            if count == 1:  # models have another path for one token, with roundings of its own
+                inputs = inputs.expand(-1, 2, -1)
+            return self.run(inputs, states, record=record)[1][:, :count]
+        out = []
+        for i in range(count):
+            column = {name: table[:, i : i + 1] for name, table in record.items()}
+            run, of_token = self.run(inputs[:, i : i + 1], states, record=column)
+            states = run.left()
+            out.append(of_token)
+        return torch.cat(out, dim=1)
+
+    def commit(self, inputs: Tensor, counts: Tensor, source: Mapping[str, Tensor]) -> Tensor:
+        """Makes the first `counts` `[B]` tokens of each row a part of the state; returns the output
+        for all.
+        """
+        states, counts = self.memory.states, counts.to(inputs.device)
+        if self.plan.gates is not None:
+            order = torch.arange(inputs.shape[1], device=inputs.device)
+            is_closed = order >= counts[:, None]
+            run, out = self.run(inputs, states, source=source, is_closed=is_closed)
+            for place, left in run.left(counts).items():
+                states[place].copy_(left)
+            return out
+        out = []
+        for i in range(inputs.shape[1]):
+            column = {name: table[:, i : i + 1] for name, table in source.items()}
+            run, of_token = self.run(inputs[:, i : i + 1], states, source=column)
+            for place, left in run.left().items():
+                is_kept = (counts > i).view(-1, *[1] * (left.dim() - 1))
+                states[place].copy_(torch.where(is_kept, left, states[place]))
+            out.append(of_token)
+        return torch.cat(out, dim=1)
 
 
 class _Run:
@@ -195,11 +220,10 @@ class _Run:
 
     Args:
         plan: the mixer's.
-        states: of all rows.
-        rows: those that take part; `None` for all.
-        source: products that are known, `[B, N, F]`; then nothing after the recurrence runs.
+        states: before it, by place.
+        source: products that are known, `[B, N, F]`; then nothing behind the recurrence runs.
         is_closed: `[B, N]`, tokens that are to leave the state as it is.
-        record: where products are written, of the first `count` tokens.
+        record: where products are written.
     """
 
     def __init__(
@@ -207,56 +231,53 @@ class _Run:
         plan: MixerPlan,
         states: Mapping[Place, Tensor],
         *,
-        rows: Tensor | None = None,
         source: Mapping[str, Tensor] | None = None,
         is_closed: Tensor | None = None,
         record: dict[str, Tensor] | None = None,
-        count: int = 0,
     ):
-        self.plan, self.rows, self.source = plan, rows, source or {}
-        self.is_closed, self.record, self.count = is_closed, record, count
-        self.states = {
-            p: states[p].clone() if rows is None else states[p][rows] for p in plan.states
-        }
+        self.plan, self.source, self.is_closed = plan, source or {}, is_closed
+        self.record = record or {}
+        self.states = {place: states[place].clone() for place in plan.states}
 
     def product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
         """What a linear layer of the mixer puts out."""
         if self.source and name in self.plan.outputs:
             return x.new_zeros(()).expand(*x.shape[:-1], self.plan.input.shape[-1])
         out = self.source[name] if name in self.source else forward(x)
-        columns = (self.plan.gates or {}).get(name)
-        if self.record is not None and name in self.record:
-            self.record[name][:, : self.count] = out[:, : self.count]
-        if columns is None or (self.is_closed is None and self.plan.floors is None):
+        if name in self.record:
+            table = self.record[name]
+            table.copy_(out[:, : table.shape[1]])
+        columns, floors = (self.plan.gates or {}).get(name), self.plan.floors
+        if columns is None or (self.is_closed is None and floors is None):
             return out
         out = out.clone()
-        if self.plan.floors is not None:
-            out[..., columns] = out[..., columns].maximum(self.plan.floors)
+        if floors is not None:
+            out[..., columns] = out[..., columns].maximum(floors)
         if self.is_closed is not None:
             out[..., columns].masked_fill_(self.is_closed[..., None], -torch.inf)
         return out
 
     def convolve(self, place: Place, inputs: Tensor) -> Tensor:
-        """`[B, C, k + N]`: the inputs of a convolution before the window, and its own."""
+        """`[B, C, k + N]`: the inputs that a convolution still sees, and those of the window."""
         self.states[place] = torch.cat([self.states[place], inputs], dim=-1)
         return self.states[place]
 
-    def commit(self, states: Mapping[Place, Tensor], counts: Tensor | None) -> None:
-        """Makes what the run has left the state: of the convolutions that after the first `counts`
-        `[B]` tokens, `None` for all.
+    def left(self, counts: Tensor | None = None) -> dict[Place, Tensor]:
+        """The states that the run leaves; of convolutions those after the first `counts` `[B]`
+        tokens, `None` for all.
         """
-        for place, new in self.states.items():
+        states = dict(self.states)
+        for place, inputs in self.states.items():
             if place.kind == "conv":
-                width = states[place].shape[-1]
+                width = self.plan.states[place].shape[-1]
                 if counts is None:
-                    new = new[..., -width:]
+                    states[place] = inputs[..., -width:]
                 else:
-                    index = counts[:, None] + torch.arange(width, device=new.device)
-                    new = new.gather(-1, index[:, None].expand(-1, new.shape[1], -1))
-            if self.rows is None:
-                states[place].copy_(new)
-            else:
-                states[place][self.rows] = new
+                    index = counts[:, None] + torch.arange(width, device=inputs.device)
+                    states[place] = inputs.gather(
+                        -1, index[:, None].expand(-1, inputs.shape[1], -1)
+                    )
+        return states
 
 
 def remember(view: PreTrainedModel, mixers: Mapping[str, MixerPlan], find_memory: Callable) -> None:

@@ -167,11 +167,11 @@ def _stored_shapes(
     """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
     after a forward.
     """
-    is_recurrent = getattr(model.model, "_is_stateful", False) or "linear_attention" in (
-        getattr(model.config, "layer_types", None) or ()
-    )
+    kinds = set(getattr(model.config, "layer_types", None) or ())
+    is_stateful = getattr(model.model, "_is_stateful", False)
+    is_recurrent = is_stateful or not kinds <= {"full_attention", "sliding_attention"}
     cache = WatchedCache(view) if is_recurrent else DynamicCache()
-    names = inspect.signature(view.forward).parameters
+    names = inspect.signature(model.model.forward).parameters
     if "cache_params" in names and "past_key_values" not in names:  # of purely recurrent models
         options["cache_params"] = cache
     else:
@@ -186,7 +186,7 @@ def _stored_shapes(
             *(layer.keys.dtype, layer.keys.device),
         )
         for index, layer in enumerate(cache.layers)
-        if getattr(layer, "is_initialized", False)
+        if getattr(layer, "keys", None) is not None
     }
     return shapes, mixers
 
