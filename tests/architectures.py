@@ -111,13 +111,105 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
 }
 
 
+_LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+}
+_CONV = {"num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
+_MAMBA2 = {
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 1,
+    "mamba_chunk_size": 16,
+    "num_hidden_layers": 4,
+}
+_PURE = {
+    **{name: _COMMON[name] for name in ("vocab_size", "hidden_size", "num_hidden_layers")},
+    **{name: _COMMON[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+    "tie_word_embeddings": False,
+    "state_size": 8,
+}
+_SHARED_EXPERT = _MOE | {"shared_expert_intermediate_size": 24}
+_BLOCKS = ["mamba", "mlp", "attention", "mamba"]
+
+RECURRENT: dict[str, tuple[str, dict]] = {
+    "qwen3_next": ("Qwen3Next", _COMMON | _LINEAR | _SHARED_EXPERT | {"head_dim": 8}),
+    "qwen3_5": ("Qwen3_5", _COMMON | _LINEAR | {"head_dim": 8}),
+    "qwen3_5_moe": ("Qwen3_5Moe", _COMMON | _LINEAR | _SHARED_EXPERT | {"head_dim": 8}),
+    "lfm2": ("Lfm2", _COMMON | _CONV | {"block_auto_adjust_ff_dim": False}),
+    "lfm2_moe": ("Lfm2Moe", _COMMON | _CONV | _MOE | {"num_dense_layers": 1}),
+    "lfm3": ("Lfm3", _COMMON | {"num_hidden_layers": 4}),
+    "olmo_hybrid": ("OlmoHybrid", _COMMON | _LINEAR),
+    "bamba": ("Bamba", _COMMON | _MAMBA2 | {"attn_layer_indices": [2]}),
+    "falcon_h1": ("FalconH1", _COMMON | _MAMBA2 | {"mamba_d_ssm": 64, "head_dim": 8}),
+    "granite_hybrid": (
+        "GraniteMoeHybrid",
+        _COMMON
+        | _MAMBA2
+        | {"num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 24}
+        | {"layer_types": ["mamba", "mamba", "attention", "mamba"]},
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        _COMMON
+        | {"layers_block_type": _BLOCKS, "num_hidden_layers": 4, "head_dim": 8, "n_groups": 1}
+        | {"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "chunk_size": 16},
+    ),
+    "jamba": (
+        "Jamba",
+        _COMMON
+        | {"attn_layer_period": 4, "attn_layer_offset": 2, "num_experts": 4, "mamba_d_state": 8}
+        | {"expert_layer_period": 2, "expert_layer_offset": 1, "num_hidden_layers": 4},
+    ),
+    "zamba": (
+        "Zamba",
+        _NO_GQA | {"attn_layer_period": 2, "attn_layer_offset": 1, "attention_head_dim": 16},
+    ),
+    "zamba2": (
+        "Zamba2",
+        _NO_GQA
+        | {"layers_block_type": ["mamba", "mamba", "hybrid", "mamba"], "num_hidden_layers": 4}
+        | {"mamba_d_state": 8, "mamba_headdim": 16, "mamba_ngroups": 1, "n_mamba_heads": 4}
+        | {"chunk_size": 16},
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        _NO_GQA
+        | {name: _LINEAR[name] for name in ("num_hidden_layers", "layer_types")}
+        | {"q_lora_rank": None, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8}
+        | {"v_head_dim": 12, "num_experts": 4, "num_experts_per_token": 2}
+        | {"moe_intermediate_size": 24, "num_shared_experts": 1, "first_k_dense_replace": 1}
+        | {
+            "linear_attn_config": {
+                "num_heads": 4,
+                "head_dim": 8,
+                "short_conv_kernel_size": 4,
+                "kda_layers": [1, 2, 4],
+                "full_attn_layers": [3],
+            }
+        },
+    ),
+    "mamba": ("Mamba", _PURE),
+    "mamba2": ("Mamba2", _PURE | {"num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 16}),
+    "falcon_mamba": ("FalconMamba", _PURE),
+}
+"""Models that keep a recurrent state, all of them or in some layers."""
+
+
 def build(
     name: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changed
 ) -> PreTrainedModel:
     """A random model in eval mode whose logits vary enough that greedy text is not constant."""
-    family, config = ARCHITECTURES[name]
+    family, config = {**ARCHITECTURES, **RECURRENT}[name]
     config = config | changed
-    config_class = "Gemma3TextConfig" if family == "Gemma3" else f"{family}Config"
+    is_text_of_more = family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    config_class = f"{family}TextConfig" if is_text_of_more else f"{family}Config"
     model_class = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     torch.manual_seed(seed)
     model = getattr(transformers, model_class)(getattr(transformers, config_class)(**config))

@@ -93,6 +93,11 @@ class ModelDrafter(Drafter):
             self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
+        if self._slot_model.is_recurrent:
+            raise ValueError(
+                f"{type(model).__name__} has recurrent layers, and a draft model takes back every "
+                "token that it drafts; use a draft model whose layers are all attention"
+            )
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model

@@ -173,6 +173,11 @@ class SlotModel:
         return self._choices.fusion is not None
 
     @property
+    def is_recurrent(self) -> bool:
+        """Some of its layers keep a state that cannot be shortened; see `Memory`."""
+        return bool(self._choices.route.mixers)
+
+    @property
     def why_reading_waits(self) -> str | None:
         """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
         has_own = self._choices.experts is not None

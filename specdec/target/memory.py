@@ -67,7 +67,10 @@ class Memory:
     Attributes:
         states: `[B, ...]` by place, after the committed tokens.
         records: by mixer and product `[B, W, F]`, of the last window; the mixer's input is `""`.
+        run: of the mixer that is at work.
     """
+
+    transient_attributes = ("run",)
 
     def __init__(self, batch_size: int, max_window: int, mixers: Mapping[str, MixerPlan]):
         self.mixers, self.max_window = mixers, max_window
@@ -87,7 +90,7 @@ class Memory:
             torch.zeros(batch_size, dtype=torch.long, device=device) for _ in range(4)
         )
         self.is_chunk = False
-        self.run: _Run | None = None  # of the mixer that is at work
+        self.run: _Run | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
