@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.kernels import write_slots, writes_slots
-from specdec.target.memory import Memory, MixerPlan, Place
+from specdec.target.memory import LayerStates, Memory, MixerPlan, Place
 from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
@@ -179,6 +179,7 @@ class SlotCache(Cache):
     ):
         super().__init__(layers=[])
         self.memory = Memory(batch_size, max_window, mixers) if mixers else None
+        self._name_layers()
         self.num_slots = round_up(num_slots)
         self.trash = self.num_slots
         self.num_rows = batch_size
@@ -252,6 +253,7 @@ class SlotCache(Cache):
         kept.stores = [keep_rows(store, rows) for store in self.stores]
         if self.memory is not None:
             kept.memory = self.memory.keep(rows)
+            kept._name_layers()
         kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
         kept._make_views()
         return kept
@@ -307,6 +309,11 @@ class SlotCache(Cache):
             storage = self.keys[layer], self.values[layer]
             lines = (buffer.flatten(0, 1) for buffer in storage)
             self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
+
+    def _name_layers(self) -> None:
+        if self.memory is not None:
+            count = 1 + max(place.layer for place in self.memory.states)
+            self.layers = [LayerStates(self.memory, i) for i in range(count)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by HF to get a length; positions are always passed, so a bound is enough."""

@@ -164,6 +164,34 @@ class Memory:
         return mixer.read(hidden, {n: table[:, :count] for n, table in record.items() if n})
 
 
+class LayerStates:
+    """The states of one layer as HF before 5.20 reads them, with the names of its own class.
+
+    Args:
+        memory: whose mixer is at work.
+        layer: its index.
+    """
+
+    record_past, is_sliding, is_compileable, is_initialized = True, False, True, True
+
+    def __init__(self, memory: Memory, layer: int):
+        self._memory, self._layer = memory, layer
+
+    @property
+    def conv_states(self) -> dict[int, Tensor]:
+        """The last inputs of convolutions, by index."""
+        return self._of_kind("conv")
+
+    @property
+    def recurrent_states(self) -> dict[int, Tensor]:
+        """The others, by index."""
+        return self._of_kind("recurrent")
+
+    def _of_kind(self, kind: str) -> dict[int, Tensor]:
+        states = self._memory.run.states.items()
+        return {p.index: state for p, state in states if p[:2] == (kind, self._layer)}
+
+
 class _Mixer(NamedTuple):
     """A mixer at work in one forward."""
 
