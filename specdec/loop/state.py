@@ -255,9 +255,7 @@ class StepState:
             buffer=TokenBuffer(rows, num_slots, depth=depth, **sizes),
             warp=Warp(rows, device=device, **request.filled_to(rows).options.warp),
             noise=parts.sampler.noise_type([0] * rows, device=device),
-            cache=target.init_cache(
-                rows, num_slots, max_window=drafter.num_draft_tokens + 1
-            ),
+            cache=target.init_cache(rows, num_slots, max_window=drafter.num_draft_tokens + 1),
             drafter_state=drafter_state,
             features=features,
             record=torch.zeros(rows, signature.record_columns, **integers),

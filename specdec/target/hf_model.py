@@ -21,7 +21,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.target.attention import window_mask
-from specdec.target.cache import SlotCache, memory_of, Window, check_room
+from specdec.target.cache import SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
 from specdec.target.fusion import Fusion

@@ -373,6 +373,15 @@ class _Trial:
             self._trace.given = [_take(state, slots) for state in self._inputs]
             logits = self._run(self._tokens.gather(1, slots), slots)
             yield slots, self._trace.states(logits)
+        if self._cache.memory is not None:  # the same behind a chunk of a prompt
+            self._cache.reset()
+            slots = self._everything[:, : self._half]
+            self._trace.given = [_take(state, slots) for state in self._inputs]
+            ragged = torch.where(slots < self._kept, slots, self._cache.trash)
+            self._run(self._tokens.gather(1, slots), ragged, is_chunk=True)
+            self._trace.given = [_take(state, self._later) for state in self._inputs]
+            logits = self._run(self._tokens.gather(1, self._later), self._later)
+            yield self._later, self._trace.states(logits)
 
     def tree(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The second window once more, with an elder sibling from the other text before each token
@@ -395,9 +404,9 @@ class _Trial:
         states = self._trace.states(self._run(among(self._tokens), slots, **tree))
         return self._later, {name: state[:, ::2] for name, state in states.items()}
 
-    def _run(self, tokens: Tensor, slots: Tensor, **tree: Tensor) -> Tensor:
+    def _run(self, tokens: Tensor, slots: Tensor, **window: Any) -> Tensor:
         options = {"num_attended": 2 * self._length, "layer_windows": self._route.layer_windows}
-        window = self._cache.open_window(slots, **options, **tree)
+        window = self._cache.open_window(slots, **options, **window)
         return self._model.run(self._view, self._route.attention, window, tokens, self._cache)
 
 

@@ -11,8 +11,17 @@ import torch
 from architectures import RECURRENT, VOCAB, build
 from drafting import ragged_prompts
 
-from specdec import Drafter, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec import (
+    Drafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+    Target,
+    Tree,
+)
 from specdec.samplers import BlockSampler
+from specdec.target import self_test
+from specdec.target.memory import Memory, _Mixer, _Run
 from specdec.types import Draft
 
 NUM_NEW = 30
@@ -94,3 +103,133 @@ def test_greedy_text_is_hfs_whatever_is_rejected(name):
         assert {"none": rate == 1, "some": 0 < rate < 1, "all": rate == 0}[mistakes]
         alone = generator.generate(texts[0][None, : LENGTHS[0]], max_new_tokens=NUM_NEW)
         assert alone.sequences[0].tolist() == texts[0].tolist()
+
+
+SAMPLED = {
+    "do_sample": True,
+    "temperature": [0.0, 0.8, 1.3, 1.0],
+    "top_p": [1.0, 0.9, 0.8, 1.0],
+    "seed": [1, 2, 3, 4],
+    "max_new_tokens": NUM_NEW,
+    "eos_token_id": None,
+}
+BY_ROW = ("temperature", "top_p", "seed")
+KINDS = ["qwen3_5", "nemotron_h", "lfm2", "mamba"]
+"""A gated delta net, Mamba 2 with a bound of its time step, convolutions, and token by token."""
+
+
+def outcome(result):
+    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_captured_steps_are_the_eager_ones(name):
+    target, drafter = Target(model_of(name)), Reciter(texts_of(name), "some")
+    results = []
+    for graphs in (False, True):
+        generator = SpeculativeGenerator(target, drafter, BlockSampler(), graphs=graphs)
+        results.append(generator.generate(IDS, MASK, check=graphs, **SAMPLED))
+    assert "replays" in generator.explain()
+    assert outcome(results[0]) == outcome(results[1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_row_is_the_same_alone_and_when_others_have_ended(name):
+    """Rows of other lengths end at other times, and their places are given up."""
+    drafter = PromptLookupDrafter(3, max_ngram=1)
+    generator = SpeculativeGenerator(Target(model_of(name)), drafter, prefill_chunk_size=3)
+    ends = SAMPLED | {"eos_token_id": list(range(0, VOCAB, 11))}
+    whole = generator.generate(IDS, MASK, **ends)
+    for row, length in enumerate(LENGTHS):
+        options = ends | {name: ends[name][row] for name in BY_ROW}
+        alone = generator.generate(IDS[row : row + 1, -length:], **options)
+        count = whole.lengths[row]
+        assert whole.new_tokens[row, :count].tolist() == alone.new_tokens[0, :count].tolist()
+    assert len(set(whole.lengths)) > 1
+
+
+@pytest.mark.parametrize("name", KINDS)
+@torch.no_grad()
+def test_nothing_of_a_rejected_token_is_left(name):
+    """Two histories that differ in what was rejected leave the same states, to the last bit."""
+    target = Target(model_of(name))
+    tokens = torch.stack([text[:16] for text in texts_of(name)[:2]])
+    caches = []
+    for wrong in (1, 2):
+        cache = target.init_cache(2, 32, max_window=5)
+        target.prefill(cache, tokens, torch.tensor([4, 2]), offset=0)
+        start = torch.tensor([4, 2])
+        for kept in ([1, 3], [4, 1], [2, 4]):
+            window = start[:, None] + torch.arange(5)
+            draft = tokens.gather(1, window)
+            is_rejected = torch.arange(5) >= torch.tensor(kept)[:, None]
+            draft = torch.where(is_rejected, (draft + wrong) % VOCAB, draft)
+            target.verify(cache, start, draft[:, 0], Draft(draft[:, 1:]), num_attended=16)
+            start = start + torch.tensor(kept)
+        target.verify(cache, start, tokens[:, 0], Draft(tokens[:, :0]), num_attended=16)
+        caches.append(cache)
+    for place, state in caches[0].memory.states.items():
+        assert state.isfinite().all()
+        assert state.equal(caches[1].memory.states[place])
+        assert state.abs().sum() > 0
+
+
+# Faults.
+
+
+def ahead(patch):
+    """The state of a token more than were kept."""
+
+    def one_more(memory, *args, **kwargs):
+        OPEN(memory, *args, **kwargs)
+        memory.kept.add_(1)
+
+    patch.setattr(Memory, "open", one_more)
+
+
+def convolution_ahead(patch):
+    """That of the whole window; gates are looked for without the fault."""
+
+    def gates(*args):
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(_Run, "left", LEFT)
+            return CLOSED(*args)
+
+    patch.setattr(self_test, "_closed", gates)
+    patch.setattr(_Run, "left", lambda run, counts=None: LEFT(run))
+
+
+def of_other_rows(patch):
+    patch.setattr(_Mixer, "commit", lambda m, x, counts, s: COMMIT(m, x, counts.flip(0), s))
+
+
+def gates_left_open(patch):
+    patch.setattr(self_test, "with_gates", lambda plan, _: iter([plan._replace(gates={})]))
+    patch.setattr(self_test, "_closed", lambda model, route, mixers: list(mixers))
+
+
+OPEN, LEFT, COMMIT, CLOSED = Memory.open, _Run.left, _Mixer.commit, self_test._closed
+
+
+@pytest.mark.parametrize("fault", [ahead, convolution_ahead, of_other_rows, gates_left_open])
+@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+def test_the_self_test_finds_faults_of_the_memory(name, fault, monkeypatch):
+    model = build(name)
+    fault(monkeypatch)
+    with pytest.raises(ValueError, match="differs from its plain forward"):
+        Target(model)
+    monkeypatch.undo()
+    Target(model)
+
+
+def test_what_cannot_be_taken_back_is_refused():
+    recurrent, other = build("qwen3_5"), build("llama")
+    with pytest.raises(ValueError, match="has recurrent layers, and a draft model takes back"):
+        ModelDrafter(recurrent)
+    with pytest.raises(ValueError, match="cannot read the window of a tree"):
+        SpeculativeGenerator(recurrent, ModelDrafter(other, tree=Tree(nodes=4, depth=2, top_k=2)))
+    target = Target(recurrent)
+    cache = target.init_cache(1, 16, max_window=2)
+    draft = Draft(torch.zeros(1, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="this cache was made for at most 2; pass max_window"):
+        target.verify(cache, torch.tensor([0]), torch.tensor([1]), draft, num_attended=3)
