@@ -33,12 +33,14 @@ from gpu_parts import (
     hf_generate_ms,
     mask_token,
     mtp,
+    per_token_ms,
     profile_steps,
     prompt,
     random_model,
     save,
     shape_06b,
     shape_8b,
+    shape_9b_hybrid,
     shape_30b_a3b,
     synchronize,
     time_steps,
@@ -46,6 +48,7 @@ from gpu_parts import (
 )
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from specdec import (
     BlockSampler,
@@ -59,6 +62,8 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.drafters.tree import Tree
+from specdec.target.memory import _Mixer
+from specdec.types import Draft
 
 PARTS = (
     "equality",
@@ -73,6 +78,7 @@ PARTS = (
     "small",
     "attention",
     "mixture",
+    "hybrid",
 )
 SAMPLERS = [
     BlockSampler(),
@@ -85,6 +91,15 @@ CALLS = [  # other prompts, seeds and temperatures through one graph
     {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 1},
     {"do_sample": True, "temperature": 1.3, "top_p": 0.8, "seed": 2},
 ]
+
+
+class _Random(PromptLookupDrafter):
+    """A drafter that costs nothing and always proposes."""
+
+    def propose(self, context, state, drawing):
+        """The ids after the last one."""
+        last = context.tokens.gather(1, context.num_new[:, None])
+        return Draft(last + 1 + torch.arange(drawing.num_draft_tokens, device=last.device))
 
 
 class Bench:
@@ -468,6 +483,44 @@ class Bench:
             what = f"B = 16, {valid} valid of {allocated} slots, write and attend"
             self.note(what, taken * 1e3, "ms")
             self.note("  bytes of valid slots over the speed of a copy", rate, "%", ">= 60")
+
+    def part_hybrid(self) -> None:
+        """A target with recurrent layers: what taking back costs, and whole calls beside HF's."""
+        model = shape_9b_hybrid(**(TINY if self.tiny else {}))
+        kernels = "fla's kernels" if is_flash_linear_attention_available() else "HF's torch path"
+        target = Target(model)
+        drafter = PromptLookupDrafter(4)
+        small = SpeculativeGenerator(target, drafter, graphs=True)
+        for seed, options in enumerate([{"do_sample": False}, *CALLS]):
+            ids = prompt(model, 40, rows=3, seed=seed)
+            small.generate(ids, max_new_tokens=40, eos_token_id=None, check=True, **options)
+        self.note(f"{kernels}: captured steps equal to eager ones", 1.0, "yes", "captured = eager")
+        small.release()
+        for rows in (1, 8):
+            ids, steps = prompt(model, self.length(512), rows), []
+            for is_replayed in (True, False):
+                commit = _Mixer.commit
+                if not is_replayed:
+                    _Mixer.commit = lambda mixer, inputs, *_: inputs
+                generator = SpeculativeGenerator(target, drafter, graphs=True)
+                steps.append(time_steps(generator, ids, rounds=2))
+                _Mixer.commit = commit
+                generator.release()
+            whole, without = steps
+            self.note_step(f"9B hybrid, {kernels}, K = 4, B = {rows}", whole)
+            share = 100 * (whole.ms - without.ms) / whole.ms
+            self.note("  share of the replay", share, "%", "<= 10")
+        ids = prompt(model, self.length(512))
+        dialled = SpeculativeGenerator(target, _Random(4), DialledSampler(0.72), graphs=True)
+        options = {"do_sample": True, "seed": 0, "eos_token_id": None}
+        result = dialled.generate(ids, max_new_tokens=64, **options)
+        ours = per_token_ms(lambda n: dialled.generate(ids, max_new_tokens=n, **options), 16, 144)
+        theirs = hf_generate_ms(model, ids)
+        length = result.stats.acceptance_length
+        self.note("synthetic acceptance: tokens per step", length, "", "3")
+        self.note("  per token", ours, "ms")
+        self.note("  HF generate, per token", theirs, "ms")
+        self.note("  HF over ours", theirs / ours, "x", ">= 1.6")
 
     def part_mixture(self) -> None:
         """A mixture of experts, 30B-A3B."""

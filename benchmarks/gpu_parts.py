@@ -16,6 +16,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -85,6 +87,25 @@ def shape_30b_a3b(**changed) -> Qwen3MoeForCausalLM:
         "max_position_embeddings": 16384,
     }
     return random_model(Qwen3MoeForCausalLM, Qwen3MoeConfig(**_COMMON | _ROPE | sizes | changed))
+
+
+def shape_9b_hybrid(**changed) -> Qwen3_5ForCausalLM:
+    """Qwen3.5's 9B: three gated delta nets to one attention layer."""
+    sizes = {
+        "vocab_size": 248_320,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 16384,
+    }
+    return random_model(Qwen3_5ForCausalLM, Qwen3_5TextConfig(**_COMMON | sizes | changed))
 
 
 TINY = {

@@ -77,7 +77,8 @@ class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
 
     Args:
-        model: a decoder-only `PreTrainedModel` with full or sliding-window attention, in eval mode.
+        model: a decoder-only `PreTrainedModel` with full or sliding-window attention, or recurrent
+            layers, in eval mode.
         fuse: join products and compile pointwise work; see `Target`.
 
     Attributes:
@@ -88,9 +89,9 @@ class SlotModel:
 
     Raises:
         TypeError: not an HF model.
-        ValueError: a model that cannot be decoded this way (recurrent or hybrid layers,
-            encoder-decoder, training mode, or one whose windowed forward does not reproduce its
-            plain forward), with what to do instead.
+        ValueError: a model that cannot be decoded this way (a state outside of HF's
+            cache, encoder-decoder, training mode, or one whose windowed forward does not reproduce
+            its plain forward), with what to do instead.
     """
 
     def __init__(self, model: PreTrainedModel, *, fuse: bool = False):

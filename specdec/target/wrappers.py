@@ -64,6 +64,6 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
     if foreign:
         layers = ", ".join(foreign)
         raise ValueError(
-            f"{name} has layers that specdec cannot rewind yet: {layers}. Models whose layers are "
-            "all full_attention or sliding_attention work; use HF generate for this one"
+            f"{name} has layers that specdec cannot run over slots: {layers}; use HF generate for "
+            "this model"
         )

@@ -1,7 +1,7 @@
 """Models that cannot be decoded faithfully are refused by name; broken logits stop a generation.
 
-A wrong text is worse than an error: recurrent and hybrid models, encoder-decoders, ALiBi models and
-models in training mode are refused when they are wrapped. NaN and infinite logits raise where a
+A wrong text is worse than an error: states outside of HF's cache, encoder-decoders, ALiBi models
+and models in training mode are refused when they are wrapped. NaN and infinite logits raise where a
 token would be drawn from them, and only there.
 """
 
@@ -40,21 +40,27 @@ def t5():
     return transformers.T5ForConditionalGeneration(config)
 
 
-def mamba():
-    return transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4))
+def rwkv():
+    config = transformers.RwkvConfig(**SIZES, attention_hidden_size=16)
+    return transformers.RwkvForCausalLM(config)
 
 
-def falcon_h1():
-    config = transformers.FalconH1Config(
-        **SIZES,
-        **HEADS,
-        num_key_value_heads=1,
-        mamba_d_ssm=16,
-        mamba_n_heads=4,
-        mamba_d_head=4,
-        mamba_d_state=4,
-    )
-    return transformers.FalconH1ForCausalLM(config)
+def recurrent_gemma():
+    config = transformers.RecurrentGemmaConfig(**SIZES, **HEADS, lru_width=16, head_dim=8)
+    return transformers.RecurrentGemmaForCausalLM(config)
+
+
+def minimax():
+    sizes = {"num_key_value_heads": 1, "num_local_experts": 2, "head_dim": 8, "block_size": 16}
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    config = transformers.MiniMaxConfig(**SIZES, **HEADS, **sizes, layer_types=kinds)
+    return transformers.MiniMaxForCausalLM(config)
+
+
+def llama4():
+    sizes = {"num_key_value_heads": 1, "head_dim": 8, "intermediate_size_mlp": 24}
+    config = transformers.Llama4TextConfig(**SIZES, **HEADS, **sizes, num_local_experts=2)
+    return transformers.Llama4ForCausalLM(config)
 
 
 def bloom():
@@ -75,8 +81,10 @@ def training():
 
 REFUSED = {
     t5: "T5.* is an encoder-decoder model; .*Use HF generate",
-    mamba: "Mamba.* cannot rewind yet: .*use HF generate",
-    falcon_h1: "FalconH1.* cannot .*[uU]se HF generate",
+    rwkv: "Rwkv.* its recurrent state does not go through HF's cache.*Use HF generate",
+    recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
+    minimax: "MiniMax.* uses cache of its own.*Use HF generate",
+    llama4: "Llama4.* layers that specdec cannot run over slots: chunked_attention.*use HF",
     bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
     forgetful: r"layer 0 is sliding_attention but has no sliding window;.*Use HF generate",
     training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",
