@@ -182,7 +182,7 @@ def certify_sampler(
     name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
     is_race = sampler.draw_draft is draw_by_race
-    trees = TREES if sizes is None and sampler.takes_trees and not is_race else ()
+    trees = TREES if sizes is None and sampler.takes_trees else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_foreign else SIZES
     _check_sizes(sizes)
@@ -292,10 +292,10 @@ def _examine_race(
     wrong = wrong_winners(sampler, races, torch.Generator().manual_seed(0))
     paths, is_reached = races.paths, races.is_reached
     report.num_paths += len(paths)
-    row, place = is_reached.nonzero(as_tuple=True)
+    row, index = is_reached.nonzero(as_tuple=True)
 
     def describe(at: int, token: int) -> str:
-        context = tuple(paths.tokens[row[at], : place[at]].tolist())
+        context = _text(worlds, int(paths.prefix[row[at], index[at]]), paths.depths[index[at]])
         return f"token {token} behind {context} of {worlds.describe(int(paths.world[row[at]]))}"
 
     if len(wrong):
