@@ -156,3 +156,9 @@ def test_kept_rows_keep_their_draws():
     step = noise.keep(rows).at(starts[rows], 3)
     for stream, expected in zip(Stream, whole, strict=True):
         assert torch.equal(step.uniform(stream), expected)
+
+
+def test_all_depths_of_a_step_share_one_table_of_uniforms():
+    step = Noise([7, 8]).at(torch.tensor([3, 5]), width=4)
+    depths = [step.at_depths(depth).uniform(Stream.PROPOSE) for depth in (0, 1)]
+    assert depths[0] is depths[1] is step.uniform(Stream.PROPOSE)  # made once, not for each pass

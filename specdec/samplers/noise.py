@@ -63,6 +63,7 @@ class StepNoise:
     def __init__(self, key: Tensor, start: Tensor, width: int):
         self._key, self._start, self._width = key, start, width
         self._depths: Tensor | int | None = None
+        self._origin: StepNoise | None = None
 
     def at_depths(self, depths: Tensor | int) -> Self:
         """The same numbers, for tokens of a tree: races belong to positions, and a token at depth d
@@ -73,7 +74,7 @@ class StepNoise:
                 N]`, or a number for all.
         """
         other = copy.copy(self)
-        other._depths = depths
+        other._depths, other._origin = depths, self
         return other
 
     def uniform(self, stream: Stream) -> Tensor:
@@ -86,6 +87,8 @@ class StepNoise:
 
     @cached_property
     def _uniforms(self) -> tuple[Tensor, ...]:
+        if self._origin is not None:  # made once for all depths of a tree
+            return self._origin._uniforms
         return step_uniforms(self._key, self._start, len(Stream), self._width).unbind(dim=1)
 
     def race(self, logits: Tensor, warp: Warp, index: int) -> Tensor:

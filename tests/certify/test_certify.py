@@ -391,6 +391,8 @@ SETTINGS = [
     ("sizes", ((30, 5, 9),)),  # cells without end
     ("dtype", torch.bfloat16),  # in which nothing could be told exactly
     ("false_alarm", 0.0),
+    ("trees", ((-1, 1),)),  # its own parent
+    ("trees", ((-1,) * 12,)),  # cells without end
 ]
 
 
@@ -398,3 +400,8 @@ SETTINGS = [
 def test_settings_of_a_certificate_are_checked(name, value):
     with pytest.raises((TypeError, ValueError), match=f"{name}|unpack|cells"):
         certify(RejectionSampler(), **{name: value})
+
+
+def test_trees_for_a_rule_of_chains_are_refused():
+    with pytest.raises(ValueError, match="Mistaken verifies chains"):
+        certify(Mistaken(), trees=((-1, -1),))

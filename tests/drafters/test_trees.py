@@ -11,6 +11,7 @@ from architectures import build
 from drafter_table import MODEL, TREE, make
 from drafting import perturbed, ragged_prompts
 from eagle_heads import VOCAB, WIRINGS, random_head, stand_in, tables_of
+from eagle_oracle import oracle_drafter, oracle_target
 from eagle_reference import draft_outputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -249,3 +250,17 @@ def test_greedy_text_is_that_of_hf_and_a_target_that_drafts_for_itself_is_never_
     sampled = {**options, "do_sample": True, "seed": 5, "eos_token_id": None, "top_k": 0}
     stats = itself.generate(ids, **sampled).stats
     assert stats.acceptance_length == 1 + TREE.depth
+
+
+@pytest.mark.parametrize("kind", ["eagle1", "eagle3"])
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "seed": [3, 4, 5]}])
+def test_a_head_that_knows_the_target_is_given_the_features_of_the_accepted_path(kind, options):
+    """Law 7: what a lossless rule hides; the accepted rows are not the first ones."""
+    target = oracle_target()
+    drafter = EagleDrafter(oracle_drafter(target, kind, 3).head, target, tree=TREE)
+    ids, mask = ragged_prompts(26, 9, 4, 5)  # the first feature comes with a second token
+    options = {"max_new_tokens": 24, "eos_token_id": None, "trace": True, **options}
+    result = SpeculativeGenerator(target, drafter, BlockSampler()).generate(ids, mask, **options)
+    assert result.stats.acceptance_length == 1 + TREE.depth
+    parents = [step.parents for row in result.trace for step in row]
+    assert all(max(of_step[:3]) < 1 for of_step in parents)  # nor the first three nodes a path

@@ -8,5 +8,6 @@ a function, a small piece of its source is exchanged (`Edit`).
 from mutants.devices import DEVICES
 from mutants.drawing import DRAWING
 from mutants.texts import TEXTS
+from mutants.trees import TREES
 
-FAULTS = [*DRAWING, *TEXTS, *DEVICES]
+FAULTS = [*DRAWING, *TEXTS, *DEVICES, *TREES]

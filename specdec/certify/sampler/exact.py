@@ -1,7 +1,7 @@
 """`certify_sampler`: tries a sampler on all worlds."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -143,6 +143,7 @@ def certify_sampler(
     sampler: Sampler,
     *,
     sizes: Sizes | None = None,
+    trees: tuple[tuple[int, ...], ...] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
     num_draws: int | None = None,
@@ -159,8 +160,9 @@ def certify_sampler(
     Args:
         sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler`.
         sizes: (vocabulary, draft tokens, worlds) of each batch; work grows with
-            vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`, and `TREES` for a
-            rule that takes them.
+            vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
+        trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and worlds
+            of the last size. `None` is `TREES` without `sizes`, for a rule that takes trees.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
         num_draws: texts per world of the tests by draws; `None` is `NUM_DRAWS`, or
@@ -169,7 +171,8 @@ def certify_sampler(
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: another dtype, sizes too large to enumerate, or a number out of range.
+        ValueError: another dtype, sizes or trees too large to enumerate, a number out of range, or
+            trees for a rule that does not take them.
     """
     check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
@@ -182,10 +185,13 @@ def certify_sampler(
     name = sampler.name if is_foreign else type(sampler).__name__
     report = SamplerReport(name, TOLERANCE[dtype])
     is_race = sampler.draw_draft is draw_by_race
-    trees = TREES if sizes is None and sampler.takes_trees and not is_race else ()
+    if trees is None:
+        trees = TREES if sizes is None and sampler.takes_trees else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_foreign else SIZES
-    _check_sizes(sizes)
+    _check_sizes(sizes, trees)
+    if trees and not sampler.takes_trees:
+        raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
     batches = list(standard_worlds(sizes, trees, dtype=dtype))
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
@@ -236,13 +242,17 @@ def _examine_draws(
     return report
 
 
-def _check_sizes(sizes: Sizes) -> None:
+def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
     """
     if not sizes:
         raise ValueError("sizes must be (vocabulary, draft tokens, worlds) of a batch or more")
-    for vocab, num_draft_tokens, num_worlds in sizes:
+    for parents in trees:
+        for node, parent in enumerate(parents):
+            check_integer(f"the parent of node {node} in trees", parent, -1, node - 1)
+    of_trees = [(sizes[-1][0], len(parents), sizes[-1][2]) for parents in trees]
+    for vocab, num_draft_tokens, num_worlds in (*sizes, *of_trees):
         check_integer("a vocabulary in sizes", vocab, 2)
         check_integer("a number of draft tokens in sizes", num_draft_tokens, 0)
         check_integer("a number of worlds in sizes", num_worlds, 1)
@@ -292,10 +302,10 @@ def _examine_race(
     wrong = wrong_winners(sampler, races, torch.Generator().manual_seed(0))
     paths, is_reached = races.paths, races.is_reached
     report.num_paths += len(paths)
-    row, place = is_reached.nonzero(as_tuple=True)
+    row, index = is_reached.nonzero(as_tuple=True)
 
     def describe(at: int, token: int) -> str:
-        context = tuple(paths.tokens[row[at], : place[at]].tolist())
+        context = _text(worlds, int(paths.prefix[row[at], index[at]]), paths.depths[index[at]])
         return f"token {token} behind {context} of {worlds.describe(int(paths.world[row[at]]))}"
 
     if len(wrong):

@@ -101,15 +101,23 @@ class Paths:
         `[N, K]` and resample `[N]` uniforms to a verdict on the CPU. All draws that a rule has no
         business with are NaN.
         """
-        draft, logits, warp = self.inputs(rows)
-        shape = len(rows), len(Stream), logits.shape[1]
+        run_with = self.noisy_runner(decide, rows)
+        shape = len(rows), len(Stream), self.logits.shape[1]
 
         def run(accept: Tensor, resample: Tensor) -> Verdict:
             uniforms = torch.full(shape, torch.nan, dtype=torch.float64)
             uniforms[:, Stream.ACCEPT, :-1] = accept
             uniforms[:, Stream.RESAMPLE, 0] = resample
-            verdict = decide(draft, logits, warp, ScriptedNoise(uniforms.to(self.device)))
-            verdict = check_verdict(decide, verdict, draft)
+            return run_with(ScriptedNoise(uniforms.to(self.device)))
+
+        return run
+
+    def noisy_runner(self, decide: Decide, rows: Tensor) -> Callable[[ScriptedNoise], Verdict]:
+        """As `runner`, a function from noise; of a chain, too, the verdict has a path."""
+        draft, logits, warp = self.inputs(rows)
+
+        def run(noise: ScriptedNoise) -> Verdict:
+            verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
             check_decisions(decide, verdict, draft, logits.shape[-1])
             path = verdict.path
             if path is None:

@@ -1,15 +1,16 @@
 """The exact law of samplers that draw by a race: the least `E_v / weight_v` wins, where `E_v` are
 independent Exp(1) variables that drafter and target share (`StepNoise.race`).
 
-The exponentials are scripted. At every place that a drafted path reaches, and for every pair of
-tokens a, b, the ratio `t_ab = E_a / E_b` up to which a beats b is bisected. Because the least of
-exponentials wins in proportion to its rate, `P(a) = 1 / sum_b 1 / t_ab`, with `t_aa = 1`. That the
-winner is `argmin_v E_v / P(v)` at all, whatever is drafted, is then checked at random exponentials.
+The exponentials are scripted. At every row of the window that a drafted path reaches (the anchor,
+and each node), and for every pair of tokens a, b, the ratio `t_ab = E_a / E_b` up to which a beats
+b is bisected, while the tokens on the path win the races before. Because the least of exponentials
+wins in proportion to its rate, `P(a) = 1 / sum_b 1 / t_ab`, with `t_aa = 1`. That the winner is
+`argmin_v E_v / P(v)` at all, whatever is drafted, is then checked at random exponentials.
 
 So each emitted token is a function of the noise at its own position, the same for every draft; its
 law is P, and tokens at different positions are independent given their contexts.
 
-Legend: see `paths`.
+Legend: N rows of the window, D depth, and see `paths`.
 """
 
 from collections.abc import Callable
@@ -32,32 +33,41 @@ class Races:
     """What wins."""
 
     paths: Paths
-    is_reached: Tensor  # [R, K + 1] bool, where a token can be emitted
-    law: Tensor  # [R, K + 1, V] of that token
+    is_reached: Tensor  # [R, N] bool, after which row of the window a token can be emitted
+    law: Tensor  # [R, N, V] of that token
 
     def target(self) -> Tensor:
-        """`[R, K + 1, V]`: the law that each token should have."""
+        """`[R, N, V]`: the law that each token should have."""
         paths, levels = self.paths, self.paths.worlds.target
-        rows = [level[paths.world, paths.prefix[:, i]] for i, level in enumerate(levels)]
+        rows = [levels[d][paths.world, paths.prefix[:, i]] for i, d in enumerate(paths.depths)]
         return torch.stack(rows, dim=1)
 
 
 def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Races:
-    """Bisects every pair of tokens at every place of every path."""
+    """Bisects every pair of tokens after every row of every window."""
     paths = Paths(worlds, device=device, with_impossible=True)
-    count, places, vocab = len(paths), worlds.num_draft_tokens + 1, worlds.vocab_size
-    drafted = torch.nn.functional.one_hot(paths.tokens.clamp(min=0), vocab).double()
-    drafted = drafted * _EARLY + (1 - drafted)  # [R, K, V], the draft wins where it can
-    drafted = torch.nn.functional.pad(drafted, (0, 0, 0, 1), value=1.0)
-    run = _runner(decide, paths, torch.arange(count))
-    is_reached = run(drafted).tokens != PAD_TOKEN
+    vocab, depths, scripts = worlds.vocab_size, torch.tensor(paths.depths), []
+    for index in range(len(depths)):  # the tokens on the path to this row of the window win
+        script = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64)
+        while index > 0:
+            token = paths.tokens[:, index - 1 : index].clamp(min=0)
+            index = worlds.window_parents[index - 1]
+            script[:, depths[index]].scatter_(1, token, _EARLY)
+        scripts.append(script)
+    script = torch.stack(scripts, dim=1)  # [R, N, N, V], raced for by depth
+    every = torch.arange(len(paths)).repeat_interleave(len(depths))
+    verdict = _runner(decide, paths, every)(script.flatten(0, 1))
+    end = depths.repeat(len(paths))[:, None]
+    is_emitted = (verdict.tokens.gather(1, end) != PAD_TOKEN)[:, 0]
+    prefix = paths.prefix[every].gather(1, verdict.path.gather(1, end))[:, 0]
+    is_reached = is_emitted.view(len(paths), -1) & (prefix.view(len(paths), -1) == paths.prefix)
 
-    row, place = is_reached.nonzero(as_tuple=True)
+    row, index = is_reached.nonzero(as_tuple=True)
     one, other = torch.triu_indices(vocab, vocab, offset=1)
     pairs, total = len(one), len(row) * len(one)
-    row, place = row.repeat_interleave(pairs), place.repeat_interleave(pairs)
+    row, index = row.repeat_interleave(pairs), index.repeat_interleave(pairs)
     one, other, at = one.repeat(total // pairs), other.repeat(total // pairs), torch.arange(total)
-    script = drafted[row]
+    script, place = script[row, index], depths[index]
     script[at, place] = _LATE
     run = _runner(decide, paths, row)
 
@@ -67,9 +77,9 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
         return run(script).tokens[at, place] == one
 
     flip = bisect(wins, total)  # E_a / E_b is u / (1 - u)
-    inverse = torch.ones(count, places, vocab, vocab, dtype=torch.float64)
-    inverse[row, place, one, other] = (1 - flip) / flip
-    inverse[row, place, other, one] = flip / (1 - flip)
+    inverse = torch.ones(len(paths), len(depths), vocab, vocab, dtype=torch.float64)
+    inverse[row, index, one, other] = (1 - flip) / flip
+    inverse[row, index, other, one] = flip / (1 - flip)
     return Races(paths, is_reached, 1 / inverse.sum(dim=-1))
 
 
@@ -83,18 +93,13 @@ def wrong_winners(
     rows = torch.arange(len(paths)).repeat_interleave(copies)
     exponentials = torch.empty(races.law[rows].shape, dtype=torch.float64)
     exponentials.exponential_(generator=generator)
-    winners = (exponentials / races.law[rows]).argmin(dim=-1)
-    tokens = _runner(decide, paths, rows)(exponentials).tokens
-    is_wrong = (tokens != PAD_TOKEN) & ((tokens != winners) | ~races.is_reached[rows])
-    return rows[is_wrong.any(dim=1)]
+    verdict = _runner(decide, paths, rows)(exponentials)
+    at = rows[:, None], verdict.path
+    winners = (exponentials[:, : verdict.path.shape[1]] / races.law[at]).argmin(dim=-1)
+    is_wrong = (verdict.tokens != winners) | ~races.is_reached[at]
+    return rows[(is_wrong & (verdict.tokens != PAD_TOKEN)).any(dim=1)]
 
 
 def _runner(decide: Decide, paths: Paths, rows: Tensor) -> Callable[[Tensor], Verdict]:
-    draft, logits, warp = paths.inputs(rows)
-
-    def run(exponentials: Tensor) -> Verdict:
-        noise = ScriptedNoise(exponentials=exponentials.to(paths.device))
-        verdict = decide(draft, logits, warp, noise)
-        return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu())
-
-    return run
+    run = paths.noisy_runner(decide, rows)
+    return lambda exponentials: run(ScriptedNoise(exponentials=exponentials.to(paths.device)))
