@@ -38,6 +38,7 @@ from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, sampler_named
 from specdec.samplers.base import check_sampler
+from specdec.show.text import draft_size
 from specdec.target import Target
 
 
@@ -164,7 +165,8 @@ class SpeculativeGenerator:
         return (
             f"SpeculativeGenerator(target {type(model).__name__}, "
             f"{model.num_parameters() / 1e6:.1f} M parameters, {target.dtype} on {target.device}; "
-            f"drafter {type(self.drafter).__name__}, K = {self.drafter.num_draft_tokens}; "
+            f"drafter {type(self.drafter).__name__}, "
+            f"{draft_size(self.drafter.num_draft_tokens, self.drafter.tree_depth)}; "
             f"sampler {sampler})"
         )
 

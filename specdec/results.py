@@ -28,7 +28,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
-from specdec.show.text import pieces, visible
+from specdec.show.text import draft_size, pieces, visible
 from specdec.show.tokens import KINDS, marked, text_html, token_span
 from specdec.types import depths_of
 
@@ -253,7 +253,7 @@ class SpeculationStats:
         return (
             f"SpeculationStats(acceptance length {self.acceptance_length:.2f}, rate "
             f"{self.acceptance_rate:.2f}, {sum(self.emitted)} tokens in {sum(self.steps)} steps of "
-            f"{len(self.steps)} rows, K = {self.num_draft_tokens}"
+            f"{len(self.steps)} rows, {draft_size(self.num_draft_tokens, self.depth)}"
             + (f", {self.wall_s:.2f} s)" if self.wall_s is not None else ")")
         )
 

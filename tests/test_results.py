@@ -20,6 +20,7 @@ from specdec import (
     RejectionSampler,
     SpeculationStats,
     SpeculativeGenerator,
+    Tree,
     TypicalSampler,
     zoo,
 )
@@ -222,6 +223,12 @@ def test_parts_print_what_they_are():
     generator = SpeculativeGenerator(MODEL, DRAFTERS["perturbed"], EnsembleSampler(0.8))
     for word in ("LlamaForCausalLM", "float32 on cpu", "ModelDrafter, K = 4", "target_weight=0.8"):
         assert word in repr(generator)
+    tree = Tree(nodes=6, depth=3)
+    trees = SpeculativeGenerator(MODEL, ModelDrafter(DRAFTERS["perturbed"].model, tree=tree))
+    assert "ModelDrafter, tree 6x3; " in repr(trees)
+    prompt = torch.tensor([[1, 2, 3]])
+    assert "of 1 rows, tree 6x3, " in repr(trees.generate(prompt, max_new_tokens=2).stats)
+    assert "; tree 6x3)" in repr(trees.start(prompt, max_new_tokens=2))
     nested = RejectionSampler()
     nested.inner = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Identity())
     assert "\n" in repr(nested)

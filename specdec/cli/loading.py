@@ -12,7 +12,7 @@ from specdec.cli.parser import DRAWING, given, refuse_given
 from specdec.show.text import one_line, printable
 
 if TYPE_CHECKING:
-    from specdec import SpeculativeGenerator
+    from specdec import SpeculativeGenerator, Tree
 
 HEADS = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
 """Kinds of heads on the command line, and their drafters in `specdec`."""
@@ -116,6 +116,7 @@ def make_drafter(
     *,
     dtype: str,
     device: str,
+    tree: Tree | None = None,
     tokenizer=None,
     **options: Any,
 ):
@@ -126,6 +127,7 @@ def make_drafter(
         target: the HF model.
         num_draft_tokens: K.
         dtype, device: of a draft model.
+        tree: drafted instead of chains of K tokens.
         tokenizer: the target's; a draft model's must be the same.
         options: `proposal` and `draft_temperature`, of drafters with probabilities.
     """
@@ -134,7 +136,10 @@ def make_drafter(
     if name == "none":
         return None
     if name == "lookup":
-        return PromptLookupDrafter(num_draft_tokens)
+        if tree is None:
+            return PromptLookupDrafter(num_draft_tokens)
+        return PromptLookupDrafter(tree.nodes, num_continuations=tree.nodes // tree.depth)
+    options["tree"] = tree
     if name.startswith("zoo:"):
         options["num_draft_tokens"] = num_draft_tokens
         return zoo.load_drafter(name.removeprefix("zoo:"), target, **options)
@@ -160,8 +165,9 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
     if name is None:
         name = "zoo:model" if arguments.target == "zoo" else "lookup"
     check_device(arguments.device)
+    tree = tree_of(arguments, has_continuations=name == "lookup")
     if name == "none":
-        refuse_given(arguments, ("num_draft_tokens",), "belongs to a drafter; there is none")
+        refuse_given(arguments, ("num_draft_tokens", "tree"), "belongs to a drafter; there is none")
     if name in ("none", "lookup"):
         refuse_given(arguments, DRAWING, f"belongs to drafters with probabilities, not to {name}")
     elif not name.startswith("zoo:"):
@@ -177,9 +183,26 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
     place = {"dtype": arguments.dtype, "device": arguments.device}
     target, tokenizer = load_target(arguments.target, **place)
     k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
-    options = {**place, "tokenizer": tokenizer, **given(arguments, DRAWING)}
+    options = {**place, "tree": tree, "tokenizer": tokenizer, **given(arguments, DRAWING)}
     drafter = make_drafter(name, target, k, **options)
     return SpeculativeGenerator(target, drafter, sampler), tokenizer
+
+
+def tree_of(arguments: argparse.Namespace, *, has_continuations: bool = False) -> Tree | None:
+    """The tree that `--tree` names; of a drafter of whole continuations each is a path of it."""
+    from specdec import Tree
+
+    if arguments.tree is None:
+        return None
+    refuse_given(arguments, ("num_draft_tokens",), "belongs to chains; leave it out beside --tree")
+    nodes, depth = arguments.tree
+    tree = Tree(nodes, depth)
+    if has_continuations and nodes % depth:
+        raise ValueError(
+            f"--tree {nodes}x{depth} for lookup is made of continuations of {depth} tokens each; "
+            f"pass a multiple of {depth} nodes, {nodes - nodes % depth}x{depth} for instance"
+        )
+    return tree
 
 
 def _split(name: str) -> tuple[str | None, str]:

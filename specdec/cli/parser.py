@@ -15,6 +15,7 @@ DRAFTERS_HELP = (
     "folders the first two are recognised); 'lookup' (prompt lookup), 'none', or for the target "
     "'zoo' one of its drafters, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp"
 )
+TREE_HELP = "draft trees, for instance of 32x6: 32 nodes, paths of 6 (default: chains of K tokens)"
 DRAWING = ("proposal", "draft_temperature")
 """Options of drafters that have probabilities."""
 TRAINING_STEPS = 10_000
@@ -49,6 +50,14 @@ def positive(argument: str) -> int:
     return int(argument)
 
 
+def tree_size(argument: str) -> tuple[int, int]:
+    """The type of `--tree`: nodes and depth."""
+    nodes, _, depth = argument.partition("x")
+    if not (nodes.isdecimal() and depth.isdecimal()):
+        raise argparse.ArgumentTypeError(f"must be nodes and depth like 32x6, got {argument}")
+    return int(nodes), int(depth)
+
+
 def add_place_arguments(parser: argparse.ArgumentParser, *, dtype: str = "auto") -> None:
     """`--dtype` and `--device` of models."""
     choices = ("auto", *DTYPES) if dtype == "auto" else DTYPES
@@ -61,6 +70,7 @@ def add_generator_arguments(parser: argparse.ArgumentParser, **place: str) -> No
     add = parser.add_argument
     add("--drafter", help=f"{DRAFTERS_HELP} (default: zoo:model for the zoo, lookup for others)")
     add("--num-draft-tokens", type=int, help="K (default 4)")
+    add("--tree", type=tree_size, metavar="NODESxDEPTH", help=TREE_HELP)
     add(
         "--proposal",
         choices=("sample", "argmax"),

@@ -22,6 +22,7 @@ from specdec.loop.runner import StepRunner
 from specdec.loop.state import Parts
 from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
+from specdec.show.text import draft_size
 from specdec.trace import Trace
 from specdec.types import Draft, rows_to_keep
 
@@ -93,7 +94,8 @@ class Generation:
         ended += rows - len(self.rows)
         return (
             f"Generation({ended} of {rows} row{'s' * (rows != 1)} ended; lengths "
-            f"{self.lengths.tolist()}, prompts included; K = {self.num_draft_tokens})"
+            f"{self.lengths.tolist()}, prompts included; "
+            f"{draft_size(self.num_draft_tokens, self.state.signature.tree_depth)})"
         )
 
     @property
@@ -296,12 +298,13 @@ class OutputCollector:
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
         new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
+        k, depth = self._generation.num_draft_tokens, self._generation.state.signature.tree_depth
         return GenerationResult(
             sequences=torch.cat([prompts.long(), new_tokens], dim=1),
             lengths=lengths,
             finish_reasons=list(self.finish_reasons),
             seeds=self._request.seeds,
-            stats=SpeculationStats(self.steps, self._generation.num_draft_tokens, wall_s=wall_s),
+            stats=SpeculationStats(self.steps, k, depth=depth and min(depth, k), wall_s=wall_s),
             trace=trace,
             steps=self.steps,
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],

@@ -25,6 +25,7 @@ from specdec.loop.step import (
 )
 from specdec.request import Request
 from specdec.samplers import Warp
+from specdec.show.text import draft_size
 from specdec.target import Target
 from specdec.target.cache import memory_bytes
 
@@ -172,7 +173,8 @@ class StepRunner:
     def describe(self) -> Iterator[str]:
         """Lines that say how the steps run."""
         s = self.state.signature
-        where = f"batch of {s.batch_size}, K = {s.num_draft_tokens}, {self.num_slots} slots"
+        size = draft_size(s.num_draft_tokens, s.tree_depth)
+        where = f"batch of {s.batch_size}, {size}, {self.num_slots} slots"
         if not self.captures:
             return
         if self.refusal is not None:

@@ -37,6 +37,22 @@ def one_line(error: BaseException) -> str:
     return text if len(text) <= 400 else text[:397] + "..."
 
 
+def draft_size(num_draft_tokens: int, depth: int | None = None) -> str:
+    """How much is drafted in a step, in two words.
+
+    Args:
+        num_draft_tokens: of a chain, or nodes of a tree.
+        depth: of a tree; `None` of a chain.
+
+    Example:
+        >>> draft_size(4), draft_size(32, 6)
+        ('K = 4', 'tree 32x6')
+    """
+    if depth is None or depth >= num_draft_tokens:
+        return f"K = {num_draft_tokens}"
+    return f"tree {num_draft_tokens}x{depth}"
+
+
 def printable_json(content: Any) -> Any:
     """Parsed JSON with `printable` keys and strings."""
     if isinstance(content, str):

@@ -9,6 +9,11 @@ from specdec.cli import main
 FAST = ["--samples", "64", "--prompts", "1", "--prompt-tokens", "4", "--audit-tokens", "12"]
 
 
+def test_trees_are_certified(small, capsys):
+    assert main(["certify", "--target", small, *FAST, "--tree", "6x3"]) == 0
+    assert "PromptLookupDrafter, BlockSampler, tree 6x3, 1 prompts" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("sampler", "code", "is_terminal"), [("auto", 0, False), ("typical", 1, True)]
 )

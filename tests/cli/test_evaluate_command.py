@@ -48,6 +48,16 @@ def test_it_prints_a_table_by_category_and_writes_the_run(tmp_path, capsys):
     assert saved["run"]["prompts"]["count"] == 12
 
 
+def test_it_measures_trees(tmp_path, capsys):
+    prompts, output = spec_bench(tmp_path / "p.jsonl", 6), tmp_path / "run.jsonl"
+    options = ["--prompts", str(prompts), "--output", str(output), "--tree", "6x3"]
+    assert main([*COMMAND, *options]) == 0
+    capsys.readouterr()
+    steps = [step for row in Evaluation.load(output).rows for step in row.steps]
+    assert {len(step.draft_tokens) for step in steps if step.draft_tokens} == {6}
+    assert {step.depth for step in steps if step.draft_tokens} <= {1, 2, 3}
+
+
 @pytest.mark.parametrize("form", ["markdown", "latex"])
 def test_it_prints_papers_tables(form, tmp_path, capsys):
     prompts = spec_bench(tmp_path / "p.jsonl", 6)

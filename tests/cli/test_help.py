@@ -47,6 +47,20 @@ def test_the_demo_says_what_its_ratio_is(capsys):
     assert "\nx: median over the prompts of the ratio to plain decoding of the same prompt" in shown
 
 
+def test_the_demo_drafts_trees_and_says_of_what_size(capsys):
+    assert main(["demo", "--prompts", "1", "--new-tokens", "8", "--tree", "8x3"]) == 0
+    shown = capsys.readouterr().out
+    sizes = re.findall(r"^(.{15}) (K = \d|tree \dx\d) ", shown, re.MULTILINE)
+    assert {name.strip(): size for name, size in sizes} == {
+        "plain decoding": "K = 0",
+        "prompt lookup": "tree 6x3",  # two continuations
+        "draft LM": "tree 8x3",
+        "EAGLE-3 head": "tree 8x3",
+        "mask-token head": "tree 8x3",
+        "MTP modules": "K = 4",
+    }
+
+
 def test_a_notebook_that_is_not_there_is_one_line():
     pytest.importorskip("nbclient")
     command = [sys.executable, str(ROOT / "notebooks" / "run.py"), "notebooks/9_nothing.ipynb"]

@@ -21,8 +21,8 @@ def cells_of(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
-def test_there_are_six_and_they_are_numbered():
-    assert [path.name[0] for path in NOTEBOOKS] == ["1", "2", "3", "4", "5", "6"]
+def test_there_are_seven_and_they_are_numbered():
+    assert [path.name[0] for path in NOTEBOOKS] == ["1", "2", "3", "4", "5", "6", "7"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -55,6 +55,8 @@ def test_they_name_every_part_that_they_are_about():
     assert "certify(generator" in text["5"]
     assert "triton" in text["6"]
     assert "Captured" in text["6"]
+    assert "step.accepted" in text["7"]
+    assert "step.rejected" in text["7"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.samplers import draw_by_race
+from specdec.show.text import draft_size
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,9 @@ def certify_generator(
     is_coupled = generator.sampler.draw_draft is draw_by_race
     audit = audit_coupled_text if is_coupled else audit_noise
     names = ", ".join(type(part).__name__ for part in (generator.drafter, generator.sampler))
+    size = draft_size(generator.drafter.num_draft_tokens, generator.drafter.tree_depth)
     return RunReport(
-        name=f"{names}, K = {generator.drafter.num_draft_tokens}, {len(prompts)} prompts",
+        name=f"{names}, {size}, {len(prompts)} prompts",
         greedy=audit_greedy_text(generator, prompts, audit_tokens),
         noise=audit(generator, prompts, audit_tokens, sampling),
         rows=audit_rows(generator, prompts, audit_tokens, sampling) if repeats else None,
