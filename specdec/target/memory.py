@@ -3,10 +3,11 @@
 A mixer (a gated delta net, Mamba, a short convolution) turns hidden states into hidden states and
 leaves a state behind, which cannot be shortened. So the state that is kept is that of the committed
 text. A window of draft tokens is read from it and leaves nothing but what its products were. When
-the next window opens, it is known how many tokens of the last one were kept, and each mixer first
-reads these once more. Their products are those of before, so it is the recurrence alone that runs,
-and the gates of what was rejected are closed: one call of a fixed shape serves rows of any counts.
-Where a mixer has no gate that is known, it reads token by token.
+the next window opens, it is known how many tokens of the last one were kept, and each mixer reads
+these once more before its own: in one call with every row twice, once with all gates closed behind
+what was kept, whose state is the new one, and once open, for the output. Products of the last
+window are those of before, so no weight is read again, and one fixed shape serves rows of any
+counts. Where a mixer has no gate that is known, it reads token by token.
 
 Legend: B rows, N tokens of a window, W tokens of the longest one, F width of a product.
 """
@@ -68,9 +69,10 @@ class Memory:
         states: `[B, ...]` by place, after the committed tokens.
         records: by mixer and product `[B, W, F]`, of the last window; the mixer's input is `""`.
         run: of the mixer that is at work.
+        lines: how this window lines up with the last one, by device.
     """
 
-    transient_attributes = ("run",)
+    transient_attributes = ("run", "lines")
 
     def __init__(self, batch_size: int, max_window: int, mixers: Mapping[str, MixerPlan]):
         self.mixers, self.max_window = mixers, max_window
@@ -91,6 +93,7 @@ class Memory:
         )
         self.is_chunk = False
         self.run: _Run | None = None
+        self.lines: dict[torch.device, Line] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -139,6 +142,7 @@ class Memory:
         if is_chunk:
             self.count.zero_()
         self.is_chunk = is_chunk
+        self.lines = {}
 
     def mix(self, name: str, current: threading.local, call: Callable, hidden: Tensor) -> Tensor:
         """Runs a mixer on a window, from the state behind the text before it.
@@ -154,14 +158,58 @@ class Memory:
         """
         record = self.records[name]
         mixer = _Mixer(self, self.mixers[name], current, call)
-        mixer.commit(record[""], self.kept, record)
-        count = hidden.shape[1]
+        count, device = hidden.shape[1], hidden.device
         if self.is_chunk:
-            order = torch.arange(count, device=hidden.device)
-            is_text = order < self.valid.to(hidden.device)[:, None]
+            mixer.commit(record[""], self.kept, record)
+            is_text = torch.arange(count, device=device) < self.valid.to(device)[:, None]
             return mixer.commit(hidden.masked_fill(~is_text[..., None], 0), self.valid, {})
+        if mixer.plan.gates is not None:
+            if device not in self.lines:
+                self.lines[device] = Line(self.kept.to(device), self.max_window, count)
+            return mixer.read_both(hidden, record, self.lines[device])
+        mixer.commit(record[""], self.kept, record)
         record[""][:, :count] = hidden
         return mixer.read(hidden, {n: table[:, :count] for n, table in record.items() if n})
+
+
+class Line:
+    """Where the kept tokens of the last window and then those of this one stand in one line of
+    L = W + N tokens per row.
+
+    Args:
+        kept: `[B]` tokens of the last window.
+        max_window: W.
+        count: N.
+
+    Attributes:
+        kept: as given.
+        sources: `[2 B L]`, rows of a list of all `[B, W + N]` tokens, every line twice.
+        places: `[B N]`, rows of a list of all `[2 B, L]` tokens: this window's in the second lines.
+        is_closed: `[2 B, L]`: what the first lines leave out.
+    """
+
+    def __init__(self, kept: Tensor, max_window: int, count: int):
+        rows, length = len(kept), max_window + count
+        order, behind = torch.arange(length, device=kept.device), kept[:, None]
+        index = torch.where(order < behind, order, max_window + order - behind)
+        index = index.clamp(max=length - 1)  # behind both windows, where nothing is looked at
+        first = torch.arange(rows, device=kept.device)[:, None] * length
+        self.kept, self.count = kept, count
+        self.sources = (first + index).flatten().repeat(2)
+        places = first + behind + order[:count]
+        self.places = (rows * length + places).flatten()
+        is_behind = order >= behind
+        self.is_closed = torch.cat([is_behind, torch.zeros_like(is_behind)])
+
+    def join(self, last: Tensor, new: Tensor) -> Tensor:
+        """`[2 B, L, F]` of what the two windows have, `[B, W, F]` and `[B, N, F]`."""
+        lines = torch.cat([last, new], dim=1).flatten(0, 1).index_select(0, self.sources)
+        return lines.unflatten(0, self.is_closed.shape)
+
+    def take(self, lines: Tensor) -> Tensor:
+        """`[B, N, F]` of this window."""
+        taken = lines.flatten(0, 1).index_select(0, self.places)
+        return taken.unflatten(0, (-1, self.count))
 
 
 class LayerStates:
@@ -209,19 +257,27 @@ class _Mixer(NamedTuple):
             self.memory.run = self.current.run = None
 
     def read(self, inputs: Tensor, record: dict[str, Tensor]) -> Tensor:
-        """Output for tokens that may be rejected: their products are recorded."""
-        count, states = inputs.shape[1], self.memory.states
-        if self.plan.gates is not None:
-            if count == 1:  # models have another path for one token, with roundings of its own
-                inputs = inputs.expand(-1, 2, -1)
-            return self.run(inputs, states, record=record)[1][:, :count]
-        out = []
-        for i in range(count):
+        """Output for tokens that may be rejected, one by one: their products are recorded."""
+        states, out = self.memory.states, []
+        for i in range(inputs.shape[1]):
             column = {name: table[:, i : i + 1] for name, table in record.items()}
             run, of_token = self.run(inputs[:, i : i + 1], states, record=column)
             states = run.left()
             out.append(of_token)
         return torch.cat(out, dim=1)
+
+    def read_both(self, inputs: Tensor, record: dict[str, Tensor], line: Line) -> Tensor:
+        """The same for all at once, and what was kept of the last window becomes part of the
+        state.
+        """
+        states, rows = self.memory.states, len(inputs)
+        twice = {place: torch.cat([states[place]] * 2) for place in self.plan.states}
+        both = line.join(record[""], inputs)
+        record[""][:, : line.count] = inputs
+        run, out = self.run(both, twice, is_closed=line.is_closed, record=record, line=line)
+        for place, left in run.left(line.kept, rows).items():
+            states[place].copy_(left)
+        return out if len(out) == rows else line.take(out)
 
     def commit(self, inputs: Tensor, counts: Tensor, source: Mapping[str, Tensor]) -> Tensor:
         """Makes the first `counts` `[B]` tokens of each row a part of the state; returns the output
@@ -255,6 +311,7 @@ class _Run:
         source: products that are known, `[B, N, F]`; then nothing behind the recurrence runs.
         is_closed: `[B, N]`, tokens that are to leave the state as it is.
         record: where products are written.
+        line: of a call over two windows; products of the last one are those of the record.
     """
 
     def __init__(
@@ -265,19 +322,26 @@ class _Run:
         source: Mapping[str, Tensor] | None = None,
         is_closed: Tensor | None = None,
         record: dict[str, Tensor] | None = None,
+        line: Line | None = None,
     ):
         self.plan, self.source, self.is_closed = plan, source or {}, is_closed
-        self.record = record or {}
+        self.record, self.line = record or {}, line
         self.states = {place: states[place].clone() for place in plan.states}
 
     def product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
         """What a linear layer of the mixer puts out."""
         if self.source and name in self.plan.outputs:
             return x.new_zeros(()).expand(*x.shape[:-1], self.plan.input.shape[-1])
-        out = self.source[name] if name in self.source else forward(x)
-        if name in self.record:
-            table = self.record[name]
-            table.copy_(out[:, : table.shape[1]])
+        if self.line is not None and (name,) == self.plan.outputs[-1:]:
+            return forward(self.line.take(x))
+        if self.line is not None and name in self.record:
+            table, new = self.record[name], forward(self.line.take(x))
+            out = self.line.join(table, new)
+            table[:, : self.line.count] = new
+        else:
+            out = self.source[name] if name in self.source else forward(x)
+            if name in self.record:
+                self.record[name].copy_(out)
         columns, floors = (self.plan.gates or {}).get(name), self.plan.floors
         if columns is None or (self.is_closed is None and floors is None):
             return out
@@ -293,12 +357,12 @@ class _Run:
         self.states[place] = torch.cat([self.states[place], inputs], dim=-1)
         return self.states[place]
 
-    def left(self, counts: Tensor | None = None) -> dict[Place, Tensor]:
-        """The states that the run leaves; of convolutions those after the first `counts` `[B]`
-        tokens, `None` for all.
+    def left(self, counts: Tensor | None = None, rows: int | None = None) -> dict[Place, Tensor]:
+        """The states that the run leaves, of its first rows; of convolutions those after the first
+        `counts` `[B]` tokens, `None` for all.
         """
-        states = dict(self.states)
-        for place, inputs in self.states.items():
+        states = {place: state[:rows] for place, state in self.states.items()}
+        for place, inputs in states.items():
             if place.kind == "conv":
                 width = self.plan.states[place].shape[-1]
                 if counts is None:

@@ -21,8 +21,8 @@ from specdec import (
     Tree,
 )
 from specdec.samplers import BlockSampler
-from specdec.target import self_test
-from specdec.target.memory import Memory, _Mixer, _Run
+from specdec.target import memory, self_test
+from specdec.target.memory import Memory, _Run
 from specdec.types import Draft
 
 NUM_NEW = 30
@@ -198,11 +198,11 @@ def convolution_ahead(patch):
             return CLOSED(*args)
 
     patch.setattr(self_test, "_closed", gates)
-    patch.setattr(_Run, "left", lambda run, counts=None: LEFT(run))
+    patch.setattr(_Run, "left", lambda run, counts=None, rows=None: LEFT(run, None, rows))
 
 
 def of_other_rows(patch):
-    patch.setattr(_Mixer, "commit", lambda m, x, counts, s: COMMIT(m, x, counts.flip(0), s))
+    patch.setattr(memory, "Line", lambda kept, *sizes: LINE(kept.flip(0), *sizes))
 
 
 def gates_left_open(patch):
@@ -210,7 +210,7 @@ def gates_left_open(patch):
     patch.setattr(self_test, "_closed", lambda model, route, mixers: list(mixers))
 
 
-OPEN, LEFT, COMMIT, CLOSED = Memory.open, _Run.left, _Mixer.commit, self_test._closed
+OPEN, LEFT, LINE, CLOSED = Memory.open, _Run.left, memory.Line, self_test._closed
 
 
 @pytest.mark.parametrize("fault", [ahead, convolution_ahead, of_other_rows, gates_left_open])
