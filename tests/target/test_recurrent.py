@@ -3,18 +3,27 @@
 The oracle is HF's own `generate`, and the plain forward where the two differ.
 """
 
+import itertools
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
+import mask_heads
+import mtp_heads
 import pytest
+import text_laws
 import torch
 import transformers
 from architectures import RECURRENT, VOCAB, build
 from drafting import ragged_prompts
+from eagle_heads import head_for as eagle_head_for
 
 from specdec import (
     Drafter,
+    EagleDrafter,
+    MaskTokenDrafter,
     ModelDrafter,
+    MTPDrafter,
     PromptLookupDrafter,
     SpeculativeGenerator,
     Target,
@@ -150,6 +159,31 @@ def test_a_row_is_the_same_alone_and_when_others_have_ended(name):
     assert len(set(whole.lengths)) > 1
 
 
+HEADS = {
+    "eagle3": lambda model: EagleDrafter(eagle_head_for(model), model, 3),
+    "p-eagle": lambda model: MaskTokenDrafter(
+        mask_heads.head_for(model, "p-eagle", feature_layers=(1, 2, "final"), has_lm_head=True),
+        model,
+        3,
+    ),
+    "mtp": lambda model: MTPDrafter(mtp_heads.informed(model, num_depths=3), model, 3),
+}
+
+
+@pytest.mark.parametrize("name", ["qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("head", HEADS)
+def test_heads_draft_for_targets_that_remember(name, head):
+    """Features of every kind are those of the committed text, whatever was rejected before."""
+    texts, drafter = texts_of(name), HEADS[head](model_of(name))
+    generator = SpeculativeGenerator(model_of(name), drafter, prefill_chunk_size=3)
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW)
+    found = [r[-n - NUM_NEW :].tolist() for r, n in zip(result.sequences, LENGTHS, strict=True)]
+    assert found == [text.tolist() for text in texts]
+    alone = generator.generate(texts[2][None, : LENGTHS[2]], max_new_tokens=NUM_NEW)
+    assert alone.sequences[0].tolist() == texts[2].tolist()
+    assert [vars(step) for step in alone.steps[0]] == [vars(step) for step in result.steps[2]]
+
+
 @pytest.mark.parametrize("name", KINDS)
 @torch.no_grad()
 def test_nothing_of_a_rejected_token_is_left(name):
@@ -174,6 +208,38 @@ def test_nothing_of_a_rejected_token_is_left(name):
         assert state.isfinite().all()
         assert state.equal(caches[1].memory.states[place])
         assert state.abs().sum() > 0
+
+
+# Sampled texts.
+
+
+@pytest.mark.parametrize("name", ["bamba", "lfm2"])
+def test_texts_have_the_targets_distribution(name, monkeypatch):
+    """Chi-square of 4000 rows, false-alarm rate 1e-9 per length; a state that is ahead fails."""
+    model, rows = build(name, vocab_size=text_laws.VOCAB), 4000
+    table = {}
+    for length in range(3):
+        ends = list(itertools.product(range(text_laws.VOCAB), repeat=length))
+        ids = torch.tensor([[*text_laws.PROMPT, *end] for end in ends])
+        with torch.no_grad():
+            probs = model(input_ids=ids, use_cache=False).logits[:, -1].double().softmax(dim=-1)
+        table |= dict(zip(ends, probs.tolist(), strict=True))
+    drafter = ModelDrafter(text_laws.tiny(text_laws.DRAFT), 2)
+    generator = SpeculativeGenerator(model, drafter)
+
+    def p_values():
+        prompts = torch.tensor([text_laws.PROMPT]).expand(rows, -1)
+        options = {"do_sample": True, "top_k": 0, "seed": list(range(rows)), "max_new_tokens": 3}
+        result = generator.generate(prompts, **options)
+        assert 0.1 < result.stats.acceptance_rate < 0.95
+        texts, laws = [tuple(text) for text in result.new_tokens.tolist()], {(): 1.0}
+        for length in (1, 2, 3):
+            laws = {(*e, x): p * q for e, p in laws.items() for x, q in enumerate(table[e])}
+            yield text_laws.p_value(Counter(text[:length] for text in texts), laws)
+
+    assert min(p_values()) > text_laws.ALPHA
+    ahead(monkeypatch)
+    assert min(p_values()) < text_laws.ALPHA
 
 
 # Faults.
