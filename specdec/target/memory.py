@@ -7,7 +7,8 @@ the next window opens, it is known how many tokens of the last one were kept, an
 these once more before its own: in one call with every row twice, once with all gates closed behind
 what was kept, whose state is the new one, and once open, for the output. Products of the last
 window are those of before, so no weight is read again, and one fixed shape serves rows of any
-counts. Where a mixer has no gate that is known, it reads token by token.
+counts. Where a mixer has no gate that is known, it reads token by token. (Replays of inputs in
+place of a state per draft token are known from engines, vllm#49232.)
 
 Legend: B rows, N tokens of a window, W tokens of the longest one, F width of a product.
 """

@@ -159,6 +159,21 @@ def test_a_row_is_the_same_alone_and_when_others_have_ended(name):
     assert len(set(whole.lengths)) > 1
 
 
+@pytest.mark.parametrize("name", KINDS)
+def test_draft_lengths_change_from_step_to_step(name):
+    """A window may be wider or narrower than the last one, of which it takes back the rest."""
+    texts = texts_of(name)
+    generator = SpeculativeGenerator(Target(model_of(name)), Reciter(texts, "some"))
+    generation = generator.start(IDS, MASK, max_new_tokens=NUM_NEW)
+    for step in range(12):
+        generation.num_draft_tokens = (3, 0, 4, 1)[step % 4]
+        generator.step(generation)
+    lengths = generation.lengths.tolist()
+    assert max(lengths[row] - LENGTHS[row] for row in range(4)) > 12  # some drafts were accepted
+    for tokens, length, text in zip(generation.tokens, lengths, texts, strict=True):
+        assert tokens[:length].tolist() == text[:length].tolist()
+
+
 HEADS = {
     "eagle3": lambda model: EagleDrafter(eagle_head_for(model), model, 3),
     "p-eagle": lambda model: MaskTokenDrafter(
