@@ -6,6 +6,8 @@ _ATTENTION = "kernels/test_kernels_attention.py"
 _STEPS = "graphs/test_captured_steps.py"
 
 
+_RECURRENT = "target/test_recurrent.py::test_greedy_text_is_hfs_whatever_is_rejected"
+
 DEVICES = [
     # Law 11.
     Fault(
@@ -160,6 +162,22 @@ DEVICES = [
                     else right(self)
                 )
             ),
+        ),
+    ),
+    Fault(
+        "recurrent state is a token ahead of what was kept",
+        "a trial of recurrent targets",
+        _RECURRENT,
+        Edit("target.memory:Memory.open", "minimum(self.count))", "minimum(self.count) + 1)"),
+    ),
+    Fault(
+        "recurrent layers read what another row kept",
+        "a trial of recurrent targets",
+        _RECURRENT,
+        Edit(
+            "target.memory:Line.__init__",
+            "(order < behind, order",
+            "(order < behind.flip(0), order",
         ),
     ),
 ]
