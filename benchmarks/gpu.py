@@ -104,7 +104,7 @@ class _Random(PromptLookupDrafter):
 
 def _forgetful(mixer, inputs, record, line):
     """A window from a state that never advances: what a step would take without a replay."""
-    return mixer.run(inputs, mixer.memory.states)[1]
+    return mixer.run(inputs, mixer._copies())[1]
 
 
 class Bench:

@@ -257,9 +257,12 @@ class _Mixer(NamedTuple):
         finally:
             self.memory.run = self.current.run = None
 
+    def _copies(self) -> dict[Place, Tensor]:
+        return {place: self.memory.states[place].clone() for place in self.plan.states}
+
     def read(self, inputs: Tensor, record: dict[str, Tensor]) -> Tensor:
         """Output for tokens that may be rejected, one by one: their products are recorded."""
-        states, out = self.memory.states, []
+        states, out = self._copies(), []
         for i in range(inputs.shape[1]):
             column = {name: table[:, i : i + 1] for name, table in record.items()}
             run, of_token = self.run(inputs[:, i : i + 1], states, record=column)
@@ -288,14 +291,14 @@ class _Mixer(NamedTuple):
         if self.plan.gates is not None:
             order = torch.arange(inputs.shape[1], device=inputs.device)
             is_closed = order >= counts[:, None]
-            run, out = self.run(inputs, states, source=source, is_closed=is_closed)
+            run, out = self.run(inputs, self._copies(), source=source, is_closed=is_closed)
             for place, left in run.left(counts).items():
                 states[place].copy_(left)
             return out
         out = []
         for i in range(inputs.shape[1]):
             column = {name: table[:, i : i + 1] for name, table in source.items()}
-            run, of_token = self.run(inputs[:, i : i + 1], states, source=column)
+            run, of_token = self.run(inputs[:, i : i + 1], self._copies(), source=column)
             for place, left in run.left().items():
                 is_kept = (counts > i).view(-1, *[1] * (left.dim() - 1))
                 states[place].copy_(torch.where(is_kept, left, states[place]))
@@ -308,7 +311,7 @@ class _Run:
 
     Args:
         plan: the mixer's.
-        states: before it, by place.
+        states: before it, by place: copies, since some mixers change them in place.
         source: products that are known, `[B, N, F]`; then nothing behind the recurrence runs.
         is_closed: `[B, N]`, tokens that are to leave the state as it is.
         record: where products are written.
@@ -327,7 +330,7 @@ class _Run:
     ):
         self.plan, self.source, self.is_closed = plan, source or {}, is_closed
         self.record, self.line = record or {}, line
-        self.states = {place: states[place].clone() for place in plan.states}
+        self.states = dict(states)
 
     def product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
         """What a linear layer of the mixer puts out."""
