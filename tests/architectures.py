@@ -188,7 +188,7 @@ RECURRENT: dict[str, tuple[str, dict]] = {
         | {
             "linear_attn_config": {
                 "num_heads": 4,
-                "head_dim": 8,
+                "head_dim": 16,
                 "short_conv_kernel_size": 4,
                 "kda_layers": [1, 2, 4],
                 "full_attn_layers": [3],

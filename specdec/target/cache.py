@@ -349,7 +349,7 @@ class SlotCache(Cache):
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """HF's entry: states are never updated in place."""
+        """HF's entry: convolutions are handed all of their inputs, also for one token."""
         return True
 
 

@@ -44,7 +44,7 @@ class MixerPlan(NamedTuple):
         states: `[1, ...]` of each state, zeros.
         input: `[1, 1, H]` of its input.
         products: `[1, 1, F]` of its linear layers before the recurrence, by name.
-        outputs: names of those after it, which need not run in a replay.
+        outputs: names of those after it; the last puts out what the mixer does.
         gates: columns of products that leave the state as it is when they are -inf; `None` if not
             known.
         floors: lowest values of such columns, where the mixer bounds its time step from below.
@@ -87,8 +87,8 @@ class Memory:
                 for product, one in {"": plan.input, **plan.products}.items()
             }
         device = next(iter(self.states.values())).device
-        # Of the last window: its first slot and its tokens. Of this one: tokens that count, of the
-        # last window and of its own.
+        # Of the last window: its first slot, the number of its tokens, and how many of them were
+        # kept. Of this window: how many of its tokens are no padding.
         self.start, self.count, self.kept, self.valid = (
             torch.zeros(batch_size, dtype=torch.long, device=device) for _ in range(4)
         )
@@ -214,7 +214,7 @@ class Line:
 
 
 class LayerStates:
-    """The states of one layer as HF before 5.20 reads them, with the names of its own class.
+    """The states of one layer, under the names by which models of transformers 5.17 read them.
 
     Args:
         memory: whose mixer is at work.
@@ -312,7 +312,7 @@ class _Run:
     Args:
         plan: the mixer's.
         states: before it, by place: copies, since some mixers change them in place.
-        source: products that are known, `[B, N, F]`; then nothing behind the recurrence runs.
+        source: products that are known, `[B, N, F]`; then the last output is not wanted.
         is_closed: `[B, N]`, tokens that are to leave the state as it is.
         record: where products are written.
         line: of a call over two windows; products of the last one are those of the record.
@@ -334,10 +334,10 @@ class _Run:
 
     def product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
         """What a linear layer of the mixer puts out."""
-        if self.source and name in self.plan.outputs:
-            return x.new_zeros(()).expand(*x.shape[:-1], self.plan.input.shape[-1])
-        if self.line is not None and (name,) == self.plan.outputs[-1:]:
-            return forward(self.line.take(x))
+        if (name,) == self.plan.outputs[-1:]:
+            if self.source:
+                return x.new_zeros(()).expand(*x.shape[:-1], self.plan.input.shape[-1])
+            return forward(x if self.line is None else self.line.take(x))
         if self.line is not None and name in self.record:
             table, new = self.record[name], forward(self.line.take(x))
             out = self.line.join(table, new)
