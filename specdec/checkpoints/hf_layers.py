@@ -18,6 +18,7 @@ from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.files import StoredTensor
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.show.text import one_line
+from specdec.target.features import decoder_layers
 
 MAX_LAYERS = 512
 """Most decoder layers of a target that is built, without memory, to find its classes."""
@@ -67,9 +68,11 @@ def text_fields(fields: ConfigFields) -> ConfigFields:
 
 def last_layer(model: PreTrainedModel) -> HFLayerConfig:
     """As the target's last layer that attends to everything: of its mixtures of experts, where only
-    the first layers are dense.
+    the first layers are dense. As `prediction_layer`, where the configuration has such keys.
     """
     config = model.config.get_text_config()
+    if getattr(config, "mtp_layer_types", None):
+        return prediction_layer(model)
     types = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     full = [index for index, kind in enumerate(types) if kind == "full_attention"]
     if not full:
@@ -106,6 +109,14 @@ def prediction_layer(model: PreTrainedModel) -> HFLayerConfig:
         raise ValueError(f"{type(model).__name__}: prediction modules of different kinds: {kinds}")
     layer = HFLayerConfig.of(model, like=0)
     return replace(layer, config=model.config.get_mtp_config(), like=0)
+
+
+def has_centred_norms(model: PreTrainedModel) -> bool:
+    """Whether the target's norms multiply by 1 + weight: with a weight of zero, something is left."""
+    backbone, _ = decoder_layers(model, model.config.get_text_config().num_hidden_layers)
+    norm = type(backbone.norm)(1, eps=1.0)
+    torch.nn.init.zeros_(norm.weight)
+    return bool(norm(torch.ones(1, 1)).any())
 
 
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")

@@ -97,14 +97,15 @@ LAYOUTS = (
     Layout(
         producer="Qwen",
         mark=r"mtp\.fc\.weight",
-        pattern=r"mtp\.(?:layers\.(?P<depth>\d+)\.|(?=fc\.|pre_fc_norm|norm\.))",
+        pattern=r"mtp\.(?:layers\.(?P<depth>\d+)\.)?",
         names={
             "fc.": "eh_proj.",
             "pre_fc_norm_embedding.": "enorm.",
             "pre_fc_norm_hidden.": "hnorm.",
             "norm.": "norm.",
+            "embed_tokens.": "/embed_tokens.",
+            "lm_head.": "/lm_head.",
         },
-        flags={"centred_norms": True},
     ),
     Layout(
         producer="MiMo",
@@ -164,7 +165,7 @@ LAYOUTS = (
             "embed_tokens.": "/embed_tokens.",
         },
         layer=hf_layers.prediction_layer,
-        flags={"centred_norms": True, "target_state": "pre", "feedback_norm": False},
+        flags={"target_state": "pre", "feedback_norm": False},
         shares_head=False,
     ),
     Layout(
@@ -245,12 +246,13 @@ def _read_layout(
         tensors[canonical] = in_file[name]
     if layout.layer is not None:
         tensors = hf_layers.fuse_experts(tensors)
-        layer = layout.layer(target if target is not None else hf_layers.model_of_config(keys))
+        model = target if target is not None else hf_layers.model_of_config(keys)
+        layer, is_centred = layout.layer(model), hf_layers.has_centred_norms(model)
         for key in (*keys.raw, *text.raw):  # HF's class has read them
             keys.get(key)
             text.get(key)
     else:
-        layer = read_layer(text, attention_bias=True)
+        layer, is_centred = read_layer(text, attention_bias=True), False
     flags = dict(layout.flags)
     if flags.get("target_state") == "pre":
         flags["target_state"] = num_layers
@@ -259,6 +261,7 @@ def _read_layout(
         layer=layer,
         vocab_size=text.integer("vocab_size"),
         num_layers=num_depths,
+        centred_norms=is_centred,
         projection_bias="layers.0.eh_proj.bias" in tensors,
         has_embed_tokens="embed_tokens.weight" in tensors,
         has_lm_head=has_per_depth or "lm_head.weight" in tensors,

@@ -84,7 +84,9 @@ def decoder_layers(model: PreTrainedModel, num_layers: int) -> tuple[nn.Module, 
     Raises:
         ValueError: the model has no list of that many layers.
     """
-    for module in model.base_model.modules():
+    # Towers of images may have as many layers as the language model beside them.
+    backbone = getattr(model.base_model, "language_model", model.base_model)
+    for module in backbone.modules():
         for child in module.children():
             if isinstance(child, nn.ModuleList) and len(child) == num_layers:
                 return module, child
