@@ -7,7 +7,7 @@ import torch
 import transformers
 from architectures import ARCHITECTURES
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 GLM4_MOE = ARCHITECTURES["deepseek_v3"][1] | {"head_dim": 8, "num_key_value_heads": 2}
@@ -73,6 +73,55 @@ def write_numbered(
     edit_config(folder, num_hidden_layers=num_layers, num_nextn_predict_layers=num_depths)
     model_class = getattr(transformers, f"{family}ForCausalLM")
     return model_class.from_pretrained(folder, dtype=torch.float32).eval(), tensors
+
+
+@torch.no_grad()
+def write_mtp_names(
+    folder: Path, model: PreTrainedModel, layer: nn.Module, *, seed: int = 0
+) -> dict[str, Tensor]:
+    """Saves a target as HF does, with its norms drawn anew, and beside it a module under `mtp.*`, as
+    Qwen does; the module's decoder layer is drawn anew too.
+
+    Returns:
+        All tensors of the file.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    for module in (model, layer):
+        for name, tensor in module.named_parameters():
+            if "norm" in name:
+                tensor.add_(0.3 * normal(*tensor.shape))
+            elif module is layer:
+                tensor.copy_(0.2 * normal(*tensor.shape))
+    model.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    width = layer.input_layernorm.weight.shape[0]
+    tensors["mtp.fc.weight"] = normal(width, 2 * width) * (2 * width) ** -0.5
+    for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
+        tensors[f"mtp.{name}.weight"] = 0.6 * normal(width)
+    for name, tensor in unfused(layer.state_dict()).items():
+        tensors[f"mtp.layers.0.{name}"] = tensor.clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return tensors
+
+
+def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Experts one by one, as checkpoints store them."""
+    result = {}
+    for name, tensor in tensors.items():
+        if name.endswith("experts.gate_up_proj"):
+            for expert, matrix in enumerate(tensor):
+                for part, half in zip(("gate", "up"), matrix.chunk(2), strict=True):
+                    result[name.replace("gate_up_proj", f"{expert}.{part}_proj.weight")] = half
+        elif name.endswith("experts.down_proj"):
+            for expert, matrix in enumerate(tensor):
+                result[name.replace("down_proj", f"{expert}.down_proj.weight")] = matrix
+        else:
+            result[name] = tensor
+    return result
 
 
 def edit_config(folder: Path, **changes) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, VOCAB
-from mtp_checkpoints import edit_config, random_model, shard, write_numbered
+from mtp_checkpoints import edit_config, random_model, shard, unfused, write_numbered
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
@@ -238,22 +238,6 @@ class Written:
         options = {"attention_mask": mask, "position_ids": positions}
         out = layer(x, position_embeddings=angles, **options)
         return out[0] if isinstance(out, tuple) else out
-
-
-def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts one by one, as checkpoints store them."""
-    result = {}
-    for name, tensor in tensors.items():
-        if name.endswith("experts.gate_up_proj"):
-            for expert, matrix in enumerate(tensor):
-                for part, half in zip(("gate", "up"), matrix.chunk(2), strict=True):
-                    result[name.replace("gate_up_proj", f"{expert}.{part}_proj.weight")] = half
-        elif name.endswith("experts.down_proj"):
-            for expert, matrix in enumerate(tensor):
-                result[name.replace("down_proj", f"{expert}.down_proj.weight")] = matrix
-        else:
-            result[name] = tensor
-    return result
 
 
 def whole_text(config, count) -> Pass:

@@ -1,0 +1,229 @@
+"""The prediction modules of Qwen3-Next and Qwen3.5 draft for their own targets, which remember.
+
+Two references, both without a cache. One is written here, from the wiring in vLLM's
+`qwen3_next_mtp.py` and `qwen3_5_mtp.py` and the published names of tensors; it shares no code with
+HF's layers. The other is HF's own `MtpModel`, which reads `mtp.*` files. HF does not run it for
+these families: their configurations lack `num_mtp_layers`, and `generate(use_mtp=True)` refuses
+stateful models. So here it is given the two fields of configuration, and called directly.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from architectures import RECURRENT, build
+from drafting import ragged_prompts
+from mtp_checkpoints import edit_config, write_mtp_names
+from safetensors.torch import save_file
+from transformers.modeling_layers import MtpModel
+
+from specdec import MTPDrafter, SpeculativeGenerator, certify
+from specdec.checkpoints import hf_layers, survey_checkpoint
+from specdec.checkpoints.mtp import MTP
+from specdec.heads.layers import attend_causally
+from specdec.heads.window import Pass
+
+VOCAB, NUM_NEW, HEADS, KV_HEADS, WIDTH, ROTATED, THETA = 5, 30, 4, 2, 16, 8, 100.0
+IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
+LENGTHS = MASK.sum(dim=1).tolist()
+KINDS = ["linear_attention"] * 3 + ["full_attention"]
+ROPE = {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": ROTATED / WIDTH}
+MROPE = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5 with a tower")
+
+
+class Case:
+    """A target from a folder, with what is in its file."""
+
+    def __init__(self, folder, family, *, vocab_size=VOCAB, seed=0):
+        self.folder, self.family = folder, family
+        name = family.split()[0]
+        rope = ROPE if name == "qwen3_next" else ROPE | MROPE
+        changes = {"vocab_size": vocab_size, "head_dim": WIDTH, "rope_parameters": rope}
+        changes["layer_types"] = KINDS
+        if "tower" in family:  # as deep as the language model
+            vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+            vision |= {"out_hidden_size": 32, "patch_size": 4, "num_position_embeddings": 16}
+            text = RECURRENT[name][1] | changes
+            config = transformers.Qwen3_5Config(text_config=text, vision_config=vision)
+            torch.manual_seed(seed)
+            model = transformers.Qwen3_5ForConditionalGeneration(config).eval()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() > 1:
+                        parameter.normal_(0, 0.15)
+        else:
+            model = build(name, seed=seed, **changes)
+        layers = model.get_decoder().layers
+        torch.manual_seed(seed)
+        layer = type(layers[3])(model.config.get_text_config(), 3)
+        self.tensors = write_mtp_names(folder, model, layer, seed=seed)
+        if name != "qwen3_next":
+            text = model.config.get_text_config().to_dict() | {"mtp_num_hidden_layers": 1}
+            edit_config(folder, **({"text_config": text} if "tower" in family else text))
+        kind = getattr(transformers, type(model).__name__)
+        self.model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def drafter(self, num_draft_tokens=3, **options):
+        return MTPDrafter.from_pretrained(self.folder, self.model, num_draft_tokens, **options)
+
+    @torch.no_grad()
+    def final(self, ids):
+        """The target's states `[N, H]` of a text, after its final norm."""
+        return self.model.model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
+
+    @torch.no_grad()
+    def greedy(self, ids):
+        text = ids[None]
+        options = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
+        return self.model.generate(text, attention_mask=torch.ones_like(text), **options)[0]
+
+
+@pytest.fixture(scope="module", name="case", params=FAMILIES)
+def _case(request, tmp_path_factory):
+    return Case(tmp_path_factory.mktemp("qwen"), request.param)
+
+
+# The wiring, written once more.
+
+
+def centred(x, weight):
+    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-6).rsqrt() * (1 + weight)
+
+
+def rotated(x, positions):
+    """The first channels of `[heads, N, WIDTH]`, halves paired, turned by their positions."""
+    frequency = THETA ** -(torch.arange(0, ROTATED, 2) / ROTATED)
+    angle = positions[:, None] * frequency
+    a, b, rest = x.split([ROTATED // 2, ROTATED // 2, WIDTH - ROTATED], dim=-1)
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, rest], dim=-1)
+
+
+class Published:
+    """A module's computation over a whole text."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+
+    def __call__(self, name, x=None):
+        weight = self.tensors[f"mtp.{name}.weight"]
+        return weight if x is None else x @ weight.T
+
+    def attention(self, x):
+        block, count = "layers.0.self_attn", len(x)
+        query_and_gate = self(f"{block}.q_proj", x).view(count, HEADS, 2 * WIDTH)
+        query, gate = query_and_gate.chunk(2, dim=-1)
+        key, value = (self(f"{block}.{n}_proj", x).view(count, KV_HEADS, WIDTH) for n in "kv")
+        positions = torch.arange(count, dtype=torch.float32)
+        query = rotated(centred(query, self(f"{block}.q_norm")).transpose(0, 1), positions)
+        key = rotated(centred(key, self(f"{block}.k_norm")).transpose(0, 1), positions)
+        key, value = (t.repeat_interleave(HEADS // KV_HEADS, 0) for t in (key, value.transpose(0, 1)))
+        scores = query @ key.transpose(1, 2) * WIDTH**-0.5
+        scores += torch.full((count, count), -torch.inf).triu(1)
+        read = (scores.softmax(-1) @ value).transpose(0, 1)
+        return self(f"{block}.o_proj", (read * gate.sigmoid()).flatten(1))
+
+    def gated(self, prefix, x):
+        return self(f"{prefix}.down_proj", F.silu(self(f"{prefix}.gate_proj", x)) * self(f"{prefix}.up_proj", x))
+
+    def mlp(self, x):
+        block = "layers.0.mlp"
+        if f"mtp.{block}.gate.weight" not in self.tensors:
+            return self.gated(block, x)
+        shares = self(f"{block}.gate", x).softmax(-1)
+        top, chosen = shares.topk(2, dim=-1)
+        out = self(f"{block}.shared_expert_gate", x).sigmoid() * self.gated(f"{block}.shared_expert", x)
+        for row, (share, experts) in enumerate(zip(top / top.sum(-1, keepdim=True), chosen, strict=True)):
+            for part, expert in zip(share, experts.tolist(), strict=True):
+                out[row] += part * self.gated(f"{block}.experts.{expert}", x[row])
+        return out
+
+    def run(self, embeds, hidden):
+        """What is handed on, `[N, H]`; logits are the target's head of it."""
+        pair = centred(embeds, self("pre_fc_norm_embedding")), centred(hidden, self("pre_fc_norm_hidden"))
+        x = self("fc", torch.cat(pair, dim=-1))
+        x = x + self.attention(centred(x, self("layers.0.input_layernorm")))
+        x = x + self.mlp(centred(x, self("layers.0.post_attention_layernorm")))
+        return centred(x, self("norm"))
+
+
+@torch.no_grad()
+def drafted(case, text, count):
+    """Greedy draft tokens after a text: the module reads its own output from the second on."""
+    published, embed = Published(case.tensors), case.model.get_input_embeddings()
+    hidden, text, found = case.final(text[:-1]), text.clone(), []
+    for _ in range(count):
+        out = published.run(embed(text[1:]), hidden)
+        found.append(int(case.model.lm_head(out[-1]).argmax()))
+        text = torch.cat([text, torch.tensor(found[-1:])])
+        hidden = torch.cat([hidden, out[-1:]])
+    return found
+
+
+@torch.no_grad()
+def logits_of_head(case, head, text, borrowed):
+    """`[N, V]` of a head over a whole text, without a cache."""
+    table = head.config.layer.rotary_table(len(text) - 1, dtype=torch.float32)
+    step = Pass(table[None, None], attend_causally, torch.arange(len(text) - 1)[None])
+    embeds = case.model.get_input_embeddings()(text[1:])[None]
+    feature = case.final(text[:-1])[None]
+    return head.logits(0, head(0, embeds, feature, step), borrowed)[0]
+
+
+@torch.no_grad()
+def published_logits(case, text):
+    embeds = case.model.get_input_embeddings()(text[1:])
+    return case.model.lm_head(Published(case.tensors).run(embeds, case.final(text[:-1])))
+
+
+@torch.no_grad()
+def logits_of_hf(case, text):
+    """`[N, V]` of HF's own module, read from the same folder."""
+    config = case.model.config.get_text_config()
+    config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
+    try:
+        module = MtpModel.from_pretrained(case.model).eval()
+    finally:
+        del config.num_mtp_layers, config.mtp_layer_types
+    positions = torch.arange(1, len(text))[None]
+    hidden = case.final(text[:-1])[None]
+    out = module.forward_layer(0, hidden, positions, None, input_ids=text[None, 1:])
+    return case.model.lm_head(out)[0]
+
+
+# What is compared.
+
+
+def test_text_is_hfs_and_drafts_are_those_of_the_published_wiring(case):
+    drafter = case.drafter()
+    generator = SpeculativeGenerator(case.model, drafter, prefill_chunk_size=4)
+    options = {"max_new_tokens": NUM_NEW, "trace": True}
+    result = generator.generate(IDS, MASK, **options)
+    num_compared = 0
+    for row, length in enumerate(LENGTHS):
+        prompt = IDS[row, -length:]
+        text = case.greedy(prompt)
+        assert result.sequences[row, -length - NUM_NEW :].tolist() == text.tolist()
+        alone = generator.generate(prompt[None], **options)
+        assert alone.sequences[0].tolist() == text.tolist()
+        assert [s.draft_tokens for s in alone.trace[0]] == [
+            s.draft_tokens for s in result.trace[row]
+        ]
+        for step in alone.trace[0]:
+            if length > 1 and step.draft_tokens:
+                assert step.draft_tokens == drafted(case, text[:length], len(step.draft_tokens))
+                num_compared += len(step.draft_tokens)
+            length += step.num_accepted + 1
+    assert num_compared > 50
+    assert 0.05 < result.stats.acceptance_rate < 0.95
+
+
+def test_logits_are_those_of_the_published_wiring_and_of_hfs_module(case):
+    drafter, text = case.drafter(), case.greedy(IDS[0])
+    logits = logits_of_head(case, drafter.head, text, case.model.lm_head)
+    torch.testing.assert_close(logits, published_logits(case, text), rtol=0, atol=2e-5)
+    torch.testing.assert_close(logits, logits_of_hf(case, text), rtol=0, atol=2e-5)
+    assert logits.std() > 0.1
