@@ -17,6 +17,9 @@ SHAPES = {
     "DeepseekV3": ARCHITECTURES["deepseek_v3"][1],
     "Glm4Moe": GLM4_MOE | {"use_qk_norm": True, "partial_rotary_factor": 0.5},
     "Llama": ARCHITECTURES["llama"][1],
+    "Mellum": ARCHITECTURES["qwen3_moe"][1]
+    | {"sliding_window": 4, "num_nextn_predict_layers": 1}
+    | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
     "Mistral": ARCHITECTURES["mistral_sliding"][1] | {"sliding_window": 4},
 }
 
@@ -79,8 +82,8 @@ def write_numbered(
 def write_mtp_names(
     folder: Path, model: PreTrainedModel, layer: nn.Module, *, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Saves a target as HF does, with its norms drawn anew, and beside it a module under `mtp.*`, as
-    Qwen does; the module's decoder layer is drawn anew too.
+    """Saves a target as HF does, with its norms drawn anew, and a module under `mtp.*`, as Qwen
+    does; the module's decoder layer is drawn anew too.
 
     Returns:
         All tensors of the file.

@@ -112,8 +112,10 @@ def prediction_layer(model: PreTrainedModel) -> HFLayerConfig:
 
 
 def has_centred_norms(model: PreTrainedModel) -> bool:
-    """Whether the target's norms multiply by 1 + weight: with a weight of zero, something is left."""
+    """Whether the target's norms multiply by 1 + weight: a weight of zero leaves something."""
     backbone, _ = decoder_layers(model, model.config.get_text_config().num_hidden_layers)
+    if not hasattr(backbone, "norm"):  # a model that ships no modules, and is refused as a target
+        return False
     norm = type(backbone.norm)(1, eps=1.0)
     torch.nn.init.zeros_(norm.weight)
     return bool(norm(torch.ones(1, 1)).any())

@@ -184,8 +184,8 @@ LAYOUTS = (
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
-    """The producer: `"DeepSeek"` (also of GLM's and others' files under its names), `"Qwen"`,
-    `"MiMo"`, `"MiMo-V2"`, `"Step"`, `"Ernie"`, or `"specdec"`.
+    """The producer: `"DeepSeek"` and `"Qwen"` (also of others' files under their names), `"MiMo"`,
+    `"MiMo-V2"`, `"Step"`, `"Ernie"`, or `"specdec"`.
     """
     if SECTION in folder.fields.raw:
         return Source("specdec", "MTP", f"config.json has {SECTION}")
@@ -388,7 +388,7 @@ MTP = Family(
         "rope_theta": (),
     },
 )
-"""Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next and Qwen3.5, MiMo, Step and Ernie.
+"""Prediction modules of DeepSeek-V3, GLM-4.5, Qwen3-Next, Qwen3.5, Mellum, MiMo, Step and Ernie.
 
 The options are what a caller may know better than the producer's usual conventions.
 `feature_layers`: one entry, `"final"` or boundary L. `rope_theta` is for layers of the library's

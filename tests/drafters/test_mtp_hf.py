@@ -11,7 +11,8 @@ A fourth deviation is a fault: of a text shorter than D tokens it cannot crop D 
 
 import pytest
 import torch
-from mtp_checkpoints import SHAPES, write_numbered
+import transformers
+from mtp_checkpoints import SHAPES, random_model, write_mtp_names, write_numbered
 from transformers.generation import candidate_generator as candidates
 
 from specdec import SpeculativeGenerator
@@ -27,9 +28,16 @@ CASES = [
     ("Glm4Moe", 3, 2),
     ("Glm4Moe", 4, 1),
 ]
+if hasattr(transformers, "MellumConfig"):
+    CASES.append(("Mellum", 1, 1))
 
 
 def target_with_modules(folder, family, num_depths, seed):
+    if family == "Mellum":  # under Qwen's names, with plain norms and a sliding window
+        model = random_model(family, seed=seed, vocab_size=VOCAB)
+        layer = type(model.model.layers[0])(model.config.get_mtp_config(), 0)
+        write_mtp_names(folder, model, layer, seed=seed)
+        return type(model).from_pretrained(folder, dtype=torch.float32).eval()
     model, _ = write_numbered(folder, family, num_depths=num_depths, seed=seed, vocab_size=VOCAB)
     first = SHAPES[family]["num_hidden_layers"]
     # HF names the modules' layers by the numbers of the published models.

@@ -7,8 +7,6 @@ these families: their configurations lack `num_mtp_layers`, and `generate(use_mt
 stateful models. So here it is given the two fields of configuration, and called directly.
 """
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,11 +15,11 @@ from architectures import RECURRENT, build
 from drafting import ragged_prompts
 from mtp_checkpoints import edit_config, write_mtp_names
 from safetensors.torch import save_file
-from transformers.modeling_layers import MtpModel
 
 from specdec import MTPDrafter, SpeculativeGenerator, certify
 from specdec.checkpoints import hf_layers, survey_checkpoint
 from specdec.checkpoints.mtp import MTP
+from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import attend_causally
 from specdec.heads.window import Pass
 
@@ -31,17 +29,18 @@ LENGTHS = MASK.sum(dim=1).tolist()
 KINDS = ["linear_attention"] * 3 + ["full_attention"]
 ROPE = {"rope_type": "default", "rope_theta": THETA, "partial_rotary_factor": ROTATED / WIDTH}
 MROPE = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+HAS_MELLUM = hasattr(transformers, "MellumConfig")
 FAMILIES = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5 with a tower")
 
 
 class Case:
     """A target from a folder, with what is in its file."""
 
-    def __init__(self, folder, family, *, vocab_size=VOCAB, seed=0):
+    def __init__(self, folder, family, *, seed=3):
         self.folder, self.family = folder, family
         name = family.split()[0]
         rope = ROPE if name == "qwen3_next" else ROPE | MROPE
-        changes = {"vocab_size": vocab_size, "head_dim": WIDTH, "rope_parameters": rope}
+        changes = {"vocab_size": VOCAB, "head_dim": WIDTH, "rope_parameters": rope}
         changes["layer_types"] = KINDS
         if "tower" in family:  # as deep as the language model
             vision = {"depth": 4, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
@@ -120,14 +119,19 @@ class Published:
         positions = torch.arange(count, dtype=torch.float32)
         query = rotated(centred(query, self(f"{block}.q_norm")).transpose(0, 1), positions)
         key = rotated(centred(key, self(f"{block}.k_norm")).transpose(0, 1), positions)
-        key, value = (t.repeat_interleave(HEADS // KV_HEADS, 0) for t in (key, value.transpose(0, 1)))
+        key, value = (
+            t.repeat_interleave(HEADS // KV_HEADS, 0) for t in (key, value.transpose(0, 1))
+        )
         scores = query @ key.transpose(1, 2) * WIDTH**-0.5
         scores += torch.full((count, count), -torch.inf).triu(1)
         read = (scores.softmax(-1) @ value).transpose(0, 1)
         return self(f"{block}.o_proj", (read * gate.sigmoid()).flatten(1))
 
     def gated(self, prefix, x):
-        return self(f"{prefix}.down_proj", F.silu(self(f"{prefix}.gate_proj", x)) * self(f"{prefix}.up_proj", x))
+        return self(
+            f"{prefix}.down_proj",
+            F.silu(self(f"{prefix}.gate_proj", x)) * self(f"{prefix}.up_proj", x),
+        )
 
     def mlp(self, x):
         block = "layers.0.mlp"
@@ -135,15 +139,22 @@ class Published:
             return self.gated(block, x)
         shares = self(f"{block}.gate", x).softmax(-1)
         top, chosen = shares.topk(2, dim=-1)
-        out = self(f"{block}.shared_expert_gate", x).sigmoid() * self.gated(f"{block}.shared_expert", x)
-        for row, (share, experts) in enumerate(zip(top / top.sum(-1, keepdim=True), chosen, strict=True)):
+        out = self(f"{block}.shared_expert_gate", x).sigmoid() * self.gated(
+            f"{block}.shared_expert", x
+        )
+        for row, (share, experts) in enumerate(
+            zip(top / top.sum(-1, keepdim=True), chosen, strict=True)
+        ):
             for part, expert in zip(share, experts.tolist(), strict=True):
                 out[row] += part * self.gated(f"{block}.experts.{expert}", x[row])
         return out
 
     def run(self, embeds, hidden):
         """What is handed on, `[N, H]`; logits are the target's head of it."""
-        pair = centred(embeds, self("pre_fc_norm_embedding")), centred(hidden, self("pre_fc_norm_hidden"))
+        pair = (
+            centred(embeds, self("pre_fc_norm_embedding")),
+            centred(hidden, self("pre_fc_norm_hidden")),
+        )
         x = self("fc", torch.cat(pair, dim=-1))
         x = x + self.attention(centred(x, self("layers.0.input_layernorm")))
         x = x + self.mlp(centred(x, self("layers.0.post_attention_layernorm")))
@@ -182,6 +193,8 @@ def published_logits(case, text):
 @torch.no_grad()
 def logits_of_hf(case, text):
     """`[N, V]` of HF's own module, read from the same folder."""
+    from transformers.modeling_layers import MtpModel
+
     config = case.model.config.get_text_config()
     config.num_mtp_layers, config.mtp_layer_types = 1, ["full_attention"]
     try:
@@ -197,33 +210,114 @@ def logits_of_hf(case, text):
 # What is compared.
 
 
+def traced(case, drafter, row):
+    """Of one row: its text, and each draft beside that of the published wiring."""
+    length, generator = LENGTHS[row], SpeculativeGenerator(case.model, drafter)
+    result = generator.generate(IDS[row : row + 1, -length:], max_new_tokens=NUM_NEW, trace=True)
+    text, pairs = result.sequences[0], []
+    for step in result.trace[0]:
+        if length > 1 and step.draft_tokens:
+            count = len(step.draft_tokens)
+            pairs.append((step.draft_tokens, drafted(case, text[:length], count)))
+        length += step.num_accepted + 1
+    return text, pairs
+
+
+def is_published(case, drafter):
+    """Whether a drafter's logits and drafts are those of the published wiring."""
+    text, pairs = traced(case, drafter, 0)
+    logits = logits_of_head(case, drafter.head, text, case.model.lm_head)
+    assert logits.std() > 0.1
+    assert len(pairs) > 5
+    has_logits = torch.allclose(logits, published_logits(case, text), rtol=0, atol=2e-5)
+    return has_logits and all(ours == theirs for ours, theirs in pairs)
+
+
 def test_text_is_hfs_and_drafts_are_those_of_the_published_wiring(case):
     drafter = case.drafter()
+    assert is_published(case, drafter)
     generator = SpeculativeGenerator(case.model, drafter, prefill_chunk_size=4)
-    options = {"max_new_tokens": NUM_NEW, "trace": True}
-    result = generator.generate(IDS, MASK, **options)
-    num_compared = 0
+    result = generator.generate(IDS, MASK, max_new_tokens=NUM_NEW, trace=True)
     for row, length in enumerate(LENGTHS):
-        prompt = IDS[row, -length:]
-        text = case.greedy(prompt)
-        assert result.sequences[row, -length - NUM_NEW :].tolist() == text.tolist()
-        alone = generator.generate(prompt[None], **options)
-        assert alone.sequences[0].tolist() == text.tolist()
-        assert [s.draft_tokens for s in alone.trace[0]] == [
-            s.draft_tokens for s in result.trace[row]
-        ]
-        for step in alone.trace[0]:
-            if length > 1 and step.draft_tokens:
-                assert step.draft_tokens == drafted(case, text[:length], len(step.draft_tokens))
-                num_compared += len(step.draft_tokens)
-            length += step.num_accepted + 1
-    assert num_compared > 50
+        greedy = case.greedy(IDS[row, -length:])
+        assert result.sequences[row, -length - NUM_NEW :].equal(greedy)
+        text, pairs = traced(case, drafter, row)
+        assert text.equal(greedy)
+        assert all(ours == theirs for ours, theirs in pairs)
+        in_batch = [step.draft_tokens for step in result.trace[row] if step.draft_tokens]
+        assert in_batch[-len(pairs) :] == [ours for ours, _ in pairs]
     assert 0.05 < result.stats.acceptance_rate < 0.95
 
 
-def test_logits_are_those_of_the_published_wiring_and_of_hfs_module(case):
-    drafter, text = case.drafter(), case.greedy(IDS[0])
-    logits = logits_of_head(case, drafter.head, text, case.model.lm_head)
-    torch.testing.assert_close(logits, published_logits(case, text), rtol=0, atol=2e-5)
+def layer_of(index):
+    """Modules built as another layer of the target."""
+    of = HFLayerConfig.of
+    return lambda model, *, like: of(model, like=index)
+
+
+def test_mistakes_show(case, monkeypatch):
+    for wrong in (
+        {"hidden_first": True},
+        {"feature_layers": (4,)},  # before the target's final norm
+        {"feedback_norm": False},
+        {"zero_first_embedding": True},
+    ):
+        assert not is_published(case, case.drafter(**wrong)), wrong
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_layers, "has_centred_norms", lambda model: False)
+        assert not is_published(case, case.drafter())
+    monkeypatch.setattr(HFLayerConfig, "of", layer_of(0))
+    with pytest.raises(ValueError, match=r"linear_attn\..*missing|missing.*linear_attn\."):
+        case.drafter()
+
+
+@pytest.mark.skipif(not HAS_MELLUM, reason="transformers reads mtp.fc since it has Mellum")
+def test_logits_are_those_of_hfs_module_which_it_does_not_run_itself(case):
+    text = case.greedy(IDS[0])
+    logits = logits_of_head(case, case.drafter().head, text, case.model.lm_head)
     torch.testing.assert_close(logits, logits_of_hf(case, text), rtol=0, atol=2e-5)
-    assert logits.std() > 0.1
+    with pytest.raises(ValueError, match="not supported with stateful models"):
+        case.model.generate(text[None], use_mtp=True, max_new_tokens=2)
+
+
+def test_a_file_is_read_without_its_target_and_whatever_its_experts_are_stored_as(case, tmp_path):
+    """Qwen3-Next stores experts one by one, Qwen3.5 in one tensor."""
+    stored = case.drafter().head.state_dict()
+    for folder in (case.folder, tmp_path):
+        survey = survey_checkpoint(folder, families=(MTP,))
+        assert survey.source.producer == "Qwen"
+        assert not survey.faults
+        assert not survey.unread_keys
+        head = survey.load().build().state_dict()
+        assert head.keys() == stored.keys()
+        assert all(head[name].equal(tensor) for name, tensor in stored.items())
+        fused = {name: t for name, t in case.tensors.items() if ".experts." not in name}
+        for name, tensor in stored.items():
+            if ".experts." in name:
+                fused[name.replace("layers.0.block.layer.", "mtp.layers.0.")] = tensor
+        save_file(fused, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        (tmp_path / "config.json").write_text((case.folder / "config.json").read_text())
+
+
+def test_tables_of_its_own_are_read_and_what_is_unknown_is_told(tmp_path):
+    case = Case(tmp_path, "qwen3_5")
+    own = {"mtp.embed_tokens.weight": torch.randn(VOCAB, 32)}
+    own["mtp.lm_head.weight"] = torch.randn(VOCAB, 32)
+    save_file(case.tensors | own, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    head = case.drafter().head
+    assert head.embed_tokens.weight.equal(own["mtp.embed_tokens.weight"])
+    assert head.lm_head.weight.equal(own["mtp.lm_head.weight"])
+    with pytest.raises(ValueError, match="a vocabulary of 5, but GPT2LMHeadModel has 61"):
+        MTPDrafter.from_pretrained(tmp_path, build("gpt2"))
+    own = {"mtp.fc_2.weight": torch.ones(2)}
+    save_file(case.tensors | own, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"unexpected .*fc_2\.weight"):
+        case.drafter()
+
+
+def test_sampled_text_is_certified(tmp_path):
+    case = Case(tmp_path, "qwen3_5_moe")
+    generator = SpeculativeGenerator(case.model, case.drafter())
+    prompts = [IDS[row, -LENGTHS[row] :].tolist() for row in (0, 2)]
+    report = certify(generator, prompts, num_samples=64)
+    assert report.passed, report
