@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from specdec.kernels import write_slots, writes_slots
-from specdec.target.memory import LayerStates, Memory, MixerPlan, Place
+from specdec.target.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
 from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
@@ -106,19 +107,28 @@ class Window:
         return self._elsewhere[device]
 
 
-def check_room(batch_size: int, num_slots: int, shapes: Mapping[int, KeyValueShape]) -> None:
+def check_room(
+    batch_size: int,
+    num_slots: int,
+    shapes: Mapping[int, KeyValueShape],
+    *,
+    mixers: Mapping[str, MixerPlan] | None = None,
+    max_window: int = 1,
+) -> None:
     """Raises `ValueError` for a cache that is larger than a device's whole memory, and says how
-    many rows fit at most.
+    many rows fit at most; arguments as of `SlotCache`.
     """
-    row_bytes: dict[torch.device, int] = {}
+    needs = Counter[torch.device]()
     for heads, key_width, value_width, dtype, device in shapes.values():
-        token_bytes = heads * (key_width + value_width) * dtype.itemsize
-        row_bytes[device] = row_bytes.get(device, 0) + num_slots * token_bytes
-    for device, needed in row_bytes.items():
+        needs[device] += num_slots * heads * (key_width + value_width) * dtype.itemsize
+    for device, kept in row_bytes(mixers or {}, max_window):
+        needs[device] += kept
+    what = "keys, values and recurrent states" if mixers else "keys and values"
+    for device, needed in needs.items():
         there = memory_bytes(device)
         if there is not None and batch_size * needed > there:
             raise ValueError(
-                f"keys and values of {batch_size} rows of {num_slots} tokens take "
+                f"{what} of {batch_size} rows of {num_slots} tokens take "
                 f"{batch_size * needed / 2**30:.1f} GiB, and {device} has {there / 2**30:.1f} GiB "
                 f"in all; generate at most {there // needed} rows at a time, or shorter ones"
             )
@@ -201,7 +211,7 @@ class SlotCache(Cache):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes held by keys and values."""
+        """Bytes held by keys, values and recurrent states."""
         remembered = self.memory.tensors if self.memory else ()
         return sum(tensor.nbytes for tensor in (*self.stores, *remembered))
 

@@ -298,15 +298,17 @@ class SlotModel:
         check_integer("batch_size", batch_size, 1)
         check_integer("num_slots", num_slots, 1)
         check_integer("max_window", max_window, 1)
-        self.check_room(batch_size, num_slots)
+        self.check_room(batch_size, num_slots, max_window=max_window)
         _ = self._views
         route = self._choices.route
         options = {"mixers": route.mixers, "max_window": max_window}
         return SlotCache(batch_size, num_slots, route.shapes, **options)
 
-    def check_room(self, batch_size: int, num_slots: int) -> None:
+    def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
         """Raises `ValueError` for a cache that no device here can hold."""
-        check_room(batch_size, num_slots, self._choices.route.shapes)
+        route = self._choices.route
+        options = {"mixers": route.mixers, "max_window": max_window}
+        check_room(batch_size, num_slots, route.shapes, **options)
 
     def forward(
         self,

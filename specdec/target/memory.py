@@ -58,6 +58,17 @@ class MixerPlan(NamedTuple):
     floors: Tensor | None = None
 
 
+def row_bytes(
+    mixers: Mapping[str, MixerPlan], max_window: int
+) -> Iterator[tuple[torch.device, int]]:
+    """Pairs (device, bytes) of what `Memory` keeps of each row."""
+    for plan in mixers.values():
+        for state in plan.states.values():
+            yield state.device, state.nbytes
+        for of_token in (plan.input, *plan.products.values()):
+            yield of_token.device, max_window * of_token.nbytes
+
+
 class Memory:
     """The recurrent state of B rows, and the last window that they read.
 

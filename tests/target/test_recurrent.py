@@ -30,6 +30,7 @@ from specdec import (
     Tree,
 )
 from specdec.samplers import BlockSampler
+from specdec.target import cache as cache_module
 from specdec.target import memory, self_test
 from specdec.target.memory import Memory, _Run
 from specdec.types import Draft
@@ -303,6 +304,24 @@ def test_the_self_test_finds_faults_of_the_memory(name, fault, monkeypatch):
         Target(model)
     monkeypatch.undo()
     Target(model)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_states_count_when_it_is_asked_whether_there_is_room(name, monkeypatch):
+    """As many bytes as a cache holds, but for its trash slot and four numbers of each row."""
+    target = Target(model_of(name))
+    slots, window = 32, 5
+    held = target.init_cache(1, slots, max_window=window)
+    trash = sum(store[:, :, -1].nbytes for store in held.stores)
+    numbers = sum(table.nbytes for table in held.memory.tensors[-4:])
+    needed = held.size_bytes - trash - numbers
+    monkeypatch.setattr(cache_module, "memory_bytes", lambda device: 3 * needed)
+    target.init_cache(3, slots, max_window=window)
+    pattern = "keys, values and recurrent states of 4 rows of 32 tokens take .* at most 3 rows"
+    with pytest.raises(ValueError, match=pattern):
+        target.init_cache(4, slots, max_window=window)
+    with pytest.raises(ValueError, match="at most 2 rows"):
+        target.init_cache(3, slots, max_window=window + 1)
 
 
 def test_what_cannot_be_taken_back_is_refused():
