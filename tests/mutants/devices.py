@@ -150,6 +150,28 @@ DEVICES = [
         Swap("heads.mtp:MTPHead.feedback", lambda right: lambda self, depth, out: out),
     ),
     Fault(
+        "norms of modules multiply by 1 + weight, whatever the target's do",
+        "jundot/omlx#1507",
+        "drafters/test_mtp_hf.py",
+        Swap("checkpoints.hf_layers:has_centred_norms", lambda right: lambda model: True),
+    ),
+    Fault(
+        "norms of modules multiply by the weight where it is stored without the 1",
+        "jundot/omlx#3750",
+        "drafters/test_mtp_qwen.py",
+        Swap("checkpoints.hf_layers:has_centred_norms", lambda right: lambda model: False),
+    ),
+    Fault(
+        "layers of a tower of images are taken for the decoder's",
+        "a trial of prediction modules",
+        "drafters/test_mtp_qwen.py",
+        Edit(
+            "target.features:decoder_layers",
+            'getattr(model.base_model, "language_model", model.base_model)',
+            "model.base_model",
+        ),
+    ),
+    Fault(
         "DFlash's rows predict the next token",
         "deepseek-ai/DeepSpec",
         "drafters/test_mask_token_foreign.py",
