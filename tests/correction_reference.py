@@ -24,6 +24,9 @@ def corrected(config, weights, logits: Tensor, block: Tensor, start: int, before
     count = len(logits)
     hidden, previous = block[start : start + count], torch.tensor(before[1 : 1 + count])
     kind = type(config.correction).__name__
+    if kind == "MarkovConfig" and config.correction.kind == "rnn":
+        rows = torch.tensor([before[1]] * start + before[1 : 1 + count])
+        return logits + markov("rnn", weights, block[: start + count], rows)[start:]
     if kind == "MarkovConfig":
         return logits + markov(config.correction.kind, weights, hidden, previous)
     if kind == "DominoConfig":

@@ -75,6 +75,7 @@ CORRECTED = {
     "dspark, markov": replace(DSPARK, correction=MarkovConfig(3), confidence="markov"),
     "dspark, gated": replace(DSPARK, correction=MarkovConfig(3, "gated"), confidence="hidden"),
     "dspark, rnn": replace(DSPARK, correction=MarkovConfig(3, "rnn")),
+    "dflash, rnn": replace(DFLASH, correction=MarkovConfig(2, "rnn")),
     "dflash, markov": replace(DFLASH, correction=MarkovConfig(3)),
     "domino": replace(DFLASH, correction=DominoConfig(5, 7, first=1)),
     "domino, next token": replace(DSPARK, correction=DominoConfig(5, 7), has_lm_head=False),

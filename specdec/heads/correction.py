@@ -174,11 +174,18 @@ class RecurrentMarkov(Markov):
 
     def __init__(self, config: MarkovConfig, sizes: HeadSizes):
         super().__init__(config, sizes)
+        self.first_row = sizes.first_row
         self.joint_proj = nn.Linear(2 * config.rank + sizes.hidden_size, 3 * config.rank)
 
     def begin(self, block: Tensor, known: Tensor) -> Tensor:
-        """Zeros."""
-        return block.new_zeros(len(block), 1, self.markov_w1.embedding_dim)
+        """Zeros, or what follows the rows that predict no draft token: speculators trains the cell
+        over all rows of a block, the last committed token before its own row as well.
+        """
+        state = block.new_zeros(len(block), 1, self.markov_w1.embedding_dim)
+        for row in range(self.first_row):
+            last = self.markov_w1(known[:, 1:])
+            state = self.latent(block[:, row : row + 1], last, state)[1]
+        return state
 
     def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See `Markov`."""
