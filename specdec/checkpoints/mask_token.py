@@ -227,6 +227,8 @@ class MaskTokenReading(HeadReading):
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
         correction, convolution = read_correction(fields, self.tensors, algorithm=self.algorithm)
         windows, is_window_causal = read_windows(fields), self._is_window_causal()
+        if self.source.producer == "Hugging Face":  # its masks of both directions reach one further
+            windows = tuple(window and window + 1 for window in windows)
         layer = replace(
             layer,
             windows=windows,

@@ -281,7 +281,7 @@ CASES = {
         hf_assistant(layer_types=["sliding_attention", "full_attention"]),
         replace(
             DFLASH,
-            layer=replace(DFLASH.layer, windows=(2048, None), is_window_causal=False),
+            layer=replace(DFLASH.layer, windows=(2049, None), is_window_causal=False),
         ),
     ),
     "learned embedding": (
