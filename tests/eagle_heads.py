@@ -67,6 +67,7 @@ WIRINGS = {
     "target's vocabulary head": flagged(EAGLE3, has_lm_head=False),
     "logit scale": flagged(EAGLE3, logit_scale=0.3),
     "fewer ids": flagged(EAGLE3, draft_vocab_size=9),
+    "sliding window": flagged(EAGLE3, windows=(3, None), num_layers=2),
     "one head": flagged(EAGLE3, num_heads=1, num_kv_heads=1),
     "large eps": flagged(EAGLE3, rms_norm_eps=0.1),
     "rope base": flagged(EAGLE3, rope={"rope_type": "default", "rope_theta": 5.0}),

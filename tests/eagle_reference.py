@@ -68,15 +68,46 @@ def stack(config, weights, embeds, hidden, positions: list[int], context=None, s
             normed = rms_norm(config, hidden, weights[f"{name}.hidden_norm.weight"])
             read = torch.cat([read, normed], dim=1)
             residual = normed if config.norm_before_residual else hidden
-        out = attention(config, weights, f"{name}.self_attn", read, positions, context, sees)
-        x = residual + out
-        x = x + mlp(config, weights, name, x)
+        case = positions, context, sees
+        if config.layer.convolution is None:
+            x = residual + attention(config, weights, f"{name}.self_attn", read, *case)
+            x = x + mlp(config, weights, name, x)
+            continue
+        before, after = convolutions(config, weights, f"{name}.attention_conv", read)
+        out = attention(config, weights, f"{name}.self_attn", before(read), *case)
+        x = residual + after(out)
+        normed = rms_norm(config, x, weights[f"{name}.post_attention_layernorm.weight"])
+        before, after = convolutions(config, weights, f"{name}.mlp_conv", normed)
+        x = x + after(gated(weights, name, before(normed)))
     return x
+
+
+def convolutions(config, weights, name: str, x: Tensor):
+    """Two functions of rows `[n, H]`: their dynamic kernels are made of rows `x`."""
+    taps, group = config.layer.convolution
+    base, own = weights[f"{name}.base_kernel"], linear(weights, f"{name}.kernel_projection", x)
+    own = own.view(len(x), 2, taps, -1)
+
+    def convolve(side: int, rows: Tensor) -> Tensor:
+        out = torch.zeros_like(rows)
+        for row in range(len(rows)):
+            for tap in range(min(taps, row + 1)):
+                for channel in range(rows.shape[1]):
+                    factor = base[side, tap, channel] + own[row, side, tap, channel // group]
+                    out[row, channel] += factor * rows[row - tap, channel]
+        return out
+
+    return (lambda rows: convolve(0, rows)), (lambda rows: convolve(1, rows))
 
 
 def mlp(config, weights, name: str, x: Tensor) -> Tensor:
     """What the second half of a layer adds."""
     x = rms_norm(config, x, weights[f"{name}.post_attention_layernorm.weight"])
+    return gated(weights, name, x)
+
+
+def gated(weights, name: str, x: Tensor) -> Tensor:
+    """The MLP itself."""
     gate, up = (linear(weights, f"{name}.mlp.{part}_proj", x) for part in ("gate", "up"))
     return linear(weights, f"{name}.mlp.down_proj", gate * gate.sigmoid() * up)
 
@@ -91,12 +122,21 @@ def attention(config, weights, name: str, x: Tensor, positions, context=None, se
     visible = keys <= queries if sees is None else sees(queries, keys)
     if sees is None and not getattr(config, "is_causal", True):
         visible = torch.ones_like(visible)
+    window = layer.windows[int(name.split(".")[1])] if layer.windows else None
+    if window is not None and sees is None:
+        visible = visible & (keys > queries - window)
+        if layer.is_window_causal:
+            visible = visible & (keys <= queries)
     query, key, value = keys_and_values(config, weights, name, x, source, positions, at)
     heads = []
     for h in range(layer.num_heads):
         kv = h // (layer.num_heads // layer.num_kv_heads)
         scores = query[:, h] @ key[:, kv].T / math.sqrt(layer.head_dim)
-        heads.append(scores.masked_fill(~visible, -math.inf).softmax(dim=1) @ value[:, kv])
+        scores = scores.masked_fill(~visible, -math.inf)
+        if layer.has_sinks:
+            sink = weights[f"{name}.sinks"][h].expand(len(scores), 1)
+            scores = torch.cat([scores, sink], dim=1)
+        heads.append(scores.softmax(dim=1)[:, : len(key)] @ value[:, kv])
     return linear(weights, f"{name}.o_proj", torch.cat(heads, dim=1))
 
 

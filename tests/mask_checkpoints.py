@@ -171,9 +171,10 @@ def hf_assistant(*, ids=(1, 4), layers=2, **keys):
     return Files(config | keys, files)
 
 
-def speculators_dflash(*, ids=(2, 5), layers=2, full=False, **keys):
+def speculators_dflash(*, ids=(2, 5), layers=2, full=False, layer_keys=None, **keys):
     """RedHatAI's DFlash: ids as boundaries; a head of fewer ids is stored, a whole one is not."""
-    files = speculators_eagle(kind="qwen3", layers={"num_hidden_layers": layers})
+    of_layers = {"num_hidden_layers": layers} | (layer_keys or {})
+    files = speculators_eagle(kind="qwen3", layers=of_layers)
     config = files.config | {
         "architectures": ["DFlashDraftModel"],
         "speculators_model_type": "dflash",
@@ -211,3 +212,81 @@ def deepspec(*, layers=2, **keys):
     config["model_type"] = "qwen3"
     shapes = dflash_shapes(layers, 3) | {"embed_tokens.weight": (VOCAB, HIDDEN)}
     return Files(config | keys, tensors(shapes | {"lm_head.weight": (VOCAB, HIDDEN)}))
+
+
+# Corrections inside a block, and convolutions in its layers.
+
+
+def markov_shapes(rank=4, kind="vanilla", *, ids=VOCAB, confidence=None):
+    """DSpark's Markov head, and its confidence head of so many inputs."""
+    shapes = {"markov_w1.weight": (VOCAB, rank), "markov_w2.weight": (ids, rank)}
+    if kind == "gated":
+        shapes |= {"gate_proj.weight": (rank, HIDDEN + rank), "gate_proj.bias": (rank,)}
+    if kind == "rnn":
+        shapes |= {"joint_proj.weight": (3 * rank, HIDDEN + 2 * rank)}
+        shapes |= {"joint_proj.bias": (3 * rank,)}
+    shapes = {f"markov_head.{name}": shape for name, shape in shapes.items()}
+    if confidence is not None:
+        shapes |= {"confidence_head.proj.weight": (1, confidence)}
+        shapes |= {"confidence_head.proj.bias": (1,)}
+    return shapes
+
+
+def more(files, shapes, **keys):
+    """The files with further tensors and keys."""
+    return Files(files.config | keys, files.tensors | tensors(shapes, seed=7))
+
+
+def domino(*, first=1, **keys):
+    """SpecForge's `DominoDraftModel`: sizes in `dflash_config`, tensors at the top."""
+    sizes = {"emb_dim": 5, "gru_hidden_dim": 6, "pure_draft_prefix_len": first}
+    files = z_lab(dflash=sizes | {"projector_type": "domino"} | keys, emb_dim=5)
+    files.config["architectures"] = ["DominoDraftModel"]
+    shapes = {
+        "prefix_gru.weight_ih_l0": (18, HIDDEN),
+        "prefix_gru.weight_hh_l0": (18, 6),
+        "embed_proj.0.weight": (5, HIDDEN + 6),
+        "embed_proj.2.weight": (VOCAB, 5),
+    }
+    return more(files, shapes)
+
+
+def dflash2_shapes(layers=2, *, taps=3, group=4, rank=4, suffix=""):
+    """The selector and the convolutions of DFlash 2; z-lab's codebooks are parameters, others'
+    embeddings.
+    """
+    shapes = {
+        f"candidate_selector.predecessor_codebook{suffix}": (VOCAB, rank),
+        f"candidate_selector.successor_codebook{suffix}": (VOCAB, rank),
+        "candidate_selector.hidden_projection.weight": (rank, HIDDEN),
+    }
+    for i in range(layers):
+        for part in ("attention_conv", "mlp_conv"):
+            name, kernels = f"layers.{i}.{part}", 2 * taps * (HIDDEN // group)
+            shapes[f"{name}.base_kernel"] = (2, taps, HIDDEN)
+            shapes[f"{name}.kernel_projection.weight"] = (kernels, HIDDEN)
+    return shapes
+
+
+DFLASH2_KEYS = {
+    "conv_kernel_size": 3,
+    "conv_group_size": 4,
+    "selector_rank": 4,
+    "selector_top_k": 5,
+}
+
+
+def xpress_shapes(rank=3, *, ratio=2, block=5, ids=VOCAB):
+    """XPress's refiner."""
+    shapes = {
+        "token_embed.weight": (VOCAB, rank),
+        "down_h.weight": (rank, HIDDEN),
+        "down_g.weight": (rank, HIDDEN),
+        "in_proj.weight": (rank, 3 * rank),
+        "mix_l": (rank, block, block),
+        "mlp_gate.weight": (rank * ratio, rank),
+        "mlp_up.weight": (rank * ratio, rank),
+        "mlp_down.weight": (rank, rank * ratio),
+        "readout.weight": (ids, rank),
+    }
+    return {f"refiner_head.{name}": shape for name, shape in shapes.items()}

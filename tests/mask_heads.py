@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.drafters import MaskTokenConfig, MaskTokenDrafter, MaskTokenHead
-from specdec.heads.layers import LayerConfig
+from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
+from specdec.heads.layers import Convolution, LayerConfig
 
 VOCAB, WIDTH = 23, 16
 LAYER = LayerConfig(WIDTH, 24, num_heads=4, num_kv_heads=2, head_dim=6)
@@ -65,6 +66,35 @@ WIRINGS = {
     "dspark": DSPARK,
     "dspark, causal": replace(DSPARK, block_size=None, is_causal=True),
 }
+CORRECTED = {
+    "p-eagle, markov": replace(P_EAGLE, correction=MarkovConfig(3)),
+    "p-eagle, markov, fewer ids": replace(
+        P_EAGLE, draft_vocab_size=9, correction=MarkovConfig(3), confidence="markov"
+    ),
+    "pard, markov": replace(PARD, correction=MarkovConfig(2, "gated")),
+    "dspark, markov": replace(DSPARK, correction=MarkovConfig(3), confidence="markov"),
+    "dspark, gated": replace(DSPARK, correction=MarkovConfig(3, "gated"), confidence="hidden"),
+    "dspark, rnn": replace(DSPARK, correction=MarkovConfig(3, "rnn")),
+    "dflash, rnn": replace(DFLASH, correction=MarkovConfig(2, "rnn")),
+    "dflash, markov": replace(DFLASH, correction=MarkovConfig(3)),
+    "domino": replace(DFLASH, correction=DominoConfig(5, 7, first=1)),
+    "domino, next token": replace(DSPARK, correction=DominoConfig(5, 7), has_lm_head=False),
+    "dflash2": flagged(
+        DFLASH, correction=SelectorConfig(3, top_k=6), convolution=Convolution(3, 4)
+    ),
+    "dflash2, next token": replace(DSPARK, correction=SelectorConfig(3, top_k=4)),
+    "xpress": replace(DFLASH, correction=XPressConfig(4)),
+    "xpress, next token": replace(DSPARK, correction=XPressConfig(3, mlp_ratio=1)),
+}
+WINDOWED = {
+    "p-eagle, windows": flagged(P_EAGLE, windows=(3, None), has_sinks=True),
+    "pard, windows": flagged(PARD, windows=(4, 2)),
+    "dflash, windows": flagged(DFLASH, windows=(4, None)),
+    "dflash, windows both ways": flagged(
+        DFLASH, windows=(7, 8), is_window_causal=False, has_sinks=True
+    ),
+}
+WIRINGS |= CORRECTED | WINDOWED
 ALIGNMENTS = {"p-eagle": P_EAGLE, "pard": PARD, "dflash": DFLASH, "dspark": DSPARK}
 
 

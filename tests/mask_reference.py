@@ -5,11 +5,12 @@ and sharing nothing with the package but the names of the weights.
 """
 
 import torch
+from correction_reference import corrected
 from eagle_reference import fused, linear, rms_norm, stack
 from torch import Tensor
 
 
-def draft_logits(config, weights, tables, text, features, count, **faults) -> Tensor:
+def draft_logits(config, weights, tables, text, features, count, path=None, **faults) -> Tensor:
     """What the head predicts after a text, `[K, Vd]`.
 
     Args:
@@ -19,17 +20,33 @@ def draft_logits(config, weights, tables, text, features, count, **faults) -> Te
         text: n + 1 committed token ids x_0..x_n.
         features: `[n, F]` of all but the last of them, or None.
         count: K.
+        path: the tokens drafted, which the logits of later ones depend on where the head has a
+            correction.
         faults: see `draft_rows`.
     """
     vocabulary = weights["lm_head.weight"] if "lm_head.weight" in weights else tables[1]
     if config.ties_embeddings:
         vocabulary = weights["embed_tokens.weight"]
-    rows = draft_rows(config, weights, tables, text, features, count, **faults)
-    return rows @ vocabulary.to(rows.dtype).T * config.logit_scale
+    block, start = block_rows(config, weights, tables, text, features, count, **faults)
+    rows = block[start : start + count]
+    logits = rows @ vocabulary.to(rows.dtype).T * config.logit_scale
+    if config.correction is None:
+        return logits
+    own = {name.removeprefix("correction."): tensor for name, tensor in weights.items()}
+    embeddings = weights["embed_tokens.weight"] if "embed_tokens.weight" in weights else tables[0]
+    before = [text[max(len(text) - 2, 0)], text[-1], *path]
+    return corrected(config, own, logits, block, start, before, embeddings.to(rows.dtype))
 
 
-def draft_rows(config, weights, tables, text, features, count, *, late=0, first=0, sees=None):
-    """What the vocabulary head reads for each draft token, `[K, H]`.
+def draft_rows(config, weights, tables, text, features, count, **faults) -> Tensor:
+    """What the vocabulary head reads for each draft token, `[K, H]`; Args as `block_rows`."""
+    block, start = block_rows(config, weights, tables, text, features, count, **faults)
+    return block[start : start + count]
+
+
+def block_rows(config, weights, tables, text, features, count, *, late=0, first=0, sees=None):
+    """What the vocabulary head reads for all rows of the pass, and the index of the first one that
+    predicts a draft token.
 
     Args:
         late: masks stand so many positions late.
@@ -61,7 +78,7 @@ def draft_rows(config, weights, tables, text, features, count, *, late=0, first=
     out = stack(config, weights, x, hidden, positions, context, sees)
     if config.output_norm:
         out = rms_norm(config, out, weights["norm.weight"])
-    return out[start : start + count]
+    return out, start
 
 
 def mask_embedding(config, weights, embeddings):

@@ -112,9 +112,6 @@ def unsupported_wiring(
     has_parallel = any(name.startswith("parallel_draft_heads.") for name in names)
     yield has_parallel and steps == 1, "tensors parallel_draft_heads.*: parallel draft heads"
     yield from unsupported_weights(fields, names)
-    others = set(fields.strings("layer_types")) - {"full_attention"}
-    is_windowed = source.producer in ("speculators", "DeepSpec") and bool(others)
-    yield is_windowed, f"layer_types {sorted(others)}: only full_attention layers"
     is_mtp = eagle.flag("use_mtp_layernorm")
     yield is_mtp, "eagle_config.use_mtp_layernorm: norms of an MTP module"
     for key in ("use_input_layernorm_in_first_layer", "next_layer_regular"):

@@ -98,6 +98,32 @@ def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
     return _check_rope(layer)
 
 
+def read_windows(fields: ConfigFields) -> tuple[int | None, ...]:
+    """`LayerConfig.windows`: from `layer_types` and `sliding_window`, or of z-lab's `use_swa` and
+    `swa_window_size`, which stand for all layers where `layer_types` names none.
+    """
+    flash, count = fields.section("dflash_config"), fields.integer("num_hidden_layers", 1)
+    types = fields.strings("layer_types")
+    if others := set(types) - {"full_attention", "sliding_attention"}:
+        raise ValueError(f"{fields.origin}: not supported: layer_types {sorted(others)}")
+    if types and len(types) < count:
+        raise ValueError(f"{fields.origin}: layer_types names {len(types)} of {count} layers")
+    slides = [name == "sliding_attention" for name in types[:count]] or [False] * count
+    if fields.flag("use_sliding_window") and not types:
+        raise ValueError(f"{fields.origin}: use_sliding_window needs layer_types, which says where")
+    if flash.flag("use_swa") and not any(slides):
+        slides = [True] * count
+    if not any(slides):
+        return ()
+    size = flash.get("swa_window_size", fields.get("sliding_window"))
+    if type(size) is not int or size < 1:
+        raise ValueError(
+            f"{fields.origin}: sliding layers need sliding_window, a number of positions, got "
+            f"{size!r}"
+        )
+    return tuple(size if slide else None for slide in slides)
+
+
 def _read_rope(fields: ConfigFields) -> dict:
     """HF's `rope_parameters`, from its new or its old keys."""
     section = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"

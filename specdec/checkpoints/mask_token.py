@@ -1,9 +1,10 @@
-"""Mask-token checkpoints of every public layout: P-EAGLE, PARD and DFlash.
+"""Mask-token checkpoints of every public layout: P-EAGLE, PARD, DFlash and its successors.
 
 P-EAGLE heads (amazon, speculators, SpecForge) are EAGLE-3 heads with a learned feature of masks,
 and are read by EAGLE's reader. PARD models are causal language models with the id of a mask. DFlash
 heads (z-lab, speculators, TorchSpec, Hugging Face's assistants, DeepSpec's of that architecture)
-read features as keys and values.
+read features as keys and values; DSpark, Domino, DFlash 2 and XPress are DFlash heads with a
+correction inside the block.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.correction import read_correction
 from specdec.checkpoints.eagle import EagleReading, unsupported_wiring
 from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
@@ -29,6 +31,7 @@ from specdec.checkpoints.layer_ids import (
     evenly_spaced,
     find_layer_ids,
 )
+from specdec.checkpoints.layers import read_windows
 from specdec.checkpoints.reading import HeadReading, open_head, unsupported_weights
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
@@ -37,7 +40,13 @@ from specdec.target.features import FeatureLayer
 from specdec.target.hf_model import MAX_VOCAB_PADDING
 
 P_EAGLE, PARD, DFLASH, DSPARK = "P-EAGLE", "PARD", "DFlash", "DSpark"
-_SPECULATORS = {"peagle": P_EAGLE, "dflash": DFLASH, "dflash2": DFLASH, "dspark": DSPARK}
+_SPECULATORS = {
+    "peagle": P_EAGLE,
+    "dflash": DFLASH,
+    "dflash2": DFLASH,
+    "xpress": DFLASH,
+    "dspark": DSPARK,
+}
 _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
 _ARCHITECTURES = (
@@ -55,11 +64,14 @@ _ID_KEYS = {
 """Keys of layer ids of DFlash, how their usual readers take them, and the lowest id."""
 _WITHOUT_MEANING = (
     "parallel_drafting",  # vLLM's switch
-    "sliding_window_non_causal",  # of sliding layers
-    "enable_confidence_head",
+    "enable_confidence_head",  # its tensors say so
     "confidence_head_with_markov",
+    "confidence_head_alpha",  # of training
+    "attention_mode",  # whether there are fewer key heads
+    "projector_type",
+    "speculators_model_type",
 )
-"""Keys that are read and make no difference to a head that is not refused."""
+"""Keys of either section that make no difference by themselves to a head that is not refused."""
 PARD_MODELS = ("llama", "qwen2", "qwen3")
 """Architectures of language models that are read, by their `model_type`."""
 
@@ -107,11 +119,10 @@ def translate(
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
     reading.check_joined(config)
-    for key in _WITHOUT_MEANING:
-        fields.get(key)
-    why = "an estimate of acceptance, on which no draft token depends"
-    unused = {name: why for name in tensors if name.startswith("confidence_head.")}
-    return Translation(config, tensors, fields, unused)
+    for section in (fields, reading.flash):
+        for key in _WITHOUT_MEANING:
+            section.get(key)
+    return Translation(config, tensors, fields, {})
 
 
 def _unsupported(
@@ -119,7 +130,6 @@ def _unsupported(
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message): what a mask-token head of the library cannot have."""
     flash = fields.section("dflash_config")
-    yield from _corrections(fields, flash, names)
     beside = {path.name for path in folder.path.iterdir()}
     is_pard2 = any(key.startswith("pard2_") for key in fields.raw)
     is_pard2 = is_pard2 or bool({"warp_model.bin", "pard_warp_model"} & beside)
@@ -129,33 +139,20 @@ def _unsupported(
         yield from unsupported_wiring(fields, source, names)
     else:
         yield from unsupported_weights(fields, names)
-    kinds = set(fields.strings("layer_types")) - {"full_attention"}
-    yield bool(kinds), f"layer_types {sorted(kinds)}: only full_attention layers"
-    for key in ("use_sliding_window", "use_swa", "attention_sink_bias"):
-        is_windowed = any([section.flag(key) for section in (fields, flash)])
-        yield is_windowed, f"{key}: a draft with sliding windows"
     if source.kind == PARD:
         model_type = fields.text("model_type", "llama")
         yield model_type not in PARD_MODELS, f"model_type {model_type!r} of {list(PARD_MODELS)}"
     is_all = flash.flag("use_aux_hidden_state", default=True)
     yield not is_all, "dflash_config.use_aux_hidden_state: false"
-    yield flash.flag("causal"), "dflash_config.causal: true"
-
-
-def _corrections(
-    fields: ConfigFields, flash: ConfigFields, names: Collection[str]
-) -> Iterator[tuple[bool, str]]:
-    """Pairs (condition, message): designs whose draft tokens depend on each other."""
-    kind = fields.get("speculators_model_type")
-    yield kind == "dflash2", "speculators_model_type 'dflash2': convolutions and a selector"
-    projector = flash.text("projector_type", fields.text("projector_type", ""))
-    is_domino = projector == "domino" or any(name.startswith("prefix_gru.") for name in names)
-    is_domino = is_domino or any(a.startswith("Domino") for a in fields.strings("architectures"))
-    yield is_domino, "Domino: a GRU corrects the logits token by token (prefix_gru)"
-    rank = fields.get("markov_rank", flash.get("markov_rank", 0 if projector != "dspark" else 1))
-    has_markov = rank != 0 or any(name.startswith("markov_head.") for name in names)
-    why = "DSpark's Markov head (markov_rank): logits depend on the token drafted before"
-    yield has_markov, why
+    is_windowed = source.kind == P_EAGLE and fields.flag("use_sliding_window")
+    yield is_windowed and source.producer != "speculators", "use_sliding_window of a P-EAGLE head"
+    for key in ("attention_value_scale", "input_embedding_scale"):
+        factor = flash.get(key, 1)
+        yield factor != 1, f"dflash_config.{key} {factor}: scaled values or embeddings"
+    softcap = flash.get("final_logit_softcapping", 0)
+    yield softcap != 0, f"dflash_config.final_logit_softcapping {softcap}: capped logits"
+    is_turned = not fields.flag("is_neox_style", default=True)
+    yield is_turned, "is_neox_style false: rotary channels in pairs of neighbours"
 
 
 class MaskTokenReading(HeadReading):
@@ -197,7 +194,10 @@ class MaskTokenReading(HeadReading):
             self._fit_vocabulary(own_size, vocab_size)
         return MaskTokenConfig(
             **self._design("unshifted", "none"),
-            layer=self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
+            layer=replace(
+                self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
+                windows=read_windows(fields),
+            ),
             vocab_size=vocab_size,
             draft_vocab_size=min(own_size, vocab_size),
             feature_layers=(),
@@ -225,13 +225,24 @@ class MaskTokenReading(HeadReading):
         num_layers = self._num_target_layers(target)
         if target is not None:
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
-        alignment = "same-position"
-        says = [section.flag("sample_from_anchor") for section in (fields, self.flash)]
-        if self.source.kind == DSPARK or any(says):
-            alignment = "next-token"
+        correction, convolution = read_correction(fields, self.tensors, algorithm=self.algorithm)
+        windows, is_window_causal = read_windows(fields), self._is_window_causal()
+        if self.source.producer == "Hugging Face":  # its masks of both directions reach one further
+            windows = tuple(window and window + 1 for window in windows)
+        layer = replace(
+            layer,
+            windows=windows,
+            is_window_causal=is_window_causal or not windows,
+            has_sinks="layers.0.self_attn.sinks" in self.tensors,
+            convolution=convolution,
+        )
+        for section in (fields, self.flash):  # the tensors say so
+            section.get("attention_sink_bias", section.get("add_swa_attention_sink_bias"))
+        design = self._design(self._block_alignment(), "keys")
+        if design["alignment"] == "next-token":
             self.notes.append("rows predict the token after their own position (next-token)")
         return MaskTokenConfig(
-            **self._design(alignment, "keys"),
+            **design,
             layer=layer,
             vocab_size=vocab_size,
             draft_vocab_size=draft_size,
@@ -242,11 +253,55 @@ class MaskTokenReading(HeadReading):
             block_size=self._block_size(),
             has_embed_tokens="embed_tokens.weight" in self.tensors,
             has_lm_head="lm_head.weight" in self.tensors or draft_size < vocab_size,
+            logit_scale=self.flash.number("output_multiplier", 1.0),
+            correction=correction,
+            confidence=self._confidence(layer.hidden_size),
         )
+
+    @property
+    def algorithm(self) -> str:
+        """The design of a block head, by its speculators name or SpecForge's `projector_type`."""
+        fields, flash = self.fields, self.flash
+        named = flash.text("projector_type", fields.text("projector_type", ""))
+        named = fields.text("speculators_model_type", named)
+        if not named and any(name.startswith("Domino") for name in fields.strings("architectures")):
+            named = "domino"
+        return named or self.source.kind.lower()
+
+    def _block_alignment(self) -> Alignment:
+        """What `sample_from_anchor` says, or Domino's `shift_label`; else what the design has."""
+        fields, flash = self.fields, self.flash
+        key = "shift_label" if self.algorithm == "domino" else "sample_from_anchor"
+        said = [section.flag(key) for section in (fields, flash) if section.get(key) is not None]
+        if not said and self.source.kind == DSPARK and self.is_speculators:
+            self.notes.append(
+                "no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)"
+            )
+        return "next-token" if any(said or [self.source.kind == DSPARK]) else "same-position"
+
+    def _is_window_causal(self) -> bool:
+        """Whether rows of a block see only those before them, in layers with a sliding window."""
+        fields = self.fields
+        if self.source.producer == "Hugging Face":
+            return False
+        if self.is_speculators:
+            is_free = self.algorithm == "dflash2"
+            return not fields.flag("sliding_window_non_causal", default=is_free)
+        # Layers with a window by use_swa alone see the whole block (MiMo's).
+        usual = "sliding_attention" in fields.strings("layer_types")
+        return self.flash.flag("causal", default=fields.flag("is_causal", default=usual))
+
+    def _confidence(self, hidden_size: int) -> str | None:
+        """What the confidence head reads, by the width of its weights."""
+        stored = self.tensors.get("confidence_head.weight")
+        if stored is None or len(stored.shape) != 2:
+            return None
+        return "hidden" if stored.shape[1] == hidden_size else "markov"
 
     def _design(self, alignment: str, context: str) -> dict[str, Any]:
         """Alignment and context, and whether rows are causal, with the caller's options."""
-        usual = {"alignment": alignment, "is_causal": context != "keys"}
+        is_causal = context != "keys" or self.flash.flag("causal")
+        usual = {"alignment": alignment, "is_causal": is_causal}
         asked = {name: self.options.get(name, value) for name, value in usual.items()}
         return {**asked, "context": context}
 

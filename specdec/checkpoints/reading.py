@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from specdec.checkpoints.config_fields import ConfigFields
+from specdec.checkpoints.correction import TENSORS
 from specdec.checkpoints.family import Source
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, LayerIds, check_layers, read_layer_ids
-from specdec.checkpoints.layers import fill_speculators, read_layer, with_theta
+from specdec.checkpoints.layers import fill_speculators, read_layer, read_windows, with_theta
 from specdec.heads.features import FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
 from specdec.target.features import FeatureLayer
@@ -38,8 +40,15 @@ _OTHER_NAMES = {
     "context_proj.": "fc.",
     "context_norm.": "hidden_norm.",
     "final_norm.": "norm.",
+    # corrections inside a block
+    **{theirs: ours for names in TENSORS.values() for ours, theirs in names.items()},
+    "confidence_head.proj.": "confidence_head.",
 }
 """How names begin that some producers have of their own, and how the head's do."""
+_OTHER_ENDS = {
+    ".self_attn.attention_sink_bias": ".self_attn.sinks",
+    "_codebook.weight": "_codebook",
+}
 _LATER_HIDDEN_NORM = re.compile(r"layers\.([1-9]\d*)\.hidden_norm\.weight")
 
 
@@ -47,6 +56,9 @@ def canonical(name: str) -> str:
     """The head's name of a tensor."""
     while name.startswith(_PREFIXES):
         name = name.partition(".")[2]
+    for theirs, ours in _OTHER_ENDS.items():
+        if name.endswith(theirs):
+            name = name.removesuffix(theirs) + ours
     for theirs, ours in _OTHER_NAMES.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
@@ -102,11 +114,15 @@ class HeadReading:
         self.tensors, self.notes = tensors, fields.notes
         self.is_speculators = source.producer == "speculators"
         self.is_eagle1 = source.kind == "EAGLE-1"
+        # Trainers of other heads copy layer_types from the target, and never look at them.
+        self.reads_windows = source.producer in ("speculators", "DeepSpec")
 
     def layer(self, *, has_qk_norm: bool, **biases: bool) -> LayerConfig:
         """The decoder layers; a norm of queries in the file also says that there is one."""
         has_qk_norm = has_qk_norm or "layers.0.self_attn.q_norm.weight" in self.tensors
         layer = read_layer(self.fields, has_qk_norm=has_qk_norm, **biases)
+        if self.reads_windows:
+            layer = replace(layer, windows=read_windows(self.fields))
         theta = self.options.get("rope_theta")
         return layer if theta is None else with_theta(layer, theta)
 

@@ -6,15 +6,18 @@ of the head.
 
 from __future__ import annotations
 
+from functools import cached_property
 from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from specdec.arguments import check_number
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
-from specdec.drafters.tree import TreePlan
+from specdec.drafters.tree import TreePass, TreePlan
 from specdec.heads.mask_token import MaskTokenHead
 from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
 from specdec.heads.window import WindowPlan
@@ -23,7 +26,7 @@ from specdec.types import Context, Draft
 
 
 class MaskTokenDrafter(HeadDrafter):
-    """Drafts K tokens in one pass of a mask-token head (P-EAGLE, PARD, DFlash).
+    """Drafts K tokens in one pass of a mask-token head (P-EAGLE, PARD, DFlash and its successors).
 
     The pass reads the newly committed tokens, which overwrites what an earlier step wrote at their
     positions for masks and rejected tokens, and masks after them. Keys and values of masks stay
@@ -31,15 +34,21 @@ class MaskTokenDrafter(HeadDrafter):
     whatever K is. Drafts end where the head's positions end, and a row of which the head has read
     nothing yet (features: the first step of a one-token prompt) proposes nothing.
 
-    Tokens of one pass are predicted independently of each other. Sampled proposals with their
-    probabilities still have more accepted than argmax proposals at every temperature (zoo, T = 1,
-    K = 4: 2.15 and 1.59 tokens per step), so `proposal="sample"` is the default here as well.
+    Tokens of one pass are predicted independently of each other, unless the head corrects the
+    logits of later ones by those chosen before (`MaskTokenConfig.correction`): then they are drawn
+    one by one, each from its corrected distribution, and `Draft.probs` has these.
+
+    Sampled proposals with their probabilities have more accepted than argmax proposals at every
+    temperature, also where they are independent (zoo, T = 1, K = 4: 2.15 and 1.59 tokens per step),
+    so `proposal="sample"` is the default here as well.
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
     heads (z-lab, speculators), with the options of
     `specdec.checkpoints.mask_token.MASK_TOKEN`.
 
-    Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K.
+    Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K. And
+    `confidence_threshold`, for a head with a confidence head: a row's draft ends before the first
+    token of which the estimate, made before it is drawn, is below. `None` drafts all K.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -55,6 +64,29 @@ class MaskTokenDrafter(HeadDrafter):
 
     family = MASK_TOKEN
     head_type = MaskTokenHead
+    confidence_threshold: float | None = None
+
+    def __init__(self, *args: Any, confidence_threshold: float | None = None, **options: Any):
+        super().__init__(*args, **options)
+        self._stop_below(confidence_threshold)
+
+    @classmethod
+    def from_pretrained(
+        cls, *args: Any, confidence_threshold: float | None = None, **options: Any
+    ) -> Self:
+        """As `HeadDrafter.from_pretrained`, with `confidence_threshold` as for the class."""
+        drafter = super().from_pretrained(*args, **options)
+        drafter._stop_below(confidence_threshold)
+        return drafter
+
+    def _stop_below(self, threshold: float | None) -> None:
+        if threshold is None:
+            return
+        if self.config.confidence is None:
+            raise ValueError("confidence_threshold needs a head with a confidence head; drop it")
+        if self.tree is not None:
+            raise ValueError("confidence_threshold ends chains early, and tree= drafts trees")
+        self.confidence_threshold = check_number("confidence_threshold", threshold, 0, 1)
 
     def save_pretrained(
         self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
@@ -85,17 +117,36 @@ class MaskTokenDrafter(HeadDrafter):
         """One pass of the head; see the class for rows that propose fewer tokens."""
         length = min(self.tree_depth or drawing.num_draft_tokens, drawing.num_draft_tokens)
         window, out = self._read(context, state, num_draft_tokens=length)
-        sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
-        out = out.gather(1, sampled[..., None].expand(-1, -1, out.shape[2]))  # [B, K, H]
-        logits = self.logits(out)
-        if state.plan is not None:  # all tokens of a depth are predicted alike
+        paths = _Paths(self, context, window, out)
+        widen = self.head.over_target_ids
+        if state.plan is not None:
             num_valid = torch.where(window.num_valid < length, 0, drawing.num_draft_tokens)
-            tree = self.proposal, drawing, logits[:, :1], lambda n: logits[:, n.depth : n.depth + 1]
-            ids = {"ids": self.head.target_ids, "widen": self.head.over_target_ids}
+            tree = self.proposal, drawing, paths.first(), paths.expand
+            ids = {"ids": self.head.target_ids, "widen": widen}
             return state.plan.grow(*tree, num_valid, **ids)
         drafting = self.proposal.begin(drawing)
-        drafting.draw(self.head.over_target_ids(logits))
-        return drafting.end(window.num_valid)
+        if self.config.correction is None:  # all tokens at once
+            drafting.draw(widen(paths.logits))
+        else:
+            tokens = drafting.draw(widen(paths.first()))
+            for i in range(1, length):
+                tokens = drafting.draw(widen(paths.follow(i, tokens)))
+        return drafting.end(self._num_valid(paths, window.num_valid, drafting.tokens))
+
+    def _num_valid(self, paths: _Paths, num_valid: Tensor, tokens: list[Tensor]) -> Tensor:
+        """`[B]`: the tokens that rows of the window predict, and of these the ones before the first
+        one of which the head's estimate is below the threshold.
+        """
+        if self.confidence_threshold is None:
+            return num_valid
+        hidden = paths.hidden
+        if self.config.confidence == "markov":
+            before = torch.cat([paths.known[:, 1:], *tokens], dim=1)[:, :-1]
+            before = self.head.correction.markov_w1(before).to(hidden.dtype)
+            hidden = torch.cat([hidden, before], dim=-1)
+        estimate = self.head.confidence_head(hidden)[..., 0].float().sigmoid()  # [B, K]
+        is_sure = (estimate >= self.confidence_threshold).long()
+        return torch.minimum(num_valid, is_sure.cumprod(dim=1).sum(dim=1))
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """Trees of one pass: the best paths by the product of their tokens' probabilities."""
@@ -149,3 +200,63 @@ class MaskTokenDrafter(HeadDrafter):
             max_positions=min(config.max_positions or num_slots, num_slots),
             trash=num_slots,
         )
+
+
+class _Paths:
+    """What a pass of the head predicts of paths that grow token by token.
+
+    Args:
+        drafter: whose head made the pass.
+        context: before the draft.
+        window: the rows of the pass.
+        out: `[B, N, H]`, of its last N rows.
+
+    Attributes:
+        hidden: `[B, K, H]`, of the rows that predict draft tokens, after the final norm.
+        logits: `[B, K, Vd]`, of these.
+    """
+
+    def __init__(
+        self, drafter: MaskTokenDrafter, context: Context, window: MaskWindow, out: Tensor
+    ):
+        head, self._context, self._embed = drafter.head, context, drafter.embed
+        sampled = window.sampled - (window.tokens.shape[1] - out.shape[1])
+        index = sampled[..., None].expand(-1, -1, out.shape[2])
+        self._correction = None
+        if drafter.config.correction is None:
+            self.hidden = head.normed(out.gather(1, index))
+        else:
+            block, self._correction = head.normed(out), head.correction
+            self.hidden = block.gather(1, index)
+            self._state = self._correction.begin(block, self.known)
+        self.logits = head.unembed(self.hidden, drafter._borrowed.lm_head)
+
+    @cached_property
+    def known(self) -> Tensor:
+        """`[B, 2]`, the last two committed tokens."""
+        context = self._context
+        last_two = torch.arange(-1, 1, device=context.tokens.device)
+        return context.tokens.gather(1, (context.num_new[:, None] + last_two).clamp(min=0))
+
+    def first(self) -> Tensor:
+        """Logits `[B, 1, Vd]` of the first draft token."""
+        return self.follow(0, self.known[:, 1:])
+
+    def follow(self, index: int, tokens: Tensor, above: Tensor | None = None) -> Tensor:
+        """Logits of draft token `index` after paths that end in `tokens` `[B, W]`: `[B, W, Vd]`, or
+        `[B, 1, Vd]` where they are all alike. `above` `[B, W]`: the path of the call before that
+        each one goes on; `None` if they are the same.
+        """
+        logits = self.logits[:, index : index + 1]
+        if self._correction is None:
+            return logits
+        state = self._state
+        if above is not None:
+            state = state.gather(1, above[..., None].expand(-1, -1, state.shape[2]))
+        rows = logits, self.hidden[:, index : index + 1]
+        logits, self._state = self._correction(index, *rows, tokens, state, self._embed)
+        return logits
+
+    def expand(self, nodes: TreePass) -> Tensor:
+        """Logits of what follows the nodes of a tree."""
+        return self.follow(nodes.depth, nodes.tokens, nodes.above)

@@ -164,20 +164,26 @@ class FeatureHead(nn.Module, ABC):
             features = torch.cat(normed, dim=-1)
         return self.fc(features) if config.joins_features else features
 
-    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
-        """Logits `[B, N, Vd]`, over the ids that the head can propose, of outputs `[B, N, H]`;
-        `lm_head` is the target's, for a head that has none of its own.
+    def normed(self, out: Tensor) -> Tensor:
+        """Outputs `[B, N, H]` as the vocabulary head reads them."""
+        return self.norm(out) if self.config.output_norm else out
+
+    def unembed(self, normed: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """Logits `[B, N, Vd]`, over the ids that the head can propose, of `normed` outputs `[B, N,
+        H]`; `lm_head` is the target's, for a head that has none of its own.
         """
         config = self.config
-        if config.output_norm:
-            out = self.norm(out)
         if config.ties_embeddings:
-            logits = F.linear(out, self.embed_tokens.weight[: config.draft_vocab_size])
+            logits = F.linear(normed, self.embed_tokens.weight[: config.draft_vocab_size])
         elif config.has_lm_head:
-            logits = self.lm_head(out)
+            logits = self.lm_head(normed)
         else:
-            logits = apply_lm_head(lm_head, out)
+            logits = apply_lm_head(lm_head, normed)
         return logits if config.logit_scale == 1 else logits * config.logit_scale
+
+    def logits(self, out: Tensor, lm_head: nn.Module | None = None) -> Tensor:
+        """`unembed` of outputs `[B, N, H]` as the layers leave them."""
+        return self.unembed(self.normed(out), lm_head)
 
     def over_target_ids(self, logits: Tensor) -> Tensor:
         """Logits `[B, N, Vd]` over the target's vocabulary, `[B, N, V]`; ids that the head cannot

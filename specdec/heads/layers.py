@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,18 @@ passes its `AttentionOptions` as a fifth argument.
 """
 
 
+class Convolution(NamedTuple):
+    """Sizes of the convolutions around the two halves of a layer; see `BlockConvolution`.
+
+    Args:
+        taps: how many rows each one reads, its own included.
+        group: channels that share what the kernel gets from a row.
+    """
+
+    taps: int = 2
+    group: int = 16
+
+
 @dataclass(frozen=True)
 class LayerConfig:
     """Sizes and flags of a decoder layer, independent of the head's family.
@@ -52,6 +65,12 @@ class LayerConfig:
         hidden_act: HF's name of the MLP's activation.
         rope: HF's `rope_parameters`, with `rope_type` and `rope_theta`.
         max_position_embeddings: the length that rope scalings refer to; it limits nothing.
+        windows: the sliding window of each layer, in positions: a query at position q sees those
+            after q - window. `None` for a layer that sees all; `()` for all of them.
+        is_window_causal: in a layer with a window, rows of a block see those before them only.
+        has_sinks: each attention head has a score (`self_attn.sinks`) that takes weight and has no
+            value.
+        convolution: of DFlash 2, around both halves of each layer; `None` for none.
 
     Example:
         >>> LayerConfig(8, 16, 2, 1, 4).rope["rope_theta"]
@@ -70,9 +89,17 @@ class LayerConfig:
     hidden_act: str = "silu"
     rope: dict = field(default_factory=lambda: {"rope_type": "default", "rope_theta": 10000.0})
     max_position_embeddings: int = 2048
+    windows: tuple[int | None, ...] = ()
+    is_window_causal: bool = True
+    has_sinks: bool = False
+    convolution: Convolution | None = None
 
     def __post_init__(self):
         check_fields(self)
+        for window in self.windows:
+            check_integer("a window of LayerConfig.windows", window or 1, 1)
+        for name, size in (self.convolution or Convolution())._asdict().items():
+            check_integer(f"LayerConfig.convolution.{name}", size, 1)
         heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim
         for name in ("hidden_size", "intermediate_size", "num_heads", "head_dim"):
             check_integer(f"LayerConfig.{name}", getattr(self, name), 1)
@@ -81,11 +108,26 @@ class LayerConfig:
         counts = f"num_heads must be a multiple of num_kv_heads, got {heads} heads and {kv_heads}"
         is_partial = size % 2 or self.rope.get("partial_rotary_factor", 1) != 1
         turns = "rotary positions turn whole heads of even width, got head_dim"
-        refuse([(is_uneven, counts), (is_partial, f"{turns} {size} and rope {self.rope}")])
+        groups = 1 if self.convolution is None else self.convolution.group
+        whole = f"hidden_size {self.hidden_size} must be a multiple of a convolution's group"
+        refuse(
+            [
+                (is_uneven, counts),
+                (is_partial, f"{turns} {size} and rope {self.rope}"),
+                (self.hidden_size % groups, f"{whole}, got {groups}"),
+            ]
+        )
 
     def build(self, index: int) -> DecoderLayer:
         """A new plain layer, with the given index in a head's cache."""
         return DecoderLayer(self, index)
+
+    def attention_options(self, index: int) -> AttentionOptions:
+        """How a layer attends, its sinks aside."""
+        window = self.windows[index] if self.windows else None
+        return AttentionOptions(
+            sliding_window=window, is_causal=window is not None and self.is_window_causal
+        )
 
     def key_value_shape(self, *, dtype: torch.dtype, device: torch.device) -> KeyValueShape:
         """What a layer stores of a token."""
@@ -153,6 +195,8 @@ class Attention(nn.Module):
         if self.has_qk_norm:
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+        self.sinks = nn.Parameter(torch.zeros(config.num_heads)) if config.has_sinks else None
+        self._options = config.attention_options(index)
 
     def forward(
         self, x: Tensor, angles: Tensor, attend: Attend, context: Tensor | None = None
@@ -181,7 +225,10 @@ class Attention(nn.Module):
         if context is not None:
             cos, sin = cos[:, :, num_keys - count :], sin[:, :, num_keys - count :]
         query = rotate(query, cos, sin)
-        out = attend(self.index, query, key, value)
+        options = self._options
+        if self.sinks is not None:
+            options = options._replace(sinks=self.sinks)
+        out = attend(self.index, query, key, value, *([] if options == CAUSAL else [options]))
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
@@ -203,9 +250,40 @@ class GatedMLP(nn.Module):
         return self.down_proj(self.act(self.gate_proj(x)) * self.up_proj(x))
 
 
+class BlockConvolution(nn.Module):
+    """Two causal convolutions over the rows of a block: of the input of a half of a layer, and of
+    its output. Their kernels are a fixed part and one that is made from the input of each row; rows
+    before the block count as zeros.
+
+    Reference: Z Lab, DFlash 2; speculators 0.9.0, `models/dflash2/model_definitions.py`.
+    """
+
+    def __init__(self, width: int, sizes: Convolution):
+        super().__init__()
+        self.group, self.taps = sizes.group, sizes.taps
+        self.base_kernel = nn.Parameter(torch.zeros(2, sizes.taps, width))
+        self.base_kernel.data[:, 0] = 1
+        kernels = 2 * sizes.taps * (width // sizes.group)
+        self.kernel_projection = nn.Linear(width, kernels, bias=False)
+
+    def forward(self, x: Tensor, half: Callable[[Tensor], Tensor]) -> Tensor:
+        """`[B, M, H]` to `[B, M, H]`, around a half of a layer."""
+        own = self.kernel_projection(x).unflatten(-1, (2, self.taps, -1))
+        own = own.repeat_interleave(self.group, dim=-1)  # [B, M, 2, taps, H]
+        before, after = (own + self.base_kernel.to(own.dtype)).unbind(dim=2)
+        return self._convolve(half(self._convolve(x, before)), after)
+
+    def _convolve(self, x: Tensor, kernel: Tensor) -> Tensor:
+        padded = F.pad(x, (0, 0, self.taps - 1, 0))
+        count, out = x.shape[1], 0
+        for tap in range(self.taps):  # tap t reads the row t earlier
+            out = out + padded.narrow(1, self.taps - 1 - tap, count) * kernel[:, :, tap]
+        return out
+
+
 class DecoderLayer(nn.Module):
     """A plain pre-norm layer; the attention of the first layer of EAGLE-1 reads an input without
-    norm.
+    norm. With convolutions its rows are those of one block.
     """
 
     def __init__(self, config: LayerConfig, index: int, *, has_input_norm: bool = True):
@@ -215,12 +293,22 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config)
         self.input_layernorm = RMSNorm(width, eps) if has_input_norm else nn.Identity()
         self.post_attention_layernorm = RMSNorm(width, eps)
+        self.has_convolutions = config.convolution is not None
+        if self.has_convolutions:
+            self.attention_conv = BlockConvolution(width, config.convolution)
+            self.mlp_conv = BlockConvolution(width, config.convolution)
 
     def forward(
         self, hidden: Tensor, angles: Tensor, attend: Attend, context: Tensor | None = None
     ) -> Tensor:
         """`[B, N, H]`, given the residual stream `[B, N, H]`; other Args as `Attention.forward`."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), angles, attend, context)
+
+        x = self.input_layernorm(hidden)
+        if self.has_convolutions:
+            x = self.attention_conv(x, lambda x: self.self_attn(x, angles, attend, context))
+            hidden = hidden + x
+            return hidden + self.mlp_conv(self.post_attention_layernorm(hidden), self.mlp)
+        hidden = hidden + self.self_attn(x, angles, attend, context)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 

@@ -1,9 +1,10 @@
 """Mask-token heads: how one is wired (`MaskTokenConfig`), and its weights (`MaskTokenHead`).
 
 One pass over the last known token and masks after it predicts all draft tokens. Public families
-differ in four ways, each an argument of `MaskTokenConfig`: which token a row predicts
+differ in five ways, each an argument of `MaskTokenConfig`: which token a row predicts
 (`alignment`), how the head gets the target's features (`context`), what stands for a token that is
-not known yet (`mask_token_id`), and whether rows of a window see the rows after them (`is_causal`).
+not known yet (`mask_token_id`), whether rows of a window see the rows after them (`is_causal`), and
+what tokens chosen earlier in a draft change in the logits of later ones (`correction`).
 
 Legend: B rows, R committed rows of a pass, M rows after them, H width of the head, F width of all
 features together, V target vocabulary, Vd ids that the head can propose, D width of an attention
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.arguments import check_choice
+from specdec.heads.correction import CorrectionConfig, HeadSizes, MarkovConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig, FusingLayer
 from specdec.heads.layers import Attend, RMSNorm
 
@@ -88,6 +90,10 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         is_causal: rows see themselves and what precedes them; else the whole block.
         ties_embeddings: the head's table of embeddings is its vocabulary head as well.
         max_positions: positions that the head can be given; `None` for no limit. Drafts end there.
+        correction: what tokens chosen earlier in a draft change in the logits of later ones; `None`
+            for independent predictions.
+        confidence: the head estimates whether a draft token will be accepted, from its row's state
+            (`"hidden"`), or from that and the embedding of the token before (`"markov"`).
 
     Example:
         >>> from specdec.heads.layers import LayerConfig
@@ -102,6 +108,8 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
     is_causal: bool = True
     ties_embeddings: bool = False
     max_positions: int | None = None
+    correction: CorrectionConfig | None = None
+    confidence: Literal["hidden", "markov"] | None = None
 
     @property
     def joins_features(self) -> bool:
@@ -117,6 +125,12 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
     def max_draft_tokens(self) -> int | None:
         """The largest K that the head can draft; `None` for any."""
         return None if self.block_size is None else self.block_size - self.rows.first_row
+
+    @property
+    def sizes(self) -> HeadSizes:
+        """For `correction`."""
+        sizes = self.hidden_size, self.vocab_size, self.draft_vocab_size, self.block_size
+        return HeadSizes(*sizes, self.rows.first_row)
 
     def num_later(self, num_draft_tokens: int) -> int:
         """M: rows after the committed ones that predict K draft tokens, and fill the block."""
@@ -141,6 +155,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             "norm_before_fc, fc_norm and norm_before_residual are of context='input'",
         )
         yield from self._block_contradictions()
+        yield from self._correction_contradictions()
         token, size = self.mask_token_id, self.vocab_size
         yield (
             token is not None and not 0 <= token < size,
@@ -152,6 +167,15 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
             "must be True",
         )
         yield from super()._contradictions()
+
+    def _correction_contradictions(self) -> Iterator[tuple[bool, str]]:
+        check_choice("MaskTokenConfig.confidence", self.confidence, (None, "hidden", "markov"))
+        is_markov = isinstance(self.correction, MarkovConfig)
+        yield (
+            self.confidence == "markov" and not is_markov,
+            f"confidence='markov' reads the embeddings of a MarkovConfig, got correction="
+            f"{self.correction}",
+        )
 
     def _block_contradictions(self):
         size, is_block = self.block_size, self.rows.opens_with_last
@@ -197,6 +221,11 @@ class MaskTokenHead(FeatureHead):
             self.mask_hidden = nn.Parameter(torch.zeros(1, 1, config.feature_width))
         if config.mask_token_id is None:
             self.mask_embedding = nn.Parameter(torch.zeros(1, 1, config.hidden_size))
+        if config.correction is not None:
+            self.correction = config.correction.build(config.sizes)
+        if config.confidence is not None:
+            more = config.correction.rank if config.confidence == "markov" else 0
+            self.confidence_head = nn.Linear(config.hidden_size + more, 1)
 
     def build_first_layer(self) -> nn.Module:
         """One that fuses where features stand beside embeddings, else a plain one."""

@@ -92,6 +92,8 @@ class AttentionOptions(NamedTuple):
             tree's nodes, or a block that sees itself in both directions. It is all that counts for
             these slots and those after them, also beside a sliding window. `None` is causal.
         positions: `[B, N]` int64 of the queries, for a sliding window; `None` for their slots.
+        is_causal: queries see nothing after them, whatever the window's rows see in other layers;
+            for `attend`, which leaves `window_visible` out.
     """
 
     scale: float | None = None
@@ -100,6 +102,7 @@ class AttentionOptions(NamedTuple):
     sliding_window: int | None = None
     window_visible: Tensor | None = None
     positions: Tensor | None = None
+    is_causal: bool = False
 
 
 CAUSAL = AttentionOptions()

@@ -74,14 +74,14 @@ def attend(
         window = window.on(query.device)
     if window.has_kernels and _attends_raggedly(window, query, keys):
         slots = window.slots[:, -num_queries:].expand(len(query), -1)
-        visible = own_visible(window, num_queries, options.sliding_window)
+        visible = own_visible(window, num_queries, options.sliding_window, options.is_causal)
         positions = None if options.sliding_window is None else window.positions
         if positions is not None:
             positions = positions[:, -num_queries:].expand(len(query), -1)
         options = options._replace(window_visible=visible, positions=positions)
         return ragged_attention(query, keys, values, slots, options)
-    scale, softcap, sinks, sliding_window, *_ = options
-    mask = window_mask(window, num_queries, query.dtype, sliding_window)
+    scale, softcap, sinks, sliding_window, *_, is_causal = options
+    mask = window_mask(window, num_queries, query.dtype, sliding_window, is_causal)
     if softcap is None and sinks is None:
         is_grouped = query.shape[1] != keys.shape[1]
         out = F.scaled_dot_product_attention(
@@ -127,7 +127,11 @@ def sees(queries: Tensor, keys: Tensor, sliding_window: int | None = None) -> Te
 
 
 def window_mask(
-    window: Window, num_queries: int, dtype: torch.dtype, sliding_window: int | None = None
+    window: Window,
+    num_queries: int,
+    dtype: torch.dtype,
+    sliding_window: int | None = None,
+    is_causal: bool = False,
 ) -> Tensor:
     """The additive mask of a window's last n tokens, made once for all layers that share it.
 
@@ -138,6 +142,7 @@ def window_mask(
         num_queries: n.
         dtype: of the mask, that of the queries.
         sliding_window: of the layer, in positions; `None` for full attention.
+        is_causal: of the layer, whatever `window.visible` says.
 
     Returns:
         `[B, 1, n, W]`, contiguous: 0 where visible and -inf elsewhere.
@@ -147,14 +152,15 @@ def window_mask(
         tensor([[[[0., 0., -inf, -inf],
                   [0., 0., 0., -inf]]]])
     """
-    key = num_queries, dtype, sliding_window
+    key = num_queries, dtype, sliding_window, is_causal
     if key not in window.masks:
         slots, device = window.slots[:, -num_queries:], window.slots.device
         attended = torch.arange(window.num_attended, device=device)
         queries = slots.clamp(max=window.num_attended - 1)[..., None]
         seen = sees(queries, attended, sliding_window)
-        if window.visible is not None or window.positions is not None:
-            seen = _visible_slots(window, slots, queries, attended, sliding_window)
+        own = own_visible(window, num_queries, sliding_window, is_causal)
+        if own is not None:
+            seen = _visible_slots(window, slots, queries, attended, sliding_window, own)
         hidden = torch.full(
             (len(slots), 1, *seen.shape[1:]), -torch.inf, dtype=dtype, device=device
         )
@@ -162,15 +168,19 @@ def window_mask(
     return window.masks[key]
 
 
-def own_visible(window: Window, num_queries: int, sliding_window: int | None) -> Tensor | None:
+def own_visible(
+    window: Window, num_queries: int, sliding_window: int | None, is_causal: bool = False
+) -> Tensor | None:
     """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
-    takes it; `None` for a chain. A sliding window hides slots of this window only.
+    takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
+    sees what a chain does.
     """
-    if window.positions is None and window.visible is None:
+    if window.positions is None and (window.visible is None or is_causal):
         return None
     slots = window.slots[:, -num_queries:]
     order = torch.arange(num_queries, device=slots.device)
-    visible = (order <= order[:, None])[None] if window.visible is None else window.visible
+    is_chain = window.visible is None or is_causal
+    visible = (order <= order[:, None])[None] if is_chain else window.visible
     visible = visible.expand(len(slots), num_queries, -1)
     if sliding_window is None:
         return visible
@@ -183,14 +193,18 @@ def own_visible(window: Window, num_queries: int, sliding_window: int | None) ->
 
 
 def _visible_slots(
-    window: Window, slots: Tensor, queries: Tensor, attended: Tensor, sliding_window: int | None
+    window: Window,
+    slots: Tensor,
+    queries: Tensor,
+    attended: Tensor,
+    sliding_window: int | None,
+    own: Tensor,
 ) -> Tensor:
-    """`[B, n, W]` bool: what queries at slots `[B, n]` see, in a window that is no chain."""
+    """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
     num_queries, seen = slots.shape[1], attended <= queries
     if sliding_window is not None:
         at = queries if window.positions is None else window.positions[:, -num_queries:, None]
         seen = seen & (attended > at - sliding_window)  # before a window, position and slot are one
-    own = own_visible(window, num_queries, sliding_window)
     count = own.shape[2]
     offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
     index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)

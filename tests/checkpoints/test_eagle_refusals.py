@@ -49,8 +49,8 @@ UNSUPPORTED = {
         transformer_layer_architecture="MistralDecoderLayer"
     ),
     "model_type 'qwen3_next'": speculators(kind="qwen3_next"),
-    "layer_types .*sliding_attention": speculators(
-        kind="qwen3", layers={"layer_types": ["sliding_attention"], "sliding_window": 64}
+    "layer_types .*chunked_attention": speculators(
+        kind="qwen3", layers={"layer_types": ["chunked_attention"]}
     ),
     "architectures \\['Gemma4Eagle3Model'\\]": deepspec().but(architectures=["Gemma4Eagle3Model"]),
     "DeepSpec's layers all read the embedding": deepspec().but(num_hidden_layers=2),

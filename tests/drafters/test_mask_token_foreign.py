@@ -25,8 +25,10 @@ from specdec import MaskTokenDrafter, SpeculativeGenerator
 BLOCK, MASK_TOKEN, LAYER_IDS = 5, 7, [0, 1]
 
 
-def dflash_assistant(model, *, block_size=BLOCK, layers=2, seed=0):
-    """A random DFlash model of transformers, for a target of the given width."""
+def dflash_assistant(model, *, block_size=BLOCK, layers=2, seed=0, window=None):
+    """A random DFlash model of transformers, for a target of the given width; its first layer has a
+    sliding window, if any is given.
+    """
     from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
     config = MuseGlimmerAssistantConfig(
@@ -36,7 +38,9 @@ def dflash_assistant(model, *, block_size=BLOCK, layers=2, seed=0):
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=6,
-        layer_types=["full_attention"] * layers,
+        layer_types=["sliding_attention" if window else "full_attention"]
+        + ["full_attention"] * (layers - 1),
+        sliding_window=window or 2048,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
         rms_norm_eps=1e-6,
         block_size=block_size,
@@ -62,6 +66,11 @@ def as_head(model, assistant, **changes):
         "num_layers": assistant.config.num_hidden_layers,
         "feature_layers": tuple(i + 1 for i in LAYER_IDS),
         "block_size": assistant.config.block_size,
+        # HF's masks in both directions are for distances up to and with sliding_window.
+        "windows": (assistant.config.sliding_window + 1, None)
+        if "sliding_attention" in assistant.config.layer_types
+        else (),
+        "is_window_causal": False,
     }
     config = config_for(model, "dflash", **(shared | changes))
     head = random_head(config, dtype=torch.float32)
@@ -117,14 +126,21 @@ def proposals_of_ours(model, drafter, text, length, new_tokens):
     reason="this transformers has no DFlash",
 )
 @pytest.mark.parametrize(
-    ("name", "block_size"), [("llama", 2), ("llama", 9), ("qwen3", BLOCK), ("gpt_oss", BLOCK)]
+    ("name", "block_size", "window"),
+    [
+        ("llama", 2, None),
+        ("llama", 9, None),
+        ("llama", BLOCK, 6),
+        ("qwen3", BLOCK, None),
+        ("gpt_oss", BLOCK, None),
+    ],
 )
 @torch.no_grad()
 def test_dflash_proposes_what_transformers_proposes_over_a_whole_generation(
-    name, block_size, monkeypatch
+    name, block_size, window, monkeypatch
 ):
     model = build(name)
-    assistant = dflash_assistant(model, block_size=block_size, seed=3)
+    assistant = dflash_assistant(model, block_size=block_size, seed=3, window=window)
     prompt = torch.tensor([[5, 17, 3, 8, 21, 40]])
     with monkeypatch.context() as patch:
         text, theirs = proposals_of_hf(model, assistant, prompt, 30, patch)
@@ -143,7 +159,12 @@ def test_dflash_proposes_what_transformers_proposes_over_a_whole_generation(
             for other_seen, other_drafted in theirs:
                 assert seen != other_seen or drafted == other_drafted[:1]
 
-    # The negative control: features one layer off propose something else.
+    # The negative controls: a window one position off, features one layer off.
+    if window:
+        wrong = as_head(model, assistant, windows=(window, None))
+        drafter = MaskTokenDrafter(wrong, model, block_size - 1)
+        others = proposals_of_ours(model, drafter, text, length, len(text) - length)
+        assert [drafted for _, drafted in others] != [drafted for _, drafted in ours]
     wrong = as_head(model, assistant, feature_layers=(0, 1))
     others = proposals_of_ours(
         model, MaskTokenDrafter(wrong, model, block_size - 1), text, length, len(text) - length

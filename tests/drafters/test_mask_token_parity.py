@@ -30,13 +30,22 @@ class Recorder:
     """The logits `[B, K, Vd]` of a drafter's last pass that predicted anything."""
 
     def __init__(self, head, monkeypatch):
-        method = head.logits
+        self._calls, correction = [], getattr(head, "correction", None)
+        part, name = (head, "unembed") if correction is None else (correction, "forward")
+        method = getattr(part, name)
 
         def call(*args):
-            self.logits = method(*args)
-            return self.logits
+            if correction is None or args[0] == 0:
+                self._calls.clear()
+            out = method(*args)
+            self._calls.append(out if correction is None else out[0])
+            return out
 
-        monkeypatch.setattr(head, "logits", call)
+        monkeypatch.setattr(part, name, call)
+
+    @property
+    def logits(self):
+        return torch.cat(self._calls, dim=1)
 
 
 def drafts_of(name, seed, *, width=3, chunk_size=4, patch):
@@ -52,7 +61,7 @@ def drafts_of(name, seed, *, width=3, chunk_size=4, patch):
             if reads:
                 check_probs(head, draft, b, recorder.logits[b])
                 features = loop.table[b, : len(text) - 1] if config.feature_layers else None
-                yield list(text), features, recorder.logits[b]
+                yield list(text), features, recorder.logits[b], draft.tokens[b].tolist()
 
 
 @pytest.mark.parametrize("name", WIRINGS)
@@ -63,9 +72,9 @@ def test_every_draft_is_that_of_the_wiring_recomputed_without_cache(name, seed, 
     checked, weights = 0, HEADS[name].state_dict()
     with pytest.MonkeyPatch.context() as patch:
         sizes = {"width": width, "chunk_size": chunk_size}
-        for text, features, seen in drafts_of(name, seed, patch=patch, **sizes):
-            case = WIRINGS[name], weights, tables_of(TARGETS[name]), text, features, width
-            assert (seen - draft_logits(*case)).abs().max() < 1e-10
+        for text, features, seen, path in drafts_of(name, seed, patch=patch, **sizes):
+            case = WIRINGS[name], weights, tables_of(TARGETS[name]), text, features, width, path
+            torch.testing.assert_close(seen, draft_logits(*case), rtol=0, atol=1e-10)
             checked += 1
     assert checked >= 6
 
@@ -105,7 +114,7 @@ def test_each_usual_fault_would_show(name, fault, monkeypatch):
     options = dict(FAULTS[fault])
     change_text = options.pop("text", lambda text: text)
     change_features = options.pop("features", lambda features: features)
-    for text, features, seen in drafts_of(name, 3, patch=monkeypatch):
+    for text, features, seen, _ in drafts_of(name, 3, patch=monkeypatch):
         if len(text) == 1:
             continue
         features = None if features is None else change_features(features)

@@ -1,0 +1,413 @@
+"""Corrections inside a block: what tokens that were chosen earlier in a draft change in the logits
+of later ones.
+
+A parallel head predicts all K tokens of a draft independently. A correction makes the logits of
+draft token i depend on the tokens chosen before it, at a small part of the cost of another pass:
+
+    state of a path -> corrected logits of its next token, and the state after them
+
+Every kind works on paths: W of them per row, one for a chain, the nodes of one depth for a tree. So
+the probabilities of a draft are those of the sequential draw, exactly.
+
+Legend: B rows, W paths, M rows of a block, K draft tokens, H width of the head, V target
+vocabulary, Vd ids that the head can propose, r rank, S width of a state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.arguments import check_choice, check_integer
+from specdec.heads.config import check_fields
+
+Embed = Callable[[Tensor], Tensor]
+"""Token ids `[B, W]` -> embeddings `[B, W, H]` of the head or its target."""
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """What a correction has to know of its head: H, V, Vd, and its rows: M (`None` without a block)
+    and which of them predicts the first draft token.
+    """
+
+    hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    block_size: int | None
+    first_row: int
+
+
+class Correction(nn.Module, ABC):
+    """The weights of one kind."""
+
+    @abstractmethod
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """The state of a path without tokens, `[B, 1, S]`.
+
+        Args:
+            block: `[B, M, H]`, what the rows of the pass put out, after the final norm.
+            known: `[B, 2]` int64, the last two committed tokens.
+        """
+
+    @abstractmethod
+    def forward(
+        self,
+        index: int,
+        logits: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
+        state: Tensor,
+        embed: Embed,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of draft token `index`, and the states after them.
+
+        Args:
+            index: 0..K - 1.
+            logits: `[B, 1, Vd]` (or `[B, W, Vd]`), of the parallel pass.
+            hidden: `[B, 1, H]` (or `[B, W, H]`), from which these logits are, after the final norm.
+            tokens: `[B, W]` int64, the last token of each path: for draft token 0 the last
+                committed one.
+            state: `[B, W, S]`, of each path, before `tokens` were chosen.
+            embed: of the head.
+
+        Returns:
+            `[B, W, Vd]` and `[B, W, S]`.
+        """
+
+
+class CorrectionConfig(ABC):
+    """The sizes of one kind, a frozen dataclass."""
+
+    def __post_init__(self):
+        check_fields(self)
+
+    @abstractmethod
+    def build(self, sizes: HeadSizes) -> Correction:
+        """New weights."""
+
+
+@dataclass(frozen=True)
+class MarkovConfig(CorrectionConfig):
+    """DSpark's: logits + `W2 z`, where `z` comes from `W1[previous token]`.
+
+    Args:
+        rank: r.
+        kind: `"vanilla"`: z is the embedding. `"gated"`: it is multiplied by a gate of the row's
+            state and the embedding. `"rnn"`: z is put out by a recurrent cell over the path.
+
+    Example:
+        >>> markov = MarkovConfig(rank=2).build(HeadSizes(4, 9, 9, None, -1))
+        >>> markov.markov_w1.weight.shape, markov.markov_w2.weight.shape
+        (torch.Size([9, 2]), torch.Size([9, 2]))
+
+    Reference: DeepSeek-AI, DeepSpec (DSpark), `deepspec/modeling/dspark/markov_head.py`.
+    """
+
+    rank: int = 256
+    kind: Literal["vanilla", "gated", "rnn"] = "vanilla"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_integer("MarkovConfig.rank", self.rank, 1)
+        check_choice("MarkovConfig.kind", self.kind, ("vanilla", "gated", "rnn"))
+
+    def build(self, sizes: HeadSizes) -> Correction:
+        """New weights."""
+        return {"vanilla": Markov, "gated": GatedMarkov, "rnn": RecurrentMarkov}[self.kind](
+            self, sizes
+        )
+
+
+class Markov(Correction):
+    """Logits depend on the token before."""
+
+    def __init__(self, config: MarkovConfig, sizes: HeadSizes):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(sizes.vocab_size, config.rank)
+        self.markov_w2 = nn.Linear(config.rank, sizes.draft_vocab_size, bias=False)
+
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """No state."""
+        return block.new_empty(len(block), 1, 0)
+
+    def forward(
+        self,
+        index: int,
+        logits: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
+        state: Tensor,
+        embed: Embed,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Correction`."""
+        latent, state = self.latent(hidden, self.markov_w1(tokens), state)
+        return logits + self.markov_w2(latent), state
+
+    def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """z `[B, W, r]`, of the embeddings of the tokens before, and the states after."""
+        return previous, state
+
+
+class GatedMarkov(Markov):
+    """A gate says how much of the token before counts."""
+
+    def __init__(self, config: MarkovConfig, sizes: HeadSizes):
+        super().__init__(config, sizes)
+        self.gate_proj = nn.Linear(sizes.hidden_size + config.rank, config.rank)
+
+    def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Markov`."""
+        hidden = hidden.expand(*previous.shape[:-1], -1)
+        gate = self.gate_proj(torch.cat([hidden, previous], dim=-1)).sigmoid()
+        return gate * previous, state
+
+
+class RecurrentMarkov(Markov):
+    """A cell of r units reads the path."""
+
+    def __init__(self, config: MarkovConfig, sizes: HeadSizes):
+        super().__init__(config, sizes)
+        self.first_row = sizes.first_row
+        self.joint_proj = nn.Linear(2 * config.rank + sizes.hidden_size, 3 * config.rank)
+
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """Zeros, or what follows the rows that predict no draft token: speculators trains the cell
+        over all rows of a block, the last committed token before its own row as well.
+        """
+        state = block.new_zeros(len(block), 1, self.markov_w1.embedding_dim)
+        for row in range(self.first_row):
+            last = self.markov_w1(known[:, 1:])
+            state = self.latent(block[:, row : row + 1], last, state)[1]
+        return state
+
+    def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Markov`."""
+        hidden = hidden.expand(*previous.shape[:-1], -1)
+        joined = self.joint_proj(torch.cat([state, previous, hidden], dim=-1))
+        gate, candidate, out = joined.chunk(3, dim=-1)
+        gate = gate.sigmoid()
+        return out.tanh(), gate * state + (1 - gate) * candidate.tanh()
+
+
+@dataclass(frozen=True)
+class DominoConfig(CorrectionConfig):
+    """Domino's: a GRU reads the embeddings of the path, last committed token included; a small MLP
+    of its state and the row's adds to the logits.
+
+    Args:
+        rank: inner width of the MLP (`emb_dim`).
+        gru_width: of the GRU's state (`gru_hidden_dim`).
+        first: draft tokens before this one keep their logits (`pure_draft_prefix_len`).
+
+    Reference: SpecForge 0.2.0, `specforge/modeling/draft/domino.py`.
+    """
+
+    rank: int = 256
+    gru_width: int = 1024
+    first: int = 0
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_integer("DominoConfig.rank", self.rank, 1)
+        check_integer("DominoConfig.gru_width", self.gru_width, 1)
+        check_integer("DominoConfig.first", self.first, 0)
+
+    def build(self, sizes: HeadSizes) -> Correction:
+        """New weights."""
+        return Domino(self, sizes)
+
+
+class Domino(Correction):
+    """See `DominoConfig`."""
+
+    def __init__(self, config: DominoConfig, sizes: HeadSizes):
+        super().__init__()
+        self.first = config.first
+        width, inner = sizes.hidden_size, config.gru_width
+        self.prefix_gru = nn.GRU(width, inner, bias=False)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(width + inner, config.rank, bias=False),
+            nn.SiLU(),
+            nn.Linear(config.rank, sizes.draft_vocab_size, bias=False),
+        )
+
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """Zeros."""
+        return block.new_zeros(len(block), 1, self.prefix_gru.hidden_size)
+
+    def forward(
+        self,
+        index: int,
+        logits: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
+        state: Tensor,
+        embed: Embed,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Correction`."""
+        read, gru = embed(tokens).to(state.dtype), self.prefix_gru
+        weights = gru.weight_ih_l0, gru.weight_hh_l0
+        # A cell by itself: cuDNN's GRU wants its weights in one piece of memory.
+        state = torch.gru_cell(read.flatten(0, -2), state.flatten(0, -2), *weights)
+        state = state.view(*read.shape[:-1], -1)
+        if index < self.first:
+            return logits.expand(*tokens.shape, -1), state
+        hidden = hidden.expand(*tokens.shape, -1)
+        return logits + self.embed_proj(torch.cat([hidden, state], dim=-1)), state
+
+
+@dataclass(frozen=True)
+class SelectorConfig(CorrectionConfig):
+    """DFlash 2's: the best tokens of the parallel logits are scored against the token before, and
+    nothing else is drafted.
+
+    Args:
+        rank: r.
+        top_k: how many tokens.
+
+    Reference: Z Lab, DFlash 2; speculators 0.9.0, `models/dflash2/model_definitions.py`.
+    """
+
+    rank: int = 256
+    top_k: int = 16
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_integer("SelectorConfig.rank", self.rank, 1)
+        check_integer("SelectorConfig.top_k", self.top_k, 1)
+
+    def build(self, sizes: HeadSizes) -> Correction:
+        """New weights; `ValueError` for a head of fewer ids than the target's vocabulary."""
+        if sizes.draft_vocab_size != sizes.vocab_size or self.top_k > sizes.vocab_size:
+            raise ValueError(
+                f"a selector of {self.top_k} candidates needs the target's whole vocabulary of "
+                f"{sizes.vocab_size} ids, and at least so many; the head has "
+                f"{sizes.draft_vocab_size}"
+            )
+        return Selector(self, sizes)
+
+
+class Selector(Correction):
+    """See `SelectorConfig`: score = logit + sum over r of pred[before] (W h) succ[token]."""
+
+    def __init__(self, config: SelectorConfig, sizes: HeadSizes):
+        super().__init__()
+        self.top_k = config.top_k
+        self.predecessor_codebook = nn.Parameter(torch.zeros(sizes.vocab_size, config.rank))
+        self.successor_codebook = nn.Parameter(torch.zeros(sizes.vocab_size, config.rank))
+        self.hidden_projection = nn.Linear(sizes.hidden_size, config.rank, bias=False)
+
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """No state."""
+        return block.new_empty(len(block), 1, 0)
+
+    def forward(
+        self,
+        index: int,
+        logits: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
+        state: Tensor,
+        embed: Embed,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Correction`; `-inf` outside the candidates."""
+        best, ids = logits.topk(self.top_k, dim=-1)  # [B, 1, k]
+        before = F.embedding(tokens, self.predecessor_codebook)  # [B, W, r]
+        query = before * self.hidden_projection(hidden).to(before.dtype)
+        after = F.embedding(ids, self.successor_codebook)  # [B, 1, k, r]
+        scores = best + (query[..., None, :] * after).sum(dim=-1).to(best.dtype)  # [B, W, k]
+        out = logits.new_full((*tokens.shape, logits.shape[-1]), -torch.inf)
+        return out.scatter(-1, ids.expand_as(scores), scores), state
+
+
+@dataclass(frozen=True)
+class XPressConfig(CorrectionConfig):
+    """XPress's: each row's input is made of its state, the mean of the block's, and the token
+    before; a causal mixer over the block and a gated MLP follow, and a readout to the vocabulary.
+
+    Args:
+        rank: r, the width of it all.
+        mlp_ratio: inner width of the MLP, as a multiple of r.
+
+    Reference: speculators 0.9.0, `models/xpress/model_definitions.py`. Engines iterate the block in
+    parallel; here each row is made once, after the token before it, which is their fixed point.
+    """
+
+    rank: int = 256
+    mlp_ratio: int = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_integer("XPressConfig.rank", self.rank, 1)
+        check_integer("XPressConfig.mlp_ratio", self.mlp_ratio, 1)
+
+    def build(self, sizes: HeadSizes) -> Correction:
+        """New weights; `ValueError` for a head without a block."""
+        if sizes.block_size is None:
+            raise ValueError("XPress mixes the rows of a block, and the head has no block_size")
+        return XPress(self, sizes)
+
+
+class XPress(Correction):
+    """See `XPressConfig`. A state is the mean's projection, then the inputs of all M rows, zeros
+    for those to come.
+    """
+
+    def __init__(self, config: XPressConfig, sizes: HeadSizes):
+        super().__init__()
+        self.rank, self.first_row = config.rank, sizes.first_row
+        rank, inner, width = config.rank, config.rank * config.mlp_ratio, sizes.hidden_size
+        self.token_embed = nn.Embedding(sizes.vocab_size, rank)
+        self.down_h = nn.Linear(width, rank, bias=False)
+        self.down_g = nn.Linear(width, rank, bias=False)
+        self.in_proj = nn.Linear(3 * rank, rank, bias=False)
+        self.mix_l = nn.Parameter(torch.zeros(rank, sizes.block_size, sizes.block_size))
+        self.mlp_gate = nn.Linear(rank, inner, bias=False)
+        self.mlp_up = nn.Linear(rank, inner, bias=False)
+        self.mlp_down = nn.Linear(inner, rank, bias=False)
+        self.readout = nn.Linear(rank, sizes.draft_vocab_size, bias=False)
+
+    def begin(self, block: Tensor, known: Tensor) -> Tensor:
+        """With the rows before the first that predicts a draft token: in the layout of DFlash the
+        last committed token's own, which follows the token before it.
+        """
+        mean = self.down_g(block.mean(dim=1, keepdim=True))
+        unread = mean.new_zeros(len(block), 1, self.mix_l.shape[1] * self.rank)
+        state = torch.cat([mean, unread], dim=-1)
+        for row in range(self.first_row):
+            state = self._read(row, block[:, row : row + 1], known[:, :1], state)
+        return state
+
+    def forward(
+        self,
+        index: int,
+        logits: Tensor,
+        hidden: Tensor,
+        tokens: Tensor,
+        state: Tensor,
+        embed: Embed,
+    ) -> tuple[Tensor, Tensor]:
+        """See `Correction`."""
+        row = self.first_row + index
+        state = self._read(row, hidden, tokens, state)
+        inputs = state.unflatten(-1, (-1, self.rank))[..., 1:, :]  # [B, W, M, r]
+        mixed = inputs[..., row, :] + torch.einsum(
+            "rm,...mr->...r", self.mix_l[:, row, : row + 1], inputs[..., : row + 1, :]
+        )
+        inner = F.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed)
+        return logits + self.readout(mixed + self.mlp_down(inner)), state
+
+    def _read(self, row: int, hidden: Tensor, tokens: Tensor, state: Tensor) -> Tensor:
+        """States with the input of one more row."""
+        before = self.token_embed(tokens)  # [B, W, r]
+        own = self.down_h(hidden).expand_as(before)
+        own = self.in_proj(torch.cat([own, state[..., : self.rank], before], dim=-1))
+        start = (1 + row) * self.rank
+        return torch.cat([state[..., :start], own, state[..., start + self.rank :]], dim=-1)
