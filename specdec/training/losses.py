@@ -119,14 +119,23 @@ def soft_cross_entropy_of(
         chunk_elements: logits held at once.
     """
 
-    def loss_of(rows: Tensor, logits: Tensor, log_sums: Tensor) -> Tensor:
-        probs = SoftLabels(logits, log_sums).probs()
-        return soft_cross_entropy(to_logits(rows), probs) * len(rows)
+    def nats_of(rows: Tensor, *label: Tensor) -> tuple[Tensor]:
+        log_probs = to_logits(rows).float().log_softmax(dim=-1)
+        return (-(SoftLabels(*label).probs() * log_probs).sum(dim=-1),)
 
-    tensors = out.flatten(0, 1), labels.logits.flatten(0, 1), labels.log_sums.flatten(0, 1)
-    num_rows = len(tensors[0])
     chunk = max(1, chunk_elements // labels.logits.shape[-1])
-    if num_rows <= chunk:  # small enough to be kept for the backward pass
-        return loss_of(*tensors) / num_rows
-    chunks = zip(*(tensor.split(chunk) for tensor in tensors), strict=True)
-    return sum(checkpoint(loss_of, *each, use_reentrant=False) for each in chunks) / num_rows
+    rows = (out.flatten(0, 1), *(tensor.flatten(0, 1) for tensor in labels))
+    return in_chunks(nats_of, rows, chunk)[0].mean()
+
+
+def in_chunks(
+    fn: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], chunk: int
+) -> tuple[Tensor, ...]:
+    """`fn(*rows)` of tensors `[n, ...]`, at most `chunk` rows at once; with more, each chunk is
+    computed again in the backward pass.
+    """
+    if len(rows[0]) <= chunk:
+        return fn(*rows)
+    chunks = zip(*(tensor.split(chunk) for tensor in rows), strict=True)
+    found = [checkpoint(fn, *each, use_reentrant=False) for each in chunks]
+    return tuple(map(torch.cat, zip(*found, strict=True)))

@@ -2,29 +2,38 @@
 
 Row t of a text holds (embedding of token t + 1, feature of position t) and predicts token t + 2. A
 rollout from anchor a adds rows of depth 1, 2, ... at positions a + 1, a + 2, ..., of masks, which
-predict tokens a + 3, a + 4, ...: what a draft after token a + 1 will be.
+predict tokens a + 3, a + 4, ...: what a draft after token a + 1 will be. Corrections inside the
+block are trained with the text's tokens as those that were chosen before.
 
 Legend: B rows, T tokens, R positions of a row that are trained, A anchors of a row, M depths, F
 width of all features together, H width of the head, V vocabulary, Vd ids of the head, D width of
-an attention head.
+an attention head, S width of a correction's state, n rows of any kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
 from specdec.drafters.mask_token import MaskTokenDrafter
+from specdec.heads.correction import CorrectionConfig, DominoConfig, MarkovConfig
 from specdec.heads.layers import attend_causally
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 from specdec.training.heads import layer_like, untrained, usual_boundaries
-from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
+from specdec.training.losses import (
+    CHUNK_ELEMENTS,
+    check_row_length,
+    decayed_mean,
+    in_chunks,
+    soft_cross_entropy_of,
+)
 from specdec.training.teacher import HeadObjective, SoftLabels
 
 
@@ -84,6 +93,7 @@ def new_head(
     mlp_width: int | None = None,
     mask_token_id: int | None = None,
     target_ids: Tensor | None = None,
+    correction: CorrectionConfig | None = None,
     seed: int = 0,
 ) -> MaskTokenHead:
     """An untrained head in float32, on the CPU, whose `lm_head` has the target's rows.
@@ -92,6 +102,7 @@ def new_head(
         target, num_layers, mlp_width, mask_token_id: as for `mask_token_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
+        correction: as for `corrected`; `None` for independent predictions.
         seed: the weights depend on it alone.
 
     Example:
@@ -104,7 +115,44 @@ def new_head(
     config = mask_token_config(target, **sizes, draft_vocab_size=count)
     head = untrained(lambda: MaskTokenHead(config, target_ids), target, seed=seed)
     head.mask_hidden.data.normal_(generator=torch.Generator().manual_seed(seed))
-    return head
+    return head if correction is None else corrected(head, correction, seed=seed)
+
+
+def corrected(head: MaskTokenHead, correction: CorrectionConfig, *, seed: int = 0) -> MaskTokenHead:
+    """A head with the weights of another and a new correction, which changes no logits yet.
+
+    Args:
+        head: trained or not, on the CPU; it is left as it was.
+        correction: a `MarkovConfig` or a `DominoConfig`.
+        seed: the new weights depend on it alone.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.heads.correction import MarkovConfig
+        >>> head = corrected(new_head(zoo.load_target()), MarkovConfig(rank=32))
+        >>> head.requires_grad_(False).correction.requires_grad_(True)  # it alone will be trained
+        Markov(
+          (markov_w1): Embedding(2048, 32)
+          (markov_w2): Linear(in_features=32, out_features=2048, bias=False)
+        )
+    """
+    _check_correction(correction)
+    with torch.random.fork_rng([]):
+        torch.default_generator.manual_seed(check_integer("seed", seed, 0, 2**63 - 1))
+        new = MaskTokenHead(replace(head.config, correction=correction), head.target_ids)
+    kept = {k: each for k, each in head.state_dict().items() if not k.startswith("correction.")}
+    new.load_state_dict(kept, strict=False)
+    is_domino, part = isinstance(correction, DominoConfig), new.correction
+    nn.init.zeros_((part.embed_proj[-1] if is_domino else part.markov_w2).weight)
+    return new
+
+
+def _check_correction(correction: CorrectionConfig) -> None:
+    if not isinstance(correction, MarkovConfig | DominoConfig):
+        raise ValueError(
+            "rollouts of masks train a MarkovConfig or a DominoConfig as correction, got "
+            f"{type(correction).__name__}"
+        )
 
 
 class MaskRollouts(HeadObjective):
@@ -115,13 +163,18 @@ class MaskRollouts(HeadObjective):
     per anchor, which sees the text's rows up to its anchor and the shallower rows of its own
     rollout.
 
+    A correction sees the text's tokens as those that were chosen before. With `rolled_out` each
+    depth's mean is over drafts of the head's own instead: of these the ones that agree with the
+    text so far have a label, and a row of the rollout weighs their probability.
+
     Args:
-        drafter: whose head is to be trained; of alignment `"shifted"`.
+        drafter: whose head is to be trained; of alignment `"shifted"`, without sliding windows.
         target: the teacher, and the drafter's target; frozen.
         num_depths: M, the largest K that the head is to draft.
         anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
             generator, without replacement.
         depth_weight: the weight of a depth, as a multiple of that of the one before.
+        rolled_out: for a head with a correction, see above.
 
     Example:
         >>> from specdec import zoo
@@ -140,13 +193,25 @@ class MaskRollouts(HeadObjective):
         num_depths: int = 8,
         anchor_share: float = 0.25,
         depth_weight: float = 0.9,
+        rolled_out: bool = False,
     ):
         super().__init__(drafter, target)
-        alignment = drafter.config.alignment
+        alignment, layer = drafter.config.alignment, drafter.config.layer
         if alignment != "shifted":
             raise ValueError(
                 f"rollouts of masks train heads of alignment 'shifted' (P-EAGLE), got {alignment!r}"
             )
+        for name in ("windows", "has_sinks", "convolution"):
+            if getattr(layer, name):
+                raise ValueError(
+                    f"rollouts of masks train layers that see all of the text, got {name}="
+                    f"{getattr(layer, name)}"
+                )
+        self.is_corrected, self.rolled_out = drafter.config.correction is not None, rolled_out
+        if self.is_corrected:
+            _check_correction(drafter.config.correction)
+        elif rolled_out:
+            raise ValueError("rolled_out weighs what a correction reads; the head has none")
         self.num_depths = check_integer("num_depths", num_depths, 1)
         self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)
         self.depth_weight = check_number("depth_weight", depth_weight, 0)
@@ -163,10 +228,61 @@ class MaskRollouts(HeadObjective):
     ) -> Iterator[Tensor]:
         """Of every depth."""
         text, *rollouts = self.roll_out(ids, features, anchors)
+        if self.is_corrected:
+            yield from self._corrected_losses(ids, anchors, text, rollouts, labels)
+            return
         yield soft_cross_entropy_of(text, self.drafter.logits, labels.at(1, text.shape[1]))
         for depth, out in enumerate(rollouts, start=1):
             due = labels.gather(anchors + depth + 1)
             yield soft_cross_entropy_of(out, self.drafter.logits, due)
+
+    def _corrected_losses(
+        self,
+        ids: Tensor,
+        anchors: Tensor,
+        text: Tensor,
+        rollouts: list[Tensor],
+        labels: SoftLabels,
+    ) -> Iterator[Tensor]:
+        """As `_losses`, of corrected logits."""
+        padded = F.pad(ids, (0, 1))  # so that every row has a token to predict
+        tokens, due = (ids[:, 1:], padded[:, 2:]), labels.at(1, text.shape[1])
+        state = self.drafter.head.correction.begin(text, ids[:, :2]).expand(-1, text.shape[1], -1)
+        nats, *others = self._corrected(0, text, *tokens, state, due)
+        yield nats.mean()
+        rows = torch.arange(len(ids), device=ids.device)[:, None]
+        log_prob, state = (each[rows, anchors] for each in others)
+        log_weight = torch.zeros_like(log_prob)
+        for depth, out in enumerate(rollouts, start=1):
+            if self.rolled_out:
+                log_weight = log_weight + log_prob
+            at = anchors + depth + 1
+            tokens, due = (padded.gather(1, at), padded.gather(1, at + 1)), labels.gather(at)
+            nats, log_prob, state = self._corrected(depth, out, *tokens, state, due)
+            weight = log_weight.exp()
+            yield (weight * nats).sum() / weight.sum().clamp(min=torch.finfo(weight.dtype).tiny)
+
+    def _corrected(
+        self, index: int, out: Tensor, before: Tensor, after: Tensor, state: Tensor, due: SoftLabels
+    ) -> list[Tensor]:
+        """Of outputs `[B, N, H]` for draft token `index`, with the tokens before and after it
+        `[B, N]` and states `[B, N, S]`: nats `[B, N]`, log-probabilities of the tokens after
+        `[B, N]`, without gradients, and states.
+        """
+        drafter, head = self.drafter, self.drafter.head
+
+        def of_rows(out, before, after, state, *label):
+            hidden = head.normed(out)
+            logits = head.unembed(hidden, drafter._borrowed.lm_head)
+            logits, state = head.correction(index, logits, hidden, before, state, drafter.embed)
+            log_probs = logits.float().log_softmax(dim=-1)
+            nats = -(SoftLabels(*label).probs() * log_probs).sum(dim=-1)
+            wide = head.over_target_ids(log_probs.detach())
+            return nats, wide.gather(-1, after[:, None])[:, 0], state
+
+        rows = [tensor.flatten(0, 1) for tensor in (out, before, after, state, *due)]
+        chunk = max(1, CHUNK_ELEMENTS // due.logits.shape[-1])
+        return [each.unflatten(0, out.shape[:2]) for each in in_chunks(of_rows, (*rows,), chunk)]
 
     def draw_anchors(self, ids: Tensor) -> Tensor:
         """Anchors `[B, A]` of ids `[B, T + 1]`, ascending; every depth of each has a label."""

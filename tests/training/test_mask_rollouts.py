@@ -16,8 +16,10 @@ from mask_heads import head_for, random_drafter
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
+from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig
 from specdec.samplers import Noise, Warp
 from specdec.training import MaskRollouts, mask_token_config
+from specdec.training import mask_token as training
 
 MODEL = build("llama", dtype=torch.float64)
 HEADS = {
@@ -150,3 +152,158 @@ def test_other_alignments_and_short_rows_are_refused():
         MaskRollouts(random_drafter("dflash"), MODEL)
     with pytest.raises(ValueError, match="rows of 4 tokens are too short for 5 depths"):
         MaskRollouts(drafter_of("fewer ids"), MODEL, 5)(random_ids(0, 1, 5))
+
+
+CORRECTIONS = {
+    "markov": MarkovConfig(3),
+    "gated": MarkovConfig(3, "gated"),
+    "rnn": MarkovConfig(3, "rnn"),
+    "domino": DominoConfig(5, 7, first=1),
+}
+OURS = {**HEADS, **{name: {"correction": each} for name, each in CORRECTIONS.items()}}
+OURS["rnn, fewer ids"] = OURS["rnn"] | {"draft_vocab_size": VOCAB - 4}
+
+
+def corrected_drafter(name):
+    head = head_for(MODEL, "p-eagle", **OURS[name]).double()
+    return MaskTokenDrafter(head, MODEL, 4, proposal="sample")
+
+
+@torch.no_grad()
+def by_hand(objective, ids, anchors, *, rolled_out):
+    """The loss, row by row with a path of one token each: `{depth: [(nats, probability of the path
+    that the text is)]}`.
+    """
+    drafter, head = objective.drafter, objective.drafter.head
+    features, teacher = features_and_logits(MODEL, ids, drafter.feature_layers)
+    kept = range(VOCAB) if head.target_ids is None else head.target_ids.tolist()
+    outs = objective.roll_out(ids, features, anchors)
+    found = [[] for _ in outs]
+    for b, row in enumerate(ids.tolist()):
+        for start in range(len(row) - 1):
+            state, path = head.correction.begin(outs[0][b : b + 1], ids[b : b + 1, :2]), 1.0
+            is_anchor = start in anchors[b].tolist()
+            for depth in range(len(outs) if is_anchor else 1):
+                index = anchors[b].tolist().index(start) if depth else start
+                hidden = head.normed(outs[depth][b, index])[None, None]
+                logits = head.unembed(hidden, drafter._borrowed.lm_head)
+                before = torch.tensor([[row[start + depth + 1]]])
+                logits, state = head.correction(depth, logits, hidden, before, state, drafter.embed)
+                log_probs = logits[0, 0].float().log_softmax(-1)
+                probs = teacher[b, start + depth + 1].float().softmax(-1)[list(kept)]
+                found[depth].append((-(probs * log_probs).sum(), path if depth else 1.0))
+                if depth + 1 < len(outs):
+                    following = row[start + depth + 2] if start + depth + 2 < len(row) else None
+                    is_known = following in kept
+                    chosen = log_probs[list(kept).index(following)].exp() if is_known else 0.0
+                    path = path * float(chosen)
+    total, weights = 0.0, 0.0
+    for depth, rows in enumerate(found):
+        nats = torch.stack([each for each, _ in rows])
+        shares = torch.tensor([share if rolled_out else 1.0 for _, share in rows])
+        total += objective.depth_weight**depth * (nats * shares).sum() / shares.sum()
+        weights += objective.depth_weight**depth
+    return total / weights
+
+
+@pytest.mark.parametrize("rolled_out", [False, True])
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("name", [*CORRECTIONS, "rnn, fewer ids"])
+def test_the_loss_of_corrected_logits_is_that_of_paths_of_the_text(
+    name, chunk, rolled_out, monkeypatch
+):
+    if chunk is not None:
+        monkeypatch.setattr(training, "CHUNK_ELEMENTS", chunk * VOCAB)
+    drafter, ids = corrected_drafter(name), random_ids(2, 2, 14)
+    options = {"anchor_share": 0.5, "depth_weight": 0.7, "rolled_out": rolled_out}
+    objective = MaskRollouts(drafter, MODEL, 4, **options)
+    torch.manual_seed(3)
+    anchors = objective.draw_anchors(ids)
+    torch.manual_seed(3)
+    loss = objective(ids)
+    expected = by_hand(objective, ids, anchors, rolled_out=rolled_out)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+    other = by_hand(objective, ids, anchors, rolled_out=not rolled_out)
+    assert (loss - other).abs() > 1e-3
+    loss.backward()
+    for part in drafter.head.correction.parameters():
+        assert part.grad.abs().max() > 1e-6
+    assert all(part.grad is not None for part in drafter.head.layers.parameters())
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@torch.no_grad()
+def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(name):
+    """Teacher forced by what the drafter drew, the objective has the drafter's probabilities."""
+    drafter, length = corrected_drafter(name), 9
+    prompts = random_ids(1, 3, length)
+    features, _ = features_and_logits(MODEL, prompts, drafter.feature_layers)
+    loop = FeatureLoop(prompts.tolist(), 4, features)
+    state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
+    loop.prefill(drafter, state, 4)
+    noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), 5)
+    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    objective, seen = MaskRollouts(drafter, MODEL, 4), []
+    text = torch.cat([prompts, draft.tokens], dim=1)
+    read = torch.cat([features, features[:, -1:].expand(-1, 4, -1)], dim=1)  # none is looked at
+
+    def keep(index, *args):
+        logits, after = forward(index, *args)
+        seen.append(logits)
+        return logits, after
+
+    forward, drafter.head.correction.forward = drafter.head.correction.forward, keep
+    anchors = torch.full((3, 1), length - 2)
+    labels = objective._teacher.labels(text)[0]
+    list(objective._losses(text, read, anchors, labels))
+    first, *later = seen
+    first = first.unflatten(0, (3, -1))[:, length - 2]
+    probs = torch.stack([first, *later], dim=1).softmax(dim=-1)
+    torch.testing.assert_close(draft.probs.double(), probs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", CORRECTIONS)
+@torch.no_grad()
+def test_a_head_with_a_new_correction_drafts_as_without(name):
+    plain, ids = head_for(MODEL, "p-eagle"), random_ids(2, 2, 14)
+    before = {key: each.clone() for key, each in plain.state_dict().items()}
+    heads = [training.corrected(plain, CORRECTIONS[name], seed=seed) for seed in (4, 4, 5)]
+    first, again, other = (head.state_dict() for head in heads)
+    assert all(each.equal(again[key]) for key, each in first.items())
+    assert any(not each.equal(other[key]) for key, each in first.items())
+    assert all(each.equal(first[key]) for key, each in before.items())
+    assert all(each.equal(plain.state_dict()[key]) for key, each in before.items())
+    losses_of = []
+    for head in (plain, heads[0]):
+        objective = MaskRollouts(MaskTokenDrafter(head.double(), MODEL, 4), MODEL, 4)
+        torch.manual_seed(1)
+        losses_of.append(objective(ids))
+    torch.testing.assert_close(*losses_of)
+    once_more = training.corrected(heads[0], CORRECTIONS["domino"])  # another in its place
+    assert not hasattr(once_more.correction, "markov_w1")
+
+
+def test_new_heads_take_a_correction_and_training_it_alone_leaves_the_rest():
+    head = training.new_head(MODEL, correction=MarkovConfig(3))
+    plain = training.new_head(MODEL)
+    assert all(each.equal(head.state_dict()[key]) for key, each in plain.state_dict().items())
+    head.requires_grad_(False).correction.requires_grad_(True)
+    objective = MaskRollouts(MaskTokenDrafter(head.double(), MODEL, 4), MODEL, 4)
+    names = {name for name, each in objective.named_parameters() if each.requires_grad}
+    start = "drafter.head.correction.markov_"
+    assert names == {f"{start}w1.weight", f"{start}w2.weight"}
+    objective(random_ids(0, 2, 14)).backward()
+    assert head.correction.markov_w2.weight.grad.abs().max() > 0
+
+
+def test_corrections_and_layers_that_rollouts_cannot_train_are_refused():
+    with pytest.raises(ValueError, match=r"a MarkovConfig or a DominoConfig .* got SelectorConfig"):
+        training.corrected(head_for(MODEL, "p-eagle"), SelectorConfig(3, 4))
+    selector = head_for(MODEL, "p-eagle", correction=SelectorConfig(3, 4))
+    with pytest.raises(ValueError, match="got SelectorConfig"):
+        MaskRollouts(MaskTokenDrafter(selector, MODEL), MODEL)
+    with pytest.raises(ValueError, match=r"rolled_out .* the head has none"):
+        MaskRollouts(drafter_of("fewer ids"), MODEL, rolled_out=True)
+    windowed = head_for(MODEL, "p-eagle", windows=(3, None))
+    with pytest.raises(ValueError, match=r"see all of the text, got windows=\(3, None\)"):
+        MaskRollouts(MaskTokenDrafter(windowed, MODEL), MODEL)
