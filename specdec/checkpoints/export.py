@@ -18,8 +18,10 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen3Config
 
 from specdec.arguments import check_choice, check_path, shown
+from specdec.checkpoints.correction import TENSORS, correction_keys
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import HeadConfig
+from specdec.heads.correction import MarkovConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
 from specdec.show.text import printable
@@ -96,6 +98,8 @@ def save_head(
         keys = _speculators(config, design, dtype, num_draft_tokens, verifier)
     else:
         keys = _KEYS[layout](config, dtype)
+    for ours, theirs in TENSORS.get(type(getattr(config, "correction", None)), {}).items():
+        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
     tensors = {_name_in(layout, design, name): tensor for name, tensor in tensors.items()}
     write_checkpoint(folder, keys, tensors)
     return tuple(_notes(config, target_layers)) if layout == "safeailab" else ()
@@ -175,7 +179,8 @@ def _with_vocab_map(
         raise ValueError("no layout can express a permuted full vocabulary")
     order = target_ids.argsort()
     d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
-    return {**tensors, "lm_head.weight": tensors["lm_head.weight"][order], "d2t": d2t, "t2d": t2d}
+    names = tensors.keys() & {"lm_head.weight", "correction.markov_w2.weight"}
+    return {**tensors, **{name: tensors[name][order] for name in names}, "d2t": d2t, "t2d": t2d}
 
 
 _SCALINGS = ("linear", "dynamic")
@@ -208,7 +213,7 @@ _EXPRESSED: dict[tuple[str, Layout], set[str]] = {
     ("input", "safeailab"): {"num_layers", "fc_bias", "attention_bias", "has_embed_tokens"},
     ("attention", "safeailab"): _TABLES,
     ("attention", "speculators"): _TABLES | _NORMS | _LAYERS | {"feedback_norm"},
-    ("shifted", "speculators"): _TABLES | _NORMS | _LAYERS | {"mask_token_id"},
+    ("shifted", "speculators"): _TABLES | _NORMS | _LAYERS | {"mask_token_id", "correction"},
     ("shifted", "vllm"): _TABLES | _NORMS | {"num_layers", "mask_token_id"},
     ("unshifted", "huggingface"): _TABLES | _MODEL,
     ("same-position", "z-lab"): _BLOCK,
@@ -265,6 +270,8 @@ def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
         yield is_other, "max_positions other than max_position_embeddings"
         yield config.draft_vocab_size < config.vocab_size, "fewer ids than the target has"
     yield getattr(config, "mask_token_id", ...) is None, "a mask without an id"
+    other = type(getattr(config, "correction", None)) not in (type(None), MarkovConfig)
+    yield design == "shifted" and other, "a correction that is no MarkovConfig"
     if "block_size" in _EXPRESSED[design, layout]:
         yield config.block_size is None, "a head without block_size"
         # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
@@ -438,6 +445,8 @@ def _speculators(
         keys |= types
     if kind == "dspark":
         keys |= {"markov_rank": 0, "enable_confidence_head": False}
+    if getattr(config, "correction", None) is not None:
+        keys |= correction_keys(config.correction, None)
     layer = config.layer
     filled = (Qwen3Config if layer.has_qk_norm else LlamaConfig)(
         **layer_keys(layer, config.num_layers, config.vocab_size),

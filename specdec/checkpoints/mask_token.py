@@ -176,10 +176,12 @@ class MaskTokenReading(HeadReading):
             self.notes.append("norm_output has no meaning here: nothing is fed back")
         self._reshape("mask_hidden", (1, 1, eagle.feature_width))
         names = [field.name for field in fields_of(MaskTokenConfig) if hasattr(eagle, field.name)]
+        correction, _ = read_correction(fields, self.tensors, algorithm="peagle")
         return MaskTokenConfig(
             **self._design("shifted", "input"),
             **{name: getattr(eagle, name) for name in names},
             mask_token_id=self._mask_token(eagle.vocab_size),
+            correction=correction,
         )
 
     def pard(self, target: PreTrainedModel | None) -> MaskTokenConfig:

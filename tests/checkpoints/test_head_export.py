@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen3Con
 from specdec import MaskTokenDrafter, SpeculativeGenerator
 from specdec.checkpoints.export import layouts_of, save_head
 from specdec.drafters import EagleDrafter
+from specdec.heads.correction import DominoConfig, MarkovConfig
 
 MODEL = build("llama")
 LLAMA3 = CASES["SpecForge, llama3 rope"][1].layer.rope
@@ -93,6 +94,8 @@ MASK = [
     ("p-eagle", "speculators", {"has_embed_tokens": True, "has_lm_head": False}),
     ("p-eagle", "vllm", {"has_embed_tokens": True, "has_lm_head": False}),
     ("p-eagle, wider target", "speculators", {"hidden_size": 16}),
+    ("p-eagle, markov", "speculators", {}),
+    ("p-eagle, fewer ids", "speculators", {"correction": MarkovConfig(3, "rnn")}),
     ("pard", "huggingface", {}),
     ("pard, tied", "huggingface", {}),
     ("pard", "huggingface", {"has_qk_norm": True}),
@@ -123,7 +126,9 @@ def test_a_saved_head_loads_back_bit_for_bit(make, name, layout, flags, tmp_path
     if ids is not None:  # files hold draft ids in ascending order; the head's rows move with them
         order = ids.argsort()
         assert theirs.target_ids.equal(ids[order])
-        ours.lm_head.weight.data = ours.lm_head.weight.data[order]
+        parts = [ours.lm_head, *([ours.correction.markov_w2] if "correction" in flags else [])]
+        for part in parts:
+            part.weight.data = part.weight.data[order]
     assert theirs.state_dict().keys() == ours.state_dict().keys()
     for key, tensor in ours.state_dict().items():
         assert theirs.state_dict()[key].equal(tensor), key
@@ -143,6 +148,8 @@ OBSTACLES = [
     ("has_qk_norm", mask, "p-eagle", "vllm", {"has_qk_norm": True}),
     ("attention_bias=True", mask, "p-eagle", "vllm", {"attention_bias": True}),
     ("a mask without an id", mask, "p-eagle, learned embedding", "speculators", {}),
+    ("correction=Markov", mask, "p-eagle, markov", "vllm", {}),
+    ("no MarkovConfig", mask, "p-eagle", "speculators", {"correction": DominoConfig(5, 7)}),
     ("a mask without an id", mask, "dflash, learned embedding", "z-lab", {}),
     ("without norms of queries and", mask, "dflash", "speculators", {"has_qk_norm": False}),
     ("is_causal=True", mask, "dflash", "z-lab", {"is_causal": True}),
@@ -288,6 +295,9 @@ def test_mask_token_files_hold_what_their_readers_expect(tmp_path):
     assert keys["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
     assert tensors["mask_hidden"].shape == (1, 1, 96)
     assert tensors["embed_tokens.weight"].equal(table)
+    keys, tensors = saved(mask("p-eagle, markov"), tmp_path / "e", verifier="a/b")
+    assert (keys["markov_rank"], keys["markov_head_type"]) == (3, "vanilla")
+    assert tensors["markov_head.markov_w2.weight"].shape == (VOCAB, 3)
     keys, tensors = saved(mask("dflash"), tmp_path / "b")
     assert keys["dflash_config"] == {"target_layer_ids": [0, 1], "mask_token_id": 7}
     assert keys["block_size"] == 6
