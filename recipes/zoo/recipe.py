@@ -1,17 +1,19 @@
 """Reproduce the zoo's weights: `python -m recipes.zoo.recipe`, or one stage of it by name.
 
 The stages, in order: `tokenizer`; `target`; `text` (the target writes what its drafters train on,
-beside the library's own sources); `draft`, `eagle3`, `mask-token` and `mtp`; `measure` (acceptance
-on held-out text, into the drafters' cards). A training stage goes on from its checkpoint in
-`--work-dir`; a finished run there is exported again at once. On one H200 `target` and `text` take
-five minutes, and the drafters, side by side, five more. The target's loss is compiled, which needs
-a C++ compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
+beside the library's own sources); `draft`, `eagle3`, `mask-token` and `mtp`; `correction` (of the
+mask-token head, whose other weights stay as they are; on text of its own, half an hour on one CPU
+core); `measure` (acceptance on held-out text, into the drafters' cards). A training stage goes on
+from its checkpoint in `--work-dir`; a finished run there is exported again at once. On one H200
+`target` and `text` take five minutes, and the drafters, side by side, five more. The target's loss
+is compiled, which needs a C++ compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
 they wait for a starved one have made training ten times slower.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +31,7 @@ from specdec import zoo
 from specdec.drafters.eagle import EagleDrafter
 from specdec.drafters.mask_token import MaskTokenDrafter
 from specdec.drafters.mtp import MTPDrafter
+from specdec.heads.correction import MarkovConfig
 from specdec.training import (
     Distillation,
     NextToken,
@@ -37,7 +40,7 @@ from specdec.training import (
     PackedStream,
 )
 from specdec.training.eagle import TrainingTimeTest
-from specdec.training.mask_token import MaskRollouts
+from specdec.training.mask_token import MaskRollouts, with_correction
 from specdec.training.mtp import MultiTokenPrediction
 from specdec.zoo import WEIGHTS_DIR, corpus
 
@@ -81,6 +84,23 @@ UNROLLED_STEPS = 5
 MASK_TOKEN_SHAPE = {"num_layers": 3, "mlp_width": 768}
 NUM_DEPTHS = 6  # draft tokens that masks learn
 DEPTH_WEIGHT = 0.8
+CORRECTION = MarkovConfig(44, "gated")  # the largest with which all weights fit into 16 MB
+CORRECTION_PLAN: Plan = {
+    "max_steps": 300,
+    "seed": 2,
+    "tokens_per_step": 2048,
+    "row_lengths": ((1.0, 256),),
+    "learning_rate": 2e-2,
+    "lr_ratio": 0.5,
+    "weight_decay": 0.01,
+    "bf16": True,
+    "checkpoint_minutes": 4.0,
+}
+CORRECTION_TEXT = ({"num_rows": 2048, "prompt_tokens": 64, "new_tokens": 192, "batch_size": 256},)
+"""Own text that a CPU writes in a quarter of an hour."""
+CORRECTION_DEPTHS = 7
+CONTROL_RATE = 5e-4  # gentle: the weights have been trained to their end
+VERIFIER = "specdec.zoo"
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
 
 
@@ -105,7 +125,9 @@ def make_target(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     _write_card(out_dir, "target", "target", model, plan, progress, heldout, loss)
 
 
-def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TEXT) -> None:
+def make_text(
+    out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TEXT, name: str = "text"
+) -> None:
     """Let the target continue windows of the corpus; kept in the scratch folder."""
     tokenizer, device = _tokenizer(out_dir), PartialState().device
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -117,7 +139,7 @@ def make_text(out_dir: Path, work_dir: Path, *, windows: Sequence[dict] = OWN_TE
     rows = [row for rows in made for row in rows]
     work_dir.mkdir(parents=True, exist_ok=True)
     ends = np.cumsum([len(row) for row in rows])[:-1]
-    np.savez_compressed(work_dir / "text.npz", tokens=np.concatenate(rows), ends=ends)
+    np.savez_compressed(work_dir / f"{name}.npz", tokens=np.concatenate(rows), ends=ends)
 
 
 def make_draft(out_dir: Path, work_dir: Path, plan: Plan) -> None:
@@ -162,12 +184,55 @@ def make_mask_token(out_dir: Path, work_dir: Path, plan: Plan) -> None:
     progress = _train(objective, stream, plan, work_dir / "mask_token")
     target.cpu()
     head.to("cpu", torch.bfloat16)
+    (out_dir / "mask_token" / "model.safetensors").unlink(missing_ok=True)  # with a correction
     drafter.save_pretrained(out_dir / "mask_token")
     loss = (
         f"rollouts of masks, {NUM_DEPTHS} depths, each weighing {objective.depth_weight} of the "
         "one before"
     )
     _write_card(out_dir, "mask_token", "mask-token", head, plan, progress, {}, loss)
+
+
+def make_correction(out_dir: Path, work_dir: Path, plan: Plan, *, control: bool = False) -> None:
+    """Give the mask-token head a correction and train it alone; write weights and card.
+
+    Args:
+        out_dir, work_dir, plan: As for the other stages.
+        control: Train all weights of the head instead, with no correction, and save it in
+            `work_dir / "control"`: what as many steps are worth by themselves.
+    """
+    device, target = PartialState().device, _load_target(out_dir)
+    target = target.to(device)
+    folder, name = out_dir / "mask_token", "correction_text"
+    if control:
+        plan = plan | {"learning_rate": CONTROL_RATE}
+    plain = MaskTokenDrafter.from_pretrained(folder, target).head.float().cpu()
+    head = with_correction(plain, None if control else CORRECTION, seed=plan["seed"])
+    if not control:
+        head.requires_grad_(False).correction.requires_grad_(True)
+    drafter = MaskTokenDrafter(head.to(device), target)
+    if not (work_dir / f"{name}.npz").exists():
+        make_text(out_dir, work_dir, windows=CORRECTION_TEXT, name=name)
+    stream = _drafters_stream(_tokenizer(out_dir), work_dir, plan, name=name, repeats=(4, 1))
+    objective = MaskRollouts(drafter, target, CORRECTION_DEPTHS)
+    run = "control_run" if control else "correction"
+    progress = _train(objective, stream, plan, work_dir / run)
+    target.cpu()
+    head.to("cpu", torch.bfloat16)
+    if control:
+        drafter.save_pretrained(work_dir / "control", verifier=VERIFIER)
+        return
+    (folder / "model.safetensors").unlink()  # a head of other tensors is not replaced
+    drafter.save_pretrained(folder, verifier=VERIFIER)
+    before = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    loss = f"rollouts of masks, {CORRECTION_DEPTHS} depths, each weighing {objective.depth_weight} "
+    loss += "of the one before; the other weights stay as they are"
+    made = {"own_text": CORRECTION_TEXT}
+    _write_card(out_dir, "mask_token", "correction", head, plan, progress, {}, loss, **made)
+    card = json.loads((folder / "card.json").read_text(encoding="utf-8"))
+    parts = ("recipe", "run", "data", "versions")
+    card["plain head"] = before.get("plain head", {part: before[part] for part in parts})
+    (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n", encoding="utf-8")
 
 
 def make_mtp(out_dir: Path, work_dir: Path, plan: Plan) -> None:
@@ -206,13 +271,18 @@ def _load_target(out_dir: Path) -> LlamaForCausalLM:
 
 
 def _drafters_stream(
-    tokenizer: PreTrainedTokenizerFast, work_dir: Path, plan: Plan
+    tokenizer: PreTrainedTokenizerFast,
+    work_dir: Path,
+    plan: Plan,
+    *,
+    name: str = "text",
+    repeats: tuple[int, int] = (2, 2),
 ) -> PackedStream:
-    """The target's own text and the library, twice each."""
-    with np.load(work_dir / "text.npz") as kept:
+    """The target's own text and the library, so many times each."""
+    with np.load(work_dir / f"{name}.npz") as kept:
         own = np.split(kept["tokens"], kept["ends"])
     library = sources.encode_files(tokenizer, corpus.library_files())
-    return PackedStream(2 * own + 2 * library, seed=plan["seed"])
+    return PackedStream(repeats[0] * own + repeats[1] * library, seed=plan["seed"])
 
 
 def _export(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
@@ -230,6 +300,7 @@ def _write_card(
     progress: ObjectiveTrainer,
     heldout: dict,
     loss: str,
+    own_text: Sequence[dict] = OWN_TEXT,
 ) -> None:
     recipe = {
         "command": f"python -m recipes.zoo.recipe {stage}",
@@ -237,7 +308,7 @@ def _write_card(
         "optimizer": OPTIMIZER,
     }
     if name != "target":
-        recipe["own_text"] = OWN_TEXT
+        recipe["own_text"] = own_text
     cards.write_card(
         out_dir / name,
         model=model,
@@ -249,7 +320,10 @@ def _write_card(
     )
 
 
-STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "mask-token", "mtp", "measure")
+STAGES = ("tokenizer", "target", "text", "draft", "eagle3", "mask-token", "correction", "mtp")
+STAGES += ("measure",)
+CONTROL = "correction-control"
+"""A stage that has to be named: it makes nothing of the zoo."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -263,7 +337,7 @@ def main(arguments: list[str] | None = None) -> None:
     scratch = Path(tempfile.gettempdir()) / "specdec_zoo"
     parser.add_argument("--work-dir", type=Path, default=scratch, help="for checkpoints")
     options = parser.parse_args(arguments)
-    if unknown := set(options.stages) - set(STAGES):
+    if unknown := set(options.stages) - {*STAGES, CONTROL}:
         parser.error(f"unknown stages {sorted(unknown)}, expected some of {STAGES}")
     torch.set_num_threads(options.threads)
     given = {}
@@ -278,6 +352,8 @@ def main(arguments: list[str] | None = None) -> None:
         "draft": lambda: make_draft(out, work, DRAFTER_PLAN | given),
         "eagle3": lambda: make_eagle3(out, work, DRAFTER_PLAN | given),
         "mask-token": lambda: make_mask_token(out, work, DRAFTER_PLAN | given),
+        "correction": lambda: make_correction(out, work, CORRECTION_PLAN | given),
+        CONTROL: lambda: make_correction(out, work, CORRECTION_PLAN | given, control=True),
         "mtp": lambda: make_mtp(out, work, DRAFTER_PLAN | given),
         "measure": lambda: [cards.write_acceptance(name, out) for name in zoo.DRAFTERS],
     }

@@ -102,7 +102,7 @@ def new_head(
         target, num_layers, mlp_width, mask_token_id: as for `mask_token_config`.
         target_ids: `[Vd]` int64, the target's ids that the head can propose (`frequent_ids`);
             `None` for all.
-        correction: as for `corrected`; `None` for independent predictions.
+        correction: as for `with_correction`.
         seed: the weights depend on it alone.
 
     Example:
@@ -115,21 +115,23 @@ def new_head(
     config = mask_token_config(target, **sizes, draft_vocab_size=count)
     head = untrained(lambda: MaskTokenHead(config, target_ids), target, seed=seed)
     head.mask_hidden.data.normal_(generator=torch.Generator().manual_seed(seed))
-    return head if correction is None else corrected(head, correction, seed=seed)
+    return with_correction(head, correction, seed=seed)
 
 
-def corrected(head: MaskTokenHead, correction: CorrectionConfig, *, seed: int = 0) -> MaskTokenHead:
+def with_correction(
+    head: MaskTokenHead, correction: CorrectionConfig | None, *, seed: int = 0
+) -> MaskTokenHead:
     """A head with the weights of another and a new correction, which changes no logits yet.
 
     Args:
         head: trained or not, on the CPU; it is left as it was.
-        correction: a `MarkovConfig` or a `DominoConfig`.
+        correction: a `MarkovConfig` or a `DominoConfig`; `None` for the plain head.
         seed: the new weights depend on it alone.
 
     Example:
         >>> from specdec import zoo
         >>> from specdec.heads.correction import MarkovConfig
-        >>> head = corrected(new_head(zoo.load_target()), MarkovConfig(rank=32))
+        >>> head = with_correction(new_head(zoo.load_target()), MarkovConfig(rank=32))
         >>> head.requires_grad_(False).correction.requires_grad_(True)  # it alone will be trained
         Markov(
           (markov_w1): Embedding(2048, 32)
@@ -142,13 +144,14 @@ def corrected(head: MaskTokenHead, correction: CorrectionConfig, *, seed: int = 
         new = MaskTokenHead(replace(head.config, correction=correction), head.target_ids)
     kept = {k: each for k, each in head.state_dict().items() if not k.startswith("correction.")}
     new.load_state_dict(kept, strict=False)
-    is_domino, part = isinstance(correction, DominoConfig), new.correction
-    nn.init.zeros_((part.embed_proj[-1] if is_domino else part.markov_w2).weight)
+    if correction is not None:
+        is_domino, part = isinstance(correction, DominoConfig), new.correction
+        nn.init.zeros_((part.embed_proj[-1] if is_domino else part.markov_w2).weight)
     return new
 
 
-def _check_correction(correction: CorrectionConfig) -> None:
-    if not isinstance(correction, MarkovConfig | DominoConfig):
+def _check_correction(correction: CorrectionConfig | None) -> None:
+    if not isinstance(correction, MarkovConfig | DominoConfig | None):
         raise ValueError(
             "rollouts of masks train a MarkovConfig or a DominoConfig as correction, got "
             f"{type(correction).__name__}"
@@ -208,9 +211,8 @@ class MaskRollouts(HeadObjective):
                     f"{getattr(layer, name)}"
                 )
         self.is_corrected, self.rolled_out = drafter.config.correction is not None, rolled_out
-        if self.is_corrected:
-            _check_correction(drafter.config.correction)
-        elif rolled_out:
+        _check_correction(drafter.config.correction)
+        if rolled_out and not self.is_corrected:
             raise ValueError("rolled_out weighs what a correction reads; the head has none")
         self.num_depths = check_integer("num_depths", num_depths, 1)
         self.anchor_share = check_number("anchor_share", anchor_share, None, 1, above=0)

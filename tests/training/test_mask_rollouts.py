@@ -267,7 +267,7 @@ def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(n
 def test_a_head_with_a_new_correction_drafts_as_without(name):
     plain, ids = head_for(MODEL, "p-eagle"), random_ids(2, 2, 14)
     before = {key: each.clone() for key, each in plain.state_dict().items()}
-    heads = [training.corrected(plain, CORRECTIONS[name], seed=seed) for seed in (4, 4, 5)]
+    heads = [training.with_correction(plain, CORRECTIONS[name], seed=seed) for seed in (4, 4, 5)]
     first, again, other = (head.state_dict() for head in heads)
     assert all(each.equal(again[key]) for key, each in first.items())
     assert any(not each.equal(other[key]) for key, each in first.items())
@@ -279,8 +279,13 @@ def test_a_head_with_a_new_correction_drafts_as_without(name):
         torch.manual_seed(1)
         losses_of.append(objective(ids))
     torch.testing.assert_close(*losses_of)
-    once_more = training.corrected(heads[0], CORRECTIONS["domino"])  # another in its place
+    once_more = training.with_correction(heads[0], CORRECTIONS["domino"])  # another in its place
     assert not hasattr(once_more.correction, "markov_w1")
+    without = training.with_correction(heads[0], None)
+    assert without.config == plain.config
+    assert all(
+        each.equal(without.state_dict()[key].double()) for key, each in plain.state_dict().items()
+    )
 
 
 def test_new_heads_take_a_correction_and_training_it_alone_leaves_the_rest():
@@ -298,7 +303,7 @@ def test_new_heads_take_a_correction_and_training_it_alone_leaves_the_rest():
 
 def test_corrections_and_layers_that_rollouts_cannot_train_are_refused():
     with pytest.raises(ValueError, match=r"a MarkovConfig or a DominoConfig .* got SelectorConfig"):
-        training.corrected(head_for(MODEL, "p-eagle"), SelectorConfig(3, 4))
+        training.with_correction(head_for(MODEL, "p-eagle"), SelectorConfig(3, 4))
     selector = head_for(MODEL, "p-eagle", correction=SelectorConfig(3, 4))
     with pytest.raises(ValueError, match="got SelectorConfig"):
         MaskRollouts(MaskTokenDrafter(selector, MODEL), MODEL)
