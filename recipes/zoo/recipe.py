@@ -6,8 +6,8 @@ mask-token head, whose other weights stay as they are; on text of its own, half 
 core); `measure` (acceptance on held-out text, into the drafters' cards). A training stage goes on
 from its checkpoint in `--work-dir`; a finished run there is exported again at once. On one H200
 `target` and `text` take five minutes, and the drafters, side by side, five more. The target's loss
-is compiled, which needs a C++ compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`: threads that spin while
-they wait for a starved one have made training ten times slower.
+is compiled, which needs a C++ compiler. On a CPU that has other work set `OMP_WAIT_POLICY=PASSIVE`:
+threads that spin while they wait for a starved one have made training ten times slower.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ NUM_DEPTHS = 6  # draft tokens that masks learn
 DEPTH_WEIGHT = 0.8
 CORRECTION = MarkovConfig(44, "gated")  # the largest with which all weights fit into 16 MB
 CORRECTION_PLAN: Plan = {
-    "max_steps": 300,
+    "max_steps": 800,
     "seed": 2,
-    "tokens_per_step": 2048,
+    "tokens_per_step": 1024,
     "row_lengths": ((1.0, 256),),
     "learning_rate": 2e-2,
     "lr_ratio": 0.5,
@@ -99,6 +99,7 @@ CORRECTION_PLAN: Plan = {
 CORRECTION_TEXT = ({"num_rows": 2048, "prompt_tokens": 64, "new_tokens": 192, "batch_size": 256},)
 """Own text that a CPU writes in a quarter of an hour."""
 CORRECTION_DEPTHS = 7
+CORRECTION_ANCHORS = 0.5  # of the positions: the first draft token needs no correction
 CONTROL_RATE = 5e-4  # gentle: the weights have been trained to their end
 VERIFIER = "specdec.zoo"
 OPTIMIZER = "Muon for the hidden matrices, AdamW for embedding, vocabulary head, norms and biases"
@@ -214,7 +215,7 @@ def make_correction(out_dir: Path, work_dir: Path, plan: Plan, *, control: bool 
     if not (work_dir / f"{name}.npz").exists():
         make_text(out_dir, work_dir, windows=CORRECTION_TEXT, name=name)
     stream = _drafters_stream(_tokenizer(out_dir), work_dir, plan, name=name, repeats=(4, 1))
-    objective = MaskRollouts(drafter, target, CORRECTION_DEPTHS)
+    objective = MaskRollouts(drafter, target, CORRECTION_DEPTHS, CORRECTION_ANCHORS)
     run = "control_run" if control else "correction"
     progress = _train(objective, stream, plan, work_dir / run)
     target.cpu()
