@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import VOCAB, build
+from safetensors.torch import load_file
 from training_runs import on_a_cpu
 from transformers import LlamaForCausalLM
 
@@ -113,7 +114,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus, "heldout_files", lambda: [corpus.stdlib_root() / "sched.py"])
     small = {"max_steps": 1, "tokens_per_step": 128, "row_lengths": ((1.0, 64),)}
     small |= {"torch_compile": False}
-    for name in ("TARGET_PLAN", "DRAFTER_PLAN"):
+    for name in ("TARGET_PLAN", "DRAFTER_PLAN", "CORRECTION_PLAN"):
         monkeypatch.setattr(recipe, name, getattr(recipe, name) | small)
     monkeypatch.setattr(recipe, "TARGET_SHAPE", {"num_layers": 7, "mlp_width": 32})
     monkeypatch.setattr(recipe, "DRAFT_SHAPE", {"num_layers": 1, "mlp_width": 32})
@@ -127,6 +128,7 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     folders = ["--out-dir", str(out), "--work-dir", str(work), "--threads", "1"]
     stages = ["tokenizer", "target", "text", "draft", "eagle3", "mask-token", "mtp"]
     recipe.main([*stages, *folders])
+    _check_correction_stages(out, work, folders)
     model = LlamaForCausalLM.from_pretrained(out / "target", dtype=torch.float32).eval()
     drafter = EagleDrafter.from_pretrained(out / "eagle3", model)
     assert drafter.feature_layers == (2, 3, 4)
@@ -139,9 +141,42 @@ def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
         assert card["model"]["num_layers"] == shown
         assert card["run"]["num_steps"] == card["recipe"]["max_steps"] == 1
         stage = name.replace("_", "-")
+        stage = {"mask-token": "correction"}.get(stage, stage)
         assert card["recipe"]["command"] == f"python -m recipes.zoo.recipe {stage}"
         assert card["data"]["standard library"]["num_files"] == 3
         assert card["acceptance"] is None
     before = (out / "eagle3" / "model.safetensors").read_bytes()
     recipe.main(["eagle3", *folders])  # a finished run is exported again at once
     assert (out / "eagle3" / "model.safetensors").read_bytes() == before
+
+
+def _check_correction_stages(out, work, folders):
+    """The head's other weights stay as they are; the control has them trained, and no correction;
+    another run of the stage, and the head's own stage again, do not mind what is there.
+    """
+    head, plain_card = out / "mask_token", json.loads((out / "mask_token/card.json").read_text())
+    plain = load_file(head / "model.safetensors")
+    recipe.main(["correction-control", "correction", *folders])
+    given = load_file(head / "model.safetensors")
+    assert all(given[name].equal(tensor) for name, tensor in plain.items())
+    assert {name.rpartition(".")[0] for name in given.keys() - plain.keys()} == {
+        f"markov_head.{part}" for part in ("markov_w1", "markov_w2", "gate_proj")
+    }
+    assert given["markov_head.markov_w2.weight"].abs().max() > 0
+    control = load_file(work / "control" / "model.safetensors")
+    assert control.keys() == plain.keys()
+    assert any(not control[name].equal(tensor) for name, tensor in plain.items())
+    recipe.main(["correction", *folders])
+    again = load_file(head / "model.safetensors")
+    assert all(again[name].equal(tensor) for name, tensor in given.items())
+    card = json.loads((head / "card.json").read_text())
+    assert card["plain head"] == {
+        part: plain_card[part] for part in ("recipe", "run", "data", "versions")
+    }
+    kept = {path: path.read_bytes() for path in head.iterdir()}
+    recipe.main(["mask-token", *folders])
+    restored = load_file(head / "model.safetensors")
+    assert restored.keys() == plain.keys()
+    assert all(restored[name].equal(tensor) for name, tensor in plain.items())
+    for path, data in kept.items():
+        path.write_bytes(data)
