@@ -48,9 +48,10 @@ def save_head(
     which SafeAILab's own code, vLLM and SGLang read (vLLM without a bias in EAGLE-1's `fc`).
     `"speculators"` is that of RedHatAI's, read by vLLM: `eagle3`, with keys for the norms that
     distinguish the newer dialects and for several layers; `peagle`, `dflash`, or for rows that
-    predict the next token `dspark`, without a Markov head. `"vllm"` is that of amazon's P-EAGLE
-    heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language model with
-    `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
+    predict the next token `dspark`, without a Markov head. A `peagle` file of a head with one has
+    its keys and tensors under DSpark's names, which this library alone reads. `"vllm"` is that of
+    amazon's P-EAGLE heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language
+    model with `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
     EAGLE-3's layers of features are written for both of the conventions in use.
 
     speculators reads a file without embeddings into memory that nobody has written, and without a

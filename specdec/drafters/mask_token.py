@@ -39,8 +39,8 @@ class MaskTokenDrafter(HeadDrafter):
     one by one, each from its corrected distribution, and `Draft.probs` has these.
 
     Sampled proposals with their probabilities have more accepted than argmax proposals at every
-    temperature, also where they are independent (zoo, T = 1, K = 4: 2.15 and 1.59 tokens per step),
-    so `proposal="sample"` is the default here as well.
+    temperature, also where they are independent (the zoo's head without its correction, T = 1, K =
+    4: 2.15 and 1.59 tokens per step), so `proposal="sample"` is the default here as well.
 
     `from_pretrained` reads P-EAGLE heads (amazon, speculators, SpecForge), PARD models and DFlash
     heads (z-lab, speculators), with the options of

@@ -72,8 +72,9 @@ def load_drafter(
     Args:
         name: "model", an independent one-layer draft LM distilled from the target; "eagle3", an
             EAGLE-3 head on three of the target's hidden states; "mask-token", a P-EAGLE head on the
-            same, which drafts all tokens in one pass; or "mtp", three prediction modules on the
-            target's last hidden state.
+            same, which drafts all tokens in one pass, with a Markov correction that was trained
+            alone (`specdec.training.mask_token.with_correction(head, None)` is the head without);
+            or "mtp", three prediction modules on the target's last hidden state.
         target: The model that `load_target` gave. Heads need it; "model" takes only its dtype and
             device.
         **kwargs: Passed on to the drafter's class, `num_draft_tokens` for instance.
