@@ -180,7 +180,8 @@ def _with_vocab_map(
         raise ValueError("no layout can express a permuted full vocabulary")
     order = target_ids.argsort()
     d2t, t2d = write_vocab_map(target_ids[order], vocab_size)
-    names = tensors.keys() & {"lm_head.weight", "correction.markov_w2.weight"}
+    ours = ("markov_w2", "embed_proj.2", "readout")  # what corrections have of the draft ids
+    names = tensors.keys() & {"lm_head.weight", *(f"correction.{name}.weight" for name in ours)}
     return {**tensors, **{name: tensors[name][order] for name in names}, "d2t": d2t, "t2d": t2d}
 
 
