@@ -6,17 +6,18 @@ that was trained as long on the same text with no correction, all its weights
 (`python -m recipes.zoo.recipe correction-control` writes `control` into its `--work-dir`).
 
 Acceptance lengths have 95 % intervals over prompts; the gain is the ratio of two heads' lengths,
-its interval from prompts resampled for both alike. Milliseconds are of `generate`, one row, the
-prompt included, per step: heads take turns, the median over rounds.
+its interval from prompts resampled for both alike. Milliseconds are the processor's, of `generate`
+for one row, the prompt included, per step, so that other work on the machine hardly counts: heads
+take turns, the median over rounds, and what is paid per token that comes out.
 """
 
 import argparse
+import time
 
 import numpy as np
 import torch
 
 from specdec import MaskTokenDrafter, SpeculativeGenerator, zoo
-from specdec.evaluation.compare import compare
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.intervals import bootstrap
 from specdec.results import SpeculationStats
@@ -44,6 +45,21 @@ def gain(ours, plain):
     return bootstrap(rows, ratio, unit="prompt")[0]
 
 
+def cpu_ms(ways, inputs, rounds: int, **options) -> dict[str, tuple[float, float]]:
+    """Of each way: milliseconds of the processor per step and per new token."""
+    found = {name: [] for name in ways}
+    for _ in range(rounds + 1):
+        for name, way in ways.items():
+            steps, tokens, start = 0, 0, time.process_time()
+            for number, ids in enumerate(inputs):
+                result = way.generate(ids, seed=number, **options)
+                steps += sum(result.stats.steps)
+                tokens += sum(result.lengths)
+            taken = 1e3 * (time.process_time() - start)
+            found[name].append((taken / steps, taken / tokens))
+    return {name: tuple(np.median(rows[1:], axis=0)) for name, rows in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
@@ -64,7 +80,7 @@ def main() -> None:
         heads["control"] = MaskTokenDrafter.from_pretrained(options.control, target).head
     heads = {name: each.to(target.dtype).eval() for name, each in heads.items()}
     print(f"{options.threads} threads, {options.prompts} prompts, torch {torch.__version__}")
-    print("\n| K | T | head | acceptance length | gain | ms per step | tokens/s |")
+    print("\n| K | T | head | acceptance length | gain | ms per step | ms per token |")
     print("|---|---|---|---|---|---|---|")
     for k in options.k:
         ways = {
@@ -81,10 +97,15 @@ def main() -> None:
             }
             speeds = {}
             if options.rounds:
-                timed = compare(ways, prompts[:6], rounds=options.rounds, **how)
-                for name, taken in timed.seconds.items():
-                    ms = 1e3 * np.median(taken.sum(axis=0)) / sum(timed.stats[name].steps)
-                    speeds[name] = f"{ms:.2f} | {timed.tokens_per_second(name):.0f}"
+                inputs = [tokenizer(text, return_tensors="pt").input_ids for text in prompts[:6]]
+                sampling = {"do_sample": temperature > 0, "neutral": True}
+                if temperature:
+                    sampling["temperature"] = temperature
+                sampling["max_new_tokens"] = options.new_tokens
+                times = cpu_ms(ways, inputs, options.rounds, **sampling)
+                speeds = {
+                    name: f"{ms:.2f} | {of_token:.2f}" for name, (ms, of_token) in times.items()
+                }
             for name, each in found.items():
                 length = each.estimates["acceptance_length"]
                 ratio = "" if name == "plain" else format(gain(each, found["plain"]), ".3f")
