@@ -7,8 +7,8 @@ that was trained as long on the same text with no correction, all its weights
 
 Acceptance lengths have 95 % intervals over prompts; the gain is the ratio of two heads' lengths,
 its interval from prompts resampled for both alike. Milliseconds are the processor's, of `generate`
-for one row, the prompt included, per step and per new token; other work on the machine hardly counts
-in them. Heads take turns; the median over rounds.
+for one row, the prompt included, per step and per new token, so that other work on the machine
+hardly counts. Heads take turns; the median over rounds.
 """
 
 import argparse
