@@ -44,12 +44,14 @@ def masks(name, model=MODEL, **flags):
     return mask_heads.informed(model, mask_heads.head_for(model, name, **sizes), 4)
 
 
+CORRECTED = ["dspark, rnn", "dflash2", "xpress", "dflash, windows"]
 HEADS = {
     "eagle1": lambda: eagle(kind="input", has_lm_head=True, output_norm=True),
     "eagle3": lambda: eagle(**WIDE),
     "eagle3, fewer ids": lambda: eagle(draft_vocab_size=40, **WIDE),
     **{name: lambda name=name: masks(name) for name in mask_heads.ALIGNMENTS},
     "p-eagle, fewer ids": lambda: masks("p-eagle", draft_vocab_size=40),
+    **{name: lambda name=name: masks(name) for name in CORRECTED},
     "mtp": lambda: mtp_heads.informed(MODEL),
     "mtp, target's state": lambda: mtp_heads.informed(
         MODEL, semantics="target", zero_first_embedding=True
@@ -60,7 +62,10 @@ HEADS = {
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
 CHAINS = ["itself", "model", "lookup", *HEADS]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
-TREES = [f"{name}, tree" for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash")]
+TREES = [
+    f"{name}, tree"
+    for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn")
+]
 DRAFTERS = [*CHAINS, *TREES]
 WITH_LOGITS = [name for name in CHAINS if name != "lookup"]
 ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]

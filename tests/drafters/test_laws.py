@@ -81,6 +81,14 @@ OF_TINY = {
         proposal="argmax",
     ),
     "mtp": lambda model: MTPDrafter(mtp_heads.head_for(model, num_depths=2), model, 2),
+    # Ends drafts by what was drawn before, which the block rule allows too: a draft of one length
+    # is the end of a branch.
+    "dspark, markov, sure ones": lambda model: MaskTokenDrafter(
+        mask_head_for(model, "dspark, markov", feature_layers=(0, 1), mask_token_id=5),
+        model,
+        3,
+        confidence_threshold=0.5,
+    ),
     "eagle1, tree": lambda model: EagleDrafter(
         eagle_head_for(model, kind="input"), model, tree=SMALL_TREE
     ),
@@ -93,6 +101,7 @@ SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
     ("name", "warp", "sampler"),
     [
         *((n, "truncated" if "fewer" in n else "plain", "auto") for n in OF_TINY),
+        ("dspark, markov, sure ones", "plain", RejectionSampler()),
         ("eagle1, tree", "truncated", BlockSampler()),
         ("model, tree", "plain", RejectionSampler()),
         ("model, tree", "truncated", CouplingSampler()),
