@@ -205,9 +205,11 @@ class MaskTokenReading(HeadReading):
             self._fit_vocabulary(own_size, vocab_size)
         return MaskTokenConfig(
             **self._design("unshifted", "none"),
-            layer=replace(
-                self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
-                windows=read_windows(fields),
+            layer=self.asked_layer(
+                replace(
+                    self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
+                    windows=read_windows(fields),
+                )
             ),
             vocab_size=vocab_size,
             draft_vocab_size=min(own_size, vocab_size),
@@ -247,6 +249,7 @@ class MaskTokenReading(HeadReading):
             has_sinks="layers.0.self_attn.sinks" in self.tensors,
             convolution=convolution,
         )
+        layer = self.asked_layer(layer)
         for section in (fields, self.flash):  # the tensors say so
             section.get("attention_sink_bias", section.get("add_swa_attention_sink_bias"))
         design = self._design(self._block_alignment(), "keys")
@@ -452,6 +455,7 @@ MASK_TOKEN = Family(
         "layer_convention": CONVENTIONS,
         "feature_layers": (),
         "rope_theta": (),
+        "layer": (),
         "norm_before_residual": (True, False),
     },
 )
