@@ -21,7 +21,11 @@ from specdec.types import Context, Draft
 
 @dataclass(frozen=True, eq=False)
 class ModelDrafterState:
-    """The draft model's keys and values.
+    """The draft model's keys and values, and what its recurrent layers remember.
+
+    A recurrent model's `cache.memory`, its replay included, holds the text before the last but one
+    committed token: no window commits those two, and each window of a proposal opens at the first
+    of them, so nothing of a window is kept before the next proposal opens further on.
 
     Args:
         cache: of S slots.
@@ -52,7 +56,9 @@ class ModelDrafter(Drafter):
 
     A step costs K forwards: the first re-reads the last two committed tokens (the second of them
     may be a bonus token whose predecessor was never read), the others read one drafted token each.
-    Keys and values of accepted drafts stay valid, because they depend on tokens only.
+    Keys and values of accepted drafts stay valid, because they depend on tokens only. A recurrent
+    model has no state per token to go back to: each of its forwards reads the last two committed
+    tokens and all that are drafted so far, and the next proposal keeps what was accepted.
 
     Args:
         model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
@@ -93,11 +99,6 @@ class ModelDrafter(Drafter):
             self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
-        if self._slot_model.is_recurrent:
-            raise ValueError(
-                f"{type(model).__name__} has recurrent layers, and a draft model takes back every "
-                "token that it drafts; use a draft model whose layers are all attention"
-            )
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model
@@ -128,7 +129,8 @@ class ModelDrafter(Drafter):
         """
         plan = None if self.tree is None else TreePlan(self.tree, device)
         room = plan.max_read if plan else 0
-        cache = self._slot_model.init_cache(batch_size, max_length + room)
+        window = self.num_draft_tokens + 1
+        cache = self._slot_model.init_cache(batch_size, max_length + room, max_window=window)
         limit = self._slot_model.max_positions
         if limit is not None and limit >= cache.num_slots:
             limit = None
@@ -136,7 +138,9 @@ class ModelDrafter(Drafter):
         return ModelDrafterState(cache, vocab_size, offsets, limit, plan)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
-        """Reads the anchor and the new tokens."""
+        """Reads the anchor and the new tokens; a recurrent model leaves the last of them to what
+        comes next.
+        """
         self._read(context, state, logits_to_keep=1, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
@@ -152,15 +156,36 @@ class ModelDrafter(Drafter):
         last = positions[:, 1:]  # [B, 1], of the last committed token
         drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
-            slots = _within_limit(state, last + i if i else positions)
-            logits, _ = self._slot_model.forward(
-                tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
-            )
+            if self._slot_model.is_recurrent:
+                logits = self._logits_of_window(tokens, positions, context.num_attended, state)
+            else:
+                slots = _within_limit(state, last + i if i else positions)
+                logits, _ = self._slot_model.forward(
+                    tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
+                )
             logits = _fit(logits, state.vocab_size)
-            tokens = self._readable(drafting.draw(logits), state)  # [B, 1]
+            drawn = self._readable(drafting.draw(logits), state)  # [B, 1]
+            if self._slot_model.is_recurrent:  # behind one committed token, or behind two
+                after = last - positions[:, :1] + i + 1
+                drawn = torch.cat([tokens, drawn], dim=1).scatter(1, after, drawn)
+            tokens = drawn
         if state.limit is None:
             return drafting.end()
         return drafting.end((state.limit - last[:, 0]).clamp(0, num_draft_tokens))
+
+    def _logits_of_window(
+        self, tokens: Tensor, pair: Tensor, num_attended: int, state: ModelDrafterState
+    ) -> Tensor:
+        """Logits `[B, 1, V]` after the last two committed tokens, at the positions `pair`, and the
+        drafted ones; where both are the same, the last column is no token.
+        """
+        first, num_before = pair[:, :1], pair[:, 1:] - pair[:, :1]  # [B, 1]
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        is_token = index < len(index) - 1 + num_before
+        slots = _within_limit(state, first + index).where(is_token, state.cache.trash)
+        options = {"num_attended": num_attended, "logits_to_keep": 2}
+        logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
+        return logits.take_along_dim(num_before[..., None], dim=1)
 
     def _propose_tree(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """Reads all new tokens again, since accepted nodes were not stored at their positions."""
@@ -188,7 +213,8 @@ class ModelDrafter(Drafter):
         """Logits of a pass over the anchor and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         slots = _within_limit(state, context.start[:, None] + offsets)
-        slots = torch.where(offsets <= context.num_new[:, None], slots, state.cache.trash)
+        end = context.num_new[:, None] + (not self._slot_model.is_recurrent)
+        slots = torch.where(offsets < end, slots, state.cache.trash)
         tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
         options = {"num_attended": context.num_attended, **options}
         return self._slot_model.forward(tokens, state.cache, slots, **options)[0]
