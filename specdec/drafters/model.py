@@ -165,7 +165,7 @@ class ModelDrafter(Drafter):
                 )
             logits = _fit(logits, state.vocab_size)
             drawn = self._readable(drafting.draw(logits), state)  # [B, 1]
-            if self._slot_model.is_recurrent:  # behind one committed token, or behind two
+            if self._slot_model.is_recurrent:  # after one committed token, or after two
                 after = last - positions[:, :1] + i + 1
                 drawn = torch.cat([tokens, drawn], dim=1).scatter(1, after, drawn)
             tokens = drawn
