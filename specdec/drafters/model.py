@@ -257,7 +257,7 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedToken
         raise ValueError(
             f"the draft model's tokenizer is not the target's: {len(differing)} of {len(theirs)} "
             f"ids are other tokens, id {first} is {own[first]!r} and the target's {theirs[first]!r}"
-            "; a draft model must share the target's tokenizer"
+            "; it needs vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
         )
 
 

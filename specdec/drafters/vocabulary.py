@@ -28,7 +28,7 @@ class CommonVocabulary:
     Raises:
         TypeError, ValueError: other shapes or data types.
 
-    Reference: Timor et al., arXiv:2502.05202, algorithm 4.
+    Reference: Timor et al., arXiv:2502.05202, token-level intersection.
     """
 
     target_ids: Tensor
@@ -76,7 +76,7 @@ class CommonVocabulary:
                 f"half of the {least} of the smaller one; use a draft model of the target's family"
             )
         read = {i: id_of[key] for i, key in theirs.items() if key in id_of}
-        for role in ("bos_token_id", "eos_token_id"):
+        for role in ("eos_token_id", "bos_token_id"):  # which may be one token
             ids = getattr(target, role), getattr(draft, role)
             if None not in ids and ids[0] not in read:
                 read[ids[0]] = ids[1]

@@ -18,7 +18,7 @@ from text_laws import ALPHA, DRAFT, p_values_of_texts, sample, tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from specdec import BlockSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator
+from specdec import BlockSampler, ModelDrafter, RejectionSampler, SpeculativeGenerator, zoo
 from specdec.drafters import CommonVocabulary
 from specdec.samplers import Warp
 
@@ -32,7 +32,7 @@ def byte_level(texts, size, **special):
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
-        special_tokens=list(special.values()),
+        special_tokens=list(dict.fromkeys(special.values())),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -57,7 +57,9 @@ def sentence_piece(texts, size, **special):
 @cache
 def tokenizers():
     return {
-        "code": byte_level(CODE + PROSE, 320, eos_token="<|end|>", pad_token="<|pad|>"),
+        "code": byte_level(
+            CODE + PROSE, 320, bos_token="<|end|>", eos_token="<|end|>", pad_token="<|pad|>"
+        ),
         "prose": byte_level(PROSE, 300, eos_token="</s>", bos_token="<s>", pad_token="<|pad|>"),
         "pieces": sentence_piece(PROSE, 320, unk_token="<unk>", eos_token="</s>"),
     }
@@ -113,6 +115,27 @@ def test_characters_and_words_with_spaces_are_common_across_kinds():
     for text in (" the", " cat", "é"):
         ((i,), (j,)) = (t.encode(text, add_special_tokens=False) for t in (target, draft))
         assert pairs[i] == j
+
+
+def test_the_end_of_a_token_says_more_than_one_token_for_all():
+    """The zoo's draft model without the last thousand tokens of its vocabulary."""
+    target, tokenizer, draft = zoo.load_target(), zoo.load_tokenizer(), zoo.load_tokenizer()
+    few = {token: i for token, i in tokenizer.get_vocab().items() if i < 1000}
+    draft.get_vocab = lambda: few
+    common = CommonVocabulary.of(tokenizer, draft)
+    is_missing = torch.ones(len(tokenizer), dtype=torch.bool)
+    is_missing[common.target_ids] = False
+    assert int(is_missing.sum()) == len(tokenizer) - 1000
+    end_of_text = replace(common, readable=common.readable.masked_fill(is_missing, 0))
+    model, lengths = zoo.load_drafter("model").model, []
+    options = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
+    inputs = tokenizer(list(zoo.heldout_prompts(3)), **options)
+    ids, mask = inputs.input_ids[:, -150:], inputs.attention_mask[:, -150:]
+    for vocabulary in (common, end_of_text):
+        generator = SpeculativeGenerator(target, ModelDrafter(model, vocabulary=vocabulary))
+        result = generator.generate(ids, mask, max_new_tokens=48, eos_token_id=None)
+        lengths.append(result.stats.acceptance_length)
+    assert lengths[0] > lengths[1] + 0.3
 
 
 def test_what_is_hardly_common_is_refused():
