@@ -110,8 +110,8 @@ class ModelDrafter(Drafter):
         self.model = self._slot_model.model
         self.vocabulary = vocabulary
         if vocabulary is not None:
-            _check_ids("draft model", vocabulary.draft_ids, self._slot_model.vocab_size)
-            _check_ids("draft model", vocabulary.readable, self._slot_model.vocab_size)
+            own = torch.cat([vocabulary.draft_ids, vocabulary.readable])
+            _check_ids("draft model", own, self._slot_model.vocab_size)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, naming both sides, and a model that was

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -62,20 +63,15 @@ class CommonVocabulary:
             2048
         """
         theirs, own = _keys(target, "target"), _keys(draft, "draft model")
-        id_of: dict[bytes | str, int] = {}
-        for i, key in own.items():
-            id_of.setdefault(key, i)
-        pairs: dict[int, int] = {}  # draft id -> target id
-        for i, key in theirs.items():
-            if key in id_of:
-                pairs.setdefault(id_of[key], i)
+        id_of = {key: i for i, key in reversed(own.items())}  # the first of equal ones
+        read = {i: id_of[key] for i, key in theirs.items() if key in id_of}
+        pairs = {draft_id: i for i, draft_id in reversed(read.items())}
         least = min(len(theirs), len(own))
         if 2 * len(pairs) < least:
             raise ValueError(
                 f"the tokenizers of target and draft model share {len(pairs)} tokens, less than "
                 f"half of the {least} of the smaller one; use a draft model of the target's family"
             )
-        read = {i: id_of[key] for i, key in theirs.items() if key in id_of}
         for role in ("eos_token_id", "bos_token_id"):  # which may be one token
             ids = getattr(target, role), getattr(draft, role)
             if None not in ids and ids[0] not in read:
@@ -92,10 +88,9 @@ class CommonVocabulary:
 
     def on(self, device: torch.device, vocab_size: int) -> CommonVocabulary:
         """The same on a device, for a target of `vocab_size` ids; padding is read as id 0."""
-        missing = self.readable.new_zeros(max(vocab_size - len(self.readable), 0))
-        tables = self.target_ids, self.draft_ids, torch.cat([self.readable, missing])
-        names = "target_ids", "draft_ids", "readable"
-        return replace(self, **{n: t.to(device) for n, t in zip(names, tables, strict=True)})
+        readable = F.pad(self.readable, (0, max(vocab_size - len(self.readable), 0)))
+        tables = self.target_ids, self.draft_ids, readable
+        return CommonVocabulary(*(table.to(device) for table in tables))
 
     def over_target_ids(self, logits: Tensor, vocab_size: int) -> Tensor:
         """The draft model's logits `[..., Vd]` over the target's `vocab_size` ids; `-inf` for those
@@ -114,19 +109,16 @@ def _keys(tokenizer: PreTrainedTokenizerBase, whose: str) -> dict[int, bytes | s
     found: dict[int, bytes | str] = {i: token for token, i in added.items()}
     if "Ġ" in text:
         alphabet = sorted(ByteLevel.alphabet())
-        known = {ord(char) for char in alphabet if ord(char) < 256}
-        others = [byte for byte in range(256) if byte not in known]
-        byte_of = dict(zip((c for c in alphabet if ord(c) > 255), others, strict=True))
-        byte_of |= {chr(byte): byte for byte in known}
-        is_text = {token: i for token, i in text.items() if all(c in byte_of for c in token)}
-        return found | {i: bytes(byte_of[c] for c in token) for token, i in is_text.items()}
+        byte_of = {char: ord(char) for char in alphabet if ord(char) < 256}
+        others = (byte for byte in range(256) if chr(byte) not in byte_of)
+        byte_of |= dict(zip(alphabet[len(byte_of) :], others, strict=True))
+        text = {token: i for token, i in text.items() if byte_of.keys() >= set(token)}
+        return found | {i: bytes(byte_of[c] for c in token) for token, i in text.items()}
     if "▁" in text:
         stands_for = {token: _BYTE.fullmatch(token) for token in text}
         for token in sorted(text, key=lambda token: stands_for[token] is not None):
-            match = stands_for[token]
-            found[text[token]] = (
-                bytes.fromhex(match[1]) if match else token.replace("▁", " ").encode()
-            )
+            byte, plain = stands_for[token], token.replace("▁", " ").encode()
+            found[text[token]] = bytes.fromhex(byte[1]) if byte else plain
         return found
     raise ValueError(
         f"the {whose}'s tokenizer is neither byte-level nor SentencePiece (it has neither 'Ġ' nor "
