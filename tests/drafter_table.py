@@ -60,7 +60,9 @@ HEADS = {
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
-CHAINS = ["itself", "model", "lookup", *HEADS]
+RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
+"""With attention and gates that are known, and without either: read token by token."""
+CHAINS = ["itself", "model", *RECURRENT, "lookup", *HEADS]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 TREES = [
     f"{name}, tree"
@@ -72,6 +74,7 @@ ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", 
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
+recurrent = cache(build)
 
 
 def make(name, num_draft_tokens=4, **options):
@@ -86,6 +89,8 @@ def make(name, num_draft_tokens=4, **options):
         found = (family for start, family in FAMILIES.items() if name.startswith(start))
         family = next(found, MaskTokenDrafter)
         return family(head_of(name), MODEL, num_draft_tokens, **options)
+    if name in RECURRENT:
+        return ModelDrafter(recurrent(RECURRENT[name]), num_draft_tokens, **options)
     return ModelDrafter(
         MODEL if name == "itself" else perturbed(MODEL), num_draft_tokens, **options
     )
@@ -240,6 +245,10 @@ def _by_heart(name):
 
 ORACLES = {
     "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
+    **{
+        name: lambda model=model: (recurrent(model), ModelDrafter(recurrent(model), MOST))
+        for name, model in RECURRENT.items()
+    },
     "scribe": lambda: (MODEL, Scribe()),
     "eagle1": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle1", MOST)),
     "eagle3": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle3", MOST)),

@@ -7,6 +7,7 @@ from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree
+from specdec.drafters.vocabulary import CommonVocabulary
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -22,6 +23,7 @@ _OF_FAMILIES = {
 """Names of families of heads, imported when they are first used."""
 
 __all__ = [
+    "CommonVocabulary",
     "Drafter",
     "ModelDrafter",
     "NoDrafter",

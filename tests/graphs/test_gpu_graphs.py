@@ -43,6 +43,7 @@ TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3))
 DRAFTERS = {
     "none": lambda model: None,
     "model": lambda model: ModelDrafter(perturbed(model), 3),
+    "model, recurrent": lambda model: ModelDrafter(build("bamba", dtype=model.dtype).cuda(), 3),
     "lookup": lambda model: PromptLookupDrafter(3),
     "eagle1": lambda model: EagleDrafter(head(model, "eagle1"), model, 3),
     "eagle3": lambda model: EagleDrafter(head(model, "eagle3"), model, 3),

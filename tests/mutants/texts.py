@@ -69,6 +69,12 @@ TEXTS = [
         Edit("drafters.model:ModelDrafter.propose", "state.offsets", "state.offsets[1:].expand(2)"),
     ),
     Fault(
+        "a recurrent draft model reads the last token but one twice",
+        "a trial of recurrent draft models",
+        "drafters/test_recurrent_drafter.py",
+        Edit("drafters.model:ModelDrafter._read", "(not self._slot_model.is_recurrent)", "1"),
+    ),
+    Fault(
         "draft tokens lie one slot behind their positions",
         "lablup/mlxcel#994",
         "drafters/test_eagle_parity.py",
