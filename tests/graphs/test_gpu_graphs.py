@@ -49,12 +49,18 @@ DRAFTERS = {
     "eagle3": lambda model: EagleDrafter(head(model, "eagle3"), model, 3),
     "p-eagle": lambda model: masks(model, "p-eagle"),
     "dflash": lambda model: masks(model, "dflash"),
+    "dspark, rnn": lambda model: masks(model, "dspark, rnn"),
+    "dflash2": lambda model: masks(model, "dflash2"),
+    "domino": lambda model: masks(model, "domino"),
+    "xpress": lambda model: masks(model, "xpress"),
+    "dflash, windows": lambda model: masks(model, "dflash, windows"),
     "mtp": lambda model: modules(model, 3),
     "mtp, looped": lambda model: modules(model, 2),
     "model, tree": lambda model: ModelDrafter(perturbed(model), tree=TREE),
     "lookup, tree": lambda model: PromptLookupDrafter(6, num_continuations=2),
     "eagle3, tree": lambda model: EagleDrafter(head(model, "eagle3"), model, tree=TREE),
     "p-eagle, tree": lambda model: masks(model, "p-eagle", tree=TREE),
+    "dspark, rnn, tree": lambda model: masks(model, "dspark, rnn", tree=TREE),
 }
 SAMPLERS = [
     BlockSampler(),
