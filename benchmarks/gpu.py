@@ -300,9 +300,13 @@ class Bench:
                 self.note(what, kernel["ms_per_step"], "ms")
 
     def part_corrections(self) -> None:
-        """A DSpark-shaped head of 7 tokens, with each correction and without: costs alone. First
-        that captured steps are the eager ones.
+        """A DSpark-shaped head of 7 tokens, with each correction and without, for a target with the
+        vocabulary of the public heads: costs alone. First that captured steps are the eager ones.
+
+        torch's argmax over one row of 128 256 ids takes 26 us, over 151 936 ids 8 us (torch 2.11).
         """
+        self.__dict__.pop("target", None)
+        model = self.__dict__["model"] = shape_8b(**TINY if self.tiny else {"vocab_size": 151_936})
         rank = 16 if self.tiny else 256
         kinds = {
             "no correction": (None, {}),
@@ -316,15 +320,15 @@ class Bench:
         sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1}
         generators = {}
         for name, (correction, of_layer) in kinds.items():
-            drafter = block_head(self.model, correction, **of_layer)
+            drafter = block_head(model, correction, **of_layer)
             generators[name] = SpeculativeGenerator(self.target, drafter, graphs=True)
             for options in ({"do_sample": False}, sampled):
-                short = prompt(self.model, self.length(64), rows=2)
+                short = prompt(model, self.length(64), rows=2)
                 options = options | {"max_new_tokens": 40, "eos_token_id": None}
                 generators[name].generate(short, check=True, **options)
             generators[name].release()
         self.note("all: steps equal to eager ones", 1.0, "yes", "captured = eager")
-        ids, plain = prompt(self.model, self.length(512)), {}
+        ids, plain = prompt(model, self.length(512)), {}
         for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
             for name, generator in generators.items():
                 step = time_steps(generator, ids, rounds=2, **options)
@@ -339,6 +343,7 @@ class Bench:
         for kernel in found["five_most_expensive"]:
             what = f"{kernel['per_step']:.0f} x {kernel['kernel'][:50]}"
             self.note(what, kernel["ms_per_step"], "ms")
+        del self.__dict__["target"], self.__dict__["model"]
 
     def part_profile(self) -> None:
         """Launches, synchronisations and kernels of the step."""
