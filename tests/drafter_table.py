@@ -18,11 +18,13 @@ from toy_mask_token import ToyDrafter, new_head
 from specdec import (
     Draft,
     EagleDrafter,
+    FirstMatch,
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     NoDrafter,
     PromptLookupDrafter,
+    SuffixDrafter,
 )
 from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
@@ -58,12 +60,14 @@ HEADS = {
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
-CHAINS = ["itself", "model", "lookup", *HEADS]
+JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
+WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
+CHAINS = ["itself", "model", *WITHOUT_LOGITS, *HEADS]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 TREES = [f"{name}, tree" for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash")]
 DRAFTERS = [*CHAINS, *TREES]
-WITH_LOGITS = [name for name in CHAINS if name != "lookup"]
-ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
+WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
+ONE_OF_EACH = ["model", *WITHOUT_LOGITS, "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
@@ -75,8 +79,14 @@ def make(name, num_draft_tokens=4, **options):
         if name == "lookup, tree":
             return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
         return make(name.removesuffix(", tree"), tree=TREE, **options)
+    if name in JOINED:  # the last one has the largest K
+        parts = name.split(" or ")
+        lengths = [max(num_draft_tokens - i, 1) for i in reversed(range(len(parts)))]
+        return FirstMatch(*map(make, parts, lengths))
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
+    if name == "suffix":
+        return remembering(num_draft_tokens)
     if name in HEADS:
         found = (family for start, family in FAMILIES.items() if name.startswith(start))
         family = next(found, MaskTokenDrafter)
@@ -84,6 +94,15 @@ def make(name, num_draft_tokens=4, **options):
     return ModelDrafter(
         MODEL if name == "itself" else perturbed(MODEL), num_draft_tokens, **options
     )
+
+
+def remembering(num_draft_tokens, *, seed=0):
+    """A suffix drafter that remembers texts, some of them of few ids."""
+    drafter, generator = SuffixDrafter(num_draft_tokens, max_tokens=400), torch.Generator()
+    generator.manual_seed(seed)
+    sizes = (6, 100), (6, 30), (VOCAB, 300)
+    drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
+    return drafter
 
 
 # A drafter at work without a target.
