@@ -96,11 +96,10 @@ def make(name, num_draft_tokens=4, **options):
     )
 
 
-def remembering(num_draft_tokens, *, seed=0):
+def remembering(num_draft_tokens, vocab_size=VOCAB):
     """A suffix drafter that remembers texts, some of them of few ids."""
-    drafter, generator = SuffixDrafter(num_draft_tokens, max_tokens=400), torch.Generator()
-    generator.manual_seed(seed)
-    sizes = (6, 100), (6, 30), (VOCAB, 300)
+    drafter = SuffixDrafter(num_draft_tokens, max_tokens=400)
+    generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (vocab_size, 300))
     drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
     return drafter
 
@@ -252,6 +251,12 @@ def _by_heart(name):
     return mask_heads.learned(MODEL, name, MOST, rows)
 
 
+def _joined(names):
+    """Of heads that read different layers the first one drafts; n-grams are never found."""
+    heads = [ORACLES[name]()[1] for name in names]
+    return FirstMatch(PromptLookupDrafter(MOST, min_ngram=50, max_ngram=50), *heads)
+
+
 ORACLES = {
     "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
     "scribe": lambda: (MODEL, Scribe()),
@@ -260,6 +265,8 @@ ORACLES = {
     "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
     "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
     "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    "joined, eagle1": lambda: (ORACLE_TARGET, _joined(["eagle1", "mtp", "eagle3"])),
+    "joined, mtp": lambda: (ORACLE_TARGET, _joined(["mtp", "eagle3", "eagle1"])),
     **{
         name: lambda name=name: (MODEL, MaskTokenDrafter(_by_heart(name), MODEL, MOST))
         for name in mask_heads.ALIGNMENTS

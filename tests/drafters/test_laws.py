@@ -31,6 +31,7 @@ from drafter_table import (
     masks,
     propose,
     random_texts,
+    remembering,
 )
 from drafting import perturbed, ragged_prompts, to_right_padding
 from eagle_heads import FeatureLoop
@@ -51,6 +52,7 @@ from specdec import (
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
+    PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
     Tree,
@@ -87,6 +89,10 @@ OF_TINY = {
         eagle_head_for(model, kind="input"), model, tree=SMALL_TREE
     ),
     "model, tree": lambda model: ModelDrafter(perturbed(model), tree=SMALL_TREE),
+    "lookup or model": lambda model: FirstMatch(
+        PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
+    ),
+    "suffix": lambda model: remembering(2, model.config.vocab_size),
 }
 SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
 
