@@ -67,7 +67,17 @@ TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 TREES = [f"{name}, tree" for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash")]
 DRAFTERS = [*CHAINS, *TREES]
 WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
-ONE_OF_EACH = ["model", *WITHOUT_LOGITS, "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
+ONE_OF_EACH = [
+    "model",
+    "lookup",
+    "suffix",
+    JOINED[0],
+    "eagle3",
+    "p-eagle",
+    "dflash",
+    "mtp, looped",
+    "own",
+]
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
@@ -79,10 +89,12 @@ def make(name, num_draft_tokens=4, **options):
         if name == "lookup, tree":
             return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
         return make(name.removesuffix(", tree"), tree=TREE, **options)
-    if name in JOINED:  # the last one has the largest K
-        parts = name.split(" or ")
-        lengths = [max(num_draft_tokens - i, 1) for i in reversed(range(len(parts)))]
-        return FirstMatch(*map(make, parts, lengths))
+    if name in JOINED:
+        first, *others = name.split(" or ")
+        shorter = max(num_draft_tokens - len(others) + 1, 1)
+        return FirstMatch(
+            make(first, shorter), *(make(other, num_draft_tokens) for other in others)
+        )
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name == "suffix":
@@ -96,10 +108,10 @@ def make(name, num_draft_tokens=4, **options):
     )
 
 
-def remembering(num_draft_tokens, vocab_size=VOCAB):
+def remembering(num_draft_tokens):
     """A suffix drafter that remembers texts, some of them of few ids."""
     drafter = SuffixDrafter(num_draft_tokens, max_tokens=400)
-    generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (vocab_size, 300))
+    generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (VOCAB, 300))
     drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
     return drafter
 

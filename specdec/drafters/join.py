@@ -25,13 +25,14 @@ from specdec.types import PAD_TOKEN, Context, Draft
 
 @dataclass(frozen=True, eq=False)
 class JoinedState:
-    """The states of all drafters."""
+    """The states of all drafters, and how many tokens each of them drafts at most."""
 
     parts: tuple[DrafterState, ...]
+    lengths: tuple[int, ...]
 
     def keep(self, rows: list[int]) -> JoinedState:
         """The given rows of each."""
-        return JoinedState(tuple(part.keep(rows) for part in self.parts))
+        return replace(self, parts=tuple(part.keep(rows) for part in self.parts))
 
     def reset(self) -> None:
         """Empties each."""
@@ -122,11 +123,10 @@ class FirstMatch(Drafter):
     ) -> JoinedState:
         """The states of all drafters."""
         sizes = {"vocab_size": vocab_size, "device": device}
-        return JoinedState(
-            tuple(
-                check_state(d, d.init_state(batch_size, max_length, **sizes)) for d in self.drafters
-            )
-        )
+        parts = [
+            check_state(d, d.init_state(batch_size, max_length, **sizes)) for d in self.drafters
+        ]
+        return JoinedState(tuple(parts), tuple(d.num_draft_tokens for d in self.drafters))
 
     def prefill(self, context: Context, state: JoinedState) -> None:
         """Every drafter reads the new tokens."""
@@ -136,9 +136,8 @@ class FirstMatch(Drafter):
     def propose(self, context: Context, state: JoinedState, drawing: Drawing) -> Draft:
         """Every drafter drafts; each row takes the first draft that has a token."""
         joined = None
-        for drafter, part in zip(self.drafters, state.parts, strict=True):
-            count = min(drafter.num_draft_tokens, drawing.num_draft_tokens)
-            told = replace(drawing, num_draft_tokens=count)
+        for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
+            told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
             draft = drafter.propose(self._context_of(drafter, context), part, told)
             draft = _padded(draft, drawing.num_draft_tokens)
             joined = draft if joined is None else _first_of(joined, draft)

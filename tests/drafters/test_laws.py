@@ -31,7 +31,6 @@ from drafter_table import (
     masks,
     propose,
     random_texts,
-    remembering,
 )
 from drafting import perturbed, ragged_prompts, to_right_padding
 from eagle_heads import FeatureLoop
@@ -42,7 +41,7 @@ from hypothesis import strategies as st
 from mask_heads import head_for as mask_head_for
 from scipy import stats
 from state_tensors import addresses
-from text_laws import ALPHA, TARGET, p_values_of_texts, sample, tiny
+from text_laws import ALPHA, PROMPT, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import (
     BlockSampler,
@@ -55,6 +54,7 @@ from specdec import (
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
+    SuffixDrafter,
     Tree,
 )
 from specdec.kernels import draw
@@ -92,8 +92,19 @@ OF_TINY = {
     "lookup or model": lambda model: FirstMatch(
         PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
     ),
-    "suffix": lambda model: remembering(2, model.config.vocab_size),
+    "suffix": lambda model: remembering_samples(model),
 }
+
+
+def remembering_samples(model):
+    """A suffix drafter that remembers texts of other seeds than those of the test."""
+    drafter, generator = SuffixDrafter(2), SpeculativeGenerator(model, None)
+    options = {"do_sample": True, "seed": list(range(10**6, 10**6 + 200))}
+    prompts = torch.tensor([PROMPT]).expand(200, -1)
+    drafter.remember(generator.generate(prompts, max_new_tokens=6, **options).sequences)
+    return drafter
+
+
 SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
 
 
