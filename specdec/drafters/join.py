@@ -6,6 +6,7 @@ Legend: B rows, K draft tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -68,33 +69,28 @@ class FirstMatch(Drafter):
         >>> SpeculativeGenerator(target, FirstMatch(lookup, head)).drafter.num_draft_tokens
         6
 
-    Reference: the same order in FastDeploy and TensorRT-LLM; asked for in vllm#18633, vllm#24344.
+    Reference: the order of vllm#18633 and vllm#24344, there of n-gram lookup and EAGLE.
     """
 
     def __init__(self, *drafters: Drafter):
         super().__init__()
         if len(drafters) < 2:
             raise ValueError(f"FirstMatch joins two drafters or more, got {len(drafters)}")
-        for i, drafter in enumerate(drafters):
+        for drafter in drafters:
             name = type(drafter).__name__
             if not isinstance(drafter, Drafter):
                 raise TypeError(
-                    f"FirstMatch joins drafters, got a {name} as number {i + 1}; "
-                    "PromptLookupDrafter() for instance is one"
+                    f"FirstMatch joins drafters, PromptLookupDrafter() for one, got a {name}"
                 )
             check_drafter(drafter)
-            if drafter.tree_depth is not None:
+            depth, number = drafter.tree_depth, drafter.num_draft_tokens
+            if depth is not None or number == 0:
                 raise ValueError(
-                    f"FirstMatch joins drafters of chains, and this {name} drafts trees; make it "
-                    "without tree= or num_continuations="
-                )
-            if drafter.num_draft_tokens == 0:
-                raise ValueError(
-                    f"{name}.num_draft_tokens is 0, so it drafts nothing; leave it out or give it "
-                    "a larger number"
+                    "FirstMatch joins drafters of chains of one token or more, got a "
+                    f"{name} of tree_depth={depth} and num_draft_tokens={number}"
                 )
         self.drafters = nn.ModuleList(drafters)
-        layers = [layer for drafter in drafters for layer in drafter.feature_layers]
+        layers = (layer for drafter in drafters for layer in drafter.feature_layers)
         self.feature_layers = tuple(dict.fromkeys(layers))
         self.has_memory = any(drafter.has_memory for drafter in drafters)
 
@@ -135,13 +131,11 @@ class FirstMatch(Drafter):
 
     def propose(self, context: Context, state: JoinedState, drawing: Drawing) -> Draft:
         """Every drafter drafts; each row takes the first draft that has a token."""
-        joined = None
+        drafts = []
         for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
             told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
-            draft = drafter.propose(self._context_of(drafter, context), part, told)
-            draft = _padded(draft, drawing.num_draft_tokens)
-            joined = draft if joined is None else _first_of(joined, draft)
-        return joined
+            drafts.append(drafter.propose(self._context_of(drafter, context), part, told))
+        return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
 
     def _context_of(self, drafter: Drafter, context: Context) -> Context:
         """The context with the features of one drafter's layers, in its order."""
@@ -156,33 +150,28 @@ class FirstMatch(Drafter):
 
 def _padded(draft: Draft, width: int) -> Draft:
     """A chain with a count of each row, and room for `width` tokens."""
-    rows, count = draft.tokens.shape
-    num_valid, probs = draft.num_valid, draft.probs
-    if num_valid is None:
-        num_valid = draft.tokens.new_full((rows,), count)
-    if probs is not None:
-        probs = F.pad(probs, (0, 0, 0, width - count))
-    return Draft(F.pad(draft.tokens, (0, width - count), value=PAD_TOKEN), probs, num_valid)
+    missing, probs = width - draft.tokens.shape[1], draft.probs
+    probs = None if probs is None else F.pad(probs, (0, 0, 0, missing))
+    num_valid = draft.is_valid.sum(dim=1) if draft.num_valid is None else draft.num_valid
+    return Draft(F.pad(draft.tokens, (0, missing), value=PAD_TOKEN), probs, num_valid)
 
 
 def _first_of(first: Draft, other: Draft) -> Draft:
-    """By row, the first draft if it has a token, else the other."""
-    has_any, probs = first.num_valid > 0, None
-    if first.probs is not None or other.probs is not None:
-        pair = _probs_like(first, other.probs), _probs_like(other, first.probs)
-        probs = torch.where(has_any[:, None, None], *pair)
-    return Draft(
-        torch.where(has_any[:, None], first.tokens, other.tokens),
-        probs,
-        torch.where(has_any, first.num_valid, other.num_valid),
-    )
-
-
-def _probs_like(draft: Draft, other: Tensor | None) -> Tensor:
-    """The probabilities `[B, K, V]` of a draft; of a deterministic one point masses, over the
-    vocabulary of another draft's.
+    """By row, the first draft if it has a token, else the other. Where one of them has
+    probabilities, a deterministic one has point masses.
     """
-    if draft.probs is not None:
-        return draft.probs
-    tokens = draft.tokens.clamp(0, other.shape[2] - 1)[..., None]
-    return torch.zeros_like(other).scatter_(2, tokens, 1)
+    has_any, probs = first.num_valid > 0, None
+    like = other.probs if first.probs is None else first.probs
+    if like is not None:
+        pair = (
+            _point_masses(d.tokens, like) if d.probs is None else d.probs for d in (first, other)
+        )
+        probs = torch.where(has_any[:, None, None], *pair)
+    tokens = torch.where(has_any[:, None], first.tokens, other.tokens)
+    return Draft(tokens, probs, torch.where(has_any, first.num_valid, other.num_valid))
+
+
+def _point_masses(tokens: Tensor, like: Tensor) -> Tensor:
+    """`[B, K, V]`: one-hot rows of tokens `[B, K]`; what is no token of a draft may be no id."""
+    ids = tokens.clamp(0, like.shape[2] - 1)[..., None]
+    return torch.zeros_like(like).scatter_(2, ids, 1)

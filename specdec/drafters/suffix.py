@@ -17,13 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, check_path, check_tensor
-from specdec.drafters.lookup import (
-    PromptLookupDrafter,
-    PromptLookupState,
-    are_alike,
-    following,
-    last_tokens,
-)
+from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.drawing import Drawing
 from specdec.settings import plain
 from specdec.types import PAD_TOKEN, Context, Draft
@@ -96,7 +90,7 @@ class SuffixDrafter(PromptLookupDrafter):
             "_keys": torch.full(shape, _NO_KEY),  # of the n-grams in row n - 1, ascending
             "_ends": torch.zeros(shape, dtype=torch.long),  # where each of them ends
         }
-        for name, table in tables.items():
+        for name, table in tables.items():  # `save` writes them
             self.register_buffer(name, table, persistent=False)
 
     def settings(self) -> dict[str, Any]:
@@ -133,13 +127,13 @@ class SuffixDrafter(PromptLookupDrafter):
         Raises:
             ValueError: no file of `save`.
         """
-        path = check_path("path", path, what="a file")
         try:
-            memory = load_file(path)["memory"]
+            memory = load_file(check_path("path", path, what="a file"))["memory"]
             check_tensor("memory", memory, (None,), (torch.long,))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise ValueError(f"{path} holds no memory of SuffixDrafter.save ({reason})") from error
+            raise ValueError(
+                f"{path} holds no memory of SuffixDrafter.save ({type(error).__name__}: {error})"
+            ) from error
         self._fill(memory.to(self.memory.device))
 
     def _fill(self, memory: Tensor) -> None:
@@ -162,18 +156,19 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses a memory on another device, or of another tokenizer where its ids show that."""
-        if self.memory.device != device:
+        own, largest = self.memory.device, int(self.memory.max())
+        if own != device:
             raise ValueError(
-                f"the memory is on {self.memory.device} and the target on {device}; move it with "
+                f"the memory is on {own} and the target on {device}; move it with "
                 f"drafter.to({str(device)!r})"
             )
-        if int(self.memory.max()) >= vocab_size:
+        if largest >= vocab_size:
             raise ValueError(
-                f"the memory has the token id {int(self.memory.max())} and the target a vocabulary "
-                f"of {vocab_size}; its texts were made with another tokenizer"
+                f"the memory has the token id {largest} and the target a vocabulary of "
+                f"{vocab_size}; its texts were made with another tokenizer"
             )
 
-    def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:
+    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
         """Looks the end of the text up in the text and in the memory."""
         self.prefill(context, state)
         length, count = context.num_committed[:, None], drawing.num_draft_tokens

@@ -150,16 +150,16 @@ def test_what_cannot_be_joined_is_refused_by_name():
     for drafters in ((), (lookup,)):
         with pytest.raises(ValueError, match="joins two drafters or more, got"):
             FirstMatch(*drafters)
-    with pytest.raises(TypeError, match="got a str as number 2"):
+    with pytest.raises(TypeError, match="got a str"):
         FirstMatch(lookup, "eagle3")
     for tree in (
         PromptLookupDrafter(6, num_continuations=2),
         ModelDrafter(MODEL, tree=Tree(nodes=4, depth=2, top_k=2)),
     ):
-        with pytest.raises(ValueError, match=f"this {type(tree).__name__} drafts trees"):
+        with pytest.raises(ValueError, match=f"got a {type(tree).__name__} of tree_depth=[23]"):
             FirstMatch(lookup, tree)
     for silent in (NoDrafter(), PromptLookupDrafter(0)):
-        with pytest.raises(ValueError, match=f"{type(silent).__name__}.num_draft_tokens is 0"):
+        with pytest.raises(ValueError, match=f"{type(silent).__name__} .* num_draft_tokens=0"):
             FirstMatch(lookup, silent)
     joined = make("lookup or eagle3")
     with pytest.raises(ValueError, match="the head was made for a vocabulary"):
