@@ -138,14 +138,13 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def _fill(self, memory: Tensor) -> None:
         """Remembers the last C tokens and sorts their n-grams, in storage that captured steps read.
-        Those that no token follows have no key.
+        Those that no token follows have no key; those with a separator in them match no text.
         """
         size, longest = self.max_tokens, self.max_ngram
         self.memory.copy_(F.pad(memory, (size, 0), value=PAD_TOKEN)[-size:])
         windows = F.pad(self.memory, (longest - 1, 0), value=PAD_TOKEN).unfold(0, longest, 1)
         is_followed = F.pad(self.memory[1:], (0, 1), value=PAD_TOKEN) >= 0
-        is_text = (windows >= 0).flip(1).cumprod(1).bool() & is_followed[:, None]
-        keys = self._hash(windows).masked_fill(~is_text, _NO_KEY)
+        keys = self._hash(windows).masked_fill(~is_followed[:, None], _NO_KEY)
         torch.sort(keys.T, dim=1, stable=True, out=(self._keys, self._ends))
 
     def _hash(self, windows: Tensor) -> Tensor:
@@ -202,17 +201,15 @@ class SuffixDrafter(PromptLookupDrafter):
         that are found are 1, 2, ..., n.
         """
         keys = self._hash(last_tokens(text, length, self.max_ngram)).T.contiguous()  # [n, B]
-        lengths = torch.arange(1, self.max_ngram + 1, device=text.device)
         first = torch.searchsorted(self._keys, keys)
         after = torch.searchsorted(self._keys, keys, right=True)
-        matched = ((after > first) & (lengths[:, None] <= length[:, 0])).sum(dim=0)  # [B]
+        matched = (after > first).sum(dim=0)  # [B]; a start that a text lacks matches nothing
         row = (matched - 1).clamp(min=0)[None]
         first, after = first.gather(0, row).T, after.gather(0, row).T  # [B, 1]
         size, index = after - first, torch.arange(NUM_COUNTED, device=text.device)
-        is_there = (index < size) & (matched > 0)[:, None]
         place = (after - 1 - index * size.clamp(min=NUM_COUNTED) // NUM_COUNTED).clamp(min=0)
         ends = self._ends[row.T, place]  # [B, m]
         source = ends[..., None] + 1 + torch.arange(count, device=text.device)
         tokens = self.memory[source.clamp(max=self.max_tokens - 1)]  # the last is a separator
         is_of_text = (tokens >= 0).cumprod(dim=2).bool()
-        return tokens.where(is_of_text, PAD_TOKEN), matched[:, None] * is_there
+        return tokens.where(is_of_text, PAD_TOKEN), matched[:, None] * (index < size)
