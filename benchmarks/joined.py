@@ -4,9 +4,9 @@ The first tables are `FirstMatch` beside its parts, on held-out code and on the 
 (`specdec.evaluation.read_prompts`). The others are `SuffixDrafter` beside `PromptLookupDrafter`
 where requests repeat: each text comes several times, as it was or with lines missing at its
 beginning, and what was written is remembered after every request, within the time; the first time
-that a text comes is not counted. Every round begins with an empty memory. One row, greedy;
-contenders take turns request by request, and figures are medians over rounds of the ratio within a
-round. All contenders must write the same text.
+that a text comes is not counted. Every round begins with an empty memory. One row; contenders take
+turns request by request, and figures are medians over rounds of the ratio within a round. All
+contenders must write the same text: greedy, or with `--temperature` what `CouplingSampler` draws.
 """
 
 from __future__ import annotations
@@ -18,14 +18,21 @@ from collections.abc import Callable
 
 import torch
 
-from specdec import FirstMatch, PromptLookupDrafter, SpeculativeGenerator, SuffixDrafter, zoo
+from specdec import (
+    CouplingSampler,
+    FirstMatch,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+    SuffixDrafter,
+    zoo,
+)
 from specdec.evaluation import read_prompts
 
 
-def seconds_and_text(generator: SpeculativeGenerator, ids, new_tokens: int, totals: list) -> tuple:
+def seconds_and_text(generator: SpeculativeGenerator, ids, options: dict, totals: list) -> tuple:
     """One request; what the drafter remembers of it is part of its time."""
     start = time.perf_counter()
-    result = generator.generate(ids, max_new_tokens=new_tokens, eos_token_id=None)
+    result = generator.generate(ids, eos_token_id=None, **options)
     if isinstance(generator.drafter, SuffixDrafter):
         generator.drafter.remember(result.sequences)
     totals[0] += sum(result.stats.accepted)
@@ -33,14 +40,15 @@ def seconds_and_text(generator: SpeculativeGenerator, ids, new_tokens: int, tota
     return time.perf_counter() - start, result.sequences.tolist()
 
 
-def compare(make: dict[str, Callable], target, requests: list, rounds: int, new_tokens: int):
+def compare(make: dict[str, Callable], target, requests: list, rounds: int, options: dict):
     """Seconds of each contender by round, those of the first request of each text left out, and its
     acceptance length.
     """
     times = {name: [] for name in make}
     totals = {name: [0, 0] for name in make}
     for round_ in range(rounds + 1):  # the first one warms up
-        generators = {name: SpeculativeGenerator(target, new()) for name, new in make.items()}
+        sampler = CouplingSampler() if options.get("do_sample") else "auto"
+        generators = {n: SpeculativeGenerator(target, new(), sampler) for n, new in make.items()}
         seconds = dict.fromkeys(make, 0.0)
         for i, texts in enumerate(requests):
             is_counted = i > 0 or len(requests) == 1
@@ -48,7 +56,7 @@ def compare(make: dict[str, Callable], target, requests: list, rounds: int, new_
                 written = None
                 for name, generator in generators.items():
                     own = totals[name] if is_counted else [0, 0]
-                    taken, text = seconds_and_text(generator, ids, new_tokens, own)
+                    taken, text = seconds_and_text(generator, ids, options, own)
                     seconds[name] += taken if is_counted else 0.0
                     if written not in (None, text):
                         raise SystemExit(f"{name}: another text")
@@ -75,13 +83,17 @@ def main() -> None:
     parser.add_argument("--prose", metavar="FILE", help="prompts in JSONL")
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--new-tokens", type=int, default=96)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    sizes = {"rounds": options.rounds, "new_tokens": options.new_tokens}
+    call = {"max_new_tokens": options.new_tokens}
+    if options.temperature > 0:
+        call |= {"do_sample": True, "temperature": options.temperature, "seed": 0}
+    sizes = {"rounds": options.rounds, "options": call}
 
     def encode(texts: list[str]) -> list:
         return [tokenizer(text, return_tensors="pt").input_ids for text in texts]
@@ -103,7 +115,7 @@ def main() -> None:
         "EAGLE-3, K = 6": head,
         "FirstMatch": lambda: FirstMatch(lookup(), head()),
     }
-    print(f"{options.threads} threads, torch {torch.__version__}, {options.rounds} rounds")
+    print(f"T = {options.temperature}, {options.threads} threads, torch {torch.__version__}")
     for kind, texts in kinds.items():
         found = compare(joined, target, [encode(texts)], **sizes)
         show(kind, *found, parts=tuple(joined)[:2])
