@@ -18,11 +18,13 @@ from toy_mask_token import ToyDrafter, new_head
 from specdec import (
     Draft,
     EagleDrafter,
+    FirstMatch,
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     NoDrafter,
     PromptLookupDrafter,
+    SuffixDrafter,
 )
 from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
@@ -62,15 +64,27 @@ HEADS = {
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
 RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
 """With attention and gates that are known, and without either: read token by token."""
-CHAINS = ["itself", "model", *RECURRENT, "lookup", *HEADS]
+JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
+WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
+CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 TREES = [
     f"{name}, tree"
     for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn")
 ]
 DRAFTERS = [*CHAINS, *TREES]
-WITH_LOGITS = [name for name in CHAINS if name != "lookup"]
-ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
+WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
+ONE_OF_EACH = [
+    "model",
+    "lookup",
+    "suffix",
+    JOINED[0],
+    "eagle3",
+    "p-eagle",
+    "dflash",
+    "mtp, looped",
+    "own",
+]
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
@@ -83,8 +97,16 @@ def make(name, num_draft_tokens=4, **options):
         if name == "lookup, tree":
             return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
         return make(name.removesuffix(", tree"), tree=TREE, **options)
+    if name in JOINED:
+        first, *others = name.split(" or ")
+        shorter = max(num_draft_tokens - len(others) + 1, 1)
+        return FirstMatch(
+            make(first, shorter), *(make(other, num_draft_tokens) for other in others)
+        )
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
+    if name == "suffix":
+        return remembering(num_draft_tokens)
     if name in HEADS:
         found = (family for start, family in FAMILIES.items() if name.startswith(start))
         family = next(found, MaskTokenDrafter)
@@ -94,6 +116,14 @@ def make(name, num_draft_tokens=4, **options):
     return ModelDrafter(
         MODEL if name == "itself" else perturbed(MODEL), num_draft_tokens, **options
     )
+
+
+def remembering(num_draft_tokens):
+    """A suffix drafter that remembers texts, some of them of few ids."""
+    drafter = SuffixDrafter(num_draft_tokens, max_tokens=400)
+    generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (VOCAB, 300))
+    drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
+    return drafter
 
 
 # A drafter at work without a target.
@@ -243,6 +273,12 @@ def _by_heart(name):
     return mask_heads.learned(MODEL, name, MOST, rows)
 
 
+def _joined(names):
+    """Of heads that read different layers the first one drafts; n-grams are never found."""
+    heads = [ORACLES[name]()[1] for name in names]
+    return FirstMatch(PromptLookupDrafter(MOST, min_ngram=50, max_ngram=50), *heads)
+
+
 ORACLES = {
     "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
     **{
@@ -255,6 +291,8 @@ ORACLES = {
     "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
     "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
     "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    "joined, eagle1": lambda: (ORACLE_TARGET, _joined(["eagle1", "mtp", "eagle3"])),
+    "joined, mtp": lambda: (ORACLE_TARGET, _joined(["mtp", "eagle3", "eagle1"])),
     **{
         name: lambda name=name: (MODEL, MaskTokenDrafter(_by_heart(name), MODEL, MOST))
         for name in mask_heads.ALIGNMENTS

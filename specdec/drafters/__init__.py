@@ -3,9 +3,11 @@
 from importlib import import_module
 
 from specdec.drafters.base import Drafter, NoDrafter, NoState
+from specdec.drafters.join import FirstMatch
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
+from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafters.tree import Tree
 from specdec.drafters.vocabulary import CommonVocabulary
 
@@ -25,11 +27,13 @@ _OF_FAMILIES = {
 __all__ = [
     "CommonVocabulary",
     "Drafter",
+    "FirstMatch",
     "ModelDrafter",
     "NoDrafter",
     "NoState",
     "PromptLookupDrafter",
     "Proposal",
+    "SuffixDrafter",
     "Tree",
     "drafter_named",
     *_OF_FAMILIES,
