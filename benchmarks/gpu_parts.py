@@ -8,7 +8,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -163,6 +163,27 @@ def mask_token(model: PreTrainedModel, num_draft_tokens: int) -> MaskTokenDrafte
     )
     head = MaskTokenHead(config, target_ids=torch.arange(theirs.draft_vocab_size))
     return MaskTokenDrafter(head.to(model.device, model.dtype), model, num_draft_tokens)
+
+
+def block_head(model: PreTrainedModel, correction=None, **of_layer) -> MaskTokenDrafter:
+    """DSpark's shape: a block of 7 rows that predict the next token each, five layers, the target's
+    vocabulary head, with a correction or without one.
+    """
+    theirs = eagle3(model).config
+    config = MaskTokenConfig(
+        *("next-token", "keys"),
+        replace(theirs.layer, has_qk_norm=True, **of_layer),
+        *(theirs.vocab_size, theirs.vocab_size, theirs.feature_layers, theirs.target_hidden_size),
+        num_layers=5,
+        mask_token_id=0,
+        block_size=7,
+        is_causal=False,
+        has_lm_head=False,
+        correction=correction,
+    )
+    torch.manual_seed(4)
+    head = MaskTokenHead(config)
+    return MaskTokenDrafter(head.to(model.device, model.dtype).eval(), model, 7)
 
 
 def mtp(model: PreTrainedModel, num_depths: int = 3) -> MTPDrafter:

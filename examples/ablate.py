@@ -1,12 +1,14 @@
-"""A grid of drafter x K x temperature x sampler: one run of `evaluate` per cell.
+"""A grid of drafter x K x temperature x sampler x proposal: one run of `evaluate` per cell.
 
     python examples/ablate.py --drafters zoo:model zoo:eagle3 lookup --output grid
+    python examples/ablate.py --proposals sample argmax --draft-temperatures 0.7 1 --output grid
     python examples/ablate.py --drafters mine:SuffixDrafter zoo:model --output grid
     accelerate launch --num_processes 2 examples/ablate.py ... --output grid
     python benchmarks/grid.py grid
 
 `mine:SuffixDrafter` is a drafter of your own: a function or class in `mine.py` of the working
-folder that makes one of (target, num_draft_tokens).
+folder that makes one of (target, num_draft_tokens). Proposals and draft temperatures are of
+drafters with probabilities, and of temperatures above 0; the others have one cell for them all.
 
 Every cell has a file in the folder `--output`, so an interrupted grid goes on where it stopped, and
 a file that was measured with other settings is refused. Processes, started by `accelerate launch`
@@ -42,16 +44,16 @@ def main() -> None:
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     target, tokenizer = load_target(arguments.target, **place)
     shared = target  # its self-test is needed once
-    for name, k, temperature, sampler in _cells(arguments):
-        kind, is_named, _ = name.partition(":")
-        if is_named and kind.replace(".", "").isidentifier() and kind not in (*HEADS, "zoo"):
+    for name, k, temperature, sampler, proposal in _cells(arguments):
+        if _is_own(name):
             drafter = pkgutil.resolve_name(name)(target, k)
         else:
-            drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer)
+            drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer, **proposal)
         generator = SpeculativeGenerator(shared, drafter, SAMPLERS[sampler]())
         shared = generator.target
         folder = arguments.output / quote(name, safe=":")
         folder.mkdir(parents=True, exist_ok=True)
+        rule = "+".join([sampler, *(f"{key}={value}" for key, value in proposal.items())])
         evaluation = evaluate(
             generator,
             prompts[: arguments.limit],
@@ -63,21 +65,36 @@ def main() -> None:
             seed=arguments.seed,
             batch_size=arguments.batch_size,
             shard=(rank, count),
-            output=folder / f"{k}-{temperature:g}-{sampler}.{rank}-of-{count}.jsonl",
+            output=folder / f"{k}-{temperature:g}-{rule}.{rank}-of-{count}.jsonl",
         )
         length = evaluation.estimates["acceptance_length"]
-        print(f"{name}, K = {k}, temperature {temperature:g}, {sampler}: {length}", flush=True)
+        print(f"{name}, K = {k}, temperature {temperature:g}, {rule}: {length}", flush=True)
 
 
-def _cells(arguments: argparse.Namespace) -> list[tuple[str, int, float, str]]:
-    """The grid; at temperature 0 all samplers are one rule, which is run once."""
+def _cells(arguments: argparse.Namespace) -> list[tuple[str, int, float, str, dict]]:
+    """The grid; at temperature 0 all samplers and proposals are one rule, which is run once."""
+    proposals = [{"proposal": kind} for kind in arguments.proposals if kind != "sample"]
+    if "sample" in arguments.proposals:
+        temperatures = arguments.draft_temperatures
+        proposals = [{"draft_temperature": t} for t in temperatures] + proposals
+        proposals = ([] if temperatures else [{}]) + proposals
     return [
-        (name, k, temperature, sampler)
+        (name, k, temperature, sampler, proposal)
         for name in arguments.drafters
         for k in arguments.num_draft_tokens
         for temperature in arguments.temperatures
         for sampler in arguments.samplers[: None if temperature else 1]
+        for proposal in (proposals if temperature and _has_probs(name) else [{}])
     ]
+
+
+def _is_own(name: str) -> bool:
+    kind, is_named, _ = name.partition(":")
+    return bool(is_named) and kind.replace(".", "").isidentifier() and kind not in (*HEADS, "zoo")
+
+
+def _has_probs(name: str) -> bool:
+    return name not in ("lookup", "none") and not _is_own(name)
 
 
 def _arguments() -> argparse.Namespace:
@@ -91,6 +108,8 @@ def _arguments() -> argparse.Namespace:
     add("--num-draft-tokens", **several, type=int, default=[2, 4, 6], help="K (default: 2 4 6)")
     add("--temperatures", **several, type=float, default=[0.0, 1.0], help="(default: 0 1)")
     add("--samplers", **several, choices=SAMPLERS, default=["block", "rejection"])
+    add("--proposals", **several, choices=("sample", "argmax"), default=["sample"])
+    add("--draft-temperatures", **several, type=float, default=[], help="(default: the target's)")
     add("--prompts", type=Path, help="JSONL file (default: specdec's own prompts)")
     add("--limit", type=int, help="take so many first prompts (default: all)")
     add("--max-new-tokens", type=int, default=128, help="of each turn (default: 128)")

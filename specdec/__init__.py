@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from specdec.drafters import (
         Drafter,
         EagleDrafter,
+        FirstMatch,
         MaskTokenDrafter,
         ModelDrafter,
         MTPDrafter,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         NoState,
         PromptLookupDrafter,
         Proposal,
+        SuffixDrafter,
         Tree,
     )
     from specdec.evaluation import Evaluation, evaluate
@@ -50,6 +52,7 @@ __all__ = [
     "EagleDrafter",
     "EnsembleSampler",
     "Evaluation",
+    "FirstMatch",
     "GenerationResult",
     "GrammarProcessor",
     "MTPDrafter",
@@ -65,6 +68,7 @@ __all__ = [
     "SpeculativeGenerator",
     "StepNoise",
     "Stream",
+    "SuffixDrafter",
     "Target",
     "Tree",
     "TypicalSampler",

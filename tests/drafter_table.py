@@ -18,11 +18,13 @@ from toy_mask_token import ToyDrafter, new_head
 from specdec import (
     Draft,
     EagleDrafter,
+    FirstMatch,
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     NoDrafter,
     PromptLookupDrafter,
+    SuffixDrafter,
 )
 from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
@@ -44,12 +46,14 @@ def masks(name, model=MODEL, **flags):
     return mask_heads.informed(model, mask_heads.head_for(model, name, **sizes), 4)
 
 
+CORRECTED = ["dspark, rnn", "dflash2", "xpress", "dflash, windows"]
 HEADS = {
     "eagle1": lambda: eagle(kind="input", has_lm_head=True, output_norm=True),
     "eagle3": lambda: eagle(**WIDE),
     "eagle3, fewer ids": lambda: eagle(draft_vocab_size=40, **WIDE),
     **{name: lambda name=name: masks(name) for name in mask_heads.ALIGNMENTS},
     "p-eagle, fewer ids": lambda: masks("p-eagle", draft_vocab_size=40),
+    **{name: lambda name=name: masks(name) for name in CORRECTED},
     "mtp": lambda: mtp_heads.informed(MODEL),
     "mtp, target's state": lambda: mtp_heads.informed(
         MODEL, semantics="target", zero_first_embedding=True
@@ -58,15 +62,33 @@ HEADS = {
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
-CHAINS = ["itself", "model", "lookup", *HEADS]
+RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
+"""With attention and gates that are known, and without either: read token by token."""
+JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
+WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
+CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
-TREES = [f"{name}, tree" for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash")]
+TREES = [
+    f"{name}, tree"
+    for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn")
+]
 DRAFTERS = [*CHAINS, *TREES]
-WITH_LOGITS = [name for name in CHAINS if name != "lookup"]
-ONE_OF_EACH = ["model", "lookup", "eagle3", "p-eagle", "dflash", "mtp, looped", "own"]
+WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
+ONE_OF_EACH = [
+    "model",
+    "lookup",
+    "suffix",
+    JOINED[0],
+    "eagle3",
+    "p-eagle",
+    "dflash",
+    "mtp, looped",
+    "own",
+]
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
+recurrent = cache(build)
 
 
 def make(name, num_draft_tokens=4, **options):
@@ -75,15 +97,33 @@ def make(name, num_draft_tokens=4, **options):
         if name == "lookup, tree":
             return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
         return make(name.removesuffix(", tree"), tree=TREE, **options)
+    if name in JOINED:
+        first, *others = name.split(" or ")
+        shorter = max(num_draft_tokens - len(others) + 1, 1)
+        return FirstMatch(
+            make(first, shorter), *(make(other, num_draft_tokens) for other in others)
+        )
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
+    if name == "suffix":
+        return remembering(num_draft_tokens)
     if name in HEADS:
         found = (family for start, family in FAMILIES.items() if name.startswith(start))
         family = next(found, MaskTokenDrafter)
         return family(head_of(name), MODEL, num_draft_tokens, **options)
+    if name in RECURRENT:
+        return ModelDrafter(recurrent(RECURRENT[name]), num_draft_tokens, **options)
     return ModelDrafter(
         MODEL if name == "itself" else perturbed(MODEL), num_draft_tokens, **options
     )
+
+
+def remembering(num_draft_tokens):
+    """A suffix drafter that remembers texts, some of them of few ids."""
+    drafter = SuffixDrafter(num_draft_tokens, max_tokens=400)
+    generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (VOCAB, 300))
+    drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
+    return drafter
 
 
 # A drafter at work without a target.
@@ -233,14 +273,26 @@ def _by_heart(name):
     return mask_heads.learned(MODEL, name, MOST, rows)
 
 
+def _joined(names):
+    """Of heads that read different layers the first one drafts; n-grams are never found."""
+    heads = [ORACLES[name]()[1] for name in names]
+    return FirstMatch(PromptLookupDrafter(MOST, min_ngram=50, max_ngram=50), *heads)
+
+
 ORACLES = {
     "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
+    **{
+        name: lambda model=model: (recurrent(model), ModelDrafter(recurrent(model), MOST))
+        for name, model in RECURRENT.items()
+    },
     "scribe": lambda: (MODEL, Scribe()),
     "eagle1": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle1", MOST)),
     "eagle3": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle3", MOST)),
     "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
     "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
     "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    "joined, eagle1": lambda: (ORACLE_TARGET, _joined(["eagle1", "mtp", "eagle3"])),
+    "joined, mtp": lambda: (ORACLE_TARGET, _joined(["mtp", "eagle3", "eagle1"])),
     **{
         name: lambda name=name: (MODEL, MaskTokenDrafter(_by_heart(name), MODEL, MOST))
         for name in mask_heads.ALIGNMENTS

@@ -71,6 +71,10 @@ WIRINGS = {
     "one head": flagged(EAGLE3, num_heads=1, num_kv_heads=1),
     "large eps": flagged(EAGLE3, rms_norm_eps=0.1),
     "rope base": flagged(EAGLE3, rope={"rope_type": "default", "rope_theta": 5.0}),
+    "rope partial": flagged(
+        EAGLE3,
+        rope={"rope_type": "default", "rope_theta": 50.0, "partial_rotary_factor": 0.7},
+    ),
     "rope linear": flagged(EAGLE3, rope={"rope_type": "linear", "rope_theta": 50.0, "factor": 3.0}),
     "rope llama3": flagged(EAGLE3, rope=_LLAMA3),
 }

@@ -154,12 +154,15 @@ def keys_and_values(config, weights, name: str, x, source, positions, at) -> tup
 
 
 def rotated(config, x: Tensor, positions: list[int]) -> Tensor:
-    """Rows `[n, heads, D]` turned by their positions: channels i and i + D / 2 are a plane."""
-    speeds = frequencies(config.layer.rope, config.layer.head_dim)
+    """Rows `[n, heads, D]`, of which the first R channels are turned by their positions: i and
+    i + R / 2 are a plane.
+    """
+    width = int(config.layer.head_dim * config.layer.rope.get("partial_rotary_factor", 1))
+    speeds = frequencies(config.layer.rope, width)
     angles = torch.tensor(positions).float()[:, None, None] * speeds
     cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    a, b = x[..., :width].chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., width:]], dim=-1)
 
 
 def frequencies(rope: dict, size: int) -> Tensor:

@@ -45,27 +45,27 @@ TENSORS = {
 
 
 def read_correction(
-    fields: ConfigFields, names: Mapping[str, Any], *, algorithm: str
+    fields: ConfigFields, names: Mapping[str, Any], *, kind: str
 ) -> tuple[CorrectionConfig | None, Convolution | None]:
     """What a block head's file says of corrections, and of convolutions in its layers.
 
     Args:
         fields: of `config.json`.
         names: tensors, by the head's names.
-        algorithm: the design by its speculators name, or the `projector_type` of other files.
+        kind: of the file's `Source`.
     """
     flash = fields.section("dflash_config")
-    if algorithm == "domino" or "correction.prefix_gru.weight_ih_l0" in names:
+    if kind == "Domino" or "correction.prefix_gru.weight_ih_l0" in names:
         return _read(DominoConfig, fields, flash), None
-    if algorithm == "xpress" or "correction.mix_l" in names:
+    if kind == "XPress" or "correction.mix_l" in names:
         for section in (fields, flash):
             section.get("num_jacobi_passes")  # how engines approach what is computed here
         return _read(XPressConfig, fields, flash), None
-    if algorithm == "dflash2" or "correction.predecessor_codebook" in names:
+    if kind == "DFlash 2" or "correction.predecessor_codebook" in names:
         sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields, flash)
         return _read(SelectorConfig, fields, flash), Convolution(**sizes)
     rank = fields.get("markov_rank", flash.get("markov_rank"))
-    is_usual = algorithm == "dspark" and fields.get("speculators_model_type") is not None
+    is_usual = kind == "DSpark" and fields.get("speculators_model_type") is not None
     if rank == 0 or (rank is None and not is_usual and "correction.markov_w1.weight" not in names):
         for section in (fields, flash):
             section.get("markov_head_type")
@@ -85,10 +85,9 @@ def correction_keys(
     return keys
 
 
-def _read(kind: type, fields: ConfigFields, flash: ConfigFields) -> CorrectionConfig:
-    """`ValueError` names the file for a number that is out of range."""
-    usual = {name: getattr(kind, name) for name in _KEYS[kind]}
-    return kind(**_given(usual, _KEYS[kind], fields, flash))
+def _read(sizes: type, fields: ConfigFields, flash: ConfigFields) -> CorrectionConfig:
+    usual = {name: getattr(sizes, name) for name in _KEYS[sizes]}
+    return sizes(**_given(usual, _KEYS[sizes], fields, flash))
 
 
 def _given(

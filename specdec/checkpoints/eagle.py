@@ -305,6 +305,7 @@ EAGLE = Family(
         "layer_convention": CONVENTIONS,
         "feature_layers": (),
         "rope_theta": (),
+        "layer": (),
         "norm_before_residual": (True, False),
         "feedback_norm": (True, False),
     },
@@ -314,5 +315,6 @@ EAGLE = Family(
 The options are what a caller may know better than a checkpoint's configuration says.
 `layer_convention`: explicit layer ids are `"boundary"` or `"layer_output"` numbers, whatever the
 producer usually means. `feature_layers`: the boundaries themselves (or `"final"`). `rope_theta`:
-base of the rotary embedding. `norm_before_residual` and `feedback_norm`: as in `EagleConfig`.
+base of the rotary embedding. `layer`: a dict of fields of `LayerConfig` (`rope`, `windows`, ...).
+`norm_before_residual` and `feedback_norm`: as in `EagleConfig`.
 """

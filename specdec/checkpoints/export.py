@@ -7,7 +7,7 @@ another engine misreads is worse than none. What only some of its readers misrea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -21,9 +21,10 @@ from specdec.arguments import check_choice, check_path, shown
 from specdec.checkpoints.correction import TENSORS, correction_keys
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import HeadConfig
-from specdec.heads.correction import MarkovConfig
+from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
+from specdec.heads.mask_token import MaskTokenConfig
 from specdec.show.text import printable
 
 Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
@@ -47,11 +48,13 @@ def save_head(
     `"safeailab"` is the layout of yuhuili's heads (EAGLE-1: `layers.0.*`; EAGLE-3: `midlayer.*`),
     which SafeAILab's own code, vLLM and SGLang read (vLLM without a bias in EAGLE-1's `fc`).
     `"speculators"` is that of RedHatAI's, read by vLLM: `eagle3`, with keys for the norms that
-    distinguish the newer dialects and for several layers; `peagle`, `dflash`, or for rows that
-    predict the next token `dspark`, without a Markov head. A `peagle` file of a head with one has
-    its keys and tensors under DSpark's names, which this library alone reads. `"vllm"` is that of
-    amazon's P-EAGLE heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language
-    model with `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads.
+    distinguish the newer dialects and for several layers; `peagle`, `dflash`, and by a head's
+    correction `dspark` (also without one, for rows that predict the next token), `dflash2` or
+    `xpress`. A `peagle` file of a head with a Markov correction has its keys and tensors under
+    DSpark's names, which this library alone reads. `"vllm"` is that of amazon's P-EAGLE
+    heads: EAGLE-3's with `ptd_token_id`. `"huggingface"` is a causal language model with
+    `pard_token`, as AMD's PARD models. `"z-lab"` is that of the public DFlash heads,
+    and of SpecForge's DSpark and Domino.
     EAGLE-3's layers of features are written for both of the conventions in use.
 
     speculators reads a file without embeddings into memory that nobody has written, and without a
@@ -99,9 +102,8 @@ def save_head(
         keys = _speculators(config, design, dtype, num_draft_tokens, verifier)
     else:
         keys = _KEYS[layout](config, dtype)
-    for ours, theirs in TENSORS.get(type(getattr(config, "correction", None)), {}).items():
-        tensors = {name.replace(ours, theirs): tensor for name, tensor in tensors.items()}
-    tensors = {_name_in(layout, design, name): tensor for name, tensor in tensors.items()}
+    starts = TENSORS.get(type(getattr(config, "correction", None)), {})
+    tensors = {_name_in(layout, design, name, starts): x for name, x in tensors.items()}
     write_checkpoint(folder, keys, tensors)
     return tuple(_notes(config, target_layers)) if layout == "safeailab" else ()
 
@@ -151,8 +153,12 @@ def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
         )
 
 
-def _name_in(layout: Layout, design: str, name: str) -> str:
-    """The name of a tensor in the file."""
+def _name_in(layout: Layout, design: str, name: str, starts: Mapping[str, str]) -> str:
+    """The name of a tensor in the file; `starts` are those of a correction, see `TENSORS`."""
+    for ours, theirs in {**starts, "confidence_head.": "confidence_head.proj."}.items():
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    name = name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias")
     if layout == "safeailab" and design == "attention":
         return name.replace("layers.0.", "midlayer.")
     is_model = layout == "huggingface" and not name.startswith("lm_head.")
@@ -207,20 +213,31 @@ def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str
 
 _TABLES = {"has_embed_tokens", "has_lm_head"}
 _NORMS = {"norm_before_residual", "norm_before_fc", "fc_norm"}
-_OF_LAYERS = {"attention_bias", "attention_output_bias", "has_qk_norm"}
-_LAYERS = _OF_LAYERS | {"num_layers"}
-_BLOCK = _LAYERS | {"mask_token_id", "block_size"}
+_OF_LAYERS = {
+    **dict.fromkeys(("attention_bias", "attention_output_bias", "has_qk_norm", "has_sinks"), False),
+    "windows": (),
+    "is_window_causal": True,
+    "convolution": None,
+}
+"""Flags of layers, and their defaults."""
+_LAYERS = {"attention_bias", "attention_output_bias", "has_qk_norm", "num_layers"}
+_WINDOWS = {"windows", "is_window_causal"}
+_BLOCK = _LAYERS | _WINDOWS | {"mask_token_id", "block_size", "correction", "convolution"}
 _MODEL = _LAYERS | {"mask_token_id", "ties_embeddings", "max_positions"}
 _EXPRESSED: dict[tuple[str, Layout], set[str]] = {
     ("input", "safeailab"): {"num_layers", "fc_bias", "attention_bias", "has_embed_tokens"},
     ("attention", "safeailab"): _TABLES,
-    ("attention", "speculators"): _TABLES | _NORMS | _LAYERS | {"feedback_norm"},
-    ("shifted", "speculators"): _TABLES | _NORMS | _LAYERS | {"mask_token_id", "correction"},
+    ("attention", "speculators"): _TABLES | _NORMS | _LAYERS | {"feedback_norm", "windows"},
+    ("shifted", "speculators"): _TABLES
+    | _NORMS
+    | _LAYERS
+    | {"mask_token_id", "windows", "correction"},
     ("shifted", "vllm"): _TABLES | _NORMS | {"num_layers", "mask_token_id"},
     ("unshifted", "huggingface"): _TABLES | _MODEL,
-    ("same-position", "z-lab"): _BLOCK,
-    ("same-position", "speculators"): _TABLES | _BLOCK,
-    ("next-token", "speculators"): _TABLES | _BLOCK,
+    ("same-position", "z-lab"): _BLOCK | {"has_sinks"},
+    ("same-position", "speculators"): _TABLES | _BLOCK | {"confidence"},
+    ("next-token", "speculators"): _TABLES | _BLOCK | {"confidence"},
+    ("next-token", "z-lab"): _BLOCK | {"has_sinks", "confidence"},
 }
 """Flags of a head and of its layers that a layout has keys or tensors for. All others must have
 their defaults, or the values in `_INSTEAD`.
@@ -230,6 +247,7 @@ _INSTEAD: dict[tuple[str, Layout], dict[str, Any]] = {
     ("same-position", "z-lab"): {"is_causal": False, "has_lm_head": False},
     ("same-position", "speculators"): {"is_causal": False},
     ("next-token", "speculators"): {"is_causal": False},
+    ("next-token", "z-lab"): {"is_causal": False, "has_lm_head": False},
 }
 
 
@@ -237,7 +255,7 @@ def _obstacles(config: FeatureHeadConfig, design: str, layout: Layout) -> Iterat
     """What a layout cannot express."""
     kind, values = (design, layout), vars(config) | vars(config.layer)
     usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
-    usual |= dict.fromkeys(_OF_LAYERS, False) | _INSTEAD.get(kind, {})
+    usual |= _OF_LAYERS | _INSTEAD.get(kind, {})
     for name in usual.keys() - _EXPRESSED[kind]:
         if values[name] != usual[name]:
             yield f"{name}={values[name]}"
@@ -278,6 +296,33 @@ def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
         yield config.block_size is None, "a head without block_size"
         # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
         yield not layer.has_qk_norm, "layers without norms of queries and keys"
+        yield from _other_corrections(config, design, layout)
+    sizes = set(layer.windows)
+    yield len(sizes - {None}) > 1, "windows of several sizes"
+    # vLLM then makes every layer causal (transformers_utils/configs/speculators/algos.py).
+    is_mixed = layout == "speculators" and len(sizes) == 2 and layer.is_window_causal
+    yield (
+        design not in ("attention", "shifted") and is_mixed,
+        ("causal windows beside layers that see the whole block"),
+    )
+
+
+def _other_corrections(config: MaskTokenConfig, design: str, layout: Layout) -> Pairs:
+    """Corrections that a layout of block heads has no place for."""
+    kind, name = type(config.correction), type(config.correction).__name__
+    is_selector, has_convolution = kind is SelectorConfig, config.layer.convolution is not None
+    yield is_selector != has_convolution, "a selector or convolutions without the other"
+    if layout == "speculators":
+        yield kind is DominoConfig, name
+        yield (
+            config.confidence is not None and kind is not MarkovConfig,
+            "confidence without Markov",
+        )
+    elif design == "next-token":
+        is_known = kind in (MarkovConfig, DominoConfig)
+        yield not is_known, "next-token rows without a Markov head or Domino's GRU"
+    else:
+        yield kind in (MarkovConfig, XPressConfig), f"{name} of same-position rows"
 
 
 def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:
@@ -365,14 +410,51 @@ def _huggingface(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
     }
 
 
-def _z_lab(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
+_Z_LAB = {
+    MarkovConfig: ("DSparkDraftModel", {"projector_type": "dspark"}),
+    DominoConfig: ("DominoDraftModel", {"projector_type": "domino"}),
+    SelectorConfig: ("DFlash2DraftModel", {}),
+}
+"""Architecture and key of heads with a correction, SpecForge's and z-lab's own."""
+
+
+def _z_lab(config: MaskTokenConfig, dtype: str) -> dict[str, Any]:
     outputs = [boundary - 1 for boundary in config.feature_layers]  # of layers, from 0
+    flash = {"target_layer_ids": outputs, "mask_token_id": config.mask_token_id}
+    name, keys = _Z_LAB.get(type(config.correction), ("DFlashDraftModel", {}))
+    if config.correction is not None:
+        flash |= keys | correction_keys(config.correction, config.layer.convolution)
+    if isinstance(config.correction, DominoConfig):
+        flash["shift_label"] = config.alignment == "next-token"
+    if config.layer.windows and not config.layer.is_window_causal:
+        flash["causal"] = False
+    if config.layer.has_sinks:
+        flash["attention_sink_bias"] = True
+    if config.alignment == "next-token":
+        flash |= _confidence_keys(config)
     return {
-        **_model_keys("DFlashDraftModel", "qwen3", config, dtype),
+        **_model_keys(name, "qwen3", config, dtype),
         "attention_bias": config.layer.attention_bias,
-        "layer_types": ["full_attention"] * config.num_layers,
+        **_window_keys(config),
         "block_size": config.block_size,
-        "dflash_config": {"target_layer_ids": outputs, "mask_token_id": config.mask_token_id},
+        "dflash_config": flash,
+    }
+
+
+def _window_keys(config: FeatureHeadConfig) -> dict[str, Any]:
+    """Which layers have a sliding window, in HF's words."""
+    windows = config.layer.windows or (None,) * config.num_layers
+    types = ["sliding_attention" if window else "full_attention" for window in windows]
+    if not any(windows):
+        return {"layer_types": types}
+    size = max(window or 0 for window in windows)
+    return {"layer_types": types, "use_sliding_window": True, "sliding_window": size}
+
+
+def _confidence_keys(config: MaskTokenConfig) -> dict[str, Any]:
+    return {
+        "enable_confidence_head": config.confidence is not None,
+        "confidence_head_with_markov": config.confidence == "markov",
     }
 
 
@@ -400,6 +482,13 @@ _ALGORITHMS = {
     "next-token": ("dspark", "DSpark"),  # vLLM runs every dflash file in the same position
 }
 
+_CORRECTED = {
+    MarkovConfig: ("dspark", "DSpark"),
+    SelectorConfig: ("dflash2", "DFlash2"),
+    XPressConfig: ("xpress", "XPress"),
+}
+"""Their names where a head has a correction."""
+
 
 def _speculators(
     config: FeatureHeadConfig,
@@ -413,7 +502,10 @@ def _speculators(
         raise ValueError(
             "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
         )
+    correction = getattr(config, "correction", None)
     kind, name = _ALGORITHMS[design]
+    if design != "shifted":
+        kind, name = _CORRECTED.get(type(correction), (kind, name))
     keys = {
         "architectures": [f"{name}DraftModel"],
         "speculators_model_type": kind,
@@ -422,17 +514,19 @@ def _speculators(
         "target_hidden_size": config.target_hidden_size,
     }
     types = {"dtype": dtype, "tie_word_embeddings": False}
-    is_eagle, is_block = kind == "eagle3", kind in ("dflash", "dspark")
+    is_eagle, is_block = kind == "eagle3", "block_size" in _EXPRESSED[design, "speculators"]
     if not is_eagle:
         keys |= {"mask_token_id": config.mask_token_id, **types}
     if is_block:
         keys |= {
             "aux_hidden_state_layer_ids": list(config.feature_layers),
             "block_size": config.block_size,
-            "sample_from_anchor": kind == "dspark",
-            # Without a sliding layer. vLLM makes every layer causal where it is false
+            "sample_from_anchor": design == "next-token",
+            # vLLM makes every layer causal where it is false
             # (transformers_utils/configs/speculators/algos.py, update_dflash).
-            "sliding_window_non_causal": True,
+            "sliding_window_non_causal": not (
+                config.layer.windows and config.layer.is_window_causal
+            ),
         }
     else:
         keys |= {
@@ -445,13 +539,14 @@ def _speculators(
         }
     if is_eagle:
         keys |= types
-    if kind == "dspark":
-        keys |= {"markov_rank": 0, "enable_confidence_head": False}
-    if getattr(config, "correction", None) is not None:
-        keys |= correction_keys(config.correction, None)
     layer = config.layer
+    if kind == "dspark" or correction is not None:
+        keys |= correction_keys(correction, layer.convolution)
+    if kind == "dspark":
+        keys |= _confidence_keys(config)
     filled = (Qwen3Config if layer.has_qk_norm else LlamaConfig)(
         **layer_keys(layer, config.num_layers, config.vocab_size),
+        **(_window_keys(config) if layer.windows else {}),
         attention_bias=layer.attention_bias,
         rope_parameters=dict(layer.rope),
         dtype=dtype,

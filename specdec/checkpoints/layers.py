@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from specdec.arguments import check_number
+from specdec.arguments import check_number, shown
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.heads.layers import LayerConfig
 from specdec.show.text import one_line
@@ -143,7 +145,7 @@ def _read_rope(fields: ConfigFields) -> dict:
         raise ValueError(f"{origin}: rope type {kind!r} lacks {', '.join(missing)}")
     partial = rope.pop("partial_rotary_factor", fields.get("partial_rotary_factor", 1.0))
     if partial != 1.0:
-        raise ValueError(f"{origin}: not supported: partial_rotary_factor {partial!r}")
+        rope["partial_rotary_factor"] = partial
     inner, outer = given.number("rope_theta"), fields.number("rope_theta")
     if inner is not None and outer is not None and inner != outer:
         note = f"rope_theta {outer:g} beside {section}'s {inner:g}: the latter counts"
@@ -164,6 +166,13 @@ def with_theta(layer: LayerConfig, theta: float) -> LayerConfig:
     """The layer with another base of its rope; `ValueError` if that is no positive number."""
     check_number("rope_theta", theta, above=0)
     return _check_rope(replace(layer, rope={**layer.rope, "rope_theta": float(theta)}))
+
+
+def with_layer(layer: LayerConfig, given: Any) -> LayerConfig:
+    """The layer with other fields of `LayerConfig`, as a caller names them."""
+    if not isinstance(given, dict) or not given.keys() <= {f.name for f in dataclass_fields(layer)}:
+        raise ValueError(f"layer must be a dict of fields of LayerConfig, got {shown(given)}")
+    return _check_rope(replace(layer, **given))
 
 
 def _check_rope(layer: LayerConfig) -> LayerConfig:

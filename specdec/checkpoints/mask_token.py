@@ -39,20 +39,24 @@ from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 from specdec.target.hf_model import MAX_VOCAB_PADDING
 
-P_EAGLE, PARD, DFLASH, DSPARK = "P-EAGLE", "PARD", "DFlash", "DSpark"
+P_EAGLE, PARD, DFLASH, DFLASH2 = "P-EAGLE", "PARD", "DFlash", "DFlash 2"
+DSPARK, DOMINO, XPRESS = "DSpark", "Domino", "XPress"
 _SPECULATORS = {
     "peagle": P_EAGLE,
     "dflash": DFLASH,
-    "dflash2": DFLASH,
-    "xpress": DFLASH,
+    "dflash2": DFLASH2,
     "dspark": DSPARK,
+    "xpress": XPRESS,
 }
+_PROJECTORS = {"dspark": DSPARK, "domino": DOMINO}
 _PARD_KEYS = ("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")
 _DSPARK_KEYS = ("markov_rank", "markov_head_type", "dspark_noise_token_id")
 _ARCHITECTURES = (
+    ("DSpark", "SpecForge", DSPARK),
     (".*DSpark", "DeepSpec", DSPARK),
     (".*PEagle", "SpecForge", P_EAGLE),
-    ("DFlash|Domino", "z-lab", DFLASH),
+    ("Domino", "SpecForge", DOMINO),
+    ("DFlash2", "z-lab", DFLASH2),
 )
 _MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 _ID_KEYS = {
@@ -78,7 +82,7 @@ PARD_MODELS = ("llama", "qwen2", "qwen3")
 
 def detect(folder: CheckpointFolder) -> Source | None:
     """The producer: `"speculators"`, `"amazon"`, `"SpecForge"`, `"AMD"`, `"z-lab"`,
-    `"Hugging Face"` or `"DeepSpec"`. The kind is `"P-EAGLE"`, `"PARD"`, `"DFlash"` or `"DSpark"`.
+    `"Hugging Face"` or `"DeepSpec"`. The kind is the design by its name in papers.
     """
     fields = folder.fields
     architectures = fields.strings("architectures")
@@ -94,7 +98,12 @@ def detect(folder: CheckpointFolder) -> Source | None:
             if re.match(start, name):
                 return Source(*source, f"architecture {name}")
     if fields.get("dflash_config") is not None:
+        kind = fields.section("dflash_config").get("projector_type")
+        if kind in _PROJECTORS:
+            return Source("SpecForge", _PROJECTORS[kind], f"projector_type {kind!r}")
         return Source("z-lab", DFLASH, "config.json has dflash_config")
+    if found := [name for name in architectures if name.startswith("DFlash")]:
+        return Source("z-lab", DFLASH, f"architecture {found[0]}")
     if fields.get("ptd_token_id") is not None:
         return Source("amazon", P_EAGLE, "config.json has ptd_token_id")
     marks = ("mask_hidden", "hidden_norm.weight", "encoder.fc.weight")
@@ -151,6 +160,8 @@ def _unsupported(
         yield factor != 1, f"dflash_config.{key} {factor}: scaled values or embeddings"
     softcap = flash.get("final_logit_softcapping", 0)
     yield softcap != 0, f"dflash_config.final_logit_softcapping {softcap}: capped logits"
+    is_dflare = any("DFlare" in name for name in fields.strings("architectures"))
+    yield is_dflare, "architecture DFlare, of which no wiring is known here"
     is_turned = not fields.flag("is_neox_style", default=True)
     yield is_turned, "is_neox_style false: rotary channels in pairs of neighbours"
 
@@ -176,7 +187,7 @@ class MaskTokenReading(HeadReading):
             self.notes.append("norm_output has no meaning here: nothing is fed back")
         self._reshape("mask_hidden", (1, 1, eagle.feature_width))
         names = [field.name for field in fields_of(MaskTokenConfig) if hasattr(eagle, field.name)]
-        correction, _ = read_correction(fields, self.tensors, algorithm="peagle")
+        correction, _ = read_correction(fields, self.tensors, kind=self.source.kind)
         return MaskTokenConfig(
             **self._design("shifted", "input"),
             **{name: getattr(eagle, name) for name in names},
@@ -196,9 +207,11 @@ class MaskTokenReading(HeadReading):
             self._fit_vocabulary(own_size, vocab_size)
         return MaskTokenConfig(
             **self._design("unshifted", "none"),
-            layer=replace(
-                self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
-                windows=read_windows(fields),
+            layer=self.asked_layer(
+                replace(
+                    self._layer(has_output_bias=fields.get("model_type") != "qwen2"),
+                    windows=read_windows(fields),
+                )
             ),
             vocab_size=vocab_size,
             draft_vocab_size=min(own_size, vocab_size),
@@ -227,7 +240,7 @@ class MaskTokenReading(HeadReading):
         num_layers = self._num_target_layers(target)
         if target is not None:
             check_target(target, target_hidden_size, vocab_size, what=fields.origin)
-        correction, convolution = read_correction(fields, self.tensors, algorithm=self.algorithm)
+        correction, convolution = read_correction(fields, self.tensors, kind=self.source.kind)
         windows, is_window_causal = read_windows(fields), self._is_window_causal()
         if self.source.producer == "Hugging Face":  # its masks of both directions reach one further
             windows = tuple(window and window + 1 for window in windows)
@@ -238,6 +251,7 @@ class MaskTokenReading(HeadReading):
             has_sinks="layers.0.self_attn.sinks" in self.tensors,
             convolution=convolution,
         )
+        layer = self.asked_layer(layer)
         for section in (fields, self.flash):  # the tensors say so
             section.get("attention_sink_bias", section.get("add_swa_attention_sink_bias"))
         design = self._design(self._block_alignment(), "keys")
@@ -260,20 +274,10 @@ class MaskTokenReading(HeadReading):
             confidence=self._confidence(layer.hidden_size),
         )
 
-    @property
-    def algorithm(self) -> str:
-        """The design of a block head, by its speculators name or SpecForge's `projector_type`."""
-        fields, flash = self.fields, self.flash
-        named = flash.text("projector_type", fields.text("projector_type", ""))
-        named = fields.text("speculators_model_type", named)
-        if not named and any(name.startswith("Domino") for name in fields.strings("architectures")):
-            named = "domino"
-        return named or self.source.kind.lower()
-
     def _block_alignment(self) -> Alignment:
         """What `sample_from_anchor` says, or Domino's `shift_label`; else what the design has."""
         fields, flash = self.fields, self.flash
-        key = "shift_label" if self.algorithm == "domino" else "sample_from_anchor"
+        key = "shift_label" if self.source.kind == DOMINO else "sample_from_anchor"
         said = [section.flag(key) for section in (fields, flash) if section.get(key) is not None]
         if not said and self.source.kind == DSPARK and self.is_speculators:
             self.notes.append(
@@ -287,7 +291,7 @@ class MaskTokenReading(HeadReading):
         if self.source.producer == "Hugging Face":
             return False
         if self.is_speculators:
-            is_free = self.algorithm == "dflash2"
+            is_free = self.source.kind == DFLASH2
             return not fields.flag("sliding_window_non_causal", default=is_free)
         # Layers with a window by use_swa alone see the whole block (MiMo's).
         usual = "sliding_attention" in fields.strings("layer_types")
@@ -453,6 +457,7 @@ MASK_TOKEN = Family(
         "layer_convention": CONVENTIONS,
         "feature_layers": (),
         "rope_theta": (),
+        "layer": (),
         "norm_before_residual": (True, False),
     },
 )

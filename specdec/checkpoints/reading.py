@@ -16,7 +16,13 @@ from specdec.checkpoints.correction import TENSORS
 from specdec.checkpoints.family import Source
 from specdec.checkpoints.files import CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, LayerIds, check_layers, read_layer_ids
-from specdec.checkpoints.layers import fill_speculators, read_layer, read_windows, with_theta
+from specdec.checkpoints.layers import (
+    fill_speculators,
+    read_layer,
+    read_windows,
+    with_layer,
+    with_theta,
+)
 from specdec.heads.features import FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
 from specdec.target.features import FeatureLayer
@@ -124,7 +130,12 @@ class HeadReading:
         if self.reads_windows:
             layer = replace(layer, windows=read_windows(self.fields))
         theta = self.options.get("rope_theta")
-        return layer if theta is None else with_theta(layer, theta)
+        return self.asked_layer(layer if theta is None else with_theta(layer, theta))
+
+    def asked_layer(self, layer: LayerConfig) -> LayerConfig:
+        """With the fields that the caller names."""
+        given = self.options.get("layer")
+        return layer if given is None else with_layer(layer, given)
 
     def draft_vocab_size(self) -> int:
         """How many ids the head can propose; an absent key may have speculators' default."""

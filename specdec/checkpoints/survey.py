@@ -284,7 +284,8 @@ def _is_copy(own: Tensor | None, module: nn.Module | None) -> bool:
     weight = getattr(module, "weight", None)
     if own is None or weight is None or own.shape != weight.shape:
         return False
-    if not weight.is_floating_point():  # a quantised target
-        return False
     whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    # A quantised target's table may be integers, or a class that has no comparison (torchao's).
+    if not whole.is_floating_point() or type(whole.data) is not Tensor:
+        return False
     return torch.equal(own.to(whole.device, whole.dtype), whole)

@@ -128,7 +128,7 @@ def make_drafter(
         num_draft_tokens: K.
         dtype, device: of a draft model.
         tree: drafted instead of chains of K tokens.
-        tokenizer: the target's; a draft model's must be the same.
+        tokenizer: the target's; a draft model with another one drafts what both have in common.
         options: `proposal` and `draft_temperature`, of drafters with probabilities.
     """
     from specdec import ModelDrafter, PromptLookupDrafter, zoo
@@ -149,7 +149,7 @@ def make_drafter(
         return head_class.from_pretrained(path, target, num_draft_tokens, **options).to(device)
     local_only = find_pretrained(path)
     if tokenizer is not None:
-        _check_tokenizer(path, tokenizer, local_only)
+        options["vocabulary"] = _common_vocabulary(path, tokenizer, local_only)
     model = load_model(path, dtype=dtype, device=device, local_only=local_only)
     return ModelDrafter(model, num_draft_tokens, **options)
 
@@ -224,15 +224,20 @@ def _head_class(kind: str | None, path: str):
     return guessed.get(family_of(path, families=tuple(guessed)))
 
 
-def _check_tokenizer(path: str, tokenizer, local_only: bool) -> None:
-    """Compares a draft model's tokenizer, if it has one, with the target's."""
+def _common_vocabulary(path: str, tokenizer, local_only: bool):
+    """Of a draft model's tokenizer, if it has one, and the target's; `None` where both are one."""
+    from specdec.drafters import CommonVocabulary
     from specdec.drafters.model import check_same_tokenizer
 
     try:
         own = load_tokenizer(path, local_only=local_only)
     except ValueError:  # a draft model need not come with one; then only sizes can be compared
-        return
-    check_same_tokenizer(tokenizer, own)
+        return None
+    try:
+        check_same_tokenizer(tokenizer, own)
+    except ValueError:
+        return CommonVocabulary.of(tokenizer, own)
+    return None
 
 
 def bar(name: str, batches: Sequence) -> Iterable:

@@ -3,10 +3,13 @@
 from importlib import import_module
 
 from specdec.drafters.base import Drafter, NoDrafter, NoState
+from specdec.drafters.join import FirstMatch
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
+from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafters.tree import Tree
+from specdec.drafters.vocabulary import CommonVocabulary
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -22,12 +25,15 @@ _OF_FAMILIES = {
 """Names of families of heads, imported when they are first used."""
 
 __all__ = [
+    "CommonVocabulary",
     "Drafter",
+    "FirstMatch",
     "ModelDrafter",
     "NoDrafter",
     "NoState",
     "PromptLookupDrafter",
     "Proposal",
+    "SuffixDrafter",
     "Tree",
     "drafter_named",
     *_OF_FAMILIES,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import check_integer
@@ -110,19 +111,25 @@ class PromptLookupDrafter(Drafter):
         length = context.num_committed[:, None]
         count = drawing.num_draft_tokens if self.tree_depth is None else self.tree_depth
         text = state.tokens[:, : context.num_attended]  # [B, T]
-        matched = self._matched(text, length)
-        ends = torch.arange(text.shape[1], device=text.device)  # position of a match's last token
-        follow = (length - 1 - ends).clamp(0, count)  # tokens known after it
-        # Longest match first, then the most tokens after it, then the latest.
-        score = (matched * (count + 1) + follow) * text.shape[1] + ends
-        score = torch.where((matched >= self.min_ngram) & (follow > 0), score, -1)
+        score, follow = self._scores(text, length, count)
         if self.tree_depth is not None:
             return self._tree(text, length, score, drawing.num_draft_tokens)
         found, best = score.max(dim=1, keepdim=True)
         num_valid = torch.where(found >= 0, follow.gather(1, best), 0)
-        tokens = _following(text, length, best, count)[:, 0]
+        tokens = following(text, length, best, count)[:, 0]
         is_valid = torch.arange(count, device=text.device) < num_valid
         return Draft(torch.where(is_valid, tokens, PAD_TOKEN), None, num_valid[:, 0])
+
+    def _scores(self, text: Tensor, length: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """`[B, T]` each: how good a match is that ends at a position, -1 for none, and how many
+        tokens follow, at most `count`. The best is the longest, then that with the most tokens
+        after it, then the latest; its length is its score // ((count + 1) * T).
+        """
+        matched = self._matched(text, length)
+        ends = torch.arange(text.shape[1], device=text.device)  # position of a match's last token
+        follow = (length - 1 - ends).clamp(0, count)  # tokens known after it
+        score = (matched * (count + 1) + follow) * text.shape[1] + ends
+        return torch.where((matched >= self.min_ngram) & (follow > 0), score, -1), follow
 
     def _tree(self, text: Tensor, length: Tensor, score: Tensor, num_draft_tokens: int) -> Draft:
         """The continuations of the best matches. Where a row has fewer matches the first is there
@@ -130,41 +137,45 @@ class PromptLookupDrafter(Drafter):
         """
         most, depth = self.num_continuations, self.tree_depth
         found, best = score.topk(min(4 * most, score.shape[1]))
-        tokens = _following(text, length, best, depth)  # [B, m, D]
+        tokens = following(text, length, best, depth)  # [B, m, D]
         tokens = torch.where(found[..., None] >= 0, tokens, tokens[:, :1])
-        is_whole = _are_alike(tokens)[..., -1]
+        is_whole = are_alike(tokens)[..., -1]
         is_late = is_whole.tril(-1).any(dim=2) | (found < 0)
         order = is_late.long().sort(dim=1, stable=True).indices[:, :most, None]
         tokens = tokens.gather(1, order.expand(-1, -1, depth))  # [B, c, D]
         # A node hangs on the first of the nodes that stand for the same text.
-        first = _are_alike(tokens).long().argmax(dim=2)  # [B, c, D]
+        first = are_alike(tokens).long().argmax(dim=2)  # [B, c, D]
         parents = first * depth + torch.arange(depth, device=text.device)
-        parents = torch.nn.functional.pad(parents[..., :-1], (1, 0), value=-1)
+        parents = F.pad(parents[..., :-1], (1, 0), value=-1)
         nodes, parents = (x.flatten(1)[:, :num_draft_tokens] for x in (tokens, parents))
         num_valid = torch.where(found[:, 0] >= 0, num_draft_tokens, 0)
         return Draft(nodes, None, num_valid, parents, min(depth, num_draft_tokens))
 
     def _matched(self, text: Tensor, length: Tensor) -> Tensor:
         """`[B, T]`: how many tokens up to and including each position equal the end of the text."""
-        matched = torch.zeros_like(text)
-        for n in range(min(self.max_ngram, text.shape[1])):
-            nth_last = (length - 1 - n).clamp(min=0)
-            wanted = text.gather(1, nth_last)  # [B, 1]
-            shifted = torch.nn.functional.pad(text, (n, 0), value=PAD_TOKEN)[:, : text.shape[1]]
-            is_equal = (shifted == wanted) & (shifted != PAD_TOKEN) & (length > n)
-            matched = matched + (is_equal & (matched == n))
-        return matched
+        wanted = last_tokens(text, length, self.max_ngram)
+        windows = F.pad(text, (self.max_ngram - 1, 0), value=PAD_TOKEN).unfold(1, self.max_ngram, 1)
+        is_equal = (windows == wanted[:, None]).flip(2)
+        return is_equal.cumprod(2, dtype=torch.uint8).sum(2)
 
 
-def _following(text: Tensor, length: Tensor, ends: Tensor, count: int) -> Tensor:
-    """`[B, m, count]`: the tokens that follow positions `[B, m]` of texts `[B, T]`; 0 after their
-    ends.
+def last_tokens(text: Tensor, length: Tensor, count: int) -> Tensor:
+    """`[B, count]`: the last tokens of texts `[B, T]`, the last one last; an id that no token has
+    where a text is shorter.
+    """
+    index = length - count + torch.arange(count, device=text.device)
+    return text.gather(1, index.clamp(min=0)).masked_fill(index < 0, PAD_TOKEN - 1)
+
+
+def following(text: Tensor, length: Tensor, ends: Tensor, count: int, *, fill: int = 0) -> Tensor:
+    """`[B, m, count]`: the tokens that follow positions `[B, m]` of texts `[B, T]`; `fill` after
+    their ends.
     """
     source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
     tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
-    return torch.where(source < length, tokens, 0).unflatten(1, (ends.shape[1], count))
+    return torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))
 
 
-def _are_alike(tokens: Tensor) -> Tensor:
+def are_alike(tokens: Tensor) -> Tensor:
     """`[B, m, m, D]` bool: whether continuations `[B, m, D]` have their first tokens in common."""
     return (tokens[:, :, None] == tokens[:, None]).long().cumprod(dim=3) > 0

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
+from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
 from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
@@ -21,7 +22,11 @@ from specdec.types import Context, Draft
 
 @dataclass(frozen=True, eq=False)
 class ModelDrafterState:
-    """The draft model's keys and values.
+    """The draft model's keys and values, and what its recurrent layers remember.
+
+    A recurrent model's `cache.memory`, its replay included, holds the text before the last but one
+    committed token: no window commits those two, and each window of a proposal opens at the first
+    of them, so nothing of a window is kept before the next proposal opens further on.
 
     Args:
         cache: of S slots.
@@ -29,6 +34,7 @@ class ModelDrafterState:
         offsets: `[2]`: -1 and 0, relative to the last committed token.
         limit: positions that the draft model has; `None` where no row can reach them.
         plan: how trees grow; `None` for chains.
+        vocabulary: common to both models, on the device; `None` where they share all ids.
     """
 
     cache: SlotCache
@@ -36,6 +42,7 @@ class ModelDrafterState:
     offsets: Tensor
     limit: int | None
     plan: TreePlan | None
+    vocabulary: CommonVocabulary | None = None
 
     def keep(self, rows: list[int]) -> ModelDrafterState:
         """The given rows, in the storage of all."""
@@ -47,12 +54,14 @@ class ModelDrafterState:
 
 
 class ModelDrafter(Drafter):
-    """Drafts K tokens one after the other with a plain causal LM that shares the target's
-    tokenizer.
+    """Drafts K tokens one after the other with a plain causal LM of the target's tokenizer, or of
+    one that has tokens in common with it.
 
     A step costs K forwards: the first re-reads the last two committed tokens (the second of them
     may be a bonus token whose predecessor was never read), the others read one drafted token each.
-    Keys and values of accepted drafts stay valid, because they depend on tokens only.
+    Keys and values of accepted drafts stay valid, because they depend on tokens only. A recurrent
+    model has no state per token to go back to: each of its forwards reads the last two committed
+    tokens and all that are drafted so far, and the next proposal keeps what was accepted.
 
     Args:
         model: an HF causal LM in eval mode, on the target's device. Its vocabulary may differ from
@@ -63,6 +72,8 @@ class ModelDrafter(Drafter):
         draft_temperature: of the draft distribution where the target samples; `None` is the
             target's own.
         tree: drafts trees of this shape instead of chains; K is then its nodes.
+        vocabulary: what the draft model and the target have in common, where it has a tokenizer of
+            its own: `CommonVocabulary.of(target_tokenizer, draft_tokenizer)`.
 
     Raises:
         TypeError, ValueError: the model cannot be decoded in slots (see `SlotModel`), K < 0, or
@@ -86,6 +97,7 @@ class ModelDrafter(Drafter):
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
         tree: Tree | None = None,
+        vocabulary: CommonVocabulary | None = None,
     ):
         super().__init__()
         self.num_draft_tokens, self.tree = check_num_draft_tokens(num_draft_tokens), tree
@@ -93,14 +105,13 @@ class ModelDrafter(Drafter):
             self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
-        if self._slot_model.is_recurrent:
-            raise ValueError(
-                f"{type(model).__name__} has recurrent layers, and a draft model takes back every "
-                "token that it drafts; use a draft model whose layers are all attention"
-            )
         if tree is not None:
             self._slot_model.check_trees()
         self.model = self._slot_model.model
+        self.vocabulary = vocabulary
+        if vocabulary is not None:
+            own = torch.cat([vocabulary.draft_ids, vocabulary.readable])
+            _check_ids("draft model", own, self._slot_model.vocab_size)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, naming both sides, and a model that was
@@ -108,10 +119,13 @@ class ModelDrafter(Drafter):
         """
         own = self._slot_model.vocab_size
         most = min(MAX_VOCAB_PADDING, max(own, vocab_size) // 8)
-        if abs(own - vocab_size) > most:
+        if self.vocabulary is not None:
+            _check_ids("target", self.vocabulary.target_ids, vocab_size)
+        elif abs(own - vocab_size) > most:
             raise ValueError(
                 f"the draft model has a vocabulary of {own} and the target one of {vocab_size}; "
-                f"they must share a tokenizer (a difference of up to {most} is taken for padding)"
+                f"they must share a tokenizer (a difference of up to {most} is taken for padding), "
+                "or pass vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
             )
         if self._slot_model.device != device:
             raise ValueError(
@@ -128,15 +142,19 @@ class ModelDrafter(Drafter):
         """
         plan = None if self.tree is None else TreePlan(self.tree, device)
         room = plan.max_read if plan else 0
-        cache = self._slot_model.init_cache(batch_size, max_length + room)
+        window = self.num_draft_tokens + 1
+        cache = self._slot_model.init_cache(batch_size, max_length + room, max_window=window)
         limit = self._slot_model.max_positions
         if limit is not None and limit >= cache.num_slots:
             limit = None
         offsets = torch.arange(-1, 1, device=device)
-        return ModelDrafterState(cache, vocab_size, offsets, limit, plan)
+        common = self.vocabulary and self.vocabulary.on(device, vocab_size)
+        return ModelDrafterState(cache, vocab_size, offsets, limit, plan, common)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
-        """Reads the anchor and the new tokens."""
+        """Reads the anchor and the new tokens; a recurrent model leaves the last of them to what
+        comes next.
+        """
         self._read(context, state, logits_to_keep=1, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
@@ -152,15 +170,36 @@ class ModelDrafter(Drafter):
         last = positions[:, 1:]  # [B, 1], of the last committed token
         drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
-            slots = _within_limit(state, last + i if i else positions)
-            logits, _ = self._slot_model.forward(
-                tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
-            )
-            logits = _fit(logits, state.vocab_size)
-            tokens = self._readable(drafting.draw(logits), state)  # [B, 1]
+            if self._slot_model.is_recurrent:
+                logits = self._logits_of_window(tokens, positions, context.num_attended, state)
+            else:
+                slots = _within_limit(state, last + i if i else positions)
+                logits, _ = self._slot_model.forward(
+                    tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
+                )
+            logits = _fit(logits, state)
+            drawn = self._readable(drafting.draw(logits), state)  # [B, 1]
+            if self._slot_model.is_recurrent:  # after one committed token, or after two
+                after = last - positions[:, :1] + i + 1
+                drawn = torch.cat([tokens, drawn], dim=1).scatter(1, after, drawn)
+            tokens = drawn
         if state.limit is None:
             return drafting.end()
         return drafting.end((state.limit - last[:, 0]).clamp(0, num_draft_tokens))
+
+    def _logits_of_window(
+        self, tokens: Tensor, pair: Tensor, num_attended: int, state: ModelDrafterState
+    ) -> Tensor:
+        """Logits `[B, 1, V]` after the last two committed tokens, at the positions `pair`, and the
+        drafted ones; where both are the same, the last column is no token.
+        """
+        first, num_before = pair[:, :1], pair[:, 1:] - pair[:, :1]  # [B, 1]
+        index = torch.arange(tokens.shape[1], device=tokens.device)
+        is_token = index < len(index) - 1 + num_before
+        slots = _within_limit(state, first + index).where(is_token, state.cache.trash)
+        options = {"num_attended": num_attended, "logits_to_keep": 2}
+        logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
+        return logits.take_along_dim(num_before[..., None], dim=1)
 
     def _propose_tree(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """Reads all new tokens again, since accepted nodes were not stored at their positions."""
@@ -173,7 +212,7 @@ class ModelDrafter(Drafter):
             positions = (last + nodes.depth).expand(-1, count)
             tree = {"positions": positions, "visible": nodes.visible, "num_attended": attended}
             tokens = self._readable(nodes.tokens, state)
-            return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state.vocab_size)
+            return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state)
 
         logits = self._read(context, state)
         logits = logits.gather(1, context.num_new[:, None, None].expand(-1, -1, logits.shape[2]))
@@ -181,20 +220,24 @@ class ModelDrafter(Drafter):
         if state.limit is not None:  # all or none: nodes are not in the order of their positions
             fits = last[:, 0] + self.tree.depth <= state.limit
             num_valid = torch.where(fits, drawing.num_draft_tokens, 0)
-        logits = _fit(logits, state.vocab_size)
+        logits = _fit(logits, state)
         return state.plan.grow(self.proposal, drawing, logits, expand, num_valid)
 
     def _read(self, context: Context, state: ModelDrafterState, **options: Any) -> Tensor:
         """Logits of a pass over the anchor and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         slots = _within_limit(state, context.start[:, None] + offsets)
-        slots = torch.where(offsets <= context.num_new[:, None], slots, state.cache.trash)
-        tokens = context.tokens.clamp(0, self._slot_model.vocab_size - 1)
+        end = context.num_new[:, None] + (not self._slot_model.is_recurrent)
+        slots = torch.where(offsets < end, slots, state.cache.trash)
+        # After a row's end there may be anything.
+        tokens = self._readable(context.tokens.clamp(0, state.vocab_size - 1), state)
         options = {"num_attended": context.num_attended, **options}
         return self._slot_model.forward(tokens, state.cache, slots, **options)[0]
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
         """Ids that the draft model has an embedding for; padding ids may lie beyond."""
+        if state.vocabulary is not None:
+            return state.vocabulary.readable[tokens]
         own = self._slot_model.vocab_size
         return tokens.clamp(max=own - 1) if own < state.vocab_size else tokens
 
@@ -214,13 +257,23 @@ def check_same_tokenizer(target: PreTrainedTokenizerBase, draft: PreTrainedToken
         raise ValueError(
             f"the draft model's tokenizer is not the target's: {len(differing)} of {len(theirs)} "
             f"ids are other tokens, id {first} is {own[first]!r} and the target's {theirs[first]!r}"
-            "; a draft model must share the target's tokenizer"
+            "; it needs vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
         )
 
 
-def _fit(logits: Tensor, vocab_size: int) -> Tensor:
-    """Logits over the target's vocabulary: padding cut, or missing ids impossible."""
-    missing = vocab_size - logits.shape[-1]
+def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
+    if len(ids) == 0 or not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise ValueError(
+            f"the common vocabulary has ids that the {whose} of {vocab_size} ids has not; pass "
+            "CommonVocabulary.of(target_tokenizer, draft_tokenizer), in this order"
+        )
+
+
+def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:
+    """Logits over the target's vocabulary: padding cut, and what is not shared impossible."""
+    if state.vocabulary is not None:
+        return state.vocabulary.over_target_ids(logits, state.vocab_size)
+    missing = state.vocab_size - logits.shape[-1]
     if missing == 0:
         return logits
     return F.pad(logits, (0, missing), value=float("-inf"))  # a negative pad cuts

@@ -8,6 +8,7 @@ from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforg
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.paired import difference
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
 from specdec.evaluation.replay import Replay, replay
@@ -34,6 +35,7 @@ __all__ = [
     "as_vllm",
     "bootstrap",
     "compare",
+    "difference",
     "evaluate",
     "every_anchor",
     "measure_costs",

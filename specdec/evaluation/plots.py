@@ -136,6 +136,21 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     return ax
 
 
+def acceptance_by_length(lines: Mapping[str, Mapping[int, Evaluation]], *, ax: Any = None) -> Any:
+    """Acceptance length against K, with intervals.
+
+    Args:
+        lines: by name, evaluations by K.
+    """
+    estimates = {
+        name: {k: found.estimates["acceptance_length"] for k, found in by_length.items()}
+        for name, by_length in lines.items()
+    }
+    ax, _ = _lines(ax, estimates)
+    ax.set(xlabel="draft tokens (K)", ylabel="acceptance length")
+    return _finish(ax, integers=True)
+
+
 def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:
     return ax or need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 

@@ -148,7 +148,7 @@ class Markov(Correction):
     ) -> tuple[Tensor, Tensor]:
         """See `Correction`."""
         latent, state = self.latent(hidden, self.markov_w1(tokens), state)
-        return logits + self.markov_w2(latent), state
+        return _added(logits, latent, self.markov_w2), state
 
     def latent(self, hidden: Tensor, previous: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """z `[B, W, r]`, of the embeddings of the tokens before, and the states after."""
@@ -259,8 +259,9 @@ class Domino(Correction):
         state = state.view(*read.shape[:-1], -1)
         if index < self.first:
             return logits.expand(*tokens.shape, -1), state
-        hidden = hidden.expand(*tokens.shape, -1)
-        return logits + self.embed_proj(torch.cat([hidden, state], dim=-1)), state
+        inner, act, last = self.embed_proj
+        joined = torch.cat([hidden.expand(*tokens.shape, -1), state], dim=-1)
+        return _added(logits, act(inner(joined)), last), state
 
 
 @dataclass(frozen=True)
@@ -402,7 +403,7 @@ class XPress(Correction):
             "rm,...mr->...r", self.mix_l[:, row, : row + 1], inputs[..., : row + 1, :]
         )
         inner = F.silu(self.mlp_gate(mixed)) * self.mlp_up(mixed)
-        return logits + self.readout(mixed + self.mlp_down(inner)), state
+        return _added(logits, mixed + self.mlp_down(inner), self.readout), state
 
     def _read(self, row: int, hidden: Tensor, tokens: Tensor, state: Tensor) -> Tensor:
         """States with the input of one more row."""
@@ -411,3 +412,12 @@ class XPress(Correction):
         own = self.in_proj(torch.cat([own, state[..., : self.rank], before], dim=-1))
         start = (1 + row) * self.rank
         return torch.cat([state[..., :start], own, state[..., start + self.rank :]], dim=-1)
+
+
+def _added(logits: Tensor, latent: Tensor, linear: nn.Linear) -> Tensor:
+    """Logits `[B, 1, Vd]` or `[B, W, Vd]` plus `linear(latent)` of `[B, W, r]`, in one product: a
+    pass over the vocabulary less.
+    """
+    logits = logits.expand(*latent.shape[:-1], -1).flatten(0, -2).to(latent.dtype)
+    out = torch.addmm(logits, latent.flatten(0, -2), linear.weight.t())
+    return out.view(*latent.shape[:-1], -1)

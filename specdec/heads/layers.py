@@ -106,14 +106,15 @@ class LayerConfig:
         check_number("LayerConfig.rms_norm_eps", self.rms_norm_eps, 0)
         is_uneven = kv_heads < 1 or heads % kv_heads
         counts = f"num_heads must be a multiple of num_kv_heads, got {heads} heads and {kv_heads}"
-        is_partial = size % 2 or self.rope.get("partial_rotary_factor", 1) != 1
-        turns = "rotary positions turn whole heads of even width, got head_dim"
+        factor = self.rope.get("partial_rotary_factor", 1)
+        is_odd = not 0 < factor <= 1 or int(size * factor) % 2
+        turns = "rotary positions turn an even part of a head, got head_dim"
         groups = 1 if self.convolution is None else self.convolution.group
         whole = f"hidden_size {self.hidden_size} must be a multiple of a convolution's group"
         refuse(
             [
                 (is_uneven, counts),
-                (is_partial, f"{turns} {size} and rope {self.rope}"),
+                (is_odd, f"{turns} {size} and rope {self.rope}"),
                 (self.hidden_size % groups, f"{whole}, got {groups}"),
             ]
         )
@@ -140,19 +141,22 @@ class LayerConfig:
 
         Returns:
             `[S, 2 D]`, computed in float32: cosines, then sines, negated in their first half (see
-            `rotate`).
+            `rotate`); `[S, 2 R]` of a rope that turns R channels of a head
+            (`partial_rotary_factor`).
 
         Reference: Su et al., arXiv:2104.09864, eq. 34.
         """
+        rope = dict(self.rope)
+        width = int(self.head_dim * rope.pop("partial_rotary_factor", 1))  # R
         config = LlamaConfig(
-            hidden_size=self.num_heads * self.head_dim,
+            hidden_size=self.num_heads * width,
             num_attention_heads=self.num_heads,
-            head_dim=self.head_dim,
-            rope_parameters=dict(self.rope),
+            head_dim=width,
+            rope_parameters=rope,
             max_position_embeddings=self.max_position_embeddings,
         )
         cos, sin = cosines_and_sines(LlamaRotaryEmbedding(config), num_positions)
-        half = self.head_dim // 2
+        half = width // 2
         return torch.cat([cos, -sin[:, :half], sin[:, half:]], dim=-1).to(device, dtype)
 
 
@@ -165,13 +169,17 @@ class RMSNorm(nn.RMSNorm):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """`[B, heads, N, D]`, rotated with HF's pairing of channels i and i + D / 2.
+    """`[B, heads, N, D]`, of which the first R channels are rotated with HF's pairing of channels i
+    and i + R / 2.
 
     Args:
         x: `[B, heads, N, D]`.
-        cos: `[B, 1, N, D]`.
-        sin: `[B, 1, N, D]`, negated in its first half (see `rotary_table`).
+        cos: `[B, 1, N, R]`.
+        sin: `[B, 1, N, R]`, negated in its first half (see `rotary_table`).
     """
+    width = cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], cos, sin), x[..., width:]], dim=-1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin)
 
 

@@ -15,7 +15,7 @@ from textwrap import wrap
 from typing import Any
 
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.checkpoints.files import names_of
 from specdec.checkpoints.layer_ids import other_boundaries
@@ -91,6 +91,36 @@ def _other_values(survey: Survey, target: PreTrainedModel) -> Iterator[tuple[str
             if base and base != rope["rope_theta"]:
                 whose = ", the target's" if base == theirs else ""
                 yield f"rope base {base:g}{whose}", "rope_theta", base
+    if "layer" in options and rope is not None:
+        yield from _other_layers(config, text)
+
+
+def _other_layers(config: Any, target: PreTrainedConfig) -> Iterator[tuple[str, str, Any]]:
+    """Rope scalings, partial rotation and sliding windows: none, and the target's."""
+    layer, rope, partial = config.layer, config.layer.rope, "partial_rotary_factor"
+    theirs = getattr(target, "rope_parameters", None) or {}
+    if "rope_type" not in theirs:  # one for each kind of layer
+        theirs = {"rope_type": "default"}
+    kept = {key: rope[key] for key in ("rope_theta", partial) if key in rope}
+    part = {key: theirs[key] for key in (partial,) if key in theirs}
+    tried = [rope]
+    for name, other in (
+        ("without rope scaling", {"rope_type": "default", **kept}),
+        ("the target's rope scaling", theirs | kept),
+        ("whole heads turned", {key: rope[key] for key in rope if key != partial}),
+        ("the target's partial_rotary_factor", rope | part),
+    ):
+        if other not in tried:
+            tried.append(other)
+            yield name, "layer", {"rope": other}
+    size = getattr(target, "sliding_window", None)
+    windows = () if layer.windows else (size,) * config.num_layers
+    if windows != layer.windows and any(windows or layer.windows):
+        name = "the target's sliding window" if windows else "without sliding windows"
+        yield name, "layer", {"windows": windows}
+    if layer.windows:
+        both = not layer.is_window_causal
+        yield f"is_window_causal {both}", "layer", {"is_window_causal": both}
 
 
 def try_readings(
@@ -202,5 +232,8 @@ def _describe_head(kind: str, config: Any) -> Iterator[tuple[str, str]]:
     yield from zip_longest(["wiring"], wiring, fillvalue="")
     if not hasattr(layer, "layer_class"):
         names = ("attention_bias", "attention_output_bias", "has_qk_norm", "rms_norm_eps")
+        if layer.windows:
+            names += ("windows", "is_window_causal")
+        names += tuple(name for name in ("has_sinks", "convolution") if getattr(layer, name))
         yield "layers", ", ".join(f"{name} {getattr(layer, name)}" for name in names)
         yield "rope", ", ".join(f"{key} {value}" for key, value in sorted(layer.rope.items()))

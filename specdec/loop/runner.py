@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from specdec.drafters.base import Drafter
 from specdec.graphs import Captured, CaptureError, GraphPool, weight_addresses
 from specdec.loop.outcome import Outcome
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
@@ -368,7 +369,8 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     sampler; and captured steps besides: addresses of weights. Where one differs, both are made
     again.
     """
-    settings = (*vars(parts.drafter).items(), *vars(parts.sampler).items())
+    drafters = [part for part in parts.drafter.modules() if isinstance(part, Drafter)]
+    settings = [item for part in (*drafters, parts.sampler) for item in vars(part).items()]
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
     dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})

@@ -127,6 +127,27 @@ def test_a_head_takes_the_type_and_the_modules_of_its_target(tmp_path):
     assert not any(p is target.lm_head.weight for p in drafter.parameters())
 
 
+class Incomparable(torch.Tensor):
+    """As torchao's quantised tables: a float by its type, without a comparison."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.equal:
+            raise NotImplementedError(func)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def test_a_table_that_cannot_be_compared_is_no_copy(tmp_path):
+    files = safeailab_eagle3()
+    target = tiny_llama()
+    table = target.get_input_embeddings().weight.detach().clone()
+    odd = torch.nn.Parameter(table.as_subclass(Incomparable))
+    target.get_input_embeddings().weight = odd
+    checkpoint = read_checkpoint(files.plus(embed_tokens__weight=table).write(tmp_path), target)
+    assert checkpoint.config.has_embed_tokens
+    assert checkpoint.tensors["embed_tokens.weight"].equal(table)
+
+
 @pytest.mark.parametrize("part", ["embed_tokens", "lm_head"])
 @pytest.mark.parametrize("is_copy", [True, False])
 def test_a_copy_of_the_targets_own_part_is_shared(part, is_copy, tmp_path):

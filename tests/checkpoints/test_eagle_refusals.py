@@ -54,9 +54,6 @@ UNSUPPORTED = {
     ),
     "architectures \\['Gemma4Eagle3Model'\\]": deepspec().but(architectures=["Gemma4Eagle3Model"]),
     "DeepSpec's layers all read the embedding": deepspec().but(num_hidden_layers=2),
-    "partial_rotary_factor 0.5": vllm(
-        rope_scaling={"type": "default", "partial_rotary_factor": 0.5}
-    ),
 }
 
 

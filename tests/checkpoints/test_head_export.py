@@ -106,6 +106,21 @@ MASK = [
     ("dflash, own tables", "speculators", {}),
     ("dflash", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
     ("dspark", "speculators", {}),
+    ("dspark, markov", "speculators", {}),
+    ("dspark, gated", "z-lab", {"has_lm_head": False}),
+    ("dspark, rnn", "speculators", {}),
+    ("dflash, markov", "speculators", {"draft_vocab_size": 20, "has_lm_head": True}),
+    ("domino", "z-lab", {}),
+    ("domino, next token", "z-lab", {}),
+    ("dflash2", "z-lab", {}),
+    ("dflash2", "speculators", {}),
+    ("xpress", "speculators", {}),
+    ("xpress, next token", "speculators", {}),
+    ("dflash, windows", "z-lab", {}),
+    ("dflash, windows", "speculators", {"windows": (4, 4)}),
+    ("dflash, windows both ways", "z-lab", {"windows": (7, None)}),
+    ("dflash, windows both ways", "speculators", {"windows": (7, None), "has_sinks": False}),
+    ("p-eagle, windows", "speculators", {"has_sinks": False}),
 ]
 ROUND_TRIPS = [
     *((eagle, "attention", "safeailab", flags) for flags in EAGLE3),
@@ -159,6 +174,14 @@ OBSTACLES = [
     ("features of the embeddings", mask, "dflash", "z-lab", {"feature_layers": (0, 2)}),
     ("biases of q, k, v alone beside", mask, "pard, qk norm", "huggingface", {}),
     ("fewer ids than the target", mask, "pard", "huggingface", {"draft_vocab_size": 30}),
+    ("DominoConfig", mask, "domino", "speculators", {}),
+    ("XPressConfig of same-position rows", mask, "xpress", "z-lab", {}),
+    ("next-token rows without a Markov", mask, "dspark", "z-lab", {"has_lm_head": False}),
+    ("a selector or convolutions", mask, "dflash2, next token", "speculators", {}),
+    ("has_sinks", mask, "dflash, windows both ways", "speculators", {}),
+    ("windows of several sizes", mask, "dflash, windows both ways", "z-lab", {}),
+    ("causal windows beside layers that", mask, "dflash, windows", "speculators", {}),
+    ("windows=", mask, "pard, windows", "huggingface", {}),
 ]
 
 

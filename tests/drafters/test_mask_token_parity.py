@@ -14,9 +14,10 @@ from drafter_table import CPU, check_probs, drive, fresh_state, loop_of, propose
 from eagle_heads import stand_in, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import ALIGNMENTS, VOCAB, WIDTH, WIRINGS, random_drafter, random_head
-from mask_reference import draft_logits
+from mask_heads import ALIGNMENTS, CORRECTED, VOCAB, WIDTH, WIRINGS, random_drafter, random_head
+from mask_reference import draft_logits, draft_rows
 
+from specdec import Tree
 from specdec.drafters import MaskTokenDrafter
 from specdec.types import Context
 
@@ -122,6 +123,58 @@ def test_each_usual_fault_would_show(name, fault, monkeypatch):
         worst = max(worst, (seen - draft_logits(*case, **options)).abs().max().item())
     is_harmless = fault == "nothing" or fault in HARMLESS[name]
     assert worst < 1e-10 if is_harmless else worst > 1e-2
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+@torch.no_grad()
+def test_later_tokens_depend_on_the_path_and_the_first_one_does_not(name, monkeypatch):
+    """The negative control of corrections: a reference with another first token."""
+    config, weights, worst = WIRINGS[name], HEADS[name].state_dict(), 0.0
+    for text, features, seen, path in drafts_of(name, 3, patch=monkeypatch):
+        case = config, weights, tables_of(TARGETS[name]), text, features, 3
+        other = draft_logits(*case, [(path[0] + 1) % VOCAB, *path[1:]])
+        torch.testing.assert_close(seen[0], other[0], rtol=0, atol=1e-10)
+        worst = max(worst, (seen - other)[1:].nan_to_num(0, 9, 9).abs().max().item())
+    assert worst > 1e-2
+
+
+@pytest.mark.parametrize("name", [n for n in CORRECTED if CORRECTED[n].confidence])
+@torch.no_grad()
+def test_a_draft_ends_before_the_first_token_that_the_head_is_not_sure_of(name, monkeypatch):
+    config, head, target, found = WIRINGS[name], HEADS[name], TARGETS[name], set()
+    sizes = FLOAT64 | {"hidden_size": config.target_hidden_size}
+    drafter = MaskTokenDrafter(head, target, 3, confidence_threshold=0.55)
+    for loop, draft, _ in drive(drafter, 3, vocab_size=VOCAB, num_steps=9, **sizes):
+        for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
+            if count == 0:
+                assert int(draft.num_valid[b]) == 0
+                continue
+            features = loop.table[b, : len(text) - 1]
+            case = config, head.state_dict(), tables_of(target), list(text), features, 3
+            rows = draft_rows(*case)
+            if config.confidence == "markov":
+                before = torch.tensor([text[-1], *draft.tokens[b, :2].tolist()])
+                rows = torch.cat([rows, head.correction.markov_w1.weight[before]], dim=1)
+            estimates = (
+                rows @ head.confidence_head.weight[0] + head.confidence_head.bias
+            ).sigmoid()
+            sure = 0
+            while sure < 3 and estimates[sure] >= 0.55:
+                sure += 1
+            assert int(draft.num_valid[b]) == sure
+            found.add(sure)
+    assert len(found) >= 3
+
+
+@torch.no_grad()
+def test_a_threshold_that_has_no_meaning_is_refused():
+    head, target = HEADS["dspark, markov"], TARGETS["dspark, markov"]
+    with pytest.raises(ValueError, match="needs a head with a confidence head"):
+        random_drafter("dspark, rnn", confidence_threshold=0.5)
+    with pytest.raises(ValueError, match="ends chains early, and tree= drafts trees"):
+        MaskTokenDrafter(head, target, tree=Tree(4, 2), confidence_threshold=0.5)
+    with pytest.raises(ValueError, match="confidence_threshold must be"):
+        MaskTokenDrafter(head, target, confidence_threshold=1.5)
 
 
 # K, and the end of the positions.

@@ -22,7 +22,8 @@ from specdec.kernels import draw
 from specdec.samplers import Noise, Stream, Warp
 
 CPU = torch.device("cpu")
-MODELS = {name: build(name) for name in ("llama", "mistral_sliding", "gpt_oss", "gpt2", "mpt")}
+ATTENTION = "llama", "mistral_sliding", "gpt_oss", "gpt2", "mpt"
+MODELS = {name: build(name) for name in (*ATTENTION, "qwen3_5", "bamba", "mamba")}
 GATES = {
     "plain": {},
     "warped": {"temperature": 0.7, "top_k": 12, "top_p": 0.9},
@@ -71,7 +72,7 @@ def test_a_proposal_from_its_state_is_that_of_a_forward_without_cache(
         check(draft, loop, MODELS[name], gate, noise.uniform(Stream.PROPOSE))
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bamba"])
 @torch.no_grad()
 def test_fewer_tokens_are_valid_where_the_positions_of_the_draft_model_end(name):
     limit, width, gate = 16, 4, GATES["plain"]

@@ -5,10 +5,12 @@ in plain Python, and real heads against their wiring recomputed without a cache.
 import heapq
 from itertools import pairwise
 
+import mask_heads
+import mask_reference
 import pytest
 import torch
 from architectures import build
-from drafter_table import MODEL, TREE, make
+from drafter_table import MODEL, TREE, drive, make
 from drafting import perturbed, ragged_prompts
 from eagle_heads import VOCAB, WIRINGS, random_head, stand_in, tables_of
 from eagle_oracle import oracle_drafter, oracle_target
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from specdec import (
     BlockSampler,
     EagleDrafter,
+    MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
@@ -264,3 +267,41 @@ def test_a_head_that_knows_the_target_is_given_the_features_of_the_accepted_path
     assert result.stats.acceptance_length == 1 + TREE.depth
     parents = [step.parents for row in result.trace for step in row]
     assert all(max(of_step[:3]) < 1 for of_step in parents)  # nor the first three nodes a path
+
+
+# Corrections inside a block.
+
+
+@pytest.mark.parametrize("name", ["dspark, markov", "dspark, rnn", "domino", "xpress", "dflash2"])
+@torch.no_grad()
+def test_corrected_nodes_follow_their_own_paths(name):
+    """Every node's distribution is that of the wiring recomputed for the path above it, without the
+    tokens of its elder siblings.
+    """
+    config = mask_heads.WIRINGS[name]
+    head, target = mask_heads.random_head(config), stand_in(config)
+    tree = Tree(nodes=9, depth=3, top_k=3, rates=(0.6, 0.4, 0.3))
+    drafter, checked = MaskTokenDrafter(head, target, tree=tree), 0
+    sizes = {"dtype": torch.float64, "hidden_size": config.target_hidden_size}
+    for loop, draft, _ in drive(drafter, 5, vocab_size=mask_heads.VOCAB, num_steps=2, **sizes):
+        for b, (text, count) in enumerate(zip(loop.rows, loop.num_new, strict=True)):
+            if count == 0:
+                continue
+            for node in range(9):
+                parents, tokens = draft.parents[b].tolist(), draft.tokens[b].tolist()
+                path, above = [], parents[node]
+                while above >= 0:
+                    path.insert(0, tokens[above])
+                    above = parents[above]
+                features = loop.table[b, : len(text) - 1]
+                case = config, head.state_dict(), tables_of(target), list(text), features, 3
+                padded = path + [0] * (3 - len(path))
+                logits = mask_reference.draft_logits(*case, padded)[len(path)]
+                elder = [tokens[n] for n in range(node) if parents[n] == parents[node]]
+                logits[elder] = -torch.inf
+                expected = logits.softmax(-1)
+                torch.testing.assert_close(
+                    draft.probs[b, node].double(), expected, rtol=0, atol=1e-6
+                )
+                checked += 1
+    assert checked >= 18

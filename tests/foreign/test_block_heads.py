@@ -7,6 +7,7 @@ among the package's dependencies: `pip install speculators specforge`, the latte
 """
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 import transformers
 from architectures import VOCAB, build
 from eagle_heads import features_and_logits
+from mask_heads import head_for
 
 from specdec import MaskTokenDrafter, SpeculativeGenerator
 
@@ -180,6 +182,24 @@ def test_speculators_predicts_the_same(name, from_anchor, tmp_path, monkeypatch)
     )
     logits = corrected(kind, theirs, states, logits, block, ids[0, -2:-1])
     assert_same(probs, logits[0 if from_anchor else 1 :][:count])
+
+
+@pytest.mark.parametrize("name", ["dspark, rnn", "dflash, markov", "dflash2", "xpress"])
+def test_speculators_reads_what_we_write(name, tmp_path):
+    speculators = pytest.importorskip("speculators")
+    target = build("llama")
+    target.save_pretrained(tmp_path / "target")
+    target = type(target).from_pretrained(tmp_path / "target").eval()
+    head = head_for(target, name)
+    drafter = MaskTokenDrafter(head, target, 3)
+    drafter.save_pretrained(tmp_path / "head", "speculators")
+    theirs = speculators.SpeculatorModel.from_pretrained(str(tmp_path / "head"))
+    theirs.save_pretrained(tmp_path / "again")
+    back = MaskTokenDrafter.from_pretrained(tmp_path / "again", target, 3)
+    assert replace(back.config, has_lm_head=head.config.has_lm_head) == head.config
+    for key, tensor in head.state_dict().items():
+        if key != "lm_head.weight":  # of all ids: they take the verifier's
+            assert back.head.state_dict()[key].equal(tensor), key
 
 
 # SpecForge.

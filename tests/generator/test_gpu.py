@@ -8,7 +8,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
-from mask_heads import ALIGNMENTS, head_for
+from mask_heads import ALIGNMENTS, CORRECTED, WINDOWED, head_for
 from mtp_checkpoints import write_numbered
 
 from specdec import (
@@ -35,7 +35,7 @@ DRAFTERS = {
     "mtp, looped": lambda model: MTPDrafter(new_mtp_head(model, 2).cuda(), model, 4),
     **{
         name: lambda model, name=name: MaskTokenDrafter(head_for(model, name).cuda(), model)
-        for name in ALIGNMENTS
+        for name in (*ALIGNMENTS, *CORRECTED, *WINDOWED)
     },
 }
 

@@ -164,7 +164,7 @@ def test_a_context_without_features_or_with_others_is_refused():
             drafter.prefill(context, state)
 
 
-HALF_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+ODD_ROPE = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.2}
 CONTRADICTIONS = [
     ({"fusion": "output"}, "'input' or 'attention', got 'output'"),
     ({"fusion": "input", "norm_before_fc": True}, "norm_before_fc, fc_norm .* have no meaning"),
@@ -178,8 +178,8 @@ CONTRADICTIONS = [
     ({"draft_vocab_size": 9, "has_lm_head": False}, "9 ids cannot use the .* head of 23"),
     ({"num_heads": 3}, "3 heads and 2"),
     ({"num_layers": 0}, "num_layers must be >= 1, got 0"),
-    ({"head_dim": 5}, "even width, got head_dim 5"),
-    ({"rope": HALF_ROPE}, "whole heads .* 'partial_rotary_factor': 0.5"),
+    ({"head_dim": 5}, "an even part of a head, got head_dim 5"),
+    ({"rope": ODD_ROPE}, "an even part of a head.* 'partial_rotary_factor': 0.2"),
 ]
 
 

@@ -28,6 +28,7 @@ from specdec.heads.eagle import EagleHead
 from specdec.inspection import Trial, alternatives, table, try_readings
 
 ROPE = {"rope_type": "default", "rope_theta": 100.0}
+YARN = {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 8}
 TARGET = tiny_llama(rope_parameters=ROPE)
 WRAPPED = Target(TARGET)
 PROMPTS = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
@@ -73,6 +74,9 @@ FAULTS = {
     "norm": ("residual", {"norm_before_residual": False}, "norm_before_residual True"),
     "rope base": ("rope", {"rope": ROPE | {"rope_theta": 1e6}}, "rope base 100, the target's"),
     "rows": ("dflash", {"alignment": "next-token"}, "alignment same-position"),
+    "window": ("rope", {"windows": (3,)}, "without sliding windows"),
+    "YaRN": ("rope", {"rope": ROPE | YARN}, "without rope scaling"),
+    "partial": ("rope", {"rope": ROPE | {"partial_rotary_factor": 0.67}}, "whole heads turned"),
 }
 
 

@@ -5,9 +5,10 @@ Most are patches of behaviour at seams that outlive a rewording (`Swap`); where 
 a function, a small piece of its source is exchanged (`Edit`).
 """
 
+from mutants.blocks import BLOCKS
 from mutants.devices import DEVICES
 from mutants.drawing import DRAWING
 from mutants.texts import TEXTS
 from mutants.trees import TREES
 
-FAULTS = [*DRAWING, *TEXTS, *DEVICES, *TREES]
+FAULTS = [*DRAWING, *TEXTS, *DEVICES, *TREES, *BLOCKS]

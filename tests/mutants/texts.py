@@ -69,6 +69,12 @@ TEXTS = [
         Edit("drafters.model:ModelDrafter.propose", "state.offsets", "state.offsets[1:].expand(2)"),
     ),
     Fault(
+        "a recurrent draft model reads the last token but one twice",
+        "a trial of recurrent draft models",
+        "drafters/test_recurrent_drafter.py",
+        Edit("drafters.model:ModelDrafter._read", "(not self._slot_model.is_recurrent)", "1"),
+    ),
+    Fault(
         "draft tokens lie one slot behind their positions",
         "lablup/mlxcel#994",
         "drafters/test_eagle_parity.py",
@@ -123,6 +129,28 @@ TEXTS = [
             "drafters.lookup:PromptLookupDrafter.prefill", "offsets <= context", "offsets < context"
         ),
     ),
+    Fault(
+        "a remembered text goes on into the next one",
+        "vllm#25784",
+        "drafters/test_suffix_drafter.py",
+        Edit("drafters.suffix:SuffixDrafter._in_memory", "(tokens >= 0)", "(tokens >= PAD_TOKEN)"),
+    ),
+    Fault(
+        "a row that takes an n-gram keeps the probabilities of the head",
+        "vllm#24344",
+        "drafters/test_joined_drafters.py",
+        Edit("drafters.join:_first_of", "torch.where(has_any[:, None, None], *pair)", "like"),
+    ),
+    Fault(
+        "a head does not read the prompt beside n-grams",
+        "vllm#24344",
+        "drafters/test_joined_drafters.py",
+        Edit(
+            "drafters.join:FirstMatch.prefill",
+            "self.drafters, state.parts,",
+            "self.drafters[:1], state.parts[:1],",
+        ),
+    ),
     # Law 10.
     Fault(
         "a cache that is used again keeps its old entries",
@@ -169,7 +197,7 @@ TEXTS = [
         "vllm#46899",
         _POISON,
         Edit(
-            "drafters.lookup:PromptLookupDrafter.propose",
+            "drafters.lookup:PromptLookupDrafter._scores",
             "(length - 1 - ends)",
             "(text.shape[1] - 1 - ends).expand(text.shape)",
         ),

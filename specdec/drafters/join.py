@@ -1,0 +1,177 @@
+"""`FirstMatch`: several drafters take turns, row by row.
+
+Legend: B rows, K draft tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.drafters.base import (
+    Drafter,
+    DrafterState,
+    check_drafter,
+    check_num_draft_tokens,
+    check_state,
+)
+from specdec.samplers.drawing import Drawing
+from specdec.types import PAD_TOKEN, Context, Draft
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedState:
+    """The states of all drafters, and how many tokens each of them drafts at most."""
+
+    parts: tuple[DrafterState, ...]
+    lengths: tuple[int, ...]
+
+    def keep(self, rows: list[int]) -> JoinedState:
+        """The given rows of each."""
+        return replace(self, parts=tuple(part.keep(rows) for part in self.parts))
+
+    def reset(self) -> None:
+        """Empties each."""
+        for part in self.parts:
+            part.reset()
+
+
+class FirstMatch(Drafter):
+    """A row takes the draft of the first drafter that proposes a token for it: an n-gram's
+    continuation where there is one, else a head's draft.
+
+    All drafters run in every step, since a step has one shape and decides nothing on the host, and
+    since each has to read what was committed. A step costs the sum of their proposals. Which
+    drafter a row takes depends on its committed text alone, and the draft has the probabilities
+    that its tokens were drawn from, a one-hot row where they come from a deterministic proposal; so
+    lossless samplers stay lossless.
+
+    A first drafter that nearly always has a token leaves the others nothing: give an n-gram
+    drafter a `min_ngram` of 3 or more.
+
+    Args:
+        drafters: two or more, of chains, each with a K >= 1 of its own. K of all is the largest; a
+            drafter with fewer proposes its own. Setting `num_draft_tokens` sets that of each.
+
+    Raises:
+        TypeError: something else than a drafter.
+        ValueError: fewer than two; one that drafts trees; one that drafts nothing.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
+        >>> target = zoo.load_target()
+        >>> lookup, head = PromptLookupDrafter(6, min_ngram=3), zoo.load_drafter("eagle3", target)
+        >>> SpeculativeGenerator(target, FirstMatch(lookup, head)).drafter.num_draft_tokens
+        6
+
+    Reference: the order of vllm#18633 and vllm#24344, there of n-gram lookup and EAGLE.
+    """
+
+    def __init__(self, *drafters: Drafter):
+        super().__init__()
+        if len(drafters) < 2:
+            raise ValueError(f"FirstMatch joins two drafters or more, got {len(drafters)}")
+        for drafter in drafters:
+            name = type(drafter).__name__
+            if not isinstance(drafter, Drafter):
+                raise TypeError(
+                    f"FirstMatch joins drafters, PromptLookupDrafter() for one, got a {name}"
+                )
+            check_drafter(drafter)
+            depth, number = drafter.tree_depth, drafter.num_draft_tokens
+            if depth is not None or number == 0:
+                raise ValueError(
+                    "FirstMatch joins drafters of chains of one token or more, got a "
+                    f"{name} of tree_depth={depth} and num_draft_tokens={number}"
+                )
+        self.drafters = nn.ModuleList(drafters)
+        layers = (layer for drafter in drafters for layer in drafter.feature_layers)
+        self.feature_layers = tuple(dict.fromkeys(layers))
+        self.has_memory = any(drafter.has_memory for drafter in drafters)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """K, the largest of the drafters'."""
+        return max(drafter.num_draft_tokens for drafter in self.drafters)
+
+    @num_draft_tokens.setter
+    def num_draft_tokens(self, number: int) -> None:
+        number = check_num_draft_tokens(number, of="FirstMatch.")
+        for drafter in self.drafters:
+            drafter.num_draft_tokens = number
+
+    def settings(self) -> dict[str, Any]:
+        """See `Drafter.settings`; with those of each drafter."""
+        return {**super().settings(), "drafters": [d.settings() for d in self.drafters]}
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Refuses what one of the drafters refuses."""
+        for drafter in self.drafters:
+            drafter.validate(vocab_size=vocab_size, device=device)
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> JoinedState:
+        """The states of all drafters."""
+        sizes = {"vocab_size": vocab_size, "device": device}
+        parts = [
+            check_state(d, d.init_state(batch_size, max_length, **sizes)) for d in self.drafters
+        ]
+        return JoinedState(tuple(parts), tuple(d.num_draft_tokens for d in self.drafters))
+
+    def prefill(self, context: Context, state: JoinedState) -> None:
+        """Every drafter reads the new tokens."""
+        for drafter, part in zip(self.drafters, state.parts, strict=True):
+            drafter.prefill(self._context_of(drafter, context), part)
+
+    def propose(self, context: Context, state: JoinedState, drawing: Drawing) -> Draft:
+        """Every drafter drafts; each row takes the first draft that has a token."""
+        drafts = []
+        for drafter, part, most in zip(self.drafters, state.parts, state.lengths, strict=True):
+            told = replace(drawing, num_draft_tokens=min(most, drawing.num_draft_tokens))
+            drafts.append(drafter.propose(self._context_of(drafter, context), part, told))
+        return reduce(_first_of, (_padded(draft, drawing.num_draft_tokens) for draft in drafts))
+
+    def _context_of(self, drafter: Drafter, context: Context) -> Context:
+        """The context with the features of one drafter's layers, in its order."""
+        layers = drafter.feature_layers
+        if context.features is None or layers == self.feature_layers:
+            return context
+        pieces = context.features.chunk(len(self.feature_layers), dim=2)
+        of_layer = dict(zip(self.feature_layers, pieces, strict=True))
+        features = torch.cat([of_layer[layer] for layer in layers], dim=2) if layers else None
+        return replace(context, features=features)
+
+
+def _padded(draft: Draft, width: int) -> Draft:
+    """A chain with a count of each row, and room for `width` tokens."""
+    missing, probs = width - draft.tokens.shape[1], draft.probs
+    probs = None if probs is None else F.pad(probs, (0, 0, 0, missing))
+    num_valid = draft.is_valid.sum(dim=1) if draft.num_valid is None else draft.num_valid
+    return Draft(F.pad(draft.tokens, (0, missing), value=PAD_TOKEN), probs, num_valid)
+
+
+def _first_of(first: Draft, other: Draft) -> Draft:
+    """By row, the first draft if it has a token, else the other. Where one of them has
+    probabilities, a deterministic one has point masses.
+    """
+    has_any, probs = first.num_valid > 0, None
+    like = other.probs if first.probs is None else first.probs
+    if like is not None:
+        pair = (
+            _point_masses(d.tokens, like) if d.probs is None else d.probs for d in (first, other)
+        )
+        probs = torch.where(has_any[:, None, None], *pair)
+    tokens = torch.where(has_any[:, None], first.tokens, other.tokens)
+    return Draft(tokens, probs, torch.where(has_any, first.num_valid, other.num_valid))
+
+
+def _point_masses(tokens: Tensor, like: Tensor) -> Tensor:
+    """`[B, K, V]`: one-hot rows of tokens `[B, K]`; what is no token of a draft may be no id."""
+    ids = tokens.clamp(0, like.shape[2] - 1)[..., None]
+    return torch.zeros_like(like).scatter_(2, ids, 1)

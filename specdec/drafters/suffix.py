@@ -1,0 +1,215 @@
+"""`SuffixDrafter`: the text so far and earlier texts draft together.
+
+Legend: B rows, T tokens of a text, K draft tokens, n tokens of the longest match, C tokens
+remembered, m occurrences that are counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from specdec.arguments import check_integer, check_number, check_path, check_tensor
+from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
+from specdec.samplers.drawing import Drawing
+from specdec.settings import plain
+from specdec.types import PAD_TOKEN, Context, Draft
+
+NUM_COUNTED = 16
+"""Occurrences that are counted of each of the two, the text so far and the memory."""
+
+_NO_KEY = 2**63 - 1
+_FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over: the golden ratio's
+
+
+class SuffixDrafter(PromptLookupDrafter):
+    """Finds where the longest n-gram that ends the text occurred before, in the text itself and in
+    the texts that were remembered, and proposes what followed most often.
+
+    Up to 16 occurrences in the text are counted, the latest with K tokens after them first, and up
+    to 16 in the memory, evenly spaced among all. Of their continuations the one with the most
+    expected accepted tokens by these counts is proposed: the sum over i of how many occurrences
+    have its first i tokens; of equal ones the text's own, then the latest. The proposal is
+    deterministic: a point mass.
+
+    `remember` extends the memory, and nothing else does: what a call drafts does not depend on the
+    calls beside it. All n-grams of the memory are sorted by then, so that a step costs the same
+    whatever is remembered. A captured step finds what was remembered since.
+
+    Args:
+        num_draft_tokens: K.
+        max_ngram: longest match to look for, in tokens.
+        min_ngram: shortest match worth proposing from.
+        max_spec_factor: a match of n tokens proposes at most n times as many. The default is no
+            limit: steps have one shape, so that fewer tokens are not cheaper.
+        max_tokens: C, tokens that are remembered, a separator after each text included; the
+            oldest are dropped first. The tables take 16 bytes per token and length of a match.
+
+    Raises:
+        TypeError, ValueError: a number out of range; see `PromptLookupDrafter`.
+
+    Example:
+        >>> drafter = SuffixDrafter(num_draft_tokens=2)
+        >>> drafter.remember([[5, 6, 7, 8], [9, 6, 7, 1], [6, 7, 1, 2]])
+        >>> state = drafter.init_state(1, 16, vocab_size=10, device=torch.device("cpu"))
+        >>> text = torch.tensor([[3, 6, 7]])
+        >>> context = Context(text, None, torch.tensor([0]), torch.tensor([2]), num_attended=3)
+        >>> drafter.propose(context, state, Drawing(2, None, None, None)).tokens
+        tensor([[1, 2]])
+
+    Reference: Oliaro et al., arXiv:2411.04975 (SuffixDecoding).
+    """
+
+    def __init__(
+        self,
+        num_draft_tokens: int = 8,
+        *,
+        max_ngram: int = 16,
+        min_ngram: int = 1,
+        max_spec_factor: float | None = None,
+        max_tokens: int = 65536,
+    ):
+        super().__init__(num_draft_tokens, max_ngram=max_ngram, min_ngram=min_ngram)
+        if max_spec_factor is not None:
+            check_number("max_spec_factor", max_spec_factor, above=0)
+        self.max_spec_factor = max_spec_factor
+        self.max_tokens = check_integer("max_tokens", max_tokens, 1)
+        powers = [pow(_FACTOR, i, 2**64) for i in range(max_ngram)]
+        powers = [power - 2**64 if power >= 2**63 else power for power in powers]
+        shape = max_ngram, max_tokens
+        tables = {
+            "memory": torch.full((max_tokens,), PAD_TOKEN),  # [C], a separator after each text
+            "_powers": torch.tensor(powers),
+            "_keys": torch.full(shape, _NO_KEY),  # of the n-grams in row n - 1, ascending
+            "_ends": torch.zeros(shape, dtype=torch.long),  # where each of them ends
+        }
+        for name, table in tables.items():  # `save` writes them
+            self.register_buffer(name, table, persistent=False)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Drafter.settings`; with a fingerprint of the memory."""
+        return {**super().settings(), "memory": plain(self.memory)}
+
+    def remember(self, texts: Iterable[Sequence[int] | Tensor]) -> None:
+        """Adds texts to the memory, for the calls that begin after it.
+
+        A call stays lossless as long as its seeds have written no text of the memory: its draws
+        must not depend on what is drafted. Give every call seeds of its own.
+
+        Args:
+            texts: token ids of each, prompt and answer for instance, without padding.
+
+        Raises:
+            TypeError, ValueError: a text that is no list or tensor `[T]` of token ids.
+        """
+        pieces, end = [self.memory], self.memory.new_full((1,), PAD_TOKEN)
+        for i, text in enumerate(texts):
+            tokens = check_tensor(f"texts[{i}]", torch.as_tensor(text), (None,), (torch.long,))
+            if bool((tokens < 0).any()):
+                raise ValueError(f"texts[{i}] has the token id {int(tokens.min())}; ids are >= 0")
+            pieces += tokens.to(end.device), end
+        self._fill(torch.cat(pieces))
+
+    def save(self, path: str | Path) -> None:
+        """Writes the memory to a safetensors file."""
+        save_file({"memory": self.memory}, check_path("path", path, what="a file"))
+
+    def load(self, path: str | Path) -> None:
+        """Replaces the memory by the latest tokens of one that was saved.
+
+        Raises:
+            ValueError: no file of `save`.
+        """
+        try:
+            memory = load_file(check_path("path", path, what="a file"))["memory"]
+            check_tensor("memory", memory, (None,), (torch.long,))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{path} holds no memory of SuffixDrafter.save ({type(error).__name__}: {error})"
+            ) from error
+        self._fill(memory.to(self.memory.device))
+
+    def _fill(self, memory: Tensor) -> None:
+        """Remembers the last C tokens and sorts their n-grams, in storage that captured steps read.
+        Those that no token follows have no key; those with a separator in them match no text.
+        """
+        size, longest = self.max_tokens, self.max_ngram
+        self.memory.copy_(F.pad(memory, (size, 0), value=PAD_TOKEN)[-size:])
+        windows = F.pad(self.memory, (longest - 1, 0), value=PAD_TOKEN).unfold(0, longest, 1)
+        is_followed = F.pad(self.memory[1:], (0, 1), value=PAD_TOKEN) >= 0
+        keys = self._hash(windows).masked_fill(~is_followed[:, None], _NO_KEY)
+        torch.sort(keys.T, dim=1, stable=True, out=(self._keys, self._ends))
+
+    def _hash(self, windows: Tensor) -> Tensor:
+        """Keys of the last 1, 2, ... tokens of windows `[..., max_ngram]`, of the same shape. Two
+        n-grams of one key, a chance of about 1e-19, make a wrong guess, no wrong text.
+        """
+        return (windows.flip(-1) * self._powers).cumsum(-1)
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Refuses a memory on another device, or of another tokenizer where its ids show that."""
+        own, largest = self.memory.device, int(self.memory.max())
+        if own != device:
+            raise ValueError(
+                f"the memory is on {own} and the target on {device}; move it with "
+                f"drafter.to({str(device)!r})"
+            )
+        if largest >= vocab_size:
+            raise ValueError(
+                f"the memory has the token id {largest} and the target a vocabulary of "
+                f"{vocab_size}; its texts were made with another tokenizer"
+            )
+
+    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
+        """Looks the end of the text up in the text and in the memory."""
+        self.prefill(context, state)
+        length, count = context.num_committed[:, None], drawing.num_draft_tokens
+        text = state.tokens[:, : context.num_attended]
+        found = self._in_text(text, length, count), self._in_memory(text, length, count)
+        tokens, matched = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        longest = matched.amax(dim=1, keepdim=True)  # [B, 1]
+        is_counted = (matched == longest) & (longest >= self.min_ngram)
+        tokens = tokens.masked_fill(~is_counted[..., None], PAD_TOKEN)  # [B, 2 m, K]
+        votes = (are_alike(tokens) & (tokens >= 0)[:, :, None]).sum(dim=(2, 3))
+        best = votes.argmax(dim=1)[:, None, None]
+        tokens = tokens.gather(1, best.expand(-1, -1, count))[:, 0]
+        num_valid = (tokens >= 0).sum(dim=1)
+        if self.max_spec_factor is not None:
+            most = (longest[:, 0] * self.max_spec_factor).long()
+            num_valid = torch.minimum(num_valid, most)
+            is_valid = torch.arange(count, device=text.device) < num_valid[:, None]
+            tokens = tokens.where(is_valid, PAD_TOKEN)
+        return Draft(tokens, None, num_valid)
+
+    def _in_text(self, text: Tensor, length: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Tokens `[B, m, K]` after the best matches in the text, `PAD_TOKEN` after its end, and
+        `[B, m]` the lengths of these matches.
+        """
+        found, ends = self._scores(text, length, count)[0].topk(min(NUM_COUNTED, text.shape[1]))
+        matched = found.clamp(min=0) // ((count + 1) * text.shape[1])
+        return following(text, length, ends, count, fill=PAD_TOKEN), matched
+
+    def _in_memory(self, text: Tensor, length: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """The same of the memory. An n-gram that is there has all its ends there, so the lengths
+        that are found are 1, 2, ..., n.
+        """
+        keys = self._hash(last_tokens(text, length, self.max_ngram)).T.contiguous()  # [n, B]
+        first = torch.searchsorted(self._keys, keys)
+        after = torch.searchsorted(self._keys, keys, right=True)
+        matched = (after > first).sum(dim=0)  # [B]; a start that a text lacks matches nothing
+        row = (matched - 1).clamp(min=0)[None]
+        first, after = first.gather(0, row).T, after.gather(0, row).T  # [B, 1]
+        size, index = after - first, torch.arange(NUM_COUNTED, device=text.device)
+        place = (after - 1 - index * size.clamp(min=NUM_COUNTED) // NUM_COUNTED).clamp(min=0)
+        ends = self._ends[row.T, place]  # [B, m]
+        source = ends[..., None] + 1 + torch.arange(count, device=text.device)
+        tokens = self.memory[source.clamp(max=self.max_tokens - 1)]  # the last is a separator
+        is_of_text = (tokens >= 0).cumprod(dim=2).bool()
+        return tokens.where(is_of_text, PAD_TOKEN), matched[:, None] * (index < size)

@@ -1,0 +1,84 @@
+"""`difference`: how much more one run accepts than another, paired over the prompts of both."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from specdec.arguments import check_choice
+from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.intervals import Estimate, bootstrap, ratio
+from specdec.results import SpeculationStats
+
+Totals = dict[str | int, tuple[float, float]]
+"""Of each prompt or batch, what is divided and by what."""
+
+
+def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_length") -> Estimate:
+    """The estimate `of` the second run minus that of the first, with an interval.
+
+    Prompts differ more than drafters do. Both runs are resampled with the same prompts at a time
+    (the same batches, for speed), so what the prompts have in common leaves the interval.
+
+    Args:
+        first, second: evaluations of the same prompts.
+        of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"` or
+            `"tokens_per_second"`.
+
+    Raises:
+        ValueError: runs over other prompts, or over batches of other prompts for speed.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.evaluation import evaluate
+        >>> target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+        >>> ids = [tokenizer(text).input_ids[:24] for text in zoo.heldout_prompts(6)]
+        >>> runs = [
+        ...     evaluate(SpeculativeGenerator(target, name), ids, max_new_tokens=4)
+        ...     for name in (None, "lookup")
+        ... ]
+        >>> bool(difference(*runs).value >= 0)
+        True
+    """
+    check_choice("of", of, [*_PARTS, "tokens_per_second"])
+    totals = [
+        _speed(run) if of == "tokens_per_second" else _rates(run, of) for run in (first, second)
+    ]
+    if totals[0].keys() != totals[1].keys():
+        alone = sorted(map(str, totals[0].keys() ^ totals[1].keys()))
+        unit = "batches" if of == "tokens_per_second" else "prompts"
+        raise ValueError(
+            f"the runs are over other {unit}: {len(alone)} are in one of them only, "
+            f"{alone[0][:60]!r} for instance"
+        )
+    table = np.array([[*totals[0][key], *totals[1][key]] for key in totals[0]], dtype=float)
+
+    def minus(sums: np.ndarray) -> np.ndarray:
+        return ratio(sums[..., 2:]) - ratio(sums[..., :2])
+
+    unit = "batch" if of == "tokens_per_second" else "prompt"
+    return bootstrap(table, minus, level=first.level, unit=unit)[0]
+
+
+_PARTS = {
+    "acceptance_length": lambda s: (sum(s.steps) + sum(s.accepted), sum(s.steps)),
+    "acceptance_rate": lambda s: (sum(s.accepted), sum(s.drafted)),
+    "block_efficiency": lambda s: (sum(s.emitted), sum(s.steps)),
+}
+
+
+def _rates(run: Evaluation, of: str) -> Totals:
+    found: dict[str, list] = {}
+    for row in run.rows:
+        found.setdefault(row.prompt, []).append(row.steps)
+    stats = {key: SpeculationStats(rows, run.num_draft_tokens) for key, rows in found.items()}
+    return {key: _PARTS[of](of_prompt) for key, of_prompt in stats.items()}
+
+
+def _speed(run: Evaluation) -> Totals:
+    return {
+        tuple(row.prompt for row in batch.rows): (
+            sum(len(row.new_tokens) for row in batch.rows),
+            sum(batch.seconds),
+        )
+        for batch in run.batches
+    }

@@ -1,0 +1,172 @@
+"""`FirstMatch` proposes what the first of its drafters proposes that proposes anything, with the
+probabilities that it was drawn from. Laws that all drafters share are in `test_laws.py`.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB
+from drafter_table import (
+    MODEL,
+    commit_some,
+    fresh_state,
+    loop_of,
+    make,
+    propose,
+    random_texts,
+)
+from drafting import ragged_prompts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec import (
+    CouplingSampler,
+    FirstMatch,
+    ModelDrafter,
+    NoDrafter,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+    Tree,
+)
+from specdec.settings import differences
+
+SAMPLED = {"temperature": [0.7, 0.0, 1.3]}
+PAIRS = {
+    "lookup, model": lambda: [PromptLookupDrafter(5, max_ngram=2), make("model", 3)],
+    "lookup, eagle3": lambda: [PromptLookupDrafter(2, max_ngram=2), make("eagle3", 4)],
+    "lookup, mtp": lambda: [PromptLookupDrafter(3, max_ngram=2), make("mtp", 3)],
+    "eagle3, model": lambda: [make("eagle3", 4), make("model", 2)],
+    "suffix, lookup": lambda: [make("suffix", 3), PromptLookupDrafter(4)],
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+@settings(max_examples=4)
+@given(st.integers(0, 2**32 - 1), st.sampled_from([SAMPLED, {"temperature": 0}]), st.data())
+@torch.no_grad()
+def test_each_row_has_the_first_draft_with_a_token_and_its_probabilities(name, seed, warp, data):
+    parts = PAIRS[name]()
+    joined = FirstMatch(*parts)
+    assert joined.num_draft_tokens == max(part.num_draft_tokens for part in parts)
+    prompts, integer = random_texts(seed, 5)
+    loop = loop_of(joined, prompts)
+    state, states = fresh_state(joined, 3), [fresh_state(part, 3) for part in parts]
+    for drafter, own in zip((joined, *parts), (state, *states), strict=True):
+        loop.prefill(drafter, own, 4)
+    for _ in range(4):
+        count = data.draw(st.integers(1, joined.num_draft_tokens))
+        draft, _ = propose(joined, loop, state, warp, count=count)
+        drafts = [
+            propose(part, loop, own, warp, count=min(count, part.num_draft_tokens))[0]
+            for part, own in zip(parts, states, strict=True)
+        ]
+        assert draft.tokens.shape == (3, count)
+        assert (draft.probs is None) == all(part.probs is None for part in drafts)
+        for row in range(3):
+            sizes = [
+                part.tokens.shape[1] if part.num_valid is None else int(part.num_valid[row])
+                for part in drafts
+            ]
+            chosen = next((i for i, size in enumerate(sizes) if size), len(sizes) - 1)
+            size, own = sizes[chosen], drafts[chosen]
+            assert int(draft.num_valid[row]) == size
+            assert draft.tokens[row, :size].equal(own.tokens[row, :size])
+            if draft.probs is None:
+                continue
+            expected = torch.nn.functional.one_hot(own.tokens[row, :size].clamp(min=0), VOCAB)
+            if own.probs is not None:
+                expected = own.probs[row, :size]
+            assert draft.probs[row, :size].equal(expected.to(draft.probs))
+        commit_some(loop, draft, count, integer, 5)
+
+
+def test_a_batch_has_rows_of_both_kinds():
+    """Otherwise the test above would show little."""
+    joined = FirstMatch(PromptLookupDrafter(3, min_ngram=2), make("model", 3))
+    loop, state = loop_of(joined, [[1, 2, 3, 1, 2], [1, 2, 3, 4, 5]]), fresh_state(joined, 2)
+    loop.prefill(joined, state, 9)
+    probs = propose(joined, loop, state, {"temperature": 1.0})[0].probs
+    assert probs.amax(2).eq(1).all(1).tolist() == [True, False]
+    assert propose(joined, loop, state, {"temperature": 1.0})[0].tokens[0].tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_setting_of_a_part_holds_from_the_next_call_on(graphs):
+    ids, mask = ragged_prompts(VOCAB, 5, 9)
+
+    def steps_of(generator):
+        result = generator.generate(ids, mask, max_new_tokens=24, eos_token_id=None)
+        return [[vars(step) for step in row] for row in result.steps]
+
+    def join(min_ngram):
+        lookup = PromptLookupDrafter(4, min_ngram=min_ngram, max_ngram=30)
+        return FirstMatch(lookup, make("eagle3", 4))
+
+    drafter = join(30)
+    generator = SpeculativeGenerator(MODEL, drafter, graphs=graphs)
+    expected = [steps_of(SpeculativeGenerator(MODEL, join(n))) for n in (30, 1)]
+    assert expected[0] != expected[1]
+    assert steps_of(generator) == expected[0]
+    drafter.drafters[0].min_ngram = 1
+    assert steps_of(generator) == expected[1]
+    assert not differences(join(1).settings(), drafter.settings())
+
+
+def test_the_text_of_coupled_sampling_is_that_of_plain_sampling():
+    ids, mask = ragged_prompts(VOCAB, 5, 9)
+    options = {"max_new_tokens": 24, "do_sample": True, "seed": [3, 4], "eos_token_id": None}
+    texts = [
+        SpeculativeGenerator(MODEL, drafter, CouplingSampler()).generate(ids, mask, **options)
+        for drafter in (None, make("lookup or eagle3"))
+    ]
+    assert texts[0].sequences.equal(texts[1].sequences)
+
+
+def test_settings_are_those_of_all_drafters():
+    assert not differences(make("lookup or eagle3").settings(), make("lookup or eagle3").settings())
+    one, other = (FirstMatch(PromptLookupDrafter(4, max_ngram=n), make("mtp")) for n in (2, 3))
+    assert one.settings() != other.settings()
+    assert one.settings()["drafters"][0]["max_ngram"] == 2
+
+
+class Forgetful(NoDrafter):
+    num_draft_tokens = 2
+    has_memory = True
+
+
+def test_it_has_a_memory_if_one_of_its_drafters_has():
+    assert FirstMatch(PromptLookupDrafter(), Forgetful()).has_memory
+    assert not make("lookup or eagle3").has_memory
+
+
+class Stateless(NoDrafter):
+    num_draft_tokens = 2
+
+    def init_state(self, *sizes, **target):
+        return object()
+
+
+def test_what_cannot_be_joined_is_refused_by_name():
+    lookup = PromptLookupDrafter(4)
+    for drafters in ((), (lookup,)):
+        with pytest.raises(ValueError, match="joins two drafters or more, got"):
+            FirstMatch(*drafters)
+    with pytest.raises(TypeError, match="got a str"):
+        FirstMatch(lookup, "eagle3")
+    for tree in (
+        PromptLookupDrafter(6, num_continuations=2),
+        ModelDrafter(MODEL, tree=Tree(nodes=4, depth=2, top_k=2)),
+    ):
+        with pytest.raises(ValueError, match=f"got a {type(tree).__name__} of tree_depth=[23]"):
+            FirstMatch(lookup, tree)
+    for silent in (NoDrafter(), PromptLookupDrafter(0)):
+        with pytest.raises(ValueError, match=f"{type(silent).__name__} .* num_draft_tokens=0"):
+            FirstMatch(lookup, silent)
+    joined = make("lookup or eagle3")
+    with pytest.raises(ValueError, match="the head was made for a vocabulary"):
+        joined.validate(vocab_size=7, device=torch.device("cpu"))
+    with pytest.raises(TypeError, match=r"Stateless.init_state returned a object"):
+        fresh_state(FirstMatch(lookup, Stateless()), 1)
+    for number in (-1, 2.0):
+        with pytest.raises((TypeError, ValueError), match=r"FirstMatch\.num_draft_tokens"):
+            joined.num_draft_tokens = number
+    assert joined.num_draft_tokens == 4
