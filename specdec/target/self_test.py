@@ -102,6 +102,11 @@ class Route(NamedTuple):
     mixers: Mapping[str, MixerPlan] = {}
     fault_of_trees: str | None = None
 
+    @property
+    def compared_modules(self) -> tuple[str, ...]:
+        """Modules whose output, before the residual stream is added, is compared too."""
+        return *self.attention_modules, *self.mixers
+
 
 @torch.no_grad()
 def find_route(model: OverSlots) -> Route:
@@ -238,17 +243,17 @@ def _tokens(model: OverSlots, length: int) -> Tensor:
 
 
 class _Trace:
-    """What went through the decoder layers and attention modules of a private view in one forward,
+    """What went through the decoder layers and some modules of a private view in one forward,
     each `[2, N, ...]`. Inputs that are `given` replace those of the decoder layers.
     """
 
-    def __init__(self, view: PreTrainedModel, num_layers: int, attention_modules: tuple[str, ...]):
+    def __init__(self, view: PreTrainedModel, num_layers: int, modules: tuple[str, ...]):
         self.given: list[Tensor] | None = None
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         for i, layer in enumerate(decoder_layers(view, num_layers)[1]):
             wrap_forward(layer, partial(self._run_layer, i))
-        for name in attention_modules:
+        for name in modules:
             wrap_forward(view.get_submodule(name), partial(self._watch, name))
 
     def _run_layer(self, index: int, forward: Callable, *args, **kwargs):
@@ -283,9 +288,9 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     def difference(slots: Tensor, states: dict[str, Tensor]) -> str | None:
         for name, ours in states.items():
             # Experts of a mixture are chosen by rounded scores, and one token may get another one:
-            # outside attention most tokens have to agree, inside all of them.
+            # outside attention and mixers most tokens have to agree, inside all of them.
             errors = _error_per_token(ours, _take(plain[name], slots))
-            error = _rms(errors) if name in route.attention_modules else errors.median()
+            error = _rms(errors) if name in route.compared_modules else errors.median()
             if not float(error) <= NOISE_FACTOR * rounding[name]:
                 return (
                     f"{name} differs from its plain forward by {float(error):.3g} in rms, its "
@@ -314,7 +319,7 @@ def _plain_states(
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """States of a plain forward, and the inputs of its decoder layers."""
     view = model.open_view(implementation)
-    trace = _Trace(view, model.num_layers, route.attention_modules)
+    trace = _Trace(view, model.num_layers, route.compared_modules)
     trace.given = given
     states = trace.states(view(input_ids=tokens, use_cache=False).logits)
     return states, [trace.inputs[i] for i in range(model.num_layers)]
@@ -325,18 +330,29 @@ def _rounding(
 ) -> dict[str, float]:
     """The rounding of every state, in rms.
 
-    Where a model has one attention implementation only, and where two agree by chance to the last
-    bit, it is what one rounding to the data type of the state does.
+    Where a model has one attention implementation only or none, and where two agree by chance to
+    the last bit, it is what one rounding to the data type of the state does. In a wider data type
+    than the model's (a residual stream in float32), that is no rounding: what a layer adds, and the
+    logits, are products in the model's.
     """
     other = plain
     if model.config._attn_implementation != "eager":
         other, _ = _plain_states(model, route, tokens, "eager", inputs)
     elif model.model._supports_sdpa:  # else it would run without what it has beyond softmax
         other, _ = _plain_states(model, route, tokens, "sdpa", inputs)
-    return {
-        name: float(torch.maximum(_rms(other[name].float() - state.float()), _one_rounding(state)))
-        for name, state in plain.items()
-    }
+    products = {"the logits": plain["the logits"]}
+    for i, given in enumerate(inputs):
+        out = plain[f"layer {i}"]
+        products[f"layer {i}"] = out - given.to(out.device)
+
+    def rounding_of(name: str, state: Tensor) -> float:
+        found = [_rms(other[name].float() - state.float()), _one_rounding(state)]
+        unit = torch.finfo(model.model.dtype).eps
+        if name in products and unit > torch.finfo(state.dtype).eps:
+            found.append(unit * _rms(products[name]))
+        return max(map(float, found))
+
+    return {name: rounding_of(name, state) for name, state in plain.items()}
 
 
 def _one_rounding(state: Tensor) -> Tensor:
@@ -356,7 +372,7 @@ class _Trial:
         self._model, self._route, self._tokens, self._inputs = model, route, tokens, inputs
         self._view = model.open_view(route.attention, for_steps=True)
         remember(self._view, route.mixers, memory_of)
-        self._trace = _Trace(self._view, model.num_layers, route.attention_modules)
+        self._trace = _Trace(self._view, model.num_layers, route.compared_modules)
         self._length = length = tokens.shape[1]
         options = {"mixers": route.mixers, "max_window": 2 * length}
         self._cache, device = SlotCache(2, 2 * length, route.shapes, **options), tokens.device
