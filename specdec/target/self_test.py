@@ -340,7 +340,8 @@ def _rounding(
     Where a model has one attention implementation only or none, and where two agree by chance to
     the last bit, it is what one rounding to the data type of the state does. In a wider data type
     than the model's (a residual stream in float32), that is no rounding: what a layer adds, and the
-    logits, are products in the model's.
+    logits, are products in the model's. Mixers enlarge rounding: theirs is at least what a rounding
+    of their layer's input does to their output.
     """
     other = plain
     if model.config._attn_implementation != "eager":
@@ -352,9 +353,17 @@ def _rounding(
         out = plain[f"layer {i}"]
         products[f"layer {i}"] = out - given.to(out.device)
 
+    unit, moved = torch.finfo(model.model.dtype).eps, {}
+    if route.mixers:
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
+        noisy = [(x * (1 + unit * noise.to(x.device))).to(x.dtype) for x in inputs]
+        moved, _ = _plain_states(model, route, tokens, None, noisy)
+
     def rounding_of(name: str, state: Tensor) -> float:
         found = [_rms(other[name].float() - state.float()), _one_rounding(state)]
-        unit = torch.finfo(model.model.dtype).eps
+        if name in route.mixers:
+            found.append(_rms(moved[name].float() - state.float()))
         if name in products and unit > torch.finfo(state.dtype).eps:
             found.append(unit * _rms(products[name]))
         return max(map(float, found))

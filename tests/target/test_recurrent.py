@@ -322,6 +322,11 @@ def test_no_recurrent_model_is_refused_in_half_precision(name, dtype):
     Target(build(name, dtype=dtype))
 
 
+def test_a_mixer_that_enlarges_rounding_is_not_refused():
+    """By five times here: what it puts out is compared with what a rounded input does to it."""
+    Target(build("jamba", seed=3))
+
+
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 @pytest.mark.parametrize(
     ("name", "fault"),
