@@ -108,6 +108,14 @@ ARCHITECTURES: dict[str, tuple[str, dict]] = {
         _COMMON | {"alibi": False, "new_decoder_architecture": True, "num_kv_heads": 2},
     ),
     "mpt": ("Mpt", _MPT | {"tie_word_embeddings": False}),
+    "llama4": (
+        "Llama4",
+        # Three layers of chunks and rotary positions, and one of neither.
+        _COMMON
+        | {"head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 4}
+        | {"num_experts_per_tok": 2, "num_hidden_layers": 4, "interleave_moe_layer_step": 2}
+        | {"attention_chunk_size": 8},
+    ),
 }
 
 
@@ -208,7 +216,7 @@ def build(
     """A random model in eval mode whose logits vary enough that greedy text is not constant."""
     family, config = {**ARCHITECTURES, **RECURRENT}[name]
     config = config | changed
-    is_text_of_more = family in ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+    is_text_of_more = family in ("Gemma3", "Llama4", "Qwen3_5", "Qwen3_5Moe")
     config_class = f"{family}TextConfig" if is_text_of_more else f"{family}Config"
     model_class = {"GPT2": "GPT2LMHeadModel"}.get(family, f"{family}ForCausalLM")
     torch.manual_seed(seed)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
-from specdec.target.cache import Window
+from specdec.target.cache import Chunk, Window
 
 ATTENTION = "specdec_slots"
 """The name under which models run."""
@@ -49,8 +49,20 @@ def slot_attention(
     if slot_window is None or attention_mask is not None:
         _refuse(module, attention_mask)
     window = slot_window.layer_windows.get(module.layer_idx)
+    if getattr(module, "tempers_queries", False):
+        query = _tempered(module, query, slot_window)
     options = AttentionOptions(scaling, softcap, s_aux, window)
     return attend(slot_window, query, key, value, options), None
+
+
+def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
+    """Queries times the temperature of their positions, as Llama 4 has it; HF counts positions from
+    one length of all rows, so in views it leaves the temperature out.
+    """
+    positions = window.slots if window.positions is None else window.positions
+    steps = torch.floor((positions.to(query.device).float() + 1.0) / module.floor_scale)
+    scales = torch.log1p(steps) * module.attn_scale + 1.0
+    return (query * scales[:, None, :, None]).to(query.dtype)
 
 
 def attend(
@@ -64,7 +76,7 @@ def attend(
         query: `[B, Hq, N, D]`.
         keys: `[B, Hkv, S', D]`, slots of the cache.
         values: `[B, Hkv, S', Dv]`.
-        options: how scores become weights, and the layer's sliding window.
+        options: how scores become weights, and the layer's sliding window or `Chunk`.
 
     Returns:
         `[B, N, Hq, Dv]`.
@@ -78,6 +90,10 @@ def attend(
         positions = None if options.sliding_window is None else window.positions
         if positions is not None:
             positions = positions[:, -num_queries:].expand(len(query), -1)
+        if isinstance(chunk := options.sliding_window, Chunk):  # what its last position sees behind
+            positions = first_seen(slots if positions is None else positions, chunk)
+            positions = positions + chunk.size - 1
+            options = options._replace(sliding_window=chunk.size)
         options = options._replace(window_visible=visible, positions=positions)
         return ragged_attention(query, keys, values, slots, options)
     scale, softcap, sinks, sliding_window, *_, is_causal = options
@@ -109,8 +125,16 @@ def _attends_raggedly(window: Window, query: Tensor, keys: Tensor) -> bool:
     return attends_raggedly(query, keys, has_window_mask=has_mask)
 
 
-def sees(queries: Tensor, keys: Tensor, sliding_window: int | None = None) -> Tensor:
-    """Whether tokens see others: themselves and those before them, `sliding_window` in all.
+def first_seen(queries: Tensor, sliding_window: int | Chunk) -> Tensor:
+    """The first position that queries at given positions see."""
+    if isinstance(sliding_window, Chunk):
+        return queries - queries % sliding_window.size
+    return queries - sliding_window + 1
+
+
+def sees(queries: Tensor, keys: Tensor, sliding_window: int | Chunk | None = None) -> Tensor:
+    """Whether tokens see others: themselves and those before them, `sliding_window` in all, or
+    those of their `Chunk`.
 
     Args:
         queries: int64 positions.
@@ -123,14 +147,14 @@ def sees(queries: Tensor, keys: Tensor, sliding_window: int | None = None) -> Te
                 [0, 0, 1, 1, 0]])
     """
     seen = keys <= queries
-    return seen if sliding_window is None else seen & (keys > queries - sliding_window)
+    return seen if sliding_window is None else seen & (keys >= first_seen(queries, sliding_window))
 
 
 def window_mask(
     window: Window,
     num_queries: int,
     dtype: torch.dtype,
-    sliding_window: int | None = None,
+    sliding_window: int | Chunk | None = None,
     is_causal: bool = False,
 ) -> Tensor:
     """The additive mask of a window's last n tokens, made once for all layers that share it.
@@ -141,7 +165,7 @@ def window_mask(
         window: on the device of the mask.
         num_queries: n.
         dtype: of the mask, that of the queries.
-        sliding_window: of the layer, in positions; `None` for full attention.
+        sliding_window: of the layer, in positions, or its `Chunk`; `None` for full attention.
         is_causal: of the layer, whatever `window.visible` says.
 
     Returns:
@@ -169,7 +193,7 @@ def window_mask(
 
 
 def own_visible(
-    window: Window, num_queries: int, sliding_window: int | None, is_causal: bool = False
+    window: Window, num_queries: int, sliding_window: int | Chunk | None, is_causal: bool = False
 ) -> Tensor | None:
     """`[B, n, m]`: which of the last m slots a window's last n tokens see, as `ragged_attention`
     takes it; `None` for a chain. A sliding window hides slots of this window only. A causal layer
@@ -187,7 +211,7 @@ def own_visible(
     queries, keys = slots, slots.amin(dim=1, keepdim=True) + order
     if window.positions is not None:
         queries = keys = window.positions[:, -num_queries:]
-    near = keys[:, None] > queries[..., None] - sliding_window
+    near = keys[:, None] >= first_seen(queries, sliding_window)[..., None]
     earlier = visible.shape[2] - num_queries
     return torch.cat([visible[..., :earlier], visible[..., earlier:] & near], dim=2)
 
@@ -197,14 +221,15 @@ def _visible_slots(
     slots: Tensor,
     queries: Tensor,
     attended: Tensor,
-    sliding_window: int | None,
+    sliding_window: int | Chunk | None,
     own: Tensor,
 ) -> Tensor:
     """`[B, n, W]` bool: what queries at slots `[B, n]` see, of `own_visible` slots and others."""
     num_queries, seen = slots.shape[1], attended <= queries
     if sliding_window is not None:
         at = queries if window.positions is None else window.positions[:, -num_queries:, None]
-        seen = seen & (attended > at - sliding_window)  # before a window, position and slot are one
+        # Before a window, position and slot are one.
+        seen = seen & (attended >= first_seen(at, sliding_window))
     count = own.shape[2]
     offsets = attended - slots.amin(dim=1, keepdim=True) + count - num_queries  # [B, W]
     index = offsets.clamp(0, count - 1)[:, None].expand(-1, num_queries, -1)
@@ -222,27 +247,27 @@ def _refuse(module: torch.nn.Module, attention_mask: Tensor | None) -> None:
 
 
 class HFMask:
-    """Stands for a mask that HF builds, on its way to the layers that use it: HF's `local_size`
-    (`None` for full attention) and its own predicate (row, head, query, key).
+    """Stands for a mask that HF builds, on its way to the layers that use it: its own predicate
+    (row, head, query, key), and what HF's `local_size` (`None` for full attention) may stand for.
     """
 
-    def __init__(self, sliding_window: int | None, visible: Callable):
-        self.sliding_window = sliding_window
+    def __init__(self, local_size: int | None, visible: Callable):
+        self.windows = (None,) if local_size is None else (local_size, Chunk(local_size))
         self.visible = visible
 
     def __getitem__(self, index) -> "HFMask":
         """Models may cut a mask to the number of keys; it stays what it is."""
         return self
 
-    def is_causal_within(self) -> bool:
-        """Whether HF's predicate is the one that `sliding_window` stands for."""
-        reach = 6 if self.sliding_window is None else 2 * self.sliding_window + 2
+    def is_causal_within(self, window: int | Chunk | None) -> bool:
+        """Whether HF's predicate is the one of a window."""
+        size = window.size if isinstance(window, Chunk) else window or 3
         # Near each end of the window, and a few positions apart from it.
-        samples = {p + d for p in (0, reach // 2, reach) for d in (-1, 0, 1, 2)}
+        samples = {p + d for p in (0, size, 2 * size) for d in (-2, -1, 0, 1, 2, 3)}
         positions = torch.tensor(sorted(p for p in samples if p >= 0))
         queries, keys = positions[:, None], positions
         theirs = torch.as_tensor(self.visible(0, 0, queries, keys)).expand(len(positions), -1)
-        return bool((theirs == sees(queries, keys, self.sliding_window)).all())
+        return bool((theirs == sees(queries, keys, window)).all())
 
 
 class LearnedLayer(NamedTuple):

@@ -52,6 +52,14 @@ class KeyValueShape(NamedTuple):
     device: torch.device
 
 
+class Chunk(NamedTuple):
+    """In place of a layer's sliding window: a query sees keys of its own chunk of `size` positions,
+    which begin at multiples of it (Llama 4).
+    """
+
+    size: int
+
+
 class Window:
     """The tokens of one forward: where each is stored, where it stands, and what it sees.
 
@@ -69,8 +77,8 @@ class Window:
             whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
             of a row's queries: the ancestors of a node and itself, or a block that sees itself in
             both directions. Slots before `first` are seen by all. `None` is causal.
-        layer_windows: sliding window of each attention layer by its index, in positions; `None` for
-            full attention, also of layers that are left out.
+        layer_windows: sliding window of each attention layer by its index, in positions, or its
+            `Chunk`; `None` for full attention, also of layers that are left out.
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
@@ -85,7 +93,7 @@ class Window:
         *,
         positions: Tensor | None = None,
         visible: Tensor | None = None,
-        layer_windows: Mapping[int, int | None] | None = None,
+        layer_windows: Mapping[int, int | Chunk | None] | None = None,
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended

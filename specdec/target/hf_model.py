@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
-from specdec.target.attention import window_mask
+from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
@@ -77,8 +77,8 @@ class SlotModel:
     """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
 
     Args:
-        model: a decoder-only `PreTrainedModel` with full or sliding-window attention, or recurrent
-            layers, in eval mode.
+        model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
+            recurrent layers, in eval mode.
         fuse: join products and compile pointwise work; see `Target`.
 
     Attributes:
@@ -217,6 +217,10 @@ class SlotModel:
                 fields["pad_token_id"] = None
             if attention is not None and "_attn_implementation_internal" in fields:
                 fields["_attn_implementation_internal"] = attention
+            if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):
+                # Llama 4's own is of positions that count from one length for all rows.
+                module.attn_temperature_tuning = False
+                module.tempers_queries = not module.use_rope
         if for_steps and self._choices.experts is not None:
             set_experts(view, self._choices.experts)
         if is_fast or for_steps:

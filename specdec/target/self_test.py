@@ -23,7 +23,7 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
-from specdec.target.cache import KeyValueShape, SlotCache, memory_of
+from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_of
 from specdec.target.features import decoder_layers
 from specdec.target.memory import MixerPlan, WatchedCache, remember, with_gates
 from specdec.target.view import adapters_of, wrap_forward
@@ -31,7 +31,9 @@ from specdec.target.view import adapters_of, wrap_forward
 NOISE_FACTOR = 4.0
 """A part of a model may differ by so many times its measured rounding."""
 LONGEST_WINDOW = 64
-"""Sliding windows of up to so many tokens are exceeded by the texts of the trial."""
+"""Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""
+WINDOWED_LAYERS = {"sliding_attention": "sliding window", "chunked_attention": "chunks"}
+"""Kinds of layers that must be seen to have a window, and what the window is called."""
 
 
 class OverSlots(Protocol):
@@ -90,17 +92,22 @@ def _weakly(value: object) -> object:
 
 class Route(NamedTuple):
     """How a model is run over slots: the name of the attention function, or `None` for a dense
-    mask; the sliding window of each layer, `None` for full attention; what each layer stores of a
-    token; the names of the modules that call the attention function; its recurrent mixers by name;
-    what it does wrong in the window of a tree, `None` for nothing.
+    mask; the window of each layer, `None` for full attention; what each layer stores of a token;
+    the names of the modules that call the attention function; its recurrent mixers by name; what it
+    does wrong in the window of a tree, `None` for nothing.
     """
 
     attention: str | None
-    layer_windows: dict[int, int | None]
+    layer_windows: dict[int, int | Chunk | None]
     shapes: dict[int, KeyValueShape]
     attention_modules: tuple[str, ...]
     mixers: Mapping[str, MixerPlan] = {}
     fault_of_trees: str | None = None
+
+    @property
+    def compared_modules(self) -> tuple[str, ...]:
+        """Modules whose output, before the residual stream is added, is compared too."""
+        return *self.attention_modules, *self.mixers
 
 
 @torch.no_grad()
@@ -134,20 +141,23 @@ def _through_attention_interface(model: OverSlots) -> Route:
     learned: dict[int, LearnedLayer] = {}
     view = model.open_view(PROBE)
     shapes, mixers = _stored_shapes(model, view, slot_window=learned)
+    windows: dict[int, int | Chunk | None] = {}
     for layer, (mask, _, has_softcap) in learned.items():
         if has_softcap and model.config._attn_implementation == "sdpa":
             raise LeftOutError(
                 f"{type(model.model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
             )
-        if mask is not None and not mask.is_causal_within():
+        fitting = [None] if mask is None else [*filter(mask.is_causal_within, mask.windows)]
+        if not fitting:
             raise ValueError(
-                f"layer {layer} attends by a mask that is neither causal nor a sliding window"
+                f"layer {layer} attends by a mask that is neither causal nor a sliding window nor "
+                "chunks"
             )
-    windows = {i: mask and mask.sliding_window for i, (mask, _, _) in learned.items()}
-    for layer in _sliding_layers(model):
+        windows[layer] = fitting[0]
+    for layer, kind in _windowed_layers(model).items():
         if windows.get(layer) is None:
-            raise ValueError(f"layer {layer} is sliding_attention but has no sliding window")
+            raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
     modules = {id(module) for _, module, _ in learned.values()}
     names = tuple(name for name, module in view.named_modules() if id(module) in modules)
     return _closing(model, Route(ATTENTION, windows, shapes, names, mixers))
@@ -155,8 +165,9 @@ def _through_attention_interface(model: OverSlots) -> Route:
 
 def _with_dense_mask(model: OverSlots) -> Route:
     """For models that never call the interface."""
-    if _sliding_layers(model) or getattr(model.config, "sliding_window", None):
-        raise ValueError("one dense mask cannot hold a sliding window of some layers")
+    sizes = ("sliding_window", "attention_chunk_size")
+    if _windowed_layers(model) or any(getattr(model.config, size, None) for size in sizes):
+        raise ValueError("one dense mask cannot hold the windows of some layers")
     shapes, mixers = _stored_shapes(model, model.open_view(None))
     return _closing(model, Route(None, {}, shapes, (), mixers))
 
@@ -169,7 +180,7 @@ def _stored_shapes(
     """
     kinds = set(getattr(model.config, "layer_types", None) or ())
     is_stateful = getattr(model.model, "_is_stateful", False)
-    is_recurrent = is_stateful or not kinds <= {"full_attention", "sliding_attention"}
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
     cache = WatchedCache(view) if is_recurrent else DynamicCache()
     names = inspect.signature(model.model.forward).parameters
     if "cache_params" in names and "past_key_values" not in names:  # of purely recurrent models
@@ -226,10 +237,10 @@ def _closed(model: OverSlots, route: Route, mixers: dict[str, MixerPlan]) -> lis
     ]
 
 
-def _sliding_layers(model: OverSlots) -> list[int]:
-    """Layers that the configuration declares as sliding-window attention."""
+def _windowed_layers(model: OverSlots) -> dict[int, str]:
+    """Layers of which the configuration declares that they do not see the whole text, by kind."""
     layer_types = getattr(model.config, "layer_types", None) or ()
-    return [i for i, kind in enumerate(layer_types) if kind == "sliding_attention"]
+    return {i: kind for i, kind in enumerate(layer_types) if kind in WINDOWED_LAYERS}
 
 
 def _tokens(model: OverSlots, length: int) -> Tensor:
@@ -238,17 +249,17 @@ def _tokens(model: OverSlots, length: int) -> Tensor:
 
 
 class _Trace:
-    """What went through the decoder layers and attention modules of a private view in one forward,
+    """What went through the decoder layers and some modules of a private view in one forward,
     each `[2, N, ...]`. Inputs that are `given` replace those of the decoder layers.
     """
 
-    def __init__(self, view: PreTrainedModel, num_layers: int, attention_modules: tuple[str, ...]):
+    def __init__(self, view: PreTrainedModel, num_layers: int, modules: tuple[str, ...]):
         self.given: list[Tensor] | None = None
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[str, Tensor] = {}
         for i, layer in enumerate(decoder_layers(view, num_layers)[1]):
             wrap_forward(layer, partial(self._run_layer, i))
-        for name in attention_modules:
+        for name in modules:
             wrap_forward(view.get_submodule(name), partial(self._watch, name))
 
     def _run_layer(self, index: int, forward: Callable, *args, **kwargs):
@@ -274,8 +285,9 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     """What is wrong if ragged windows over a cache of garbage differ from a plain forward: windows
     of chains, and one of a tree.
     """
-    windows = [w for w in route.layer_windows.values() if w is not None and w <= LONGEST_WINDOW]
-    length = max([6, *(w + 4 for w in windows)])
+    windows = route.layer_windows.values()
+    sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
+    length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
     tokens = _tokens(model, length)
     plain, inputs = _plain_states(model, route, tokens, None, None)
     rounding = _rounding(model, route, tokens, plain, inputs)
@@ -283,9 +295,9 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     def difference(slots: Tensor, states: dict[str, Tensor]) -> str | None:
         for name, ours in states.items():
             # Experts of a mixture are chosen by rounded scores, and one token may get another one:
-            # outside attention most tokens have to agree, inside all of them.
+            # outside attention and mixers most tokens have to agree, inside all of them.
             errors = _error_per_token(ours, _take(plain[name], slots))
-            error = _rms(errors) if name in route.attention_modules else errors.median()
+            error = _rms(errors) if name in route.compared_modules else errors.median()
             if not float(error) <= NOISE_FACTOR * rounding[name]:
                 return (
                     f"{name} differs from its plain forward by {float(error):.3g} in rms, its "
@@ -314,7 +326,7 @@ def _plain_states(
 ) -> tuple[dict[str, Tensor], list[Tensor]]:
     """States of a plain forward, and the inputs of its decoder layers."""
     view = model.open_view(implementation)
-    trace = _Trace(view, model.num_layers, route.attention_modules)
+    trace = _Trace(view, model.num_layers, route.compared_modules)
     trace.given = given
     states = trace.states(view(input_ids=tokens, use_cache=False).logits)
     return states, [trace.inputs[i] for i in range(model.num_layers)]
@@ -325,18 +337,38 @@ def _rounding(
 ) -> dict[str, float]:
     """The rounding of every state, in rms.
 
-    Where a model has one attention implementation only, and where two agree by chance to the last
-    bit, it is what one rounding to the data type of the state does.
+    Where a model has one attention implementation only or none, and where two agree by chance to
+    the last bit, it is what one rounding to the data type of the state does. In a wider data type
+    than the model's (a residual stream in float32), that is no rounding: what a layer adds, and the
+    logits, are products in the model's. Mixers enlarge rounding: theirs is at least what a rounding
+    of their layer's input does to their output.
     """
     other = plain
     if model.config._attn_implementation != "eager":
         other, _ = _plain_states(model, route, tokens, "eager", inputs)
     elif model.model._supports_sdpa:  # else it would run without what it has beyond softmax
         other, _ = _plain_states(model, route, tokens, "sdpa", inputs)
-    return {
-        name: float(torch.maximum(_rms(other[name].float() - state.float()), _one_rounding(state)))
-        for name, state in plain.items()
-    }
+    products = {"the logits": plain["the logits"]}
+    for i, given in enumerate(inputs):
+        out = plain[f"layer {i}"]
+        products[f"layer {i}"] = out - given.to(out.device)
+
+    unit, moved = torch.finfo(model.model.dtype).eps, {}
+    if route.mixers:
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
+        noisy = [(x * (1 + unit * noise.to(x.device))).to(x.dtype) for x in inputs]
+        moved, _ = _plain_states(model, route, tokens, None, noisy)
+
+    def rounding_of(name: str, state: Tensor) -> float:
+        found = [_rms(other[name].float() - state.float()), _one_rounding(state)]
+        if name in route.mixers:
+            found.append(_rms(moved[name].float() - state.float()))
+        if name in products and unit > torch.finfo(state.dtype).eps:
+            found.append(unit * _rms(products[name]))
+        return max(map(float, found))
+
+    return {name: rounding_of(name, state) for name, state in plain.items()}
 
 
 def _one_rounding(state: Tensor) -> Tensor:
@@ -356,7 +388,7 @@ class _Trial:
         self._model, self._route, self._tokens, self._inputs = model, route, tokens, inputs
         self._view = model.open_view(route.attention, for_steps=True)
         remember(self._view, route.mixers, memory_of)
-        self._trace = _Trace(self._view, model.num_layers, route.attention_modules)
+        self._trace = _Trace(self._view, model.num_layers, route.compared_modules)
         self._length = length = tokens.shape[1]
         options = {"mixers": route.mixers, "max_window": 2 * length}
         self._cache, device = SlotCache(2, 2 * length, route.shapes, **options), tokens.device

@@ -6,8 +6,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 UNDERSTOOD_LAYERS = {
-    *("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid"),
-    *("mlp", "moe", "sparse", "dense"),
+    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
+    *("conv", "hybrid", "mlp", "moe", "sparse", "dense"),
 }
 
 

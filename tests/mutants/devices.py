@@ -51,10 +51,25 @@ DEVICES = [
         "transformers#48280, transformers#46629",
         "target/test_slot_attention.py",
         Edit(
-            "target.attention:sees",
-            "keys > queries - sliding_window",
-            "keys >= queries - sliding_window",
+            "target.attention:first_seen",
+            "queries - sliding_window + 1",
+            "queries - sliding_window",
         ),
+    ),
+    Fault(
+        "a chunk of attention begins with the last position of the one before",
+        "a trial of Llama 4",
+        "target/test_chunked_attention.py",
+        Edit(
+            *("target.attention:first_seen", "queries - queries % sliding_window.size"),
+            "(queries - queries % sliding_window.size - 1).clamp(min=0)",
+        ),
+    ),
+    Fault(
+        "the temperature of queries counts one position less",
+        "a trial of Llama 4",
+        "target/test_chunked_attention.py",
+        Edit("target.attention:_tempered", ".float() + 1.0)", ".float())"),
     ),
     # Law 12.
     Fault(

@@ -57,10 +57,11 @@ def minimax():
     return transformers.MiniMaxForCausalLM(config)
 
 
-def llama4():
-    sizes = {"num_key_value_heads": 1, "head_dim": 8, "intermediate_size_mlp": 24}
-    config = transformers.Llama4TextConfig(**SIZES, **HEADS, **sizes, num_local_experts=2)
-    return transformers.Llama4ForCausalLM(config)
+def compressed():
+    """Declares layers of a kind that DeepSeek-V4 has."""
+    model = build("llama")
+    model.config.layer_types = ["full_attention", *["compressed_sparse_attention"] * 2]
+    return model
 
 
 def bloom():
@@ -84,7 +85,7 @@ REFUSED = {
     rwkv: "Rwkv.* its recurrent state does not go through HF's cache.*Use HF generate",
     recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
     minimax: "MiniMax.* uses cache of its own.*Use HF generate",
-    llama4: "Llama4.* layers that specdec cannot run over slots: chunked_attention.*use HF",
+    compressed: "Llama.* cannot run over slots: compressed_sparse_attention; use HF generate",
     bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
     forgetful: r"layer 0 is sliding_attention but has no sliding window;.*Use HF generate",
     training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",

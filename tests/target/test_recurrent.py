@@ -37,6 +37,7 @@ from specdec.types import Draft
 
 NUM_NEW = 30
 HAS_LFM3 = hasattr(transformers, "Lfm3ForCausalLM")
+SUPPORTED = [name for name in RECURRENT if name != "lfm3" or HAS_LFM3]
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
 LENGTHS = MASK.sum(dim=1).tolist()
 
@@ -98,7 +99,7 @@ def texts_of(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", [n for n in RECURRENT if n != "lfm3" or HAS_LFM3])
+@pytest.mark.parametrize("name", SUPPORTED)
 def test_greedy_text_is_hfs_whatever_is_rejected(name):
     model, texts = model_of(name), texts_of(name)
     for row in (0, 1):
@@ -295,15 +296,59 @@ def gates_left_open(patch):
 OPEN, LEFT, LINE, CLOSED = Memory.open, _Run.left, memory.Line, self_test._closed
 
 
-@pytest.mark.parametrize("fault", [ahead, convolution_ahead, of_other_rows, gates_left_open])
-@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
-def test_the_self_test_finds_faults_of_the_memory(name, fault, monkeypatch):
-    model = build(name)
+def is_refused_with(fault, model, monkeypatch):
     fault(monkeypatch)
     with pytest.raises(ValueError, match="differs from its plain forward"):
         Target(model)
     monkeypatch.undo()
     Target(model)
+
+
+@pytest.mark.parametrize("fault", [ahead, convolution_ahead, of_other_rows, gates_left_open])
+@pytest.mark.parametrize("name", ["qwen3_5", "bamba"])
+def test_the_self_test_finds_faults_of_the_memory(name, fault, monkeypatch):
+    is_refused_with(fault, build(name), monkeypatch)
+
+
+HALF = [torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("name", SUPPORTED)
+def test_no_recurrent_model_is_refused_in_half_precision(name, dtype):
+    """Some have no attention, of which two implementations could differ, and a residual stream in
+    float32 over products that are not.
+    """
+    Target(build(name, dtype=dtype))
+
+
+def test_a_mixer_that_enlarges_rounding_is_not_refused():
+    """By five times here: what it puts out is compared with what a rounded input does to it."""
+    Target(build("jamba", seed=3))
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        *itertools.product(
+            ["qwen3_5", "bamba", "mamba2"],
+            [ahead, convolution_ahead, of_other_rows, gates_left_open],
+        ),
+        # They read token by token.
+        *itertools.product(["mamba", "falcon_mamba"], [ahead, gates_left_open]),
+    ],
+)
+def test_the_self_test_finds_faults_in_half_precision(name, fault, dtype, monkeypatch):
+    """States of random models hardly count beside what goes past them, and decay within few tokens:
+    here time steps are longer, decays slower, and nothing goes past.
+    """
+    model = build(name, dtype=dtype)
+    for parameter_name, parameter in model.named_parameters():
+        for end, value in {"dt_bias": 1, "dt_proj.bias": 1, "A_log": -3, ".D": 0}.items():
+            if parameter_name.endswith(end):
+                parameter.data.fill_(value)
+    is_refused_with(fault, model, monkeypatch)
 
 
 @pytest.mark.parametrize("name", KINDS)
