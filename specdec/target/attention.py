@@ -259,12 +259,14 @@ class HFMask:
         """Models may cut a mask to the number of keys; it stays what it is."""
         return self
 
-    def is_causal_within(self, window: int | Chunk | None) -> bool:
-        """Whether HF's predicate is the one of a window."""
+    def is_causal_within(self, window: int | Chunk | None, device: torch.device | None) -> bool:
+        """Whether HF's predicate is the one of a window; on the layer's device, since HF's holds
+        tensors.
+        """
         size = window.size if isinstance(window, Chunk) else window or 3
         # Near each end of the window, and a few positions apart from it.
         samples = {p + d for p in (0, size, 2 * size) for d in (-2, -1, 0, 1, 2, 3)}
-        positions = torch.tensor(sorted(p for p in samples if p >= 0))
+        positions = torch.tensor(sorted(p for p in samples if p >= 0), device=device)
         queries, keys = positions[:, None], positions
         theirs = torch.as_tensor(self.visible(0, 0, queries, keys)).expand(len(positions), -1)
         return bool((theirs == sees(queries, keys, window)).all())

@@ -142,13 +142,15 @@ def _through_attention_interface(model: OverSlots) -> Route:
     view = model.open_view(PROBE)
     shapes, mixers = _stored_shapes(model, view, slot_window=learned)
     windows: dict[int, int | Chunk | None] = {}
-    for layer, (mask, _, has_softcap) in learned.items():
+    for layer, (mask, module, has_softcap) in learned.items():
         if has_softcap and model.config._attn_implementation == "sdpa":
             raise LeftOutError(
                 f"{type(model.model).__name__} caps its attention scores, which HF's sdpa leaves "
                 "out; load it with attn_implementation='eager'"
             )
-        fitting = [None] if mask is None else [*filter(mask.is_causal_within, mask.windows)]
+        device = next((p.device for p in module.parameters()), None)
+        found = (None,) if mask is None else mask.windows
+        fitting = [w for w in found if mask is None or mask.is_causal_within(w, device)]
         if not fitting:
             raise ValueError(
                 f"layer {layer} attends by a mask that is neither causal nor a sliding window nor "
