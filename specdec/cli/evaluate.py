@@ -12,7 +12,9 @@ from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
     add_generator_arguments,
     add_sampling_arguments,
+    json_object,
     positive,
+    refuse_given,
     sampling_of,
 )
 from specdec.show.table import need
@@ -26,13 +28,14 @@ def add_parser(commands) -> None:
         "evaluate",
         help="measure acceptance and speed over prompts, with intervals",
         description="Generates from every prompt and prints acceptance length, rates by draft "
-        "position and tokens per second with bootstrap intervals, by category. Prompts are JSONL "
-        "of Spec-Bench, MT-bench, HumanEval or GSM8K, or lines with 'text'. With --output a run "
-        "that was interrupted goes on where it stopped.",
+        "position and tokens per second with bootstrap intervals, by category. Prompts are JSONL, "
+        "JSON or Parquet of SPEED-Bench, Spec-Bench, MT-bench, HumanEval, GSM8K, MATH-500, Alpaca "
+        "and others as published, or lines with 'text'. With --output a run that was interrupted "
+        "goes on where it stopped.",
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
-    add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
+    add("--prompts", type=Path, help="file or folder (default: 16 prompts of specdec's own)")
     add(
         "--limit",
         type=positive,
@@ -40,10 +43,17 @@ def add_parser(commands) -> None:
     )
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
     add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
+    add(
+        "--chat-template-kwargs",
+        type=json_object,
+        metavar="JSON",
+        help="""variables of the chat template: '{"enable_thinking": false}' (default: none)""",
+    )
     add_sampling_arguments(parser, seed="0; prompt i has one i higher")
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
     add("--output", type=Path, help="JSONL file of the run, to go on with (default: none)")
+    add("--against", type=Path, help="file of another run, shown beside this one (default: none)")
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
     add_generator_arguments(parser)
     parser.set_defaults(run=run)
@@ -53,13 +63,15 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     sampling = sampling_of(arguments)
     from specdec import evaluate
-    from specdec.evaluation import own_prompts, read_prompts
+    from specdec.evaluation import Evaluation, own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.run_file import RunFile
 
     # What would fail at the end is refused before models are loaded.
     if arguments.output is not None:
         RunFile(arguments.output).check_writable()
+    if arguments.format == "json":
+        refuse_given(arguments, ("against",), "is a table; pass another --format with it")
     if arguments.format == "latex":
         need("pandas", "--format latex")
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
@@ -68,6 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         count = f"{len(chosen)} of {counted(len(prompts), 'prompt')}"
         print(f"measuring {count}, --limit {arguments.limit}", file=sys.stderr)
         prompts = chosen
+    other = Evaluation.load(arguments.against) if arguments.against else None
     generator, tokenizer = load_generator(arguments)
     evaluation = evaluate(
         generator,
@@ -77,6 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         temperature=arguments.temperature,
         batch_size=arguments.batch_size,
         max_prompt_tokens=arguments.max_prompt_tokens,
+        chat_template_kwargs=arguments.chat_template_kwargs,
         warmup=arguments.warmup,
         output=arguments.output,
         progress=True,
@@ -88,6 +102,13 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**evaluation.about, "estimates": estimates}, indent=2))
     else:
         print(getattr(evaluation, f"to_{arguments.format}")())
+        if other is not None:
+            table = evaluation.against(other)
+            print(
+                "",
+                table if arguments.format == "text" else getattr(table, arguments.format)(),
+                sep="\n",
+            )
     return 0
 
 

@@ -9,7 +9,7 @@ from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.plan import settings_of_run
-from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
+from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.show.table import Table
@@ -36,6 +36,7 @@ __all__ = [
     "compare",
     "evaluate",
     "every_anchor",
+    "find_set",
     "measure_costs",
     "own_prompts",
     "read_prompts",
