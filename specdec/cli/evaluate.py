@@ -14,7 +14,6 @@ from specdec.cli.parser import (
     add_sampling_arguments,
     json_object,
     positive,
-    refuse_given,
     sampling_of,
 )
 from specdec.show.table import need
@@ -53,7 +52,6 @@ def add_parser(commands) -> None:
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
     add("--output", type=Path, help="JSONL file of the run, to go on with (default: none)")
-    add("--against", type=Path, help="file of another run, shown beside this one (default: none)")
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
     add_generator_arguments(parser)
     parser.set_defaults(run=run)
@@ -63,15 +61,13 @@ def run(arguments: argparse.Namespace) -> int:
     """0."""
     sampling = sampling_of(arguments)
     from specdec import evaluate
-    from specdec.evaluation import Evaluation, own_prompts, read_prompts
+    from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.run_file import RunFile
 
     # What would fail at the end is refused before models are loaded.
     if arguments.output is not None:
         RunFile(arguments.output).check_writable()
-    if arguments.format == "json":
-        refuse_given(arguments, ("against",), "is a table; pass another --format with it")
     if arguments.format == "latex":
         need("pandas", "--format latex")
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
@@ -80,7 +76,6 @@ def run(arguments: argparse.Namespace) -> int:
         count = f"{len(chosen)} of {counted(len(prompts), 'prompt')}"
         print(f"measuring {count}, --limit {arguments.limit}", file=sys.stderr)
         prompts = chosen
-    other = Evaluation.load(arguments.against) if arguments.against else None
     generator, tokenizer = load_generator(arguments)
     evaluation = evaluate(
         generator,
@@ -102,13 +97,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({**evaluation.about, "estimates": estimates}, indent=2))
     else:
         print(getattr(evaluation, f"to_{arguments.format}")())
-        if other is not None:
-            table = evaluation.against(other)
-            print(
-                "",
-                table if arguments.format == "text" else getattr(table, arguments.format)(),
-                sep="\n",
-            )
     return 0
 
 

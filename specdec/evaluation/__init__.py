@@ -10,11 +10,13 @@ from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
+from specdec.evaluation.protocols import PROTOCOLS, Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.show.table import Table
 
 __all__ = [
+    "PROTOCOLS",
     "Answer",
     "Comparison",
     "CostCurve",
@@ -22,9 +24,12 @@ __all__ = [
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
+    "Figures",
     "HFGenerate",
     "Prompt",
+    "Protocol",
     "Replay",
+    "Reproduction",
     "Table",
     "Task",
     "acceptance_by_context",
@@ -41,6 +46,7 @@ __all__ = [
     "own_prompts",
     "read_prompts",
     "replay",
+    "reproduce",
     "settings_of_run",
     "with_draft_length",
 ]

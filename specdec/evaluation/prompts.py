@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,14 +52,9 @@ class Prompt:
             raise ValueError(f"prompt {self.id!r} needs a tuple of turns, got {self.turns!r}")
 
 
-@dataclass(frozen=True)
-class _Form:
-    """Entries that a published set has.
-
-    Args:
-        fields: of each entry; the first one holds the prompt.
-        category: of entries without one of their own.
-        wording: around the prompt in the benchmarks of DFlash, DDTree and DSpark.
+class _Form(NamedTuple):
+    """The fields of a published set's entries, the first of which holds the prompt; the category of
+    those without one; and the wording around prompts in the benchmarks of DFlash.
     """
 
     fields: tuple[str, ...]
@@ -105,17 +100,12 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
     """The prompts of a file in JSON lines, JSON or Parquet, or of all JSONL and Parquet files of a
     folder in the order of their names.
 
-    Every entry is an object of one of these forms, as the sets are published:
+    Every entry is an object with one of these fields, as the sets are published:
 
-    - `turns`, a list of texts: SPEED-Bench, Spec-Bench and MT-bench, with `question_id` and
-      `category`; or `messages` of users, as NeMo prepares SPEED-Bench;
-    - `prompt`: HumanEval and MBPP, with `task_id`; Arena-Hard, with `uid` and `category`; a list of
-      turns, MT-bench on the hub; or any text to be continued;
-    - `question`: GSM8K;
-    - `problem`: MATH-500 and AIME;
-    - `question_content`: LiveCodeBench;
-    - `problem_statement`: SWE-bench;
-    - `instruction`, with or without an `input`: Alpaca;
+    - `turns`, a list of texts: SPEED-Bench, Spec-Bench, MT-bench; or `messages` of users;
+    - `prompt`: HumanEval, MBPP, Arena-Hard, any text to be continued; or turns, MT-bench;
+    - `question`: GSM8K; `problem`: MATH-500, AIME; `question_content`: LiveCodeBench;
+    - `problem_statement`: SWE-bench; `instruction`, perhaps with `input`: Alpaca;
     - `text`: any text to be continued.
 
     Without a category of its own a prompt is of the category that its form names, `humaneval` or
@@ -123,9 +113,8 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
 
     Args:
         path: of the file or folder.
-        worded: puts the instructions around prompts that the benchmarks of DFlash, DDTree and
-            DSpark put there: of GSM8K, MATH-500, AIME, HumanEval, LiveCodeBench and SWE-bench.
-            Entries with `turns` hold them already.
+        worded: puts the instructions of the benchmarks of DFlash, DDTree and DSpark around
+            prompts; entries with `turns` hold them already.
 
     Raises:
         FileNotFoundError: there is no such file, or no such file in the folder.
@@ -154,17 +143,16 @@ def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
 
 
 def find_set(name: str, folder: str | Path) -> Path:
-    """Where a folder holds a set: `name.jsonl`, `name.json`, `name.parquet` or a folder `name` with
-    its files; `_` may stand for `-`.
+    """Where a folder holds a set: a file `name.jsonl`, `.json` or `.parquet`, or a folder `name`;
+    `_` may stand for `-`.
 
     Raises:
         FileNotFoundError: it holds none of these.
     """
-    names = dict.fromkeys((name, name.replace("-", "_")))
-    places = [Path(folder, each + suffix) for each in names for suffix in (*_SUFFIXES, "")]
-    for place in places:
-        if place.exists():
-            return place
+    stems = (name, name.replace("-", "_"))
+    places = [Path(folder, stem + suffix) for stem in stems for suffix in (*_SUFFIXES, "")]
+    if found := next(filter(Path.exists, places), None):
+        return found
     raise FileNotFoundError(
         f"{folder} does not hold the set {name}: put {name}.jsonl, .json or .parquet there, or a "
         f"folder {name} with its files"
@@ -276,20 +264,18 @@ def _prompt_of(entry: Any, number: int, place: str, worded: bool) -> Prompt:
 
 
 def _turns_of(entry: dict, form: _Form, worded: bool) -> list:
-    """The turns of an entry; anything else than texts where they are none."""
-    held = entry[form.fields[0]]
-    if form.fields[0] == "messages":
-        is_users = isinstance(held, list) and all(
-            isinstance(message, dict) and message.get("role") == "user" for message in held
-        )
-        return [message.get("content") for message in held] if is_users else []
-    if isinstance(held, list):
-        return held if form.fields[0] in ("turns", "prompt") else []
-    if form.fields[0] == "turns" or not isinstance(held, str):
-        return []
+    """The turns of an entry; not texts where it holds none."""
+    field, held = form.fields[0], entry[form.fields[0]]
+    if field == "messages":
+        own = held if isinstance(held, list) and all(isinstance(m, dict) for m in held) else []
+        return [
+            message.get("content") if message.get("role") == "user" else None for message in own
+        ]
+    if field == "turns" or isinstance(held, list):
+        return held if isinstance(held, list) and field in ("turns", "prompt") else []
     if form.category == "alpaca" and entry.get("input"):
         held = f"{held}\n\nInput:\n{entry['input']}"
-    if not worded:
+    if not worded or not isinstance(held, str):
         return [held]
     code = entry.get("starter_code")
     how = "Use the following code structure" if code else "Write your code in the following format"

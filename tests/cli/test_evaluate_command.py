@@ -125,22 +125,9 @@ def test_480_prompts_run_end_to_end_through_an_interruption(tmp_path):
     assert len(turns) == len(set(turns)) == 480 + 80
 
 
-@pytest.mark.parametrize("form", ["text", "markdown", "latex"])
-def test_it_shows_another_run_beside_its_own(form, tmp_path, capsys):
-    prompts, other = spec_bench(tmp_path / "p.jsonl", 6), tmp_path / "other.jsonl"
-    arguments = [*COMMAND, "--prompts", str(prompts)]
-    assert main([*arguments, "--output", str(other), "--max-new-tokens", "3"]) == 0
-    capsys.readouterr()
-    assert main([*arguments, "--against", str(other), "--format", form]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "The runs differ in plan.max_new_tokens (3 there, 4 here)." in shown
-
-
-def test_what_cannot_be_shown_or_read_by_the_template_is_refused(tmp_path, capsys):
+def test_what_the_template_does_not_read_is_refused(tmp_path, capsys):
     prompts = ["--prompts", str(spec_bench(tmp_path / "p.jsonl", 6))]
     thinking = ["--chat-template-kwargs", '{"enable_thinking": false}']
-    assert main([*COMMAND, *prompts, "--against", "x", "--format", "json"]) == 2
-    assert "--against is a table" in capsys.readouterr().err
     assert main([*COMMAND, *prompts, *thinking]) == 2
     assert "'enable_thinking', which the tokenizer's chat template" in capsys.readouterr().err
     with pytest.raises(SystemExit):
