@@ -34,6 +34,7 @@ def add_parser(commands) -> None:
     add("--budgets", nargs="+", type=int, help="tree nodes, 0 for chains (default: all)")
     add("--limit", type=positive, help="so many prompts of each set (default: the protocol's)")
     add("--max-new-tokens", type=positive, help="of each turn (default: the protocol's)")
+    add("--max-prompt-tokens", type=positive, help="cut longer ones on the left (default: no)")
     add("--batch-size", type=positive, default=1, help="prompts at a time (default 1)")
     add("--output", type=Path, help="folder of the runs, to go on with (default: none)")
     add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
@@ -60,9 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         loaded = generator.target.model, tokenizer
         return generator, tokenizer
 
-    options = given(
-        arguments, ("output", "sets", "budgets", "limit", "max_new_tokens", "batch_size")
-    )
+    sizes = ("limit", "max_new_tokens", "max_prompt_tokens", "batch_size")
+    options = given(arguments, ("output", "sets", "budgets", *sizes))
     found = reproduce(protocol, load, arguments.data, progress=True, **options)
     if arguments.format == "json":
         print(json.dumps({"source": protocol.source, "cells": found.records()}, indent=2))

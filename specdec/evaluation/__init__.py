@@ -10,13 +10,12 @@ from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
-from specdec.evaluation.protocols import PROTOCOLS, Figures, Protocol, Reproduction, reproduce
+from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.show.table import Table
 
 __all__ = [
-    "PROTOCOLS",
     "Answer",
     "Comparison",
     "CostCurve",

@@ -132,6 +132,8 @@ class Reproduction(Tabular):
             found.append(f"enable_thinking={protocol.thinking} was not set: the template {reads}.")
         if (most := run["plan"]["max_new_tokens"]) != protocol.max_new_tokens:
             found.append(f"At most {most} new tokens; {protocol.max_new_tokens} in the source.")
+        if cut := sum(row.was_cut for cell in self.cells.values() for row in cell.rows):
+            found.append(f"{cut} prompts were shortened from the left.")
         counts = {name: c.about["run"]["prompts"]["count"] for (name, _), c in self.cells.items()}
         few = [f"{n} {c} of {protocol.sets[n]}" for n, c in counts.items() if c < protocol.sets[n]]
         return found + ([f"Fewer prompts than in the source: {', '.join(few)}."] if few else [])

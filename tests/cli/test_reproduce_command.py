@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specdec.cli import main
-from specdec.evaluation import PROTOCOLS
+from specdec.evaluation.protocols import PROTOCOLS
 
 
 @pytest.fixture

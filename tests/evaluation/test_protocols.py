@@ -12,7 +12,8 @@ import pytest
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
 from specdec.cli.reproduce import NAMES
-from specdec.evaluation import PROTOCOLS, Figures, evaluate, reproduce
+from specdec.evaluation import Figures, evaluate, reproduce
+from specdec.evaluation.protocols import PROTOCOLS
 from specdec.samplers import RejectionSampler
 
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
@@ -217,6 +218,8 @@ def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
         "At most 4 new tokens; 2048 in the source.",
         "Fewer prompts than in the source: gsm8k 2 of 500, aime25 2 of 30.",
     ]
+    shorter = reproduce(protocol, load, data, max_prompt_tokens=3, **options).deviations()
+    assert "4 prompts were shortened from the left." in shorter
     same = replace(
         protocol,
         sets={"gsm8k": 2, "aime25": 2},
