@@ -12,6 +12,7 @@ from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
     add_generator_arguments,
     add_sampling_arguments,
+    json_object,
     positive,
     sampling_of,
 )
@@ -26,13 +27,14 @@ def add_parser(commands) -> None:
         "evaluate",
         help="measure acceptance and speed over prompts, with intervals",
         description="Generates from every prompt and prints acceptance length, rates by draft "
-        "position and tokens per second with bootstrap intervals, by category. Prompts are JSONL "
-        "of Spec-Bench, MT-bench, HumanEval or GSM8K, or lines with 'text'. With --output a run "
-        "that was interrupted goes on where it stopped.",
+        "position and tokens per second with bootstrap intervals, by category. Prompts are JSONL, "
+        "JSON or Parquet of SPEED-Bench, Spec-Bench, MT-bench, HumanEval, GSM8K, MATH-500, Alpaca "
+        "and others as published, or lines with 'text'. With --output a run that was interrupted "
+        "goes on where it stopped.",
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
-    add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
+    add("--prompts", type=Path, help="file or folder (default: 16 prompts of specdec's own)")
     add(
         "--limit",
         type=positive,
@@ -40,6 +42,12 @@ def add_parser(commands) -> None:
     )
     add("--max-new-tokens", type=int, default=128, help="of each turn (default 128)")
     add("--max-prompt-tokens", type=int, help="cut longer prompts on the left (default: no)")
+    add(
+        "--chat-template-kwargs",
+        type=json_object,
+        metavar="JSON",
+        help="""variables of the chat template: '{"enable_thinking": false}' (default: none)""",
+    )
     add_sampling_arguments(parser, seed="0; prompt i has one i higher")
     add("--batch-size", type=int, default=1, help="prompts at a time (default 1)")
     add("--warmup", type=int, default=1, help="batches generated before measuring (default 1)")
@@ -77,6 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
         temperature=arguments.temperature,
         batch_size=arguments.batch_size,
         max_prompt_tokens=arguments.max_prompt_tokens,
+        chat_template_kwargs=arguments.chat_template_kwargs,
         warmup=arguments.warmup,
         output=arguments.output,
         progress=True,

@@ -154,9 +154,12 @@ def make_drafter(
     return ModelDrafter(model, num_draft_tokens, **options)
 
 
-def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator, Any]:
+def load_generator(
+    arguments: argparse.Namespace, loaded: tuple[Any, Any] | None = None
+) -> tuple[SpeculativeGenerator, Any]:
     """The generator that a command's arguments describe, and the tokenizer of its target. What can
-    be refused without loading anything is refused first.
+    be refused without loading anything is refused first. A target and tokenizer that are `loaded`
+    are taken as they are.
     """
     from specdec import SpeculativeGenerator
     from specdec.samplers import EnsembleSampler, sampler_named
@@ -181,7 +184,7 @@ def load_generator(arguments: argparse.Namespace) -> tuple[SpeculativeGenerator,
         refuse_given(arguments, ("target_weight",), "belongs to --sampler ensemble")
         sampler = sampler_named(arguments.sampler)
     place = {"dtype": arguments.dtype, "device": arguments.device}
-    target, tokenizer = load_target(arguments.target, **place)
+    target, tokenizer = loaded or load_target(arguments.target, **place)
     k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
     options = {**place, "tree": tree, "tokenizer": tokenizer, **given(arguments, DRAWING)}
     drafter = make_drafter(name, target, k, **options)
@@ -195,8 +198,8 @@ def tree_of(arguments: argparse.Namespace, *, has_continuations: bool = False) -
     if arguments.tree is None:
         return None
     refuse_given(arguments, ("num_draft_tokens",), "belongs to chains; leave it out beside --tree")
-    nodes, depth = arguments.tree
-    tree = Tree(nodes, depth)
+    nodes, depth = arguments.tree[:2]
+    tree = Tree(*arguments.tree)
     if has_continuations and nodes % depth:
         raise ValueError(
             f"--tree {nodes}x{depth} for lookup is made of continuations of {depth} tokens each; "

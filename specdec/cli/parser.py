@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from specdec.show.text import printable
@@ -48,6 +50,14 @@ def positive(argument: str) -> int:
     if not argument.isdecimal() or int(argument) < 1:
         raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {argument}")
     return int(argument)
+
+
+def json_object(argument: str) -> dict[str, Any]:
+    """The type of arguments that are objects in JSON."""
+    with suppress(ValueError):
+        if isinstance(found := json.loads(argument), dict):
+            return found
+    raise argparse.ArgumentTypeError(f"must be an object in JSON, got {argument}")
 
 
 def tree_size(argument: str) -> tuple[int, int]:

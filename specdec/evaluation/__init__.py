@@ -10,7 +10,8 @@ from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
 from specdec.evaluation.paired import difference
 from specdec.evaluation.plan import settings_of_run
-from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
+from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
+from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.show.table import Table
@@ -23,9 +24,12 @@ __all__ = [
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
+    "Figures",
     "HFGenerate",
     "Prompt",
+    "Protocol",
     "Replay",
+    "Reproduction",
     "Table",
     "Task",
     "acceptance_by_context",
@@ -38,10 +42,12 @@ __all__ = [
     "difference",
     "evaluate",
     "every_anchor",
+    "find_set",
     "measure_costs",
     "own_prompts",
     "read_prompts",
     "replay",
+    "reproduce",
     "settings_of_run",
     "with_draft_length",
 ]

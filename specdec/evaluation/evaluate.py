@@ -6,12 +6,12 @@ Legend: B rows of a batch, T tokens of a prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 import torch
 from torch import Tensor
@@ -44,6 +44,7 @@ def evaluate(
     samples: int = 1,
     seed: int = 0,
     max_prompt_tokens: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     warmup: int = 0,
     shard: tuple[int, int] = (0, 1),
     output: str | Path | None = None,
@@ -74,6 +75,8 @@ def evaluate(
         samples: texts of each prompt.
         seed: of the first prompt.
         max_prompt_tokens: longer prompts lose their first tokens, and their rows say so.
+        chat_template_kwargs: variables of the chat template, `{"enable_thinking": False}` for
+            instance.
         warmup: so many batches are generated once before anything is measured.
         shard: (index, count): takes part number `index` of `count` of the batches, for one process
             of several.
@@ -86,8 +89,8 @@ def evaluate(
         The rows, and every number with its interval.
 
     Raises:
-        TypeError, ValueError: as `SpeculativeGenerator.generate`, and for a file of a run with
-            other settings (names them).
+        TypeError, ValueError: as `SpeculativeGenerator.generate`, for variables that the chat
+            template does not read, and for a file of a run with other settings (names them).
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -107,6 +110,7 @@ def evaluate(
         samples=samples,
         seed=seed,
         max_prompt_tokens=max_prompt_tokens,
+        chat_template_kwargs=dict(chat_template_kwargs or {}),
         options=options,
     )
     records = as_prompts(prompts, attention_mask)
@@ -166,7 +170,8 @@ def _run(
     seconds, done = [], []
     for turn in range(len(rows[0].prompt.turns)):
         encoded = [
-            encode(row.prompt, said, tokenizer) for row, said in zip(rows, replies, strict=True)
+            encode(row.prompt, said, tokenizer, plan.chat_template_kwargs)
+            for row, said in zip(rows, replies, strict=True)
         ]
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
         inputs = left_padded(kept, generator.target.device)

@@ -141,6 +141,21 @@ class Evaluation(Tabular):
         """Acceptance by draft position, with intervals."""
         return rates_by_position(self.estimates, self.stats.reached_at)
 
+    def against(self, other: Evaluation) -> Table:
+        """Acceptance lengths of this run beside those of another one, by category. The note names
+        all settings in which the runs differ, the chat template and its variables among them.
+        """
+        ours, theirs = ({**run.categories, "all": run} for run in (self, other))
+        names = [name for name in ours if name != "all" and len(ours) > 2] + ["all"]
+        lengths = [
+            [str(part.estimates["acceptance_length"]) if part else "" for part in pair]
+            for pair in ((ours[name], theirs.get(name)) for name in names)
+        ]
+        rows = [[name or "none", *pair] for name, pair in zip(names, lengths, strict=True)]
+        runs = (other._run_without_shard(), self._run_without_shard())
+        differing = ", ".join(differences(*runs)) or "nothing"
+        return Table(["category", "here", "there"], rows, (f"The runs differ in {differing}.",))
+
     def records(self) -> list[dict[str, Any]]:
         """One per row: its prompt, counts and rates."""
         names = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "acceptance_rate")

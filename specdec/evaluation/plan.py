@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import check_integer, check_number
-from specdec.evaluation.prompts import Prompt, as_prompts
+from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
 from specdec.generator import SpeculativeGenerator
 from specdec.request.call import read_options
 from specdec.settings import fingerprint, plain
@@ -46,6 +46,7 @@ class Plan:
     samples: int = 1
     seed: int = 0
     max_prompt_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -89,6 +90,12 @@ def settings_of_run(
         3
     """
     plan = Plan(**plan)
+    for name in plan.chat_template_kwargs:
+        if not template_reads(tokenizer, name):
+            raise ValueError(
+                f"chat_template_kwargs holds {name!r}, which the tokenizer's chat template does "
+                "not read; leave it out"
+            )
     records = as_prompts(prompts)
     given = {n: _described(v) if n == "tokenizer" else v for n, v in plan.options.items()}
     values = plain({**vars(plan), "options": given})
@@ -145,6 +152,7 @@ def _described(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | No
     template = getattr(tokenizer, "chat_template", None)
     return {
         "class": type(tokenizer).__name__,
+        "name": Path(getattr(tokenizer, "name_or_path", "") or "").name,
         "tokens": len(tokenizer),
         "chat_template": template and hashlib.sha256(repr(template).encode()).hexdigest()[:16],
     }

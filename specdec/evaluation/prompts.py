@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from specdec.arguments import shown
 from specdec.jsonl import read_lines
+from specdec.show.table import need
+
+_SUFFIXES = (".jsonl", ".json", ".parquet")
+_PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""Turns of SPEED-Bench on the hub begin so, until its `prepare_data.py` has put the text in."""
+_IDS = ("question_id", "prompt_id", "task_id", "unique_id", "instance_id", "uid", "id")
+_REASONING = "\nPlease reason step by step, and put your final answer within \\boxed{{}}."
 
 
 @dataclass(frozen=True)
@@ -43,33 +52,111 @@ class Prompt:
             raise ValueError(f"prompt {self.id!r} needs a tuple of turns, got {self.turns!r}")
 
 
-def read_prompts(path: str | Path) -> list[Prompt]:
-    """The prompts of a JSONL file.
+class _Form(NamedTuple):
+    """The fields of a published set's entries, the first of which holds the prompt; the category of
+    those without one; and the wording around prompts in the benchmarks of DFlash.
+    """
 
-    Every line is an object of one of these forms:
+    fields: tuple[str, ...]
+    category: str = ""
+    wording: str = "{prompt}"
 
-    - `turns`, a list of texts: Spec-Bench and MT-bench, with `question_id` and `category`;
-    - `prompt`: HumanEval, with `task_id`; or any text to be continued;
-    - `question`: GSM8K;
+
+_FORMS = (
+    _Form(("turns",)),
+    _Form(("messages",)),
+    _Form(
+        ("prompt", "canonical_solution"),
+        "humaneval",
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\n{prompt}\n```",
+    ),
+    _Form(("prompt", "test_list"), "mbpp"),
+    _Form(("prompt",)),
+    _Form(("question", "answer"), "gsm8k", "{prompt}" + _REASONING),
+    _Form(("question",)),
+    _Form(("problem",), "math", "{prompt}" + _REASONING),
+    _Form(
+        ("problem_statement",),
+        "swe-bench",
+        "Problem Statement:\n{prompt}\nPlease fix the issue described above.",
+    ),
+    _Form(
+        ("question_content",),
+        "livecodebench",
+        "You are an expert Python programmer. You will be given a question (problem "
+        "specification) and will generate a correct Python program that matches the specification "
+        "and passes all tests. You will NOT return anything except for the program\n\n"
+        "### Question:\n{prompt}\n\n### Format: {format}:\n```python\n{code}\n```\n\n"
+        "### Answer: (use the provided format with backticks)",
+    ),
+    _Form(("instruction",), "alpaca"),
+    _Form(("text", "test_list"), "mbpp"),
+    _Form(("text",)),
+)
+
+
+def read_prompts(path: str | Path, *, worded: bool = False) -> list[Prompt]:
+    """The prompts of a file in JSON lines, JSON or Parquet, or of all JSONL and Parquet files of a
+    folder in the order of their names.
+
+    Every entry is an object with one of these fields, as the sets are published:
+
+    - `turns`, a list of texts: SPEED-Bench, Spec-Bench, MT-bench; or `messages` of users;
+    - `prompt`: HumanEval, MBPP, Arena-Hard, any text to be continued; or turns, MT-bench;
+    - `question`: GSM8K; `problem`: MATH-500, AIME; `question_content`: LiveCodeBench;
+    - `problem_statement`: SWE-bench; `instruction`, perhaps with `input`: Alpaca;
     - `text`: any text to be continued.
 
     Without a category of its own a prompt is of the category that its form names, `humaneval` or
-    `gsm8k`, else of none. Without an id of its own it is numbered by its line.
+    `gsm8k` for instance, else of none. Without an id of its own it is numbered by its line.
 
     Args:
-        path: of the file.
+        path: of the file or folder.
+        worded: puts the instructions of the benchmarks of DFlash, DDTree and DSpark around
+            prompts; entries with `turns` hold them already.
 
     Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: a line of another form, an empty prompt, or an id that two prompts share.
+        FileNotFoundError: there is no such file, or no such file in the folder.
+        ValueError: an entry of another form, an empty prompt, a prompt of SPEED-Bench that its
+            `prepare_data.py` has to fetch, or an id that two prompts share.
 
     Example:
         >>> prompts = own_prompts()
         >>> len(prompts), prompts[0].category
         (16, 'code')
+
+    Reference: z-lab/dflash, dflash/benchmark.py; deepseek-ai/DeepSpec, eval_datasets.
     """
-    path = Path(path)
-    return as_prompts([_prompt_of(line, number, path) for number, line in read_lines(path)])
+    path, files = Path(path), [Path(path)]
+    if path.is_dir():
+        files = sorted(f for f in path.rglob("*") if f.suffix in (".jsonl", ".parquet"))
+        if not files:
+            raise FileNotFoundError(f"{path} holds no .jsonl or .parquet file")
+    prompts, last = [], 0
+    for file in files:
+        before = last
+        for number, entry in _entries(file):
+            last = before + number
+            prompts.append(_prompt_of(entry, last, f"{file}, line {number}", worded))
+    return as_prompts(prompts)
+
+
+def find_set(name: str, folder: str | Path) -> Path:
+    """Where a folder holds a set: a file `name.jsonl`, `.json` or `.parquet`, or a folder `name`;
+    `_` may stand for `-`.
+
+    Raises:
+        FileNotFoundError: it holds none of these.
+    """
+    stems = (name, name.replace("-", "_"))
+    places = [Path(folder, stem + suffix) for stem in stems for suffix in (*_SUFFIXES, "")]
+    if found := next(filter(Path.exists, places), None):
+        return found
+    raise FileNotFoundError(
+        f"{folder} does not hold the set {name}: put {name}.jsonl, .json or .parquet there, or a "
+        f"folder {name} with its files"
+    )
 
 
 def own_prompts() -> list[Prompt]:
@@ -105,13 +192,16 @@ def as_prompts(
 
 
 def encode(
-    prompt: Prompt, replies: Sequence[str], tokenizer: PreTrainedTokenizerBase | None
+    prompt: Prompt,
+    replies: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase | None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[int]:
     """Ids of the turn after so many replies.
 
-    The turns and the replies so far go through the tokenizer's chat template, where it has one.
-    Else they are one text: after a reply a blank line, then the next turn. A prompt of ids needs
-    no tokenizer.
+    The turns and the replies so far go through the tokenizer's chat template, where it has one,
+    with the variables of `chat_template_kwargs`. Else they are one text: after a reply a blank
+    line, then the next turn. A prompt of ids needs no tokenizer.
     """
     turns = prompt.turns[: len(replies) + 1]
     if not isinstance(turns[0], str):
@@ -124,34 +214,72 @@ def encode(
             messages.append({"role": "user", "content": turn})
             messages.append({"role": "assistant", "content": reply})
         del messages[-1]  # after the last turn there is no reply
-        options = {"tokenize": False, "add_generation_prompt": True}
+        options = {"tokenize": False, "add_generation_prompt": True, **(chat_template_kwargs or {})}
         text = tokenizer.apply_chat_template(messages, **options)
         return tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     text = "".join(f"{reply}\n\n{turn}" for reply, turn in zip(replies, turns[1:], strict=True))
     return tokenizer(turns[0] + text, verbose=False).input_ids
 
 
-def _prompt_of(entry: Any, number: int, path: Path) -> Prompt:
-    turns, form = _turns_of(entry) if isinstance(entry, dict) else ([], "")
+def template_reads(tokenizer: PreTrainedTokenizerBase | None, name: str) -> bool:
+    """Whether the tokenizer has a chat template that reads a variable; HF ignores others."""
+    template = str(getattr(tokenizer, "chat_template", None) or "")
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
+
+
+def _entries(path: Path) -> Iterable[tuple[int, Any]]:
+    """Numbered contents of a file."""
+    if path.suffix == ".jsonl" or path.suffix not in _SUFFIXES:
+        return read_lines(path)
+    try:
+        if path.suffix == ".parquet":
+            with path.open("rb") as file:
+                found = need("pyarrow.parquet", "a Parquet file").read_table(file).to_pylist()
+        else:
+            found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no {path.suffix[1:]} file: {error}") from None
+    if not isinstance(found, list):
+        raise ValueError(f"{path} must hold a list of objects, got {shown(found)}")
+    return enumerate(found, start=1)
+
+
+def _prompt_of(entry: Any, number: int, place: str, worded: bool) -> Prompt:
+    fields = entry if isinstance(entry, dict) else {}
+    form = next((f for f in _FORMS if all(fields.get(n) is not None for n in f.fields)), None)
+    turns = _turns_of(fields, form, worded) if form else []
     if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise ValueError(
-            f"{path}, line {number} must be an object with 'turns' (a list of texts), 'prompt', "
-            f"'question' or 'text', none of them empty, got {shown(entry)}"
+            f"{place} must be an object with 'turns' (a list of texts), 'prompt', 'question', "
+            "'problem', 'text' or another field that read_prompts names, none of them empty, got "
+            f"{shown(entry)}"
         )
-    names = ("question_id", "task_id", "id")
-    own = next((entry[name] for name in names if entry.get(name) is not None), number)
-    return Prompt(str(own), tuple(turns), str(entry.get("category") or form))
+    if any(_PLACEHOLDER in turn for turn in turns):
+        raise ValueError(
+            f"{place} has a placeholder for its text: prepare SPEED-Bench with prepare_data.py of "
+            "NVIDIA/Model-Optimizer, examples/specdec_bench, and pass the file that it writes"
+        )
+    own = next((fields[name] for name in _IDS if fields.get(name) is not None), number)
+    return Prompt(str(own), tuple(turns), str(fields.get("category") or form.category))
 
 
-def _turns_of(entry: dict) -> tuple[list, str]:
-    """The turns of a line, and the category that its form names."""
-    if isinstance(entry.get("turns"), list):
-        return entry["turns"], ""
-    if "prompt" in entry:
-        return [entry["prompt"]], "humaneval" if "canonical_solution" in entry else ""
-    if "question" in entry:
-        return [entry["question"]], "gsm8k" if "answer" in entry else ""
-    return [entry["text"]] if "text" in entry else [], ""
+def _turns_of(entry: dict, form: _Form, worded: bool) -> list:
+    """The turns of an entry; not texts where it holds none."""
+    field, held = form.fields[0], entry[form.fields[0]]
+    if field == "messages":
+        own = held if isinstance(held, list) and all(isinstance(m, dict) for m in held) else []
+        return [
+            message.get("content") if message.get("role") == "user" else None for message in own
+        ]
+    if field == "turns" or isinstance(held, list):
+        return held if isinstance(held, list) and field in ("turns", "prompt") else []
+    if form.category == "alpaca" and entry.get("input"):
+        held = f"{held}\n\nInput:\n{entry['input']}"
+    if not worded or not isinstance(held, str):
+        return [held]
+    code = entry.get("starter_code")
+    how = "Use the following code structure" if code else "Write your code in the following format"
+    return [form.wording.format(prompt=held, format=how, code=code or "# YOUR CODE HERE")]
 
 
 def _as_prompt(index: int, prompt: str | Prompt | Sequence[int]) -> Prompt:

@@ -123,3 +123,13 @@ def test_480_prompts_run_end_to_end_through_an_interruption(tmp_path):
     rows = Evaluation.load(output).rows
     turns = [(row.prompt, row.turn) for row in rows]
     assert len(turns) == len(set(turns)) == 480 + 80
+
+
+def test_what_the_template_does_not_read_is_refused(tmp_path, capsys):
+    prompts = ["--prompts", str(spec_bench(tmp_path / "p.jsonl", 6))]
+    thinking = ["--chat-template-kwargs", '{"enable_thinking": false}']
+    assert main([*COMMAND, *prompts, *thinking]) == 2
+    assert "'enable_thinking', which the tokenizer's chat template" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*COMMAND, "--chat-template-kwargs", "[1]"])
+    assert "must be an object in JSON, got [1]" in capsys.readouterr().err

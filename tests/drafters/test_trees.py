@@ -3,7 +3,7 @@ in plain Python, and real heads against their wiring recomputed without a cache.
 """
 
 import heapq
-from itertools import pairwise
+from itertools import pairwise, product
 
 import mask_heads
 import mask_reference
@@ -176,6 +176,26 @@ def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more):
     for row in range(rows):
         found = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
         assert list(found) == expected
+
+
+@settings(max_examples=25)
+@given(seeds, st.integers(1, 3), st.integers(0, 9))
+def test_where_depths_are_independent_the_tree_has_the_best_nodes_of_all(seed, depth, more):
+    """DDTree's (arXiv:2604.12989): the best nodes by the product along their path, of all paths."""
+    vocab, nodes = 12, depth + more
+    table = 2 * torch.randn(depth, vocab, generator=torch.Generator().manual_seed(seed))
+    plan = TreePlan(Tree(nodes, depth, nodes, (0.5,) * vocab), torch.device("cpu"), is_read=False)
+    drawing = Drawing(nodes, Warp(1, temperature=0), None, draw_by_inversion)
+    draft = plan.grow(
+        Proposal(), drawing, table[:1, None], lambda step: table[None, None, step.depth]
+    )
+    paths = []
+    for token, parent in zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    scores = table.double().log_softmax(-1).tolist()
+    every = [path for d in range(depth) for path in product(range(vocab), repeat=d + 1)]
+    best = heapq.nlargest(nodes, every, lambda path: sum(scores[d][t] for d, t in enumerate(path)))
+    assert sorted(paths) == sorted(best)
 
 
 @pytest.mark.parametrize("name", ["eagle1", "eagle3"])

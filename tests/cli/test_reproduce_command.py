@@ -1,0 +1,73 @@
+"""`specdec reproduce` prints measured lengths beside published ones."""
+
+import json
+
+import pytest
+
+from specdec.cli import main
+from specdec.evaluation.protocols import PROTOCOLS
+
+
+@pytest.fixture
+def data(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = [json.dumps({"turns": [f"def f{i}(a, b):"]}) + "\n" for i in range(7)]
+    for name in ("gsm8k", "math500"):
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def command(name, data, *more):
+    options = ["--data", str(data), "--sets", "gsm8k", "math500", "--max-new-tokens", "4"]
+    return ["reproduce", name, "--drafter", "zoo:mask-token", *options, *more]
+
+
+def test_measured_lengths_stand_beside_published_ones(data, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    output = ["--output", str(tmp_path / "out")]
+    assert main(command("dspark-table1", data, *output)) == 0
+    captured = capsys.readouterr()
+    lines = {line.split()[0]: line.split() for line in captured.out.splitlines() if line}
+    assert lines["gsm8k"][:5] == ["gsm8k", "chain", "of", "7", "7"]
+    assert lines["gsm8k"][-3:] == ["5.30", "5.33", "6.17"]
+    assert lines["math500"][-3:] == ["4.77", "4.91", "5.78"]
+    assert "[" in " ".join(lines["gsm8k"])  # an interval
+    assert "7/7" in captured.err  # a bar
+    assert main(command("dspark-table1", data, *output, "--format", "json")) == 0  # nothing to do
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)  # NaN is no JSON
+    assert found["source"] == PROTOCOLS["dspark-table1"].source
+    assert found["cells"][0]["DSpark"] == 6.17
+    assert f"{found['cells'][0]['value']:.2f}" == lines["gsm8k"][5]
+
+
+@pytest.mark.parametrize(("form", "word"), [("markdown", "|---|"), ("latex", r"\toprule")])
+def test_it_prints_papers_tables(form, word, data, capsys):
+    arguments = ["--limit", "1", "--budgets", "0", "--format", form]
+    assert main(command("ddtree-sampled", data, *arguments)) == 0
+    assert word in capsys.readouterr().out
+
+
+def test_unknown_names_are_refused_with_the_list(data, capsys):
+    with pytest.raises(SystemExit):
+        main(command("dspark", data))
+    shown = capsys.readouterr().err
+    assert "invalid choice: 'dspark'" in shown
+    for name in PROTOCOLS:
+        assert name in shown
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--sets", "gsm9k"], "a set must be"),
+        (["--budgets", "7"], "a budget must be"),
+        (["--sets", "alpaca"], "does not hold the set alpaca"),
+        (["--drafter", "none"], "--num-draft-tokens belongs to a drafter"),
+    ],
+)
+def test_what_cannot_be_is_one_line(more, message, data, capsys, monkeypatch):
+    monkeypatch.setattr("specdec.cli.loading.load_target", None)
+    assert main([*command("dspark-table1", data), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line

@@ -1,0 +1,287 @@
+"""Published protocols run end to end on files in the published forms, go on after an interruption,
+and say in what they differ from the source.
+"""
+
+import json
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from specdec import SpeculativeGenerator, Tree, zoo
+from specdec.cli import main
+from specdec.cli.reproduce import NAMES
+from specdec.evaluation import Figures, evaluate, reproduce
+from specdec.evaluation.protocols import PROTOCOLS
+from specdec.samplers import RejectionSampler
+
+TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
+ENTRIES = {
+    "gsm8k": lambda i: {"question": f"{i} + 1?", "answer": f"#### {i + 1}"},
+    "math500": lambda i: {"problem": f"{i} + 1?", "answer": "2", "unique_id": f"test/{i}.json"},
+    "aime24": lambda i: {"id": i, "problem": f"{i} + 1?", "answer": "2", "year": "2024"},
+    "aime25": lambda i: {"problem_idx": i, "problem": f"{i} + 1?", "answer": 2},
+    "mbpp": lambda i: {"task_id": i, "prompt": f"Add {i}.", "code": "", "test_list": []},
+    "humaneval": lambda i: {
+        "task_id": f"HumanEval/{i}",
+        "prompt": f"def f{i}(a, b):\n",
+        "canonical_solution": "",
+    },
+    "livecodebench": lambda i: {
+        "question_id": f"{i}_A",
+        "question_content": f"Sort {i}.",
+        "starter_code": "",
+    },
+    "swe-bench": lambda i: {"instance_id": f"a__b-{i}", "problem_statement": f"{i} fails."},
+    "mt-bench": lambda i: {"prompt_id": i, "category": "math", "prompt": [f"{i}?", "Again."]},
+    "alpaca": lambda i: {"instruction": f"Sing {i}.", "input": "", "output": "", "text": "..."},
+    "arena-hard-v2": lambda i: {"uid": f"u{i}", "category": "hard_prompt", "prompt": f"Write {i}."},
+}
+
+
+def write_sets(folder, count: int = 2):
+    """Every set of every protocol, in its published form."""
+    folder.mkdir(exist_ok=True)
+    for name, entry in ENTRIES.items():
+        lines = [json.dumps(entry(i)) + "\n" for i in range(count)]
+        (folder / f"{name}.jsonl").write_text("".join(lines))
+    return folder
+
+
+def load(nodes, drafter="mask-token"):
+    options = {"tree": Tree(nodes, 5, nodes)} if nodes else {"num_draft_tokens": 5}
+    drafter = zoo.load_drafter(drafter, TARGET, **options)
+    return SpeculativeGenerator(TARGET, drafter, RejectionSampler()), TOKENIZER
+
+
+def small(name: str):
+    """A protocol with fewer budgets, and drafts as `load` makes them."""
+    return replace(PROTOCOLS[name], budgets=PROTOCOLS[name].budgets[:2], num_draft_tokens=5)
+
+
+def texts(found) -> dict:
+    """All that was generated, cell by cell."""
+    rows = {cell: [vars(row) for row in e.rows] for cell, e in found.cells.items()}
+    return {
+        c: [{**r, "steps": [vars(s) for s in r["steps"]]} for r in rs] for c, rs in rows.items()
+    }
+
+
+def test_the_command_names_all_protocols():
+    assert tuple(PROTOCOLS) == NAMES
+
+
+@pytest.mark.parametrize("name", PROTOCOLS)
+def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, tmp_path):
+    protocol, data = small(name), write_sets(tmp_path / "data")
+    whole = reproduce(protocol, load, data, max_new_tokens=4)
+    assert list(whole.cells) == [(s, b) for s in protocol.sets for b in protocol.budgets]
+    out, finished = tmp_path / "out", []
+
+    def interrupted(nodes):
+        """Is stopped when the second batch of the third set has been read."""
+        generator, tokenizer = load(nodes)
+        generate = generator.generate
+
+        def counting(*args, **options):
+            if len(finished) == 5:
+                raise KeyboardInterrupt
+            finished.append(1)
+            return generate(*args, **options)
+
+        generator.generate = counting
+        return generator, tokenizer
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(protocol, interrupted, data, max_new_tokens=4, output=out)
+    assert len(list(out.iterdir())) == 3
+    sizes = {path.name: path.stat().st_size for path in out.iterdir()}
+    again = reproduce(protocol, load, data, max_new_tokens=4, output=out)
+    assert all(path.stat().st_size >= sizes.get(path.name, 0) for path in out.iterdir())
+    assert len(list(out.iterdir())) == len(whole.cells)
+    assert texts(again) == texts(whole)
+    shown = str(again)
+    assert f"Published: {protocol.source}." in " ".join(shown.split())
+    assert len(again.to_frame()) == len(whole.cells)
+
+
+def test_a_protocol_measures_with_its_settings(tmp_path):
+    data = write_sets(tmp_path / "data")
+    for name, turns, temperature, seed in (
+        ("dspark-table1", 1, 1.0, 980406),
+        ("ddtree", 2, 0.0, 0),
+        ("ddtree-sampled", 2, 1.0, 0),
+    ):
+        options = {"sets": ["mt-bench"], "budgets": [0], "max_new_tokens": 4}
+        cell = reproduce(small(name), load, data, **options).cells["mt-bench", 0]
+        plan = cell.about["run"]["plan"]
+        assert (plan["temperature"], plan["seed"]) == (temperature, seed)
+        assert {row.turn for row in cell.rows} == set(range(turns))
+        assert cell.about["run"]["sampler"] == {"class": "RejectionSampler"}
+        assert PROTOCOLS[name].max_new_tokens == 2048
+    (row, _) = (
+        reproduce(small("ddtree"), load, data, sets=["gsm8k"], budgets=[0], max_new_tokens=1)
+        .cells["gsm8k", 0]
+        .rows
+    )
+    worded = "0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    assert row.num_prompt_tokens == len(TOKENIZER(worded).input_ids)
+
+
+@pytest.mark.parametrize("name", ["dspark-table1", "ddtree"])
+def test_of_larger_sets_the_prompts_of_the_source_are_chosen(name, tmp_path):
+    """DeepSpec shuffles the list with `random.Random(seed)`, Hugging Face datasets with a
+    permutation of NumPy's `default_rng(seed)`.
+    """
+    protocol, data = PROTOCOLS[name], write_sets(tmp_path / "data", 300)
+    protocol = replace(protocol, sets={"humaneval": 164, "gsm8k": 300})
+    chosen = [prompt.id for prompt in protocol.prompts("humaneval", data)]
+    ids = [f"HumanEval/{i}" for i in range(300)]
+    if name == "dspark-table1":
+        random.Random(980406).shuffle(ids)
+    else:
+        ids = [ids[i] for i in np.random.default_rng(0).permutation(300)]
+    assert chosen == ids[:164]
+    whole = protocol.prompts("gsm8k", data)
+    assert [prompt.id for prompt in whole] == [str(i + 1) for i in range(300)]
+    assert {prompt.category for prompt in whole} == {"gsm8k"}
+
+
+def test_the_mean_is_that_of_the_source(tmp_path):
+    data = write_sets(tmp_path / "data", 7)
+    protocol = replace(small("ddtree"), budgets=(0,))
+    options = {"sets": ["mt-bench"], "max_new_tokens": 12}
+    found = reproduce(protocol, load, data, **options)
+    rows = found.cells["mt-bench", 0].rows
+    assert len(rows) == 14
+    means = [1 + np.mean([step.num_accepted for step in row.steps]) for row in rows]
+    steps = [1 + step.num_accepted for row in rows for step in row.steps]
+    length = protocol.length(found.cells["mt-bench", 0])
+    assert length.value == pytest.approx(np.mean(means))
+    assert length.has_interval
+    pooled = replace(protocol, mean_over="steps").length(found.cells["mt-bench", 0])
+    assert pooled.value == pytest.approx(np.mean(steps))
+    assert abs(pooled.value - length.value) > 1e-3
+    assert found.records()[0]["value"] == length.value
+
+
+def test_published_figures_stand_beside_their_own_budget_and_target(tmp_path):
+    data = write_sets(tmp_path / "data")
+    figures = (
+        Figures("other", "A", 0, {"gsm8k": 1.0}),
+        Figures("target", "A", 0, {"gsm8k": 2.0}),
+        Figures("target", "A", 16, {"gsm8k": 3.0}),
+        Figures("target", "B", None, {"gsm8k": 4.0}),
+    )
+    protocol = replace(small("ddtree"), figures=figures)
+    options = {"sets": ["gsm8k", "mbpp"], "max_new_tokens": 4}
+    lines = reproduce(protocol, load, data, **options).records()
+    shown = {(line["set"], line["nodes"]): (line["A"], line["B"]) for line in lines}
+    assert shown == {
+        ("gsm8k", 0): (2.0, 4.0),
+        ("gsm8k", 16): (3.0, 4.0),
+        ("mbpp", 0): (None, None),
+        ("mbpp", 16): (None, None),
+    }
+    of_another = reproduce(replace(protocol, figures=figures[:1]), load, data, **options)
+    assert of_another.records()[0]["A"] == 1.0
+    assert "Published for other; the target here is 'target'." in of_another.deviations()
+
+
+def test_the_published_figures_are_those_of_the_tables():
+    by_row = {
+        (name, row.target, row.label, row.nodes): row.lengths
+        for name, protocol in PROTOCOLS.items()
+        for row in protocol.figures
+    }
+    eagle = by_row["dspark-table1", "Qwen3-8B", "EAGLE-3", 0]
+    assert (eagle["gsm8k"], eagle["humaneval"], eagle["mt-bench"]) == (5.30, 4.33, 2.66)
+    dspark = by_row["dspark-table1", "Qwen3-8B", "DSpark", 0]
+    assert (dspark["gsm8k"], dspark["humaneval"], dspark["mt-bench"]) == (6.17, 5.52, 3.72)
+    best = by_row["ddtree", "Qwen3-8B", "best-DDTree", None]
+    # Figure 3 and table 1 share the chain and the best budget of MATH-500.
+    assert best["math500"] == by_row["ddtree", "Qwen3-8B", "DDTree", 512]["math500"] == 10.73
+    assert by_row["ddtree", "Qwen3-8B", "DDTree", 16] == {"math500": 8.61}
+    assert by_row["ddtree-sampled", "Qwen3-4B", "DFlash", 0]["alpaca"] == 2.96
+    for (name, *_, nodes), lengths in by_row.items():
+        assert nodes or set(lengths) == set(PROTOCOLS[name].sets)
+
+
+def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
+    data, protocol = write_sets(tmp_path / "data"), small("dspark-table1")
+    options = {"sets": ["gsm8k", "aime25"], "max_new_tokens": 4}
+    found = reproduce(protocol, load, data, **options)
+    assert found.deviations() == [
+        "Published for Qwen3-8B; the target here is 'target'.",
+        "enable_thinking=False was not set: the template is missing.",
+        "At most 4 new tokens; 2048 in the source.",
+        "Fewer prompts than in the source: gsm8k 2 of 500, aime25 2 of 30.",
+    ]
+    shorter = reproduce(protocol, load, data, max_prompt_tokens=3, **options).deviations()
+    assert "4 prompts were shortened from the left." in shorter
+    same = replace(
+        protocol,
+        sets={"gsm8k": 2, "aime25": 2},
+        max_new_tokens=4,
+        figures=(Figures("target", "A", 0, {}),),
+    )
+
+    def chatting(template):
+        def load_chatting(nodes):
+            tokenizer = zoo.load_tokenizer()
+            tokenizer.chat_template = template
+            return load(nodes)[0], tokenizer
+
+        return load_chatting
+
+    template = "{{ messages[0].content }}{% if enable_thinking %}<think>{% endif %}"
+    out = tmp_path / "out"
+    found = reproduce(same, chatting(template), data, output=out)
+    assert found.deviations() == []
+    run = found.cells["gsm8k", 0].about["run"]
+    assert run["plan"]["chat_template_kwargs"] == {"enable_thinking": False}
+    before = (out / "gsm8k-chain.jsonl").read_bytes()
+    with pytest.raises(ValueError, match=r"differ in tokenizer\.chat_template \("):
+        reproduce(same, chatting(template + "."), data, output=out)
+    assert (out / "gsm8k-chain.jsonl").read_bytes() == before
+    with pytest.raises(ValueError, match=r"plan\.chat_template_kwargs\.enable_thinking \(False"):
+        reproduce(replace(same, thinking=True), chatting(template), data, output=out)
+    found = reproduce(same, chatting("{{ messages[0].content }}"), data)
+    assert found.deviations() == [
+        "enable_thinking=False was not set: the template does not read it."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"sets": ["gsm9k"]}, ValueError, "a set must be .*math500.*gsm8k.*got 'gsm9k'"),
+        ({"budgets": [7]}, ValueError, "a budget must be .*0.*16.*got 7"),
+        ({"limit": 0}, ValueError, "limit must be an integer >= 1, got 0"),
+        ({"data": "nowhere"}, FileNotFoundError, r"does not hold the set math500: put math500\.js"),
+    ],
+)
+def test_what_a_protocol_has_not_is_refused_before_anything_is_loaded(
+    options, error, message, tmp_path
+):
+    options = {"data": write_sets(tmp_path / "data"), "output": tmp_path / "out"} | options
+    with pytest.raises(error, match=message):
+        reproduce(small("ddtree"), None, **options)
+    assert not (tmp_path / "out").exists()
+
+
+def test_trees_of_a_protocol_hold_the_best_nodes_of_all(tmp_path, monkeypatch):
+    """The command's trees have as many children per node as nodes, so that none is left out."""
+    seen = []
+
+    def evaluated(generator, *args, **options):
+        seen.append((generator.drafter.tree, generator.drafter.num_draft_tokens))
+        return evaluate(generator, *args, **options)
+
+    monkeypatch.setattr("specdec.evaluation.protocols.evaluate", evaluated)
+    data = write_sets(tmp_path / "data")
+    arguments = ["--drafter", "zoo:mask-token", "--data", str(data), "--sets", "gsm8k"]
+    arguments += ["--limit", "1", "--max-new-tokens", "2", "--budgets", "0", "16", "32"]
+    assert main(["reproduce", "ddtree", *arguments]) == 0
+    assert seen == [(None, 15), (Tree(16, 15, 16), 16), (Tree(32, 15, 32), 32)]
