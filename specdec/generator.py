@@ -36,14 +36,14 @@ from specdec.loop.lengths import (
     time_steps,
 )
 from specdec.loop.outcome import Outcome, PendingOutcome
-from specdec.loop.runner import RunnerPool, signature_of
+from specdec.loop.runner import SLOT_MULTIPLE, RunnerPool, signature_of
 from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook
 from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
-from specdec.samplers import Sampler, sampler_named
+from specdec.samplers import Sampler, draw_by_race, sampler_named
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.target import Target
@@ -381,12 +381,20 @@ class SpeculativeGenerator:
         most, choose = self.drafter.num_draft_tokens, self.draft_length
         if choose is None or not most or request.options.num_draft_tokens is not None:
             return None
+        seeds, is_coupled = request.seeds or [], self.sampler.draw_draft is draw_by_race
+        if len(set(seeds)) < len(seeds) and not is_coupled:
+            raise ValueError(
+                "rows that share a seed share their random numbers, so what one row accepts tells "
+                "which draws another one has yet to use, and draft lengths must not depend on "
+                "those; pass one seed per row, or num_draft_tokens="
+            )
         if choose != "auto":
             return choose
         reason = self._runners.why_eager(request, is_traced=trace)
         parts = Parts(self.target, self.drafter, self.sampler)
         signature = signature_of(parts, request, captures=reason is None)
-        rows, tokens = bucket_of_rows(signature.batch_size), max(request.prompts.lengths)
+        rows = bucket_of_rows(signature.batch_size)
+        tokens = max(*request.prompts.lengths, SLOT_MULTIPLE)  # shorter ones cost the same
         auto = self._auto_lengths.setdefault(signature._replace(batch_size=0), AutoLength())
         if not auto.knows(rows, tokens):
             none = LogitsProcessorList(), StoppingCriteriaList()

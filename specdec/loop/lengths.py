@@ -31,7 +31,7 @@ PRIOR_RATE, PRIOR_WEIGHT = 0.8, 1.0
 """What the first position is taken to accept before anything is known, and how many observations
 that counts for.
 """
-ROUNDS = 5
+ROUNDS = 7
 """Of a cost table that is measured at the first call of a size."""
 WIDEST = 4
 """Contexts up to so many times as long or as short share a cost table."""
@@ -96,7 +96,8 @@ class Acceptance:
 
 ChooseLength = Callable[[Acceptance, int, int], int]
 """(acceptance so far, rows, tokens of the longest) -> draft tokens of the next step, 0..K. A
-function of these arguments alone keeps the text lossless.
+function of these arguments alone keeps the text lossless. A memory of earlier calls does not: the
+same seed may have come before, and with it the draws that are to come.
 """
 
 
@@ -151,6 +152,10 @@ class AutoLength:
 
     def __call__(self, acceptance: Acceptance, rows: int, tokens: int) -> int:
         """The length of the next step; see `ChooseLength`."""
+        if not self._medians:
+            raise ValueError(
+                "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
+            )
 
         def distance(size: tuple[int, int]) -> tuple[float, float]:
             return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
