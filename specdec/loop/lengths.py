@@ -25,14 +25,14 @@ from specdec.results import RowStep
 StepTimes = Mapping[int, Sequence[float]]
 """Milliseconds of a step by draft length, one of each measured round."""
 
-MEMORY = 32
+MEMORY = 20
 """Steps after which a step's weight in the running acceptance has fallen to 1 / e."""
-PRIOR_RATE, PRIOR_WEIGHT = 0.8, 1.0
+PRIOR_RATE, PRIOR_WEIGHT = 0.8, 2.0
 """What the first position is taken to accept before anything is known, and how many observations
 that counts for.
 """
-ROUNDS = 7
-"""Of a cost table that is measured at the first call of a size."""
+FEWEST_ROUNDS, SECONDS = 3, 2.0
+"""Of a cost table that is measured at the first call of a size: more rounds while time is left."""
 WIDEST = 4
 """Contexts up to so many times as long or as short share a cost table."""
 
@@ -54,7 +54,7 @@ class Acceptance:
         >>> acceptance = Acceptance(3)
         >>> acceptance.update([RowStep([5, 6], 1, [5, 9])] * 30, num_draft_tokens=2)
         >>> [round(rate, 2) for rate in acceptance.rates]
-        [0.99, 0.03, 0.03]
+        [0.99, 0.06, 0.06]
         >>> acceptance.tokens_per_step().round(2).tolist()
         [1.0, 1.99, 2.03, 2.03]
     """
@@ -178,9 +178,7 @@ def lengths_to_measure(num_draft_tokens: int) -> list[int]:
 
 
 @torch.inference_mode()
-def time_steps(
-    generation: Generation, lengths: Iterable[int], *, rounds: int = ROUNDS
-) -> dict[int, list[float]]:
+def time_steps(generation: Generation, lengths: Iterable[int]) -> dict[int, list[float]]:
     """Milliseconds of a step at each draft length, in turn within each round, after steps that are
     not kept. All rows are ended first, so nothing is committed and no drafter remembers anything;
     a step costs what it costs otherwise.
@@ -188,22 +186,19 @@ def time_steps(
     Args:
         generation: just started, for this purpose alone.
         lengths: draft lengths.
-        rounds: how many times each is measured.
     """
     generation.end_rows(generation.rows)
-    collector = OutputCollector(generation)
     times: dict[int, list[float]] = {k: [] for k in lengths}
-    for round_ in range(-1, rounds):
-        order = list(times)[:: 1 if round_ % 2 else -1]
-        for k in order:
+    for k in [*times] * (NUM_EAGER + 1 if generation.runner.captures else 1):
+        generation.num_draft_tokens = k
+        generation.run_step().fetch().read()
+    started, round_ = time.perf_counter(), 0
+    while round_ < FEWEST_ROUNDS or time.perf_counter() - started < SECONDS:
+        for k in [*times][:: -1 if round_ % 2 else 1]:
             generation.num_draft_tokens = k
-            warm_up = NUM_EAGER + 1 if round_ < 0 and generation.runner.captures else 1
-            for _ in range(warm_up):
-                generation.synchronize()
-                started = time.perf_counter()
-                outcomes = [generation.run_step().fetch() for _ in range(2)]
-                collector.add(outcomes[-1])
-                taken = (time.perf_counter() - started) / len(outcomes)
-            if round_ >= 0:
-                times[k].append(1e3 * taken)
+            generation.synchronize()
+            before, collector = time.perf_counter(), OutputCollector(generation)
+            collector.add(generation.run_step().fetch())
+            times[k].append(1e3 * (time.perf_counter() - before))
+        round_ += 1
     return times
