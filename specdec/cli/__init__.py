@@ -1,4 +1,4 @@
-"""The command line: `specdec demo`, `generate`, `evaluate`, `certify`, `inspect` and `train`."""
+"""The command line: `specdec demo`, `generate`, `evaluate`, `plan`, `certify`, `inspect`, `train`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specdec.cli import certify, demo, evaluate, generate, inspect
+from specdec.cli import certify, demo, evaluate, generate, inspect, plan
 from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
 from specdec.show.text import one_line
 
@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="specdec", description="Lossless speculative decoding over Hugging Face models."
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, generate, evaluate, certify, inspect):
+    for command in (demo, generate, evaluate, plan, certify, inspect):
         command.add_parser(commands)
     commands.add_parser("train", help="train a head; see specdec train --help", add_help=False)
     return parser

@@ -3,11 +3,12 @@
 from specdec.evaluation.anchors import every_anchor, with_draft_length
 from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
-from specdec.evaluation.costs import CostCurve, measure_costs
+from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.lengths import LengthPlan, plan_lengths
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, own_prompts, read_prompts
 from specdec.evaluation.replay import Replay, replay
@@ -18,11 +19,13 @@ __all__ = [
     "Answer",
     "Comparison",
     "CostCurve",
+    "CostTable",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
     "HFGenerate",
+    "LengthPlan",
     "Prompt",
     "Replay",
     "Table",
@@ -34,10 +37,12 @@ __all__ = [
     "as_vllm",
     "bootstrap",
     "compare",
+    "costs",
     "evaluate",
     "every_anchor",
     "measure_costs",
     "own_prompts",
+    "plan_lengths",
     "read_prompts",
     "replay",
     "settings_of_run",

@@ -5,17 +5,20 @@ Legend: r rounds, K draft tokens, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import synchronize, timed
 from specdec.evaluation.intervals import counted
+from specdec.evaluation.plan import Plan
 from specdec.generator import SpeculativeGenerator
 from specdec.show.table import Table, Tabular
 
@@ -33,9 +36,9 @@ class CostCurve(Tabular):
         >>> curve.medians(4)[1].tolist()
         [10.0, 11.0, 12.0, 13.0, 14.0]
         >>> print(curve)
-        K  ms per step  x plain step
-        0        10.00          1.00
-        4        14.00          1.40
+        K  ms per step  spread  x plain step
+        0        10.00     0 %          1.00
+        4        14.00     0 %          1.40
         Medians of 2 rounds; a plain step takes 10.00 ms.
     """
 
@@ -58,10 +61,31 @@ class CostCurve(Tabular):
         """One line per measured K."""
         plain = np.median(self.plain_ms)
         medians = {k: np.median(self.step_ms[k]) for k in sorted(self.step_ms)}
-        rows = [[str(k), f"{ms:.2f}", f"{ms / plain:.2f}"] for k, ms in medians.items()]
+        rows = []
+        for k, ms in medians.items():
+            low, high = np.quantile(self.step_ms[k], [0.25, 0.75])
+            spread = f"{100 * (high - low) / ms:.0f} %"
+            rows.append([str(k), f"{ms:.2f}", spread, f"{ms / plain:.2f}"])
         rounds = counted(len(self.plain_ms), "round")
-        note = f"Medians of {rounds}; a plain step takes {plain:.2f} ms."
-        return [Table(["K", "ms per step", "x plain step"], rows, (note,))]
+        notes = [f"Medians of {rounds}; a plain step takes {plain:.2f} ms."]
+        if pairs := ", ".join(f"{a} and {b}" for a, b in self.unranked):
+            notes.append(f"Times vary too much to rank K = {pairs}; pass more rounds.")
+        return [Table(["K", "ms per step", "spread", "x plain step"], rows, tuple(notes))]
+
+    @property
+    def unranked(self) -> list[tuple[int, int]]:
+        """Neighbouring draft lengths of which the rounds do not show which one costs more: the
+        median difference within rounds is at most twice its standard error (of as many normal
+        values).
+        """
+        found = []
+        for pair in pairwise(sorted(self.step_ms)):
+            few, many = (np.array(self.step_ms[k]) for k in pair)
+            off, count = many - few, len(few)
+            error = 1.2533 * off.std(ddof=1) / count**0.5 if count > 1 else np.inf
+            if abs(np.median(off)) <= 2 * error:
+                found.append(pair)
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """One per measured K and round, with the plain step of the same round."""
@@ -92,6 +116,80 @@ class CostCurve(Tabular):
         return plain, np.stack([np.interp(ks, known, row) for row in np.stack(table, axis=1)])
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class CostTable(Tabular):
+    """Cost curves by (rows, tokens of each).
+
+    Example:
+        >>> curve = CostCurve([10.0, 10.0], {0: [10.0, 10.0], 4: [14.0, 14.0]})
+        >>> CostTable({(1, 64): curve}).best([0.5, 0.4, 0.3, 0.2]), curve.unranked
+        ({(1, 64): 4}, [])
+    """
+
+    curves: dict[tuple[int, int], CostCurve]
+
+    @property
+    def step_ms(self) -> dict[tuple[int, int], dict[int, list[float]]]:
+        """What `AutoLength` takes."""
+        return {size: curve.step_ms for size, curve in self.curves.items()}
+
+    def best(self, rates: Sequence[float]) -> dict[tuple[int, int], int]:
+        """The measured K of most tokens per millisecond for each size, at these conditional
+        acceptance rates.
+        """
+        tokens = 1 + np.concatenate([[0.0], np.cumprod(rates).cumsum()])
+        found = {}
+        for size, curve in self.curves.items():
+            speeds = {k: tokens[k] / np.median(ms) for k, ms in curve.step_ms.items()}
+            found[size] = max(speeds, key=speeds.get)
+        return found
+
+    def tables(self) -> list[Table]:
+        """One for each size."""
+        tables = []
+        for (rows, tokens), curve in self.curves.items():
+            (table,) = curve.tables()
+            header, cells = ["rows", "tokens", *table.header], [str(rows), str(tokens)]
+            tables.append(Table(header, [[*cells, *row] for row in table.rows], table.notes))
+        return tables
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per size, measured K and round."""
+        curves = self.curves.items()
+        return [{"rows": b, "tokens": t, **r} for (b, t), c in curves for r in c.records()]
+
+
+def costs(
+    generator: SpeculativeGenerator,
+    *,
+    batch_sizes: Iterable[int] = (1, 8),
+    contexts: Iterable[int] = (64,),
+    **options: Any,
+) -> CostTable:
+    """Times steps by draft length, batch size and context, after prompts of random tokens.
+
+    Args:
+        generator: target, drafter and sampler.
+        batch_sizes: rows.
+        contexts: tokens of the prompts.
+        options: of `measure_costs`.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(2))
+        >>> table = costs(generator, batch_sizes=[2], num_steps=2, rounds=1)
+        >>> [(size, sorted(ms)) for size, ms in table.step_ms.items()]
+        [((2, 64), [0, 1, 2])]
+    """
+    curves, contexts, target = {}, list(contexts), generator.target
+    for rows in batch_sizes:
+        for tokens in contexts:
+            draws = torch.Generator().manual_seed(0)
+            ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws)
+            curves[rows, tokens] = measure_costs(generator, ids.to(target.device), **options)
+    return CostTable(curves)
+
+
 def measure_costs(
     generator: SpeculativeGenerator,
     input_ids: Tensor,
@@ -100,8 +198,9 @@ def measure_costs(
     draft_lengths: Iterable[int] | None = None,
     num_steps: int = 16,
     rounds: int = 5,
+    temperature: float = 0.0,
 ) -> CostCurve:
-    """Times greedy steps at several draft lengths, in turn within each round.
+    """Times steps at several draft lengths, in turn within each round.
 
     Args:
         generator: target, drafter and sampler.
@@ -111,6 +210,7 @@ def measure_costs(
             the drafter's own.
         num_steps: timed together.
         rounds: r, after one that is not kept.
+        temperature: 0 is greedy.
 
     Example:
         >>> import torch
@@ -139,19 +239,24 @@ def measure_costs(
     taken: dict[int | None, list[float]] = {k: [] for k in contenders}
     for round_ in range(rounds + 1):
         for k, contender in contenders.items():
-            seconds = _step_seconds(contender, input_ids, attention_mask, num_steps)
+            seconds = _step_seconds(contender, input_ids, attention_mask, num_steps, temperature)
             if round_:
                 taken[k].append(1e3 * seconds)
     return CostCurve(taken.pop(None), taken)
 
 
 def _step_seconds(
-    generator: SpeculativeGenerator, ids: Tensor, mask: Tensor | None, num_steps: int
+    generator: SpeculativeGenerator,
+    ids: Tensor,
+    mask: Tensor | None,
+    num_steps: int,
+    temperature: float,
 ) -> float:
     """Of one step, of several in a row; reading the prompt is not counted."""
     device = generator.target.device
     most = num_steps * (generator.drafter.num_draft_tokens + 1)
-    options = {"neutral": True, "do_sample": False, "eos_token_id": []}
+    plan = Plan(most, temperature, options={"eos_token_id": []})
+    options = plan.sampling(list(range(len(ids))))
     generation = generator.start(ids, mask, max_new_tokens=most, **options)
     synchronize(device)
 
