@@ -401,7 +401,8 @@ class SpeculativeGenerator:
             options = replace(request.options, processors=none[0], criteria=none[1])
             plain = replace(request, options=options, processors=())
             generation = self._begin(plain, trace=reason is not None)
-            auto.add(rows, tokens, time_steps(generation, lengths_to_measure(most)))
+            runs = {k: (generation, k) for k in lengths_to_measure(most)}
+            auto.add(rows, tokens, time_steps(runs))
             generation.close()
         return auto
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.evaluation.anchors import with_draft_length
-from specdec.evaluation.evaluate import synchronize, timed
 from specdec.evaluation.intervals import counted
 from specdec.evaluation.plan import Plan
 from specdec.generator import SpeculativeGenerator
+from specdec.loop.lengths import lengths_to_measure, time_steps
 from specdec.show.table import Table, Tabular
 
 
@@ -207,8 +206,9 @@ def measure_costs(
         generator: target, drafter and sampler.
         input_ids: `[B, T]` prompts; what a step costs depends on both.
         attention_mask: `[B, T]` or `None`.
-        draft_lengths: the K to be measured, at most the drafter's; by default 0, 1, 2, 4, ... and
-            the drafter's own.
+        draft_lengths: the K to be measured, at most the drafter's; by default 0, 1, 2, 3, 4, 6, 8,
+            12, ... and the drafter's own. A step of 0 drafts a token and drops it, so that a later
+            one may draft.
         num_steps: timed together.
         rounds: r, after one that is not kept.
         temperature: 0 is greedy.
@@ -219,52 +219,22 @@ def measure_costs(
         >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(4))
         >>> curve = measure_costs(generator, torch.tensor([[7, 8, 9]]), num_steps=2, rounds=1)
         >>> sorted(curve.step_ms)
-        [0, 1, 2, 4]
+        [0, 1, 2, 3, 4]
     """
     check_integer("num_steps", num_steps, 1)
     check_integer("rounds", rounds, 1)
-    most = generator.drafter.num_draft_tokens
     if draft_lengths is None:
-        doubled = [2**i for i in range(most.bit_length()) if 2**i < most]
-        draft_lengths = sorted({0, *doubled, most})
+        draft_lengths = lengths_to_measure(generator.drafter.num_draft_tokens)
     draft_lengths = list(draft_lengths)
     if not draft_lengths:
         raise ValueError("there is nothing to measure: draft_lengths is empty")
-    drafters = {k: with_draft_length(generator.drafter, k) for k in draft_lengths}
-    contenders: dict[int | None, SpeculativeGenerator] = {
-        k: SpeculativeGenerator(
-            generator.target, drafter, generator.sampler, graphs=generator.graphs
-        )
-        for k, drafter in {None: None, **drafters}.items()
-    }
-    taken: dict[int | None, list[float]] = {k: [] for k in contenders}
-    for round_ in range(rounds + 1):
-        for k, contender in contenders.items():
-            seconds = _step_seconds(contender, input_ids, attention_mask, num_steps, temperature)
-            if round_:
-                taken[k].append(1e3 * seconds)
-    return CostCurve(taken.pop(None), taken)
-
-
-def _step_seconds(
-    generator: SpeculativeGenerator,
-    ids: Tensor,
-    mask: Tensor | None,
-    num_steps: int,
-    temperature: float,
-) -> float:
-    """Of one step, of several in a row; reading the prompt is not counted."""
-    device = generator.target.device
-    most = num_steps * (generator.drafter.num_draft_tokens + 1)
-    plan = Plan(most, temperature, options={"eos_token_id": []})
-    options = plan.sampling(list(range(len(ids))))
-    generation = generator.start(ids, mask, max_new_tokens=most, **options)
-    synchronize(device)
-
-    def steps() -> None:
-        for _ in range(num_steps):
-            outcome = generator.step(generation).fetch()
-            if generator.steps_ahead == 0:
-                outcome.read()
-
-    return timed(steps, device)[1] / num_steps
+    target, sampler = generator.target, generator.sampler
+    plain = SpeculativeGenerator(target, None, sampler, graphs=generator.graphs)
+    options = Plan(1, temperature).sampling(list(range(len(input_ids))))
+    none, own = (
+        one.start(input_ids, attention_mask, max_new_tokens=1, **options)
+        for one in (plain, generator)
+    )
+    runs = {None: (none, 0), **{k: (own, k) for k in draft_lengths}}
+    times = time_steps(runs, rounds=rounds, num_steps=num_steps)
+    return CostCurve(times.pop(None), times)

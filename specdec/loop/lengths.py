@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -178,30 +179,38 @@ def lengths_to_measure(num_draft_tokens: int) -> list[int]:
 
 
 @torch.inference_mode()
-def time_steps(generation: Generation, lengths: Iterable[int]) -> dict[int, list[float]]:
-    """Milliseconds of a step at each draft length, in turn within each round, after steps that are
-    not kept. All rows are ended first, so nothing is committed and no drafter remembers anything;
-    a step costs what it costs otherwise.
+def time_steps(
+    runs: Mapping[Any, tuple[Generation, int]], *, rounds: int | None = None, num_steps: int = 1
+) -> dict[Any, list[float]]:
+    """Milliseconds of a step of each run, in turn within each round, after steps that are not kept.
+    All rows are ended first, so nothing is committed and no drafter remembers anything; a step
+    costs what it costs otherwise.
 
     Args:
-        generation: just started, for this purpose alone.
-        lengths: draft lengths.
+        runs: by name, a generation that was started for this alone, and its draft length.
+        rounds: r; `None` is as many as `SECONDS` have, and `FEWEST_ROUNDS` at least.
+        num_steps: timed together.
     """
+    times: dict[Any, list[float]] = {name: [] for name in runs}
     # Of one thread of a CPU, the time that other programs take does not count.
-    is_alone = generation.tokens.device.type == "cpu" and torch.get_num_threads() == 1
+    device = next(iter(runs.values()))[0].tokens.device
+    is_alone = device.type == "cpu" and torch.get_num_threads() == 1
     clock = time.thread_time if is_alone else time.perf_counter
-    generation.end_rows(generation.rows)
-    times: dict[int, list[float]] = {k: [] for k in lengths}
-    for k in [*times] * (NUM_EAGER + 1 if generation.runner.captures else 1):
+    for generation, k in runs.values():
+        generation.end_rows(generation.rows)
         generation.num_draft_tokens = k
-        generation.run_step().fetch().read()
+        for _ in range(NUM_EAGER + 1 if generation.runner.captures else 1):
+            generation.run_step().fetch().read()
     started, round_ = time.perf_counter(), 0
-    while round_ < FEWEST_ROUNDS or time.perf_counter() - started < SECONDS:
-        for k in [*times][:: -1 if round_ % 2 else 1]:
-            generation.num_draft_tokens = k
+    while round_ < (rounds or FEWEST_ROUNDS) or (
+        rounds is None and time.perf_counter() - started < SECONDS
+    ):
+        for name in [*times][:: -1 if round_ % 2 else 1]:
+            generation, generation.num_draft_tokens = runs[name]
             generation.synchronize()
             before, collector = clock(), OutputCollector(generation)
-            collector.add(generation.run_step().fetch())
-            times[k].append(1e3 * (clock() - before))
+            for outcome in [generation.run_step().fetch() for _ in range(num_steps)]:
+                collector.add(outcome)
+            times[name].append(1e3 * (clock() - before) / num_steps)
         round_ += 1
     return times
