@@ -106,7 +106,8 @@ class AutoLength:
 
     Args:
         costs: by (rows, tokens of the longest), milliseconds of a step by draft length, a number
-            for each round; medians count. A size that is missing takes the costs of the nearest.
+            for each round. Their medians count, drawn to a straight line as far as their noise
+            explains that they lie beside it. A size that is missing takes the costs of the nearest.
 
     Example:
         >>> choose = AutoLength({(1, 64): {0: [10.0], 2: [12.0], 6: [16.0]}})
@@ -120,7 +121,7 @@ class AutoLength:
 
     def __init__(self, costs: Mapping[tuple[int, int], StepTimes] | None = None):
         self.costs: dict[tuple[int, int], StepTimes] = {}
-        self._medians: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        self._smoothed: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         for (rows, tokens), times in (costs or {}).items():
             self.add(rows, tokens, times)
 
@@ -135,10 +136,9 @@ class AutoLength:
                 f"costs must be milliseconds above 0 by draft length, a number at least for each, "
                 f"got {times!r}"
             )
-        lengths = sorted(times)
-        # A longer draft costs no less: where it seems to, that is the noise of the clock.
-        ms = np.maximum.accumulate([np.median(times[k]) for k in lengths])
-        self.costs[rows, tokens], self._medians[rows, tokens] = times, (np.array(lengths), ms)
+        lengths = np.array(sorted(times))
+        ms = _smoothed(lengths, [np.array(times[k]) for k in lengths])
+        self.costs[rows, tokens], self._smoothed[rows, tokens] = times, (lengths, ms)
 
     def knows(self, rows: int, tokens: int) -> bool:
         """Whether costs were measured with so many rows and a context of about this length."""
@@ -147,13 +147,13 @@ class AutoLength:
 
     def describe(self) -> Iterator[str]:
         """A line for each size: rows, tokens, and milliseconds by draft length."""
-        for (rows, tokens), (lengths, ms) in self._medians.items():
+        for (rows, tokens), (lengths, ms) in self._smoothed.items():
             pairs = zip(lengths.tolist(), ms.tolist(), strict=True)
             yield f"{rows} x {tokens} tokens: {', '.join(f'{k}: {t:.2f}' for k, t in pairs)}"
 
     def __call__(self, acceptance: Acceptance, rows: int, tokens: int) -> int:
         """The length of the next step; see `ChooseLength`."""
-        if not self._medians:
+        if not self._smoothed:
             raise ValueError(
                 "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
             )
@@ -161,10 +161,23 @@ class AutoLength:
         def distance(size: tuple[int, int]) -> tuple[float, float]:
             return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
 
-        lengths, ms = self._medians[min(self._medians, key=distance)]
+        lengths, ms = self._smoothed[min(self._smoothed, key=distance)]
         expected = acceptance.tokens_per_step()
         is_possible = lengths < len(expected)
         return int(lengths[np.argmax(expected[lengths[is_possible]] / ms[is_possible])])
+
+
+def _smoothed(lengths: np.ndarray, times: list[np.ndarray]) -> np.ndarray:
+    """Medians of the times of each length, less noise (see `AutoLength`): a step of one in the
+    table would draw all choices to one side of it.
+    """
+    ms = np.array([np.median(each) for each in times])
+    if len(lengths) > 2 and min(map(len, times)) > 1:
+        noise = np.mean([np.pi / 2 * each.var(ddof=1) / len(each) for each in times])
+        line = np.polyval(np.polyfit(lengths, ms, 1), lengths)
+        beside = ((ms - line) ** 2).sum() / (len(lengths) - 2)
+        ms += min(1.0, noise / max(beside, 1e-12)) * (line - ms)
+    return np.maximum.accumulate(ms)  # a longer draft costs no less
 
 
 def lengths_to_measure(num_draft_tokens: int) -> list[int]:

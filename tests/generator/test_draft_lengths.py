@@ -270,6 +270,21 @@ def test_costs_of_the_nearest_size_are_taken_and_noise_makes_no_draft_cheaper():
     assert AutoLength({(1, 64): {0: [10.0], 9: [10.0]}})(acceptance, 1, 64) == 0
 
 
+def described(times):
+    (line,) = AutoLength({(1, 64): times}).describe()
+    return [float(part.split(": ")[1]) for part in line.split(" tokens: ")[1].split(", ")]
+
+
+def test_noise_is_taken_for_noise_and_a_step_for_a_step():
+    draws = np.random.default_rng(0)
+    line = {k: (10 + k + 3 * draws.standard_normal(12)).tolist() for k in (0, 1, 2, 3, 4, 6, 8)}
+    raw = [np.median(each) for each in line.values()]
+    off = [np.abs(np.array(ms) - 10 - np.array(list(line))).mean() for ms in (raw, described(line))]
+    assert off[1] < 0.7 * off[0]
+    step = {k: [ms - 0.01, ms, ms + 0.01] for k, ms in ((0, 10.0), (1, 10.0), (2, 20.0), (4, 20.0))}
+    assert described(step) == pytest.approx([10, 10, 20, 20], abs=0.01)
+
+
 def test_lengths_to_measure_end_with_the_drafters_own():
     assert [lengths_to_measure(k)[-1] for k in (0, 1, 7, 32)] == [0, 1, 7, 32]
     assert lengths_to_measure(5) == [0, 1, 2, 3, 4, 5]
