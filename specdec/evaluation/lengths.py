@@ -17,7 +17,7 @@ from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.compare import compare
 from specdec.evaluation.costs import CostCurve, measure_costs
 from specdec.evaluation.evaluate import evaluate, timed
-from specdec.evaluation.intervals import LEVEL, NUM_RESAMPLES, Estimate, with_intervals
+from specdec.evaluation.intervals import LEVEL, NUM_RESAMPLES, Estimate, counted, with_intervals
 from specdec.evaluation.prompts import Prompt, as_prompts, encode
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.lengths import lengths_to_measure
@@ -108,7 +108,7 @@ def plan_lengths(
         curves[rows] = measure_costs(generator, *inputs, **timing)
         if rows not in batch_sizes:
             continue
-        notes += [f"{rows} rows: {note}" for note in curves[rows].tables()[0].notes]
+        notes += [f"{counted(rows, 'row')}: {note}" for note in curves[rows].tables()[0].notes]
         reading = []
         for one in (plain, generator):
             start = partial(one.start, *inputs, max_new_tokens=max_new_tokens)

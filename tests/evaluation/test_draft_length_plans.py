@@ -30,7 +30,7 @@ def test_lengths_that_the_rounds_do_not_rank_are_named():
     assert STEADY.unranked == []
     assert NOISY.unranked == [(0, 1)]
     assert "vary too much to rank K = 0 and 1; pass more rounds" in str(NOISY)
-    assert "33 %" in str(NOISY)  # of K = 1: (13.125 - 9.375) / 11.25
+    assert "0.33" in str(NOISY)  # of K = 1: (13.125 - 9.375) / 11.25
     assert "rank" not in str(STEADY)
     assert CostCurve([1.0], {0: [1.0], 1: [9.0]}).unranked == [(0, 1)]  # one round shows nothing
 
@@ -71,7 +71,7 @@ def test_a_plan_predicts_every_k_and_measures_the_best():
     assert list(plan.measured) == [(b, plan.best(b)) for b in (1, 2)]
     assert [r["is_best"] for r in plan.records()].count(True) == 2
     assert "predicted x plain" in str(plan)
-    assert "1 rows: Medians of 1 round" in str(plan)
+    assert "1 row: Medians of 1 round" in str(plan)
     with pytest.raises(ValueError, match="batches of 8 rows need as many prompts, got 6"):
         plan_lengths(GENERATOR, prompts)
 
