@@ -28,15 +28,22 @@ from specdec.drafters import Drafter, NoDrafter, drafter_named
 from specdec.drafters.base import check_drafter
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
+from specdec.loop.lengths import (
+    Acceptance,
+    AutoLength,
+    ChooseLength,
+    lengths_to_measure,
+    time_steps,
+)
 from specdec.loop.outcome import Outcome, PendingOutcome
-from specdec.loop.runner import RunnerPool
-from specdec.loop.state import Parts
+from specdec.loop.runner import SLOT_MULTIPLE, RunnerPool, signature_of
+from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import HookCall, check_hook
 from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
-from specdec.samplers import Sampler, sampler_named
+from specdec.samplers import Sampler, draw_by_race, sampler_named
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.target import Target
@@ -64,6 +71,12 @@ class SpeculativeGenerator:
         kept_bytes: how many bytes of tensors and graphs are kept for later calls, besides those of
             calls under way; `release` frees them. `None` is a quarter of the device's memory, 0
             keeps nothing.
+        draft_length: how many tokens each step drafts. `None` is always the drafter's K; `"auto"`
+            the length of most expected tokens per millisecond, from what the call's earlier steps
+            accepted and from what steps cost, which the first call of a size measures
+            (`AutoLength`; `explain` has the costs); or a function of one's own (`ChooseLength`).
+            All rows of a batch share it. A call that names `num_draft_tokens` has that length, and
+            who steps by hand sets `generation.num_draft_tokens`.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
             longer. Rows that have ended leave the batch only with 0.
@@ -97,6 +110,7 @@ class SpeculativeGenerator:
         prefill_chunk_size: int = 2048,
         kept_bytes: int | None = None,
         steps_ahead: int | None = None,
+        draft_length: ChooseLength | Literal["auto"] | None = None,
     ):
         drafter = NoDrafter() if drafter is None else drafter
         self.drafter = _as_part("drafter", drafter, Drafter, drafter_named)
@@ -108,6 +122,11 @@ class SpeculativeGenerator:
             if number is not None:
                 check_integer(name, number, 0)
         check_choice("graphs", graphs, (True, False, "auto"))
+        if not (draft_length in (None, "auto") or callable(draft_length)):
+            raise TypeError(
+                'draft_length must be None, "auto" or a function (acceptance, rows, tokens) -> '
+                f"draft tokens, got {shown(draft_length)}; generate(num_draft_tokens=) fixes one"
+            )
         # The target is tried in forward passes, so what can be checked without it comes first.
         self.target = target if isinstance(target, Target) else Target(target)
         if self.drafter.tree_depth is not None:
@@ -123,7 +142,8 @@ class SpeculativeGenerator:
         if self.drafter.feature_layers not in ((), self.target.feature_layers):
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
-        self.steps_ahead = steps_ahead
+        self.steps_ahead, self.draft_length = steps_ahead, draft_length
+        self._auto_lengths: dict[Signature, AutoLength] = {}
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
@@ -182,7 +202,11 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        return "\n".join([*self._runners.describe(), *self.target.notes])
+        lengths = []
+        for signature, auto in self._auto_lengths.items():
+            how = "greedy" if signature.warp[0] else "sampled"
+            lengths += [f"ms of a step by draft length, {how}, {line}" for line in auto.describe()]
+        return "\n".join([*self._runners.describe(), *self.target.notes, *lengths])
 
     def start(
         self,
@@ -218,8 +242,9 @@ class SpeculativeGenerator:
             A record per step, in order.
         """
         request = Request.read(self.target, input_ids, attention_mask, options)
+        choose = self._chooser(request)
         generation = self._begin(request)
-        return self._run(generation, OutputCollector(generation), self.step)
+        return self._run(generation, OutputCollector(generation), self.step, choose)
 
     def generate(
         self,
@@ -318,12 +343,13 @@ class SpeculativeGenerator:
         check: bool = False,
     ) -> GenerationResult:
         started_s = time.perf_counter()
+        choose = self._chooser(request, trace=trace)
         generation = self._begin(request, trace=trace)
         collector = OutputCollector(generation, streamer)
         tracer, stepper = StepTracer(generation) if trace else None, self
         if trace or check:
             stepper = tracer or EagerTwin(generation, self.prefill_chunk_size)
-        for record in self._run(generation, collector, stepper.step):
+        for record in self._run(generation, collector, stepper.step, choose):
             if tracer is not None:
                 tracer.add(record)
         wall_s = time.perf_counter() - started_s
@@ -348,20 +374,59 @@ class SpeculativeGenerator:
         runner.prefill(request, self.prefill_chunk_size)
         return generation
 
+    def _chooser(self, request: Request, *, trace: bool = False) -> ChooseLength | None:
+        """What chooses the draft lengths of a call; with costs of its size, which are measured if
+        they are not known. Processors and criteria, host code of users, have no part in them.
+        """
+        most, choose = self.drafter.num_draft_tokens, self.draft_length
+        if choose is None or not most or request.options.num_draft_tokens is not None:
+            return None
+        seeds, is_coupled = request.seeds or [], self.sampler.draw_draft is draw_by_race
+        if len(set(seeds)) < len(seeds) and not is_coupled:
+            raise ValueError(
+                "rows that share a seed share their random numbers, so what one row accepts tells "
+                "which draws another one has yet to use, and draft lengths must not depend on "
+                "those; pass one seed per row, or num_draft_tokens="
+            )
+        if choose != "auto":
+            return choose
+        reason = self._runners.why_eager(request, is_traced=trace)
+        parts = Parts(self.target, self.drafter, self.sampler)
+        signature = signature_of(parts, request, captures=reason is None)
+        rows = bucket_of_rows(signature.batch_size)
+        tokens = max(*request.prompts.lengths, SLOT_MULTIPLE)  # shorter ones cost the same
+        auto = self._auto_lengths.setdefault(signature._replace(batch_size=0), AutoLength())
+        if not auto.knows(rows, tokens):
+            none = LogitsProcessorList(), StoppingCriteriaList()
+            options = replace(request.options, processors=none[0], criteria=none[1])
+            plain = replace(request, options=options, processors=())
+            generation = self._begin(plain, trace=reason is not None)
+            runs = {k: (generation, k) for k in lengths_to_measure(most)}
+            auto.add(rows, tokens, time_steps(runs))
+            generation.close()
+        return auto
+
     def _run(
         self,
         generation: Generation,
         collector: OutputCollector,
         step: Callable[[Generation], Outcome],
+        choose: ChooseLength | None = None,
     ) -> Iterator[StepRecord]:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
-        unread: deque[tuple[PendingOutcome, Scores]] = deque()
-        width = generation.state.signature.num_draft_tokens + 1
+        unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
+        k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
+        acceptance, width = Acceptance(k, is_tree=depth is not None), k + 1
         while not collector.is_done:
-            outcome = step(generation)
-            unread.append((outcome.fetch(), generation.scores_of(outcome)))
+            if choose is not None:
+                rows = generation.state.signature.batch_size
+                generation.num_draft_tokens = choose(acceptance, rows, collector.longest)
+            outcome, asked = step(generation), generation.num_draft_tokens
+            unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
             if len(unread) > self.steps_ahead:
-                record = collector.add(*unread.popleft())
+                *read, asked = unread.popleft()
+                record = collector.add(*read)
+                acceptance.update(record.rows, asked)
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
                 longest = collector.longest + width * len(unread)

@@ -280,3 +280,66 @@ def test_a_short_row_is_decided_as_a_draft_of_so_many_tokens(sampler, is_told, w
         assert verdict.tokens[b, : n + 1].tolist() == alone.tokens[0].tolist()
         assert verdict.tokens[b, n + 1 :].eq(PAD_TOKEN).all()
         assert verdict.faults[b] == 0
+
+
+def stopped(sampler, stop):
+    """The sampler, of drafts that end before the first token at which `stop` is true."""
+
+    def decide(draft, logits, warp, noise):
+        width = draft.tokens.shape[1]
+        ends = torch.stack([stop(draft, i) for i in range(width)], dim=1)
+        num_valid = (~ends).long().cumprod(dim=1).sum(dim=1)
+        is_beyond = torch.arange(width) >= num_valid[:, None]
+        probs = draft.probs
+        if probs is not None:
+            probs = probs.masked_fill(is_beyond[..., None], torch.nan)
+        tokens = draft.tokens.masked_fill(is_beyond, PAD_TOKEN)
+        return sampler(Draft(tokens, probs, num_valid), logits, warp, noise)
+
+    decide.draw_draft = sampler.draw_draft
+    return decide
+
+
+STOPS = {  # of draft token i, by the draft
+    "token before": lambda draft, i: (draft.tokens[:, i - 1] == 0) & (i > 0),
+    "two before": lambda draft, i: (draft.tokens[:, :i].sum(dim=1) % 3 == 2) & (i > 0),
+    "own distribution": lambda draft, i: draft.probs[:, i].amax(dim=-1) < 0.6,
+    "own draw": lambda draft, i: of_token(draft, i) < 0.4,
+    "next draw": lambda draft, i: draft.tokens[:, min(i + 1, 2)] == 0,
+}
+DECIDED_BEFORE = ("token before", "two before", "own distribution")
+
+
+def of_token(draft, index):
+    """The draft probability of a drafted token."""
+    return draft.probs[:, index].gather(1, draft.tokens[:, index : index + 1])[:, 0]
+
+
+@lossless
+@pytest.mark.parametrize("name", DECIDED_BEFORE)
+def test_a_draft_may_end_by_what_was_drawn_before_the_token_that_is_left_out(sampler, name):
+    if sampler.draw_draft is draw_by_race and name == "own distribution":
+        pytest.skip("drafts of races have no probabilities")
+    for seed in range(3):
+        worlds = random_worlds((3, 3, 4), seed)
+        assert_lossless(stopped(sampler, STOPS[name]), worlds, seed)
+
+
+@pytest.mark.parametrize("sampler", LOSSLESS[:2], ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("name", ["own draw", "next draw"])
+def test_a_draft_must_not_end_by_the_draw_of_the_token_that_is_left_out(sampler, name):
+    flips = find_flips(stopped(sampler, STOPS[name]), random_worlds((3, 3, 4), 0))
+    assert (joint_variation(flips) > 0.01).sum() >= 3  # of 4 worlds
+    assert (joint_variation(find_flips(sampler, flips.paths.worlds)) < 1e-12).all()
+
+
+def test_a_race_does_not_mind_which_drafts_end_where():
+    """Its tokens are the target's own, whatever was drafted."""
+    worlds = random_worlds((3, 3, 4), 0)
+    assert_lossless(stopped(CouplingSampler(), STOPS["next draw"]), worlds, 0)
+
+
+@pytest.mark.parametrize("sampler", LOSSLESS[:2], ids=lambda s: type(s).__name__)
+def test_point_masses_have_no_draw_to_end_by(sampler):
+    worlds = random_worlds((3, 3, 4), 0, "point-mass")
+    assert_lossless(stopped(sampler, STOPS["next draw"]), worlds, 0)

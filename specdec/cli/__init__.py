@@ -1,5 +1,6 @@
-"""The command line: `specdec demo`, `generate`, `evaluate`, `reproduce`, `certify`, `inspect`
-and `train`."""
+"""The command line: `specdec demo`, `generate`, `evaluate`, `reproduce`, `plan`, `certify`,
+`inspect` and `train`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from specdec.cli import certify, demo, evaluate, generate, inspect, reproduce
+from specdec.cli import certify, demo, evaluate, generate, inspect, plan, reproduce
 from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
 from specdec.show.text import one_line
 
@@ -63,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="specdec", description="Lossless speculative decoding over Hugging Face models."
     )
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, generate, evaluate, reproduce, certify, inspect):
+    for command in (demo, generate, evaluate, reproduce, plan, certify, inspect):
         command.add_parser(commands)
     commands.add_parser("train", help="train a head; see specdec train --help", add_help=False)
     return parser

@@ -48,7 +48,8 @@ class MaskTokenDrafter(HeadDrafter):
 
     Args and Raises: as `HeadDrafter`; the head is a `MaskTokenHead`, whose block bounds K. And
     `confidence_threshold`, for a head with a confidence head: a row's draft ends before the first
-    token of which the estimate, made before it is drawn, is below. `None` drafts all K.
+    token of which the estimate, made before it is drawn, is below; so every lossless sampler stays
+    lossless. `None` drafts all K.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo

@@ -3,11 +3,12 @@
 from specdec.evaluation.anchors import every_anchor, with_draft_length
 from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
-from specdec.evaluation.costs import CostCurve, measure_costs
+from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
+from specdec.evaluation.lengths import LengthPlan, plan_lengths
 from specdec.evaluation.paired import difference
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
@@ -20,12 +21,14 @@ __all__ = [
     "Answer",
     "Comparison",
     "CostCurve",
+    "CostTable",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
     "Figures",
     "HFGenerate",
+    "LengthPlan",
     "Prompt",
     "Protocol",
     "Replay",
@@ -39,12 +42,14 @@ __all__ = [
     "as_vllm",
     "bootstrap",
     "compare",
+    "costs",
     "difference",
     "evaluate",
     "every_anchor",
     "find_set",
     "measure_costs",
     "own_prompts",
+    "plan_lengths",
     "read_prompts",
     "replay",
     "reproduce",

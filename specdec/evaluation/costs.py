@@ -5,18 +5,20 @@ Legend: r rounds, K draft tokens, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.evaluation.anchors import with_draft_length
-from specdec.evaluation.evaluate import synchronize, timed
 from specdec.evaluation.intervals import counted
+from specdec.evaluation.plan import Plan
 from specdec.generator import SpeculativeGenerator
+from specdec.loop.lengths import lengths_to_measure, time_steps
 from specdec.show.table import Table, Tabular
 
 
@@ -33,9 +35,9 @@ class CostCurve(Tabular):
         >>> curve.medians(4)[1].tolist()
         [10.0, 11.0, 12.0, 13.0, 14.0]
         >>> print(curve)
-        K  ms per step  x plain step
-        0        10.00          1.00
-        4        14.00          1.40
+        K  ms per step  spread  x plain step
+        0        10.00    0.00          1.00
+        4        14.00    0.00          1.40
         Medians of 2 rounds; a plain step takes 10.00 ms.
     """
 
@@ -55,13 +57,33 @@ class CostCurve(Tabular):
         return float(plain[0]), table[0]
 
     def tables(self) -> list[Table]:
-        """One line per measured K."""
+        """One line per measured K; the spread is the range of the middle half over the median."""
         plain = np.median(self.plain_ms)
         medians = {k: np.median(self.step_ms[k]) for k in sorted(self.step_ms)}
-        rows = [[str(k), f"{ms:.2f}", f"{ms / plain:.2f}"] for k, ms in medians.items()]
+        rows = []
+        for k, ms in medians.items():
+            low, high = np.quantile(self.step_ms[k], [0.25, 0.75])
+            rows.append([str(k), f"{ms:.2f}", f"{(high - low) / ms:.2f}", f"{ms / plain:.2f}"])
         rounds = counted(len(self.plain_ms), "round")
-        note = f"Medians of {rounds}; a plain step takes {plain:.2f} ms."
-        return [Table(["K", "ms per step", "x plain step"], rows, (note,))]
+        notes = [f"Medians of {rounds}; a plain step takes {plain:.2f} ms."]
+        if pairs := ", ".join(f"{a} and {b}" for a, b in self.unranked):
+            notes.append(f"Times vary too much to rank K = {pairs}; pass more rounds.")
+        return [Table(["K", "ms per step", "spread", "x plain step"], rows, tuple(notes))]
+
+    @property
+    def unranked(self) -> list[tuple[int, int]]:
+        """Neighbouring draft lengths of which the rounds do not show which one costs more: the
+        median difference within rounds is at most twice its standard error (of as many normal
+        values).
+        """
+        found = []
+        for pair in pairwise(sorted(self.step_ms)):
+            few, many = (np.array(self.step_ms[k]) for k in pair)
+            off, count = many - few, len(few)
+            error = 1.2533 * off.std(ddof=1) / count**0.5 if count > 1 else np.inf
+            if abs(np.median(off)) <= 2 * error:
+                found.append(pair)
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """One per measured K and round, with the plain step of the same round."""
@@ -92,6 +114,81 @@ class CostCurve(Tabular):
         return plain, np.stack([np.interp(ks, known, row) for row in np.stack(table, axis=1)])
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class CostTable(Tabular):
+    """Cost curves by (rows, tokens of each).
+
+    Example:
+        >>> curve = CostCurve([10.0, 10.0], {0: [10.0, 10.0], 4: [14.0, 14.0]})
+        >>> CostTable({(1, 64): curve}).best([0.5, 0.4, 0.3, 0.2]), curve.unranked
+        ({(1, 64): 4}, [])
+    """
+
+    curves: dict[tuple[int, int], CostCurve]
+
+    @property
+    def step_ms(self) -> dict[tuple[int, int], dict[int, list[float]]]:
+        """What `AutoLength` takes."""
+        return {size: curve.step_ms for size, curve in self.curves.items()}
+
+    def best(self, rates: Sequence[float]) -> dict[tuple[int, int], int]:
+        """The measured K of most tokens per millisecond for each size, at these conditional
+        acceptance rates.
+        """
+        tokens = 1 + np.concatenate([[0.0], np.cumprod(rates).cumsum()])
+        found = {}
+        for size, curve in self.curves.items():
+            speeds = {k: tokens[k] / np.median(ms) for k, ms in curve.step_ms.items()}
+            found[size] = max(speeds, key=speeds.get)
+        return found
+
+    def tables(self) -> list[Table]:
+        """One for each size."""
+        tables = []
+        for (rows, tokens), curve in self.curves.items():
+            (table,) = curve.tables()
+            header, cells = ["rows", "tokens", *table.header], [str(rows), str(tokens)]
+            tables.append(Table(header, [[*cells, *row] for row in table.rows], table.notes))
+        return tables
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per size, measured K and round."""
+        curves = self.curves.items()
+        return [{"rows": b, "tokens": t, **r} for (b, t), c in curves for r in c.records()]
+
+
+def costs(
+    generator: SpeculativeGenerator,
+    *,
+    batch_sizes: Iterable[int] = (1, 8),
+    contexts: Iterable[int] = (64,),
+    **options: Any,
+) -> CostTable:
+    """Times steps by draft length, batch size and context, after prompts of random tokens.
+
+    Args:
+        generator: target, drafter and sampler.
+        batch_sizes: rows.
+        contexts: tokens of the prompts.
+        options: of `measure_costs`.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(2))
+        >>> table = costs(generator, batch_sizes=[2], num_steps=2, rounds=1)
+        >>> [(size, sorted(ms)) for size, ms in table.step_ms.items()]
+        [((2, 64), [0, 1, 2])]
+    """
+    curves, contexts, target = {}, list(contexts), generator.target
+    for rows in batch_sizes:
+        for tokens in contexts:
+            draws = torch.Generator().manual_seed(0)
+            ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws)
+            inputs = ids.to(target.device), torch.ones_like(ids)  # whatever pads its texts
+            curves[rows, tokens] = measure_costs(generator, *inputs, **options)
+    return CostTable(curves)
+
+
 def measure_costs(
     generator: SpeculativeGenerator,
     input_ids: Tensor,
@@ -100,17 +197,20 @@ def measure_costs(
     draft_lengths: Iterable[int] | None = None,
     num_steps: int = 16,
     rounds: int = 5,
+    temperature: float = 0.0,
 ) -> CostCurve:
-    """Times greedy steps at several draft lengths, in turn within each round.
+    """Times steps at several draft lengths, in turn within each round.
 
     Args:
         generator: target, drafter and sampler.
         input_ids: `[B, T]` prompts; what a step costs depends on both.
         attention_mask: `[B, T]` or `None`.
-        draft_lengths: the K to be measured, at most the drafter's; by default 0, 1, 2, 4, ... and
-            the drafter's own.
+        draft_lengths: the K to be measured, at most the drafter's; by default 0, 1, 2, 3, 4, 6, 8,
+            12, ... and the drafter's own. A step of 0 drafts a token and drops it, so that a later
+            one may draft.
         num_steps: timed together.
         rounds: r, after one that is not kept.
+        temperature: 0 is greedy.
 
     Example:
         >>> import torch
@@ -118,47 +218,22 @@ def measure_costs(
         >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(4))
         >>> curve = measure_costs(generator, torch.tensor([[7, 8, 9]]), num_steps=2, rounds=1)
         >>> sorted(curve.step_ms)
-        [0, 1, 2, 4]
+        [0, 1, 2, 3, 4]
     """
     check_integer("num_steps", num_steps, 1)
     check_integer("rounds", rounds, 1)
-    most = generator.drafter.num_draft_tokens
     if draft_lengths is None:
-        doubled = [2**i for i in range(most.bit_length()) if 2**i < most]
-        draft_lengths = sorted({0, *doubled, most})
+        draft_lengths = lengths_to_measure(generator.drafter.num_draft_tokens)
     draft_lengths = list(draft_lengths)
     if not draft_lengths:
         raise ValueError("there is nothing to measure: draft_lengths is empty")
-    drafters = {k: with_draft_length(generator.drafter, k) for k in draft_lengths}
-    contenders: dict[int | None, SpeculativeGenerator] = {
-        k: SpeculativeGenerator(
-            generator.target, drafter, generator.sampler, graphs=generator.graphs
-        )
-        for k, drafter in {None: None, **drafters}.items()
-    }
-    taken: dict[int | None, list[float]] = {k: [] for k in contenders}
-    for round_ in range(rounds + 1):
-        for k, contender in contenders.items():
-            seconds = _step_seconds(contender, input_ids, attention_mask, num_steps)
-            if round_:
-                taken[k].append(1e3 * seconds)
-    return CostCurve(taken.pop(None), taken)
-
-
-def _step_seconds(
-    generator: SpeculativeGenerator, ids: Tensor, mask: Tensor | None, num_steps: int
-) -> float:
-    """Of one step, of several in a row; reading the prompt is not counted."""
-    device = generator.target.device
-    most = num_steps * (generator.drafter.num_draft_tokens + 1)
-    options = {"neutral": True, "do_sample": False, "eos_token_id": []}
-    generation = generator.start(ids, mask, max_new_tokens=most, **options)
-    synchronize(device)
-
-    def steps() -> None:
-        for _ in range(num_steps):
-            outcome = generator.step(generation).fetch()
-            if generator.steps_ahead == 0:
-                outcome.read()
-
-    return timed(steps, device)[1] / num_steps
+    target, sampler = generator.target, generator.sampler
+    plain = SpeculativeGenerator(target, None, sampler, graphs=generator.graphs)
+    options = Plan(1, temperature).sampling(list(range(len(input_ids))))
+    none, own = (
+        one.start(input_ids, attention_mask, max_new_tokens=1, **options)
+        for one in (plain, generator)
+    )
+    runs = {None: (none, 0), **{k: (own, k) for k in draft_lengths}}
+    times = time_steps(runs, rounds=rounds, num_steps=num_steps)
+    return CostCurve(times.pop(None), times)

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from specdec.evaluation.costs import CostCurve
+import numpy as np
+
+from specdec.evaluation.costs import CostCurve, CostTable
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.replay import Replay
@@ -101,6 +103,32 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
     ax.plot(ks, [k + 1 for k in ks], color="0.6", linestyle="--", label="everything accepted")
     ax.plot(ks, [table[k] / plain for k in ks], marker="s", label="cost of a step: break-even")
     ax.set(xlabel="K, draft tokens per step", ylabel="plain steps")
+    ax.set_ylim(bottom=0)
+    return _finish(ax, integers=True)
+
+
+def cost_by_length(
+    table: CostTable, rates: Sequence[float] | None = None, *, ax: Any = None
+) -> Any:
+    """Milliseconds of a step against K, a line for each size with the quarter and three quarters of
+    its rounds, and a star at the K of most tokens per millisecond.
+
+    Args:
+        table: from `costs`.
+        rates: conditional acceptance by position, `evaluation.stats.conditional_rates` for
+            instance; without them there are no stars.
+    """
+    lines = {}
+    for (rows, tokens), curve in table.curves.items():
+        ends = {k: np.quantile(ms, [0.5, 0.25, 0.75]) for k, ms in curve.step_ms.items()}
+        lines[f"{rows} x {tokens} tokens"] = {k: Estimate(*each) for k, each in ends.items()}
+    ax, drawn = _lines(ax, lines)
+    best = table.best(rates) if rates is not None else {}
+    for line, k in zip(drawn.values(), best.values(), strict=False):
+        index = sorted(next(iter(lines.values()))).index(k)
+        x, y = line.get_xdata()[index], line.get_ydata()[index]
+        ax.plot([x], [y], marker="*", markersize=14, color=line.get_color())
+    ax.set(xlabel="K, draft tokens per step", ylabel="ms per step")
     ax.set_ylim(bottom=0)
     return _finish(ax, integers=True)
 

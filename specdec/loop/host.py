@@ -47,6 +47,7 @@ class Generation:
     Attributes:
         state: its tensors. Where the batch was filled up to a bucket, inert rows follow its own.
         rows: which row of the batch each row of `state` is; all of them, until some are dropped.
+        max_draft_tokens: the most that its steps may have drafted.
 
     Example:
         >>> from specdec import SpeculativeGenerator, zoo
@@ -77,6 +78,7 @@ class Generation:
         asked = request.options.num_draft_tokens
         self._most = runner.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
+        self.max_draft_tokens = self._num_draft_tokens
         self._unprocessed: Tensor | None = None
         self._is_first = True
         self._giving_back = weakref.finalize(self, give_back, runner)
@@ -135,6 +137,7 @@ class Generation:
         advice = "the drafter's own is the largest"
         check_integer("num_draft_tokens", value, 0, self._most, advice=advice)
         self._num_draft_tokens = value
+        self.max_draft_tokens = max(self.max_draft_tokens, value)
 
     def run_step(self, run: Callable[..., Outcome] | None = None) -> Outcome:
         """One step for every row, by the runner or by a function that takes its place; see
@@ -298,7 +301,7 @@ class OutputCollector:
         pad, prompts = self._request.options.pad, self._request.prompts.padded
         padded = [new + [pad] * (max(lengths) - len(new)) for new in self.new_tokens]
         new_tokens = torch.tensor(padded, dtype=torch.long, device=prompts.device)
-        k, depth = self._generation.num_draft_tokens, self._generation.state.signature.tree_depth
+        k, depth = self._generation.max_draft_tokens, self._generation.state.signature.tree_depth
         return GenerationResult(
             sequences=torch.cat([prompts.long(), new_tokens], dim=1),
             lengths=lengths,

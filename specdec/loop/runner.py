@@ -272,7 +272,7 @@ class RunnerPool:
         and has room for it, else a new one.
         """
         self._last_reason, captures = why_eager, why_eager is None
-        signature = _signature(parts, request, captures)
+        signature = signature_of(parts, request, captures)
         of_any_options = signature._replace(warp=(), wants_probs=False)
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.prompts.lengths) + request.max_new_tokens
@@ -351,7 +351,7 @@ def _why_never(target: Target, graphs: bool | Literal["auto"]) -> str | None:
     return None
 
 
-def _signature(parts: Parts, request: Request, captures: bool) -> Signature:
+def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
     """Of a call; where steps are captured, rows are filled up to a bucket."""
     rows, options = len(request.prompts.lengths), request.options
     return Signature(

@@ -87,7 +87,7 @@ class StepTracer:
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
             "sampler": type(generation.parts.sampler).__name__,
-            "num_draft_tokens": generation.num_draft_tokens,
+            "num_draft_tokens": generation.max_draft_tokens,
             "device": str(target.device),
             "dtype": str(target.dtype).removeprefix("torch."),
             "seeds": request.seeds,

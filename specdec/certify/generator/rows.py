@@ -112,11 +112,13 @@ def audit_rows(
     generator: SpeculativeGenerator, prompts: list[list[int]], num: int, sampling: Sampling
 ) -> RowsAudit:
     """Generates `num` tokens of the same rows in the ways of `ADVICE` and compares every draft and
-    token. The numbers of the rows are their seeds.
+    token. The numbers of the rows are their seeds. All steps draft K tokens: a draft length that is
+    chosen depends on what all rows of the batch accepted.
     """
     rows, half = prompts[:MOST_ROWS], max(1, len(prompts[0]) // 2)
     rows += [prompts[0][:length] for length in (1, half, None)][: max(0, FEWEST_ROWS - len(rows))]
-    judge, options = _Judge(generator, sampling), {"max_new_tokens": num, **sampling.options()}
+    judge, k = _Judge(generator, sampling), generator.drafter.num_draft_tokens
+    options = {"max_new_tokens": num, "num_draft_tokens": k, **sampling.options()}
     together = _Call(generator, rows, list(range(len(rows))), options)
     if _repeats(judge, together):
         _compare_company_and_ends(judge, together)

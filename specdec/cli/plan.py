@@ -1,0 +1,52 @@
+"""`specdec plan`: which K, at which batch size, for a target and a drafter."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from specdec.cli.loading import load_generator
+from specdec.cli.parser import add_generator_arguments, positive
+
+
+def add_parser(commands) -> None:
+    """Adds the command to `argparse`'s subparsers."""
+    parser = commands.add_parser(
+        "plan",
+        help="say how many tokens to draft, at which batch size",
+        description="Predicts the speed over plain decoding of every K up to --num-draft-tokens "
+        "from counted steps and timed ones, and measures it at the best K.",
+    )
+    add = parser.add_argument
+    add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
+    add("--prompts", type=Path, help="JSONL file (default: 16 prompts of specdec's own)")
+    add("--max-new-tokens", type=positive, default=64, help="of each prompt (default 64)")
+    add("--temperature", type=float, default=0.0, help="0 is greedy (default 0)")
+    add("--batch-sizes", type=positive, nargs="+", help="rows (default: 1 and 8)")
+    add("--rounds", type=positive, default=5, help="of each measurement (default 5)")
+    add_generator_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0."""
+    from specdec.evaluation import own_prompts, plan_lengths, read_prompts
+
+    if arguments.drafter == "none" or arguments.tree is not None:
+        raise ValueError("plan compares lengths of chains; name a --drafter, without --tree")
+    if arguments.num_draft_tokens is None:
+        arguments.num_draft_tokens = 8
+    prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
+    generator, tokenizer = load_generator(arguments)
+    found = plan_lengths(
+        generator,
+        prompts,
+        tokenizer=tokenizer,
+        batch_sizes=arguments.batch_sizes or (1, 8),
+        temperature=arguments.temperature,
+        max_new_tokens=arguments.max_new_tokens,
+        rounds=arguments.rounds,
+        progress=True,
+    )
+    print(found)
+    return 0

@@ -1,0 +1,229 @@
+"""How much to draft: the length of the next step, chosen from what earlier steps accepted.
+
+A text keeps the target's distribution where the length of a step is a function of what was emitted
+and accepted before it: given that, its draws are still uniform. A choice that looks at a draw of
+the step itself (its accept draws, what it would draft) changes the distribution; `certify` finds
+it.
+
+Legend: K draft tokens (nodes of a tree) at most.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec.loop.host import Generation, OutputCollector
+from specdec.loop.runner import NUM_EAGER
+from specdec.results import RowStep
+
+StepTimes = Mapping[int, Sequence[float]]
+"""Milliseconds of a step by draft length, one of each measured round."""
+
+MEMORY = 20
+"""Steps after which a step's weight in the running acceptance has fallen to 1 / e."""
+PRIOR_RATE, PRIOR_WEIGHT = 0.8, 2.0
+"""What the first position is taken to accept before anything is known, and how many observations
+that counts for.
+"""
+FEWEST_ROUNDS, SECONDS = 3, 2.0
+"""Of a cost table that is measured at the first call of a size: more rounds while time is left."""
+WIDEST = 4
+"""Contexts up to so many times as long or as short share a cost table."""
+
+
+class Acceptance:
+    """Running acceptance of a call by draft position, pooled over its rows; earlier steps count
+    less and less (`MEMORY`).
+
+    The rate at position i is that of the drafts whose tokens before i were accepted; a tree's is
+    that of its node i among all steps. What is not known of a position is taken from the position
+    before, of which drafters accept at least as much, as a rule. Positions that no step reaches any
+    more are forgotten likewise, so a longer draft is tried again now and then.
+
+    Args:
+        num_draft_tokens: K.
+        is_tree: the drafts are trees.
+
+    Example:
+        >>> acceptance = Acceptance(3)
+        >>> acceptance.update([RowStep([5, 6], 1, [5, 9])] * 30, num_draft_tokens=2)
+        >>> [round(rate, 2) for rate in acceptance.rates]
+        [0.99, 0.06, 0.06]
+        >>> acceptance.tokens_per_step().round(2).tolist()
+        [1.0, 1.99, 2.05, 2.05]
+    """
+
+    def __init__(self, num_draft_tokens: int, *, is_tree: bool = False):
+        self._is_tree = is_tree
+        self._accepted, self._reached = np.zeros((2, num_draft_tokens))
+
+    def update(self, rows: Iterable[RowStep | None], num_draft_tokens: int) -> None:
+        """Takes in a step.
+
+        Args:
+            rows: what it did; `None` for rows that had ended.
+            num_draft_tokens: that were asked of the drafter. Tokens that it did not have count as
+                rejected.
+        """
+        self._accepted *= math.exp(-1 / MEMORY)
+        self._reached *= math.exp(-1 / MEMORY)
+        for step in rows:
+            if step is not None:
+                most = num_draft_tokens if self._is_tree else step.num_accepted + 1
+                self._reached[: min(most, num_draft_tokens)] += 1
+                self._accepted[step.accepted] += 1
+
+    @property
+    def rates(self) -> list[float]:
+        """Of positions 1..K."""
+        rates, rate = [], PRIOR_RATE
+        for accepted, reached in zip(self._accepted, self._reached, strict=True):
+            rate = float((accepted + PRIOR_WEIGHT * rate) / (reached + PRIOR_WEIGHT))
+            rates.append(rate)
+        return rates
+
+    def tokens_per_step(self) -> np.ndarray:
+        """`[K + 1]` expected tokens per row of a step with 0..K draft tokens."""
+        rates = np.array(self.rates)
+        return 1 + np.concatenate([[0.0], (rates if self._is_tree else rates.cumprod()).cumsum()])
+
+
+ChooseLength = Callable[[Acceptance, int, int], int]
+"""(acceptance so far, rows, tokens of the longest) -> draft tokens of the next step, 0..K. A
+function of these arguments alone keeps the text lossless. A memory of earlier calls does not: the
+same seed may have come before, and with it the draws that are to come.
+"""
+
+
+class AutoLength:
+    """Chooses the length of most expected tokens per millisecond, of those whose cost is known.
+
+    Args:
+        costs: by (rows, tokens of the longest), milliseconds of a step by draft length, a number
+            for each round. Their medians count, drawn to a straight line as far as their noise
+            explains that they lie beside it. A size that is missing takes the costs of the nearest.
+
+    Example:
+        >>> choose = AutoLength({(1, 64): {0: [10.0], 2: [12.0], 6: [16.0]}})
+        >>> acceptance = Acceptance(6)  # 0.8 at every position, before anything is known
+        >>> choose(acceptance, 1, 100)
+        6
+        >>> acceptance.update([RowStep([5, 6, 7], 0, [9])] * 9, num_draft_tokens=3)
+        >>> choose(acceptance, 1, 100)
+        0
+    """
+
+    def __init__(self, costs: Mapping[tuple[int, int], StepTimes] | None = None):
+        self.costs: dict[tuple[int, int], StepTimes] = {}
+        self._smoothed: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        for (rows, tokens), times in (costs or {}).items():
+            self.add(rows, tokens, times)
+
+    def add(self, rows: int, tokens: int, times: StepTimes) -> None:
+        """Takes in the costs of a size."""
+        if (
+            not times
+            or min(times) < 0
+            or not all(min(each, default=0) > 0 for each in times.values())
+        ):
+            raise ValueError(
+                f"costs must be milliseconds above 0 by draft length, a number at least for each, "
+                f"got {times!r}"
+            )
+        lengths = np.array(sorted(times))
+        ms = _smoothed(lengths, [np.array(times[k]) for k in lengths])
+        self.costs[rows, tokens], self._smoothed[rows, tokens] = times, (lengths, ms)
+
+    def knows(self, rows: int, tokens: int) -> bool:
+        """Whether costs were measured with so many rows and a context of about this length."""
+        near = [t for r, t in self.costs if r == rows]
+        return any(max(t / tokens, tokens / t) <= WIDEST for t in near)
+
+    def describe(self) -> Iterator[str]:
+        """A line for each size: rows, tokens, and milliseconds by draft length."""
+        for (rows, tokens), (lengths, ms) in self._smoothed.items():
+            pairs = zip(lengths.tolist(), ms.tolist(), strict=True)
+            yield f"{rows} x {tokens} tokens: {', '.join(f'{k}: {t:.2f}' for k, t in pairs)}"
+
+    def __call__(self, acceptance: Acceptance, rows: int, tokens: int) -> int:
+        """The length of the next step; see `ChooseLength`."""
+        if not self._smoothed:
+            raise ValueError(
+                "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
+            )
+
+        def distance(size: tuple[int, int]) -> tuple[float, float]:
+            return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
+
+        lengths, ms = self._smoothed[min(self._smoothed, key=distance)]
+        expected = acceptance.tokens_per_step()
+        is_possible = lengths < len(expected)
+        return int(lengths[np.argmax(expected[lengths[is_possible]] / ms[is_possible])])
+
+
+def _smoothed(lengths: np.ndarray, times: list[np.ndarray]) -> np.ndarray:
+    """Medians of the times of each length, less noise (see `AutoLength`): a step of one in the
+    table would draw all choices to one side of it.
+    """
+    ms = np.array([np.median(each) for each in times])
+    if len(lengths) > 2 and min(map(len, times)) > 1:
+        noise = np.mean([np.pi / 2 * each.var(ddof=1) / len(each) for each in times])
+        line = np.polyval(np.polyfit(lengths, ms, 1), lengths)
+        beside = ((ms - line) ** 2).sum() / (len(lengths) - 2)
+        ms += min(1.0, noise / max(beside, 1e-12)) * (line - ms)
+    return np.maximum.accumulate(ms)  # a longer draft costs no less
+
+
+def lengths_to_measure(num_draft_tokens: int) -> list[int]:
+    """Draft lengths among which `AutoLength` chooses: all small ones, ever fewer large ones, and K.
+
+    Example:
+        >>> lengths_to_measure(20)
+        [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]
+    """
+    steps = [0, 1, *(size for i in range(1, 12) for size in (2**i, 3 * 2 ** (i - 1)))]
+    return sorted({*(k for k in steps if k < num_draft_tokens), num_draft_tokens})
+
+
+@torch.inference_mode()
+def time_steps(
+    runs: Mapping[Any, tuple[Generation, int]], *, rounds: int | None = None, num_steps: int = 1
+) -> dict[Any, list[float]]:
+    """Milliseconds of a step of each run, in turn within each round, after steps that are not kept.
+    All rows are ended first, so nothing is committed and no drafter remembers anything; a step
+    costs what it costs otherwise.
+
+    Args:
+        runs: by name, a generation that was started for this alone, and its draft length.
+        rounds: r; `None` is as many as `SECONDS` have, and `FEWEST_ROUNDS` at least.
+        num_steps: timed together.
+    """
+    times: dict[Any, list[float]] = {name: [] for name in runs}
+    # Of one thread of a CPU, the time that other programs take does not count.
+    device = next(iter(runs.values()))[0].tokens.device
+    is_alone = device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if is_alone else time.perf_counter
+    for generation, k in runs.values():
+        generation.end_rows(generation.rows)
+        generation.num_draft_tokens = k
+        for _ in range(NUM_EAGER + 1 if generation.runner.captures else 1):
+            generation.run_step().fetch().read()
+    started, round_ = time.perf_counter(), 0
+    while round_ < (rounds or FEWEST_ROUNDS) or (
+        rounds is None and time.perf_counter() - started < SECONDS
+    ):
+        for name in [*times][:: -1 if round_ % 2 else 1]:
+            generation, generation.num_draft_tokens = runs[name]
+            generation.synchronize()
+            before, collector = clock(), OutputCollector(generation)
+            for outcome in [generation.run_step().fetch() for _ in range(num_steps)]:
+                collector.add(outcome)
+            times[name].append(1e3 * (clock() - before) / num_steps)
+        round_ += 1
+    return times

@@ -1,0 +1,310 @@
+"""`draft_length`: lengths that follow from what earlier steps accepted change the speed alone.
+
+Tests of distributions have a false-alarm rate of 1e-6 or less in all; controllers that look at a
+draw that was not used yet are the negative controls.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from architectures import VOCAB, build
+from drafting import ConstantDrafter, perturbed, ragged_prompts
+from text_laws import ALPHA, DRAFT, NUM_NEW, PROMPT, TARGET, p_value, text_law, tiny
+
+from specdec import (
+    CouplingSampler,
+    ModelDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Stream,
+    Tree,
+    certify,
+)
+from specdec.loop.lengths import Acceptance, AutoLength, lengths_to_measure
+from specdec.results import RowStep
+
+MODEL = build("llama")
+IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
+COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}
+SAMPLED = {"do_sample": True, "seed": [5, 6, 7, 8], "top_k": 0}
+
+
+def restless(acceptance, rows, tokens):
+    """Depends on all that is known: acceptance, rows and length."""
+    return int(1e6 * sum(acceptance.rates) + rows + tokens) % 6
+
+
+def drafter(**options):
+    return ModelDrafter(perturbed(MODEL), 5, **options)
+
+
+def lengths_of(result, row=0):
+    return [len(step.draft_tokens) for step in result.steps[row]]
+
+
+CHOOSERS = {"auto": "auto", "costs": AutoLength(COSTS), "restless": restless}
+
+
+@pytest.mark.parametrize("choose", CHOOSERS)
+@pytest.mark.parametrize("steps_ahead", [0, 1])
+def test_greedy_and_coupled_texts_do_not_depend_on_the_lengths(choose, steps_ahead):
+    for sampler, options in (("auto", {"do_sample": False}), (CouplingSampler(), SAMPLED)):
+        plain = SpeculativeGenerator(MODEL, None, sampler)
+        generator = SpeculativeGenerator(
+            MODEL, drafter(), sampler, draft_length=CHOOSERS[choose], steps_ahead=steps_ahead
+        )
+        expected = plain.generate(IDS, MASK, max_new_tokens=24, **options)
+        found = generator.generate(IDS, MASK, max_new_tokens=24, **options)
+        assert found.sequences.tolist() == expected.sequences.tolist()
+        assert sum(map(len, found.steps)) < sum(map(len, expected.steps))
+        assert found.stats.num_draft_tokens == 5
+        if choose == "restless":
+            assert len({*lengths_of(found), *lengths_of(found, 1)}) > 2
+
+
+@pytest.mark.parametrize("way", ["trace", "check", "stream", "hook"])
+def test_every_way_of_generating_chooses_lengths(way):
+    options = {"draft_length": restless, "graphs": way == "check"}
+    generator = SpeculativeGenerator(MODEL, drafter(), **options)
+    call = {"max_new_tokens": 20, "do_sample": False}
+    if way == "stream":
+        lengths = [len(r.rows[0].draft_tokens) for r in generator.stream(IDS[:1], **call)]
+    elif way == "hook":
+        MODEL.generate(IDS[:1], custom_generate=generator, **call)
+        lengths = lengths_of(generator.last_result)
+    else:
+        result = generator.generate(IDS[:1], **call, **{way: True})
+        lengths = lengths_of(result)
+        if way == "trace":
+            drafted = [len(numbers.draft_probs) for numbers in result.trace.numbers[0]]
+            assert drafted == lengths
+            assert result.trace.about["num_draft_tokens"] == 5
+    assert len(set(lengths)) > 2
+
+
+def test_a_call_that_names_a_length_has_it():
+    generator = SpeculativeGenerator(MODEL, drafter(), draft_length=restless)
+    result = generator.generate(IDS[:1], max_new_tokens=12, num_draft_tokens=2, do_sample=False)
+    assert set(lengths_of(result)) == {2}
+
+
+def test_the_same_call_repeats_with_costs_that_are_known():
+    generator = SpeculativeGenerator(MODEL, drafter(), draft_length=AutoLength(COSTS))
+    one, two = (generator.generate(IDS, MASK, max_new_tokens=24, **SAMPLED) for _ in range(2))
+    assert one.sequences.tolist() == two.sequences.tolist()
+    assert lengths_of(one) == lengths_of(two)
+
+
+def test_trees_have_lengths_too():
+    tree = ModelDrafter(perturbed(MODEL), tree=Tree(6, 3))
+    generator = SpeculativeGenerator(MODEL, tree, draft_length=lambda *_: 4)
+    plain = SpeculativeGenerator(MODEL, None).generate(IDS, MASK, max_new_tokens=16)
+    found = generator.generate(IDS, MASK, max_new_tokens=16)
+    assert found.sequences.tolist() == plain.sequences.tolist()
+    assert set(lengths_of(found)) == {4}
+    auto = SpeculativeGenerator(MODEL, tree, draft_length="auto")
+    found = auto.generate(IDS, MASK, max_new_tokens=16)
+    assert found.sequences.tolist() == plain.sequences.tolist()
+
+
+def test_costs_are_measured_once_for_each_size():
+    generator = SpeculativeGenerator(MODEL, drafter(), draft_length="auto")
+    assert "ms of a step" not in generator.explain()
+    for _ in range(2):
+        generator.generate(IDS[:1], max_new_tokens=4, do_sample=False)
+    (auto,) = generator._auto_lengths.values()
+    (size,) = auto.costs
+    assert size == (1, 64)
+    assert sorted(auto.costs[size]) == [0, 1, 2, 3, 4, 5]
+    kept = auto.costs[size]
+    generator.generate(IDS, MASK, max_new_tokens=4, do_sample=False)
+    assert set(auto.costs) == {(1, 64), (4, 64)}
+    assert auto.costs[size] is kept
+    assert "greedy, 4 x 64 tokens: 0: " in generator.explain()
+    generator.generate(IDS, MASK, max_new_tokens=4, **SAMPLED)
+    assert len(generator._auto_lengths) == 2
+
+
+def test_measuring_leaves_nothing_behind():
+    """A drafter with memory would otherwise draft from a text that the same noise has written."""
+    seen = []
+
+    class Remembers(ConstantDrafter):
+        """Notes how many tokens each step committed."""
+
+        def propose(self, context, state, drawing):
+            seen.append(context.num_new.tolist())
+            return super().propose(context, state, drawing)
+
+    generator = SpeculativeGenerator(MODEL, Remembers(5, 2), draft_length="auto")
+    result = generator.generate(IDS[:1], max_new_tokens=8, do_sample=True, seed=1)
+    own = len(result.steps[0])
+    assert len(seen) > 3 * own
+    assert all(new == [0] for new in seen[1:-own])
+
+
+# Law 2.
+
+
+def texts_of(generator, count, batch):
+    counts = Counter()
+    for start in range(0, count, batch):
+        ids = torch.tensor([PROMPT]).expand(batch, -1)
+        seeds = list(range(start, start + batch))
+        options = {"do_sample": True, "top_k": 0, "max_new_tokens": NUM_NEW, "seed": seeds}
+        counts.update(map(tuple, generator.generate(ids, **options).new_tokens.tolist()))
+    return counts
+
+
+def follows(acceptance, rows, tokens):
+    """2 after the last step of a row alone accepted, 1 or 0 else."""
+    return int(np.clip(round(3 * acceptance.rates[0]) - 1, 0, 2))
+
+
+def test_texts_have_the_targets_distribution():
+    own = ModelDrafter(tiny(DRAFT), num_draft_tokens=2)
+    generator = SpeculativeGenerator(tiny(TARGET), own, RejectionSampler(), draft_length=follows)
+    texts = texts_of(generator, 2000, batch=4)
+    for length in (1, 2, 3):
+        beginnings = Counter(text[:length] for text in texts.elements())
+        assert p_value(beginnings, text_law("plain", length)) > ALPHA
+
+
+FEW = {"num_samples": 1200, "batch_size": 4, "audit_tokens": 12, "num_tokens": 2, "top_k": 3}
+
+
+@pytest.mark.parametrize("choose", ["auto", follows])
+@pytest.mark.parametrize("sampler", ["auto", CouplingSampler()])
+def test_generators_that_choose_lengths_are_certified(sampler, choose):
+    own = ModelDrafter(tiny(DRAFT), num_draft_tokens=2)
+    generator = SpeculativeGenerator(tiny(TARGET), own, sampler, draft_length=choose)
+    report = certify(generator, [PROMPT], **FEW)
+    assert report.passed, report
+
+
+class Peeks(SpeculativeGenerator):
+    """Drafts where the accept draw of the step to come is small enough to accept."""
+
+    def step(self, generation):
+        """Looks at a draw that was not used yet."""
+        state = generation.state
+        noise = state.noise.at(state.buffer.anchor_position, 2)
+        generation.num_draft_tokens = int(noise.uniform(Stream.ACCEPT)[0, 0] < 0.6)
+        return super().step(generation)
+
+
+def test_a_length_that_looks_at_a_draw_to_come_is_found_by_the_certificate():
+    own = ModelDrafter(tiny(DRAFT), num_draft_tokens=1)
+    report = certify(Peeks(tiny(TARGET), own), [PROMPT], **FEW | {"batch_size": 1})
+    assert not report.passed
+    assert report.greedy.passed
+    assert report.noise.passed
+    assert not all(test.passed for test in report.tests)
+
+
+def test_rows_that_share_a_seed_are_refused_where_lengths_could_tell_their_draws():
+    options = {"max_new_tokens": 4, "do_sample": True, "seed": 3}
+    generator = SpeculativeGenerator(MODEL, drafter(), draft_length=restless)
+    for call in (generator.generate, generator.stream):
+        with pytest.raises(ValueError, match=r"rows that share a seed.*pass one seed per row"):
+            call(IDS, MASK, **options)
+    coupled = SpeculativeGenerator(MODEL, drafter(), CouplingSampler(), draft_length=restless)
+    for one in (coupled, SpeculativeGenerator(MODEL, drafter())):
+        one.generate(IDS, MASK, **options)
+    generator.generate(IDS, MASK, **options | {"seed": [1, 2, 3, 4]})
+    generator.generate(IDS, MASK, num_draft_tokens=3, **options)
+
+
+# What is chosen.
+
+
+def steps(*accepted, drafted):
+    return [RowStep([1] * drafted, n, [1] * n + [2]) for n in accepted]
+
+
+def test_rates_are_those_of_the_steps_that_reached_a_position():
+    acceptance = Acceptance(4)
+    acceptance.update(steps(0, 1, 2, 3, 3, drafted=3) * 1000 + [None], 3)
+    assert acceptance.rates == pytest.approx([4 / 5, 3 / 4, 2 / 3, 2 / 3], abs=1e-3)
+    lengths = [1, 1.8, 2.4, 2.8, 2.8 + 0.4 * 2 / 3]
+    assert acceptance.tokens_per_step() == pytest.approx(lengths, abs=1e-2)
+
+
+def test_tokens_that_a_drafter_did_not_have_count_as_rejected():
+    acceptance = Acceptance(3)
+    acceptance.update(steps(1, drafted=1) * 1000, 3)
+    assert acceptance.rates[1] < 0.01
+
+
+def test_nodes_of_trees_are_counted_by_their_index():
+    acceptance = Acceptance(3, is_tree=True)
+    step = RowStep([4, 5, 6], 2, [5, 6, 7], parents=[-1, -1, 1], path=[1, 2])
+    acceptance.update([step] * 1000, 3)
+    assert acceptance.rates == pytest.approx([0, 1, 1], abs=1e-2)
+    assert acceptance.tokens_per_step() == pytest.approx([1, 1, 2, 3], abs=1e-2)
+
+
+def test_the_fastest_length_is_chosen_and_follows_the_text():
+    choose, acceptance = AutoLength(COSTS), Acceptance(5)
+    chosen = []
+    for accepted in [5] * 60 + [0] * 60 + [5] * 60:
+        k = choose(acceptance, 1, 64)
+        chosen.append(k)
+        acceptance.update(steps(min(accepted, k), drafted=k), k)
+    assert set(chosen[5:60]) == {5}
+    assert set(chosen[110:120]) <= {0, 1}
+    assert set(chosen[165:]) == {5}
+
+
+def test_costs_of_the_nearest_size_are_taken_and_noise_makes_no_draft_cheaper():
+    cheap, dear = {0: [10.0], 4: [10.1]}, {0: [10.0], 4: [90.0]}
+    choose = AutoLength({(1, 64): cheap, (8, 64): dear, (8, 4096): cheap})
+    acceptance = Acceptance(4)
+    assert [choose(acceptance, *size) for size in ((2, 50), (6, 90), (8, 9000))] == [4, 0, 4]
+    known = [choose.knows(*size) for size in ((8, 100), (8, 600), (4, 64))]
+    assert known == [True, False, False]
+    noisy = AutoLength({(1, 64): {0: [10.0], 1: [12.0], 4: [9.0]}})
+    assert list(noisy.describe()) == ["1 x 64 tokens: 0: 10.00, 1: 12.00, 4: 12.00"]
+    assert AutoLength({(1, 64): {0: [10.0], 9: [10.0]}})(acceptance, 1, 64) == 0
+
+
+def described(times):
+    (line,) = AutoLength({(1, 64): times}).describe()
+    return [float(part.split(": ")[1]) for part in line.split(" tokens: ")[1].split(", ")]
+
+
+def test_noise_is_taken_for_noise_and_a_step_for_a_step():
+    draws = np.random.default_rng(0)
+    line = {k: (10 + k + 3 * draws.standard_normal(12)).tolist() for k in (0, 1, 2, 3, 4, 6, 8)}
+    raw = [np.median(each) for each in line.values()]
+    off = [np.abs(np.array(ms) - 10 - np.array(list(line))).mean() for ms in (raw, described(line))]
+    assert off[1] < 0.7 * off[0]
+    step = {k: [ms - 0.01, ms, ms + 0.01] for k, ms in ((0, 10.0), (1, 10.0), (2, 20.0), (4, 20.0))}
+    assert described(step) == pytest.approx([10, 10, 20, 20], abs=0.01)
+
+
+def test_lengths_to_measure_end_with_the_drafters_own():
+    assert [lengths_to_measure(k)[-1] for k in (0, 1, 7, 32)] == [0, 1, 7, 32]
+    assert lengths_to_measure(5) == [0, 1, 2, 3, 4, 5]
+
+
+WRONG = [
+    (3, TypeError, r"draft_length must be None, \"auto\" or a function.*got 3.*num_draft_tokens="),
+    (lambda *_: 6, ValueError, "num_draft_tokens.*6"),
+    (lambda *_: 1.5, TypeError, "num_draft_tokens.*1.5"),
+    (AutoLength(), ValueError, "no costs are known.*AutoLength"),
+]
+
+
+@pytest.mark.parametrize(("choose", "error", "message"), WRONG)
+def test_what_cannot_be_a_length_is_refused(choose, error, message):
+    with pytest.raises(error, match=message):
+        SpeculativeGenerator(MODEL, drafter(), draft_length=choose).generate(IDS[:1])
+
+
+@pytest.mark.parametrize("times", [{}, {2: []}, {1: [0.0]}, {-1: [1.0]}])
+def test_costs_that_cannot_be_right_are_refused(times):
+    with pytest.raises(ValueError, match=r"milliseconds above 0 by draft length.*got {"):
+        AutoLength({(1, 64): times})
