@@ -77,7 +77,9 @@ def test_frames_hold_what_was_measured():
     costs = CURVE.to_frame()
     assert costs.groupby("num_draft_tokens").step_ms.median().to_dict() == {0: 3.0, 4: 6.0}
     assert (costs.plain_ms == [2.0, 4.0] * 2).all()
-    assert CURVE.tables()[0].rows == [["0", "3.00", "1.00"], ["4", "6.00", "2.00"]]
+    rows = [["0", "3.00", "0.33", "1.00"], ["4", "6.00", "0.50", "2.00"]]
+    assert CURVE.tables()[0].rows == rows
+    assert "Times vary too much to rank K = 0 and 4" in CURVE.tables()[0].notes[-1]
     taken = comparison(6)
     lines = taken.to_frame()
     for name, seconds in taken.seconds.items():
@@ -94,7 +96,7 @@ def test_without_pandas_frames_and_latex_say_what_to_install_and_the_rest_is_sho
         with pytest.raises(ImportError, match=r"needs pandas: pip install 'specdec-torch\[plots\]"):
             form()
     assert CURVE._repr_html_() == f"<pre>{CURVE.to_text()}</pre>"
-    assert "| 4 | 6.00 | 2.00 |" in CURVE.to_markdown()
+    assert "| 4 | 6.00 | 0.50 | 2.00 |" in CURVE.to_markdown()
 
 
 @pytest.mark.parametrize("texts", [1, 5, 6])
