@@ -416,7 +416,7 @@ class SpeculativeGenerator:
         """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
         unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
-        acceptance, width = Acceptance(k, is_tree=depth is not None), k + 1
+        acceptance = None if choose is None else Acceptance(k, is_tree=depth is not None)
         while not collector.is_done:
             if choose is not None:
                 rows = generation.state.signature.batch_size
@@ -426,10 +426,11 @@ class SpeculativeGenerator:
             if len(unread) > self.steps_ahead:
                 *read, asked = unread.popleft()
                 record = collector.add(*read)
-                acceptance.update(record.rows, asked)
+                if acceptance is not None:
+                    acceptance.update(record.rows, asked)
                 if not unread:  # with steps ahead there always is one under way
                     generation.drop_ended()
-                longest = collector.longest + width * len(unread)
+                longest = collector.longest + (k + 1) * len(unread)
                 generation.state.buffer.note_longest(longest)
                 yield record
         generation.close()
