@@ -53,13 +53,7 @@ def acceptance_by_temperature(
     Args:
         lines: by name, evaluations by temperature.
     """
-    estimates = {
-        name: {t: found.estimates["acceptance_length"] for t, found in by_temperature.items()}
-        for name, by_temperature in lines.items()
-    }
-    ax, _ = _lines(ax, estimates)
-    ax.set(xlabel="temperature", ylabel="acceptance length")
-    return _finish(ax)
+    return _finish(_acceptance(lines, "temperature", ax))
 
 
 def time_per_token(
@@ -170,13 +164,18 @@ def acceptance_by_length(lines: Mapping[str, Mapping[int, Evaluation]], *, ax: A
     Args:
         lines: by name, evaluations by K.
     """
+    return _finish(_acceptance(lines, "draft tokens (K)", ax), integers=True)
+
+
+def _acceptance(lines: Mapping[str, Mapping[float, Evaluation]], label: str, ax: Any) -> Any:
+    """The axes with a line of acceptance lengths per name."""
     estimates = {
-        name: {k: found.estimates["acceptance_length"] for k, found in by_length.items()}
-        for name, by_length in lines.items()
+        name: {x: found.estimates["acceptance_length"] for x, found in by_x.items()}
+        for name, by_x in lines.items()
     }
     ax, _ = _lines(ax, estimates)
-    ax.set(xlabel="draft tokens (K)", ylabel="acceptance length")
-    return _finish(ax, integers=True)
+    ax.set(xlabel=label, ylabel="acceptance length")
+    return ax
 
 
 def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -47,7 +47,9 @@ class HeadSizes:
 class Correction(nn.Module, ABC):
     """The weights of one kind."""
 
-    @abstractmethod
+    state_width = 0
+    """S."""
+
     def begin(self, block: Tensor, known: Tensor) -> Tensor:
         """The state of a path without tokens, `[B, 1, S]`.
 
@@ -55,6 +57,7 @@ class Correction(nn.Module, ABC):
             block: `[B, M, H]`, what the rows of the pass put out, after the final norm.
             known: `[B, 2]` int64, the last two committed tokens.
         """
+        return block.new_zeros(len(block), 1, self.state_width)
 
     @abstractmethod
     def forward(
@@ -83,10 +86,14 @@ class Correction(nn.Module, ABC):
 
 
 class CorrectionConfig(ABC):
-    """The sizes of one kind, a frozen dataclass."""
+    """The sizes of one kind, a frozen dataclass; integers are at least 1, or their default."""
 
     def __post_init__(self):
         check_fields(self)
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if isinstance(value, int):
+                check_integer(f"{type(self).__name__}.{part.name}", value, min(part.default, 1))
 
     @abstractmethod
     def build(self, sizes: HeadSizes) -> Correction:
@@ -115,7 +122,6 @@ class MarkovConfig(CorrectionConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_integer("MarkovConfig.rank", self.rank, 1)
         check_choice("MarkovConfig.kind", self.kind, ("vanilla", "gated", "rnn"))
 
     def build(self, sizes: HeadSizes) -> Correction:
@@ -132,10 +138,6 @@ class Markov(Correction):
         super().__init__()
         self.markov_w1 = nn.Embedding(sizes.vocab_size, config.rank)
         self.markov_w2 = nn.Linear(config.rank, sizes.draft_vocab_size, bias=False)
-
-    def begin(self, block: Tensor, known: Tensor) -> Tensor:
-        """No state."""
-        return block.new_empty(len(block), 1, 0)
 
     def forward(
         self,
@@ -174,14 +176,14 @@ class RecurrentMarkov(Markov):
 
     def __init__(self, config: MarkovConfig, sizes: HeadSizes):
         super().__init__(config, sizes)
-        self.first_row = sizes.first_row
+        self.first_row, self.state_width = sizes.first_row, config.rank
         self.joint_proj = nn.Linear(2 * config.rank + sizes.hidden_size, 3 * config.rank)
 
     def begin(self, block: Tensor, known: Tensor) -> Tensor:
         """Zeros, or what follows the rows that predict no draft token: speculators trains the cell
         over all rows of a block, the last committed token before its own row as well.
         """
-        state = block.new_zeros(len(block), 1, self.markov_w1.embedding_dim)
+        state = super().begin(block, known)
         for row in range(self.first_row):
             last = self.markov_w1(known[:, 1:])
             state = self.latent(block[:, row : row + 1], last, state)[1]
@@ -213,12 +215,6 @@ class DominoConfig(CorrectionConfig):
     gru_width: int = 1024
     first: int = 0
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_integer("DominoConfig.rank", self.rank, 1)
-        check_integer("DominoConfig.gru_width", self.gru_width, 1)
-        check_integer("DominoConfig.first", self.first, 0)
-
     def build(self, sizes: HeadSizes) -> Correction:
         """New weights."""
         return Domino(self, sizes)
@@ -229,7 +225,7 @@ class Domino(Correction):
 
     def __init__(self, config: DominoConfig, sizes: HeadSizes):
         super().__init__()
-        self.first = config.first
+        self.first, self.state_width = config.first, config.gru_width
         width, inner = sizes.hidden_size, config.gru_width
         self.prefix_gru = nn.GRU(width, inner, bias=False)
         self.embed_proj = nn.Sequential(
@@ -237,10 +233,6 @@ class Domino(Correction):
             nn.SiLU(),
             nn.Linear(config.rank, sizes.draft_vocab_size, bias=False),
         )
-
-    def begin(self, block: Tensor, known: Tensor) -> Tensor:
-        """Zeros."""
-        return block.new_zeros(len(block), 1, self.prefix_gru.hidden_size)
 
     def forward(
         self,
@@ -279,11 +271,6 @@ class SelectorConfig(CorrectionConfig):
     rank: int = 256
     top_k: int = 16
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_integer("SelectorConfig.rank", self.rank, 1)
-        check_integer("SelectorConfig.top_k", self.top_k, 1)
-
     def build(self, sizes: HeadSizes) -> Correction:
         """New weights; `ValueError` for a head of fewer ids than the target's vocabulary."""
         if sizes.draft_vocab_size != sizes.vocab_size or self.top_k > sizes.vocab_size:
@@ -304,10 +291,6 @@ class Selector(Correction):
         self.predecessor_codebook = nn.Parameter(torch.zeros(sizes.vocab_size, config.rank))
         self.successor_codebook = nn.Parameter(torch.zeros(sizes.vocab_size, config.rank))
         self.hidden_projection = nn.Linear(sizes.hidden_size, config.rank, bias=False)
-
-    def begin(self, block: Tensor, known: Tensor) -> Tensor:
-        """No state."""
-        return block.new_empty(len(block), 1, 0)
 
     def forward(
         self,
@@ -344,11 +327,6 @@ class XPressConfig(CorrectionConfig):
     rank: int = 256
     mlp_ratio: int = 2
 
-    def __post_init__(self):
-        super().__post_init__()
-        check_integer("XPressConfig.rank", self.rank, 1)
-        check_integer("XPressConfig.mlp_ratio", self.mlp_ratio, 1)
-
     def build(self, sizes: HeadSizes) -> Correction:
         """New weights; `ValueError` for a head without a block."""
         if sizes.block_size is None:
@@ -365,6 +343,7 @@ class XPress(Correction):
         super().__init__()
         self.rank, self.first_row = config.rank, sizes.first_row
         rank, inner, width = config.rank, config.rank * config.mlp_ratio, sizes.hidden_size
+        self.state_width = rank * sizes.block_size  # of the rows, besides the mean
         self.token_embed = nn.Embedding(sizes.vocab_size, rank)
         self.down_h = nn.Linear(width, rank, bias=False)
         self.down_g = nn.Linear(width, rank, bias=False)
@@ -380,8 +359,7 @@ class XPress(Correction):
         last committed token's own, which follows the token before it.
         """
         mean = self.down_g(block.mean(dim=1, keepdim=True))
-        unread = mean.new_zeros(len(block), 1, self.mix_l.shape[1] * self.rank)
-        state = torch.cat([mean, unread], dim=-1)
+        state = torch.cat([mean, super().begin(block, known)], dim=-1)
         for row in range(self.first_row):
             state = self._read(row, block[:, row : row + 1], known[:, :1], state)
         return state

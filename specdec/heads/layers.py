@@ -97,7 +97,7 @@ class LayerConfig:
     def __post_init__(self):
         check_fields(self)
         for window in self.windows:
-            check_integer("a window of LayerConfig.windows", window or 1, 1)
+            check_integer("a window of LayerConfig.windows", 1 if window is None else window, 1)
         for name, size in (self.convolution or Convolution())._asdict().items():
             check_integer(f"LayerConfig.convolution.{name}", size, 1)
         heads, kv_heads, size = self.num_heads, self.num_kv_heads, self.head_dim

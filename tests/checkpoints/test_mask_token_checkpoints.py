@@ -388,6 +388,8 @@ UNSUPPORTED = {
     "dflash_config.attention_value_scale 2": z_lab(dflash={"attention_value_scale": 2}),
     "dflash_config.final_logit_softcapping": z_lab(dflash={"final_logit_softcapping": 30.0}),
     "is_neox_style false": z_lab(is_neox_style=False),
+    "architecture DFlare": z_lab(architectures=["QwenDFlareDraftModel"]),
+    "use_sliding_window of a P-EAGLE head": amazon(use_sliding_window=True),
     "dflash_config.use_aux_hidden_state: false": z_lab(dflash={"use_aux_hidden_state": False}),
     "model_type 'gpt_neox'": pard("gpt_neox"),
     "kv_lora_rank: a drafter": amazon(kv_lora_rank=16),
@@ -414,6 +416,20 @@ def test_files_beside_a_checkpoint_that_change_it_are_refused_by_name(tmp_path):
 
 
 CONTRADICTIONS = {
+    "names two values of markov_rank": more(
+        deepspec(markov_rank=4, dflash_config={"markov_rank": 3}), markov_shapes()
+    ),
+    "markov_head_type must be a string": more(
+        deepspec(markov_rank=4, markov_head_type=3), markov_shapes()
+    ),
+    "MarkovConfig.kind must be 'vanilla'": more(
+        deepspec(markov_rank=4, markov_head_type="lstm"), markov_shapes()
+    ),
+    "layer_types names 1 of 2 layers": z_lab(layer_types=["full_attention"]),
+    "use_sliding_window needs layer_types": z_lab(layer_types=None, use_sliding_window=True),
+    "sliding layers need sliding_window, a number of positions, got None": z_lab(
+        layer_types=["sliding_attention"] * 2
+    ),
     "names no id of a mask token; pass mask_token_id= .command line: --mask-token-id": (
         specforge_peagle()
     ),
@@ -456,6 +472,12 @@ OPTIONS = {
     "is_causal": (z_lab(), {"is_causal": True}, "is_causal", True),
     "feature_layers": (z_lab(), {"feature_layers": (1, 4)}, "feature_layers", (1, 4)),
     "layer_convention": (z_lab(), {"layer_convention": "boundary"}, "feature_layers", (1, 4)),
+    "layer": (
+        z_lab(),
+        {"layer": {"windows": (4, None)}},
+        "layer",
+        replace(DFLASH.layer, windows=(4, None)),
+    ),
     "residual": (amazon(), {"norm_before_residual": True}, "norm_before_residual", True),
 }
 
@@ -475,6 +497,8 @@ def test_a_caller_may_know_better(name, tmp_path):
         (z_lab(), {"norm_before_residual": True}, "norm_before_residual: a DFlash head has none"),
         (z_lab(), {"mask_token_id": 99}, r"mask_token_id .asked for. must be an id in 0..60"),
         (z_lab(), {"alignment": "unshifted"}, "goes with context='none', got 'keys'"),
+        (z_lab(), {"layer": {"window": 3}}, "layer must be a dict of fields of LayerConfig"),
+        (z_lab(), {"layer": 3}, "layer must be a dict of fields of LayerConfig, got 3"),
         (z_lab(), {"feedback_norm": True}, "unknown option feedback_norm; expected alignment"),
     ],
 )
