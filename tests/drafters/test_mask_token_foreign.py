@@ -1,21 +1,18 @@
 """Mask-token drafters beside the code of others, on the same random weights.
 
 DFlash: transformers' own candidate generator over a whole generation. PARD: a straight forward of
-the Hugging Face model over [tokens, masks]. DFlash and its next-token form: the model of the
-`speculators` package (slow; skipped where it is not installed). P-EAGLE and DFlash files are run by
-vLLM in `foreign/test_vllm.py`.
+the Hugging Face model over [tokens, masks]. DFlash, its next-token form and its successors beside
+the models of `speculators` and SpecForge: `foreign/test_block_heads.py`. P-EAGLE and DFlash files
+are run by vLLM in `foreign/test_vllm.py`.
 """
 
 import json
-from importlib.util import find_spec
 
 import pytest
 import torch
 import transformers
 from architectures import VOCAB, build
-from eagle_heads import features_and_logits
 from mask_heads import config_for, random_head
-from torch import nn
 from transformers.generation import candidate_generator
 
 from specdec import MaskTokenDrafter, SpeculativeGenerator
@@ -258,116 +255,3 @@ def test_a_pard_model_drafts_to_the_end_of_its_positions_and_no_further(tmp_path
     # The row for the first draft token stands at the position of the last token, `length - 1`.
     assert drafted == {n: max(min(64 - (n - 1), 4), 0) for n in drafted}
     assert {0, 4} < set(drafted.values())
-
-
-# The speculators package.
-
-needs_speculators = pytest.mark.skipif(
-    find_spec("speculators") is None, reason="the package speculators is not installed"
-)
-
-
-def speculators_config(**fields):
-    """A DFlash model of two Qwen3 layers."""
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.models.dflash.config import DFlashSpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-
-    layers = transformers.Qwen3Config(
-        hidden_size=32,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=6,
-        vocab_size=VOCAB,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-        rms_norm_eps=1e-6,
-    )
-    layers._attn_implementation = "eager"
-    how = SpeculatorsConfig(
-        algorithm="dflash",
-        proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=4)],
-        default_proposal_method="greedy",
-        verifier=VerifierConfig(name_or_path=None, architectures=[]),
-    )
-    return DFlashSpeculatorConfig(
-        transformer_layer_config=layers, draft_vocab_size=VOCAB, speculators_config=how, **fields
-    )
-
-
-def randomise(model, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in name
-            scale = 1.0 if "mask_hidden" in name else parameter.shape[-1] ** -0.5
-            parameter.copy_(1 + 0.3 * noise if is_norm else noise * scale)
-    return model.eval()
-
-
-class Logits(nn.Module):
-    """A vocabulary head that keeps what it returned last."""
-
-    def __init__(self, lm_head):
-        super().__init__()
-        self.lm_head = lm_head
-
-    def forward(self, hidden):
-        self.seen = self.lm_head(hidden)
-        return self.seen
-
-
-def proposed_logits(drafter, model, ids):
-    """Logits `[K, Vd]` of our drafter after a text."""
-    seen = []
-    method = drafter.head.logits
-    drafter.head.logits = lambda *args: seen.append(method(*args)) or seen[-1]
-    SpeculativeGenerator(model, drafter).generate(ids, max_new_tokens=9, do_sample=False)
-    return seen[0][0]
-
-
-@pytest.mark.slow
-@needs_speculators
-@pytest.mark.parametrize("from_anchor", [False, True])
-@torch.no_grad()
-def test_dflash_predicts_what_the_model_of_speculators_does(from_anchor, tmp_path, monkeypatch):
-    """Its training forward with one anchor, the last token of the text."""
-    from speculators.models.dflash import core
-
-    target = build("llama")
-    config = speculators_config(
-        aux_hidden_state_layer_ids=[1, 2],
-        block_size=BLOCK,
-        mask_token_id=MASK_TOKEN,
-        sample_from_anchor=from_anchor,
-    )
-    theirs = randomise(core.DFlashDraftModel(config))
-    with torch.no_grad():  # what its files leave to the verifier
-        theirs.embed_tokens.weight.copy_(target.get_input_embeddings().weight)
-        theirs.lm_head.weight.copy_(target.get_output_embeddings().weight)
-    theirs.save_pretrained(tmp_path)
-    count = BLOCK if from_anchor else BLOCK - 1
-    ours = MaskTokenDrafter.from_pretrained(tmp_path, target, count)
-    assert ours.config.alignment == ("next-token" if from_anchor else "same-position")
-
-    ids = torch.randint(1, VOCAB, (1, 12), generator=torch.Generator().manual_seed(0))
-    features, _ = features_and_logits(target, ids, (1, 2))
-    padded = torch.nn.functional.pad(ids, (0, BLOCK))
-    hidden = torch.nn.functional.pad(features, (0, 0, 0, BLOCK))
-    anchors = torch.tensor([11]), torch.tensor([True])
-    monkeypatch.setattr(core, "select_anchors", lambda *_: anchors)
-    theirs.lm_head = Logits(theirs.lm_head)
-    width = padded.shape[1]
-    theirs._backbone_forward(
-        hidden,
-        padded,
-        torch.ones(1, width),
-        torch.zeros(1, width, 32),
-        torch.zeros(1, width, dtype=torch.long),
-        max_anchors=1,
-    )
-    expected = theirs.lm_head.seen[0, 0 if from_anchor else 1 :][:count]
-    seen = proposed_logits(ours, target, ids)
-    torch.testing.assert_close(seen, expected, rtol=0, atol=2e-5)

@@ -131,6 +131,7 @@ def corrected(kind, theirs, hidden, logits, block, before):
 
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
 CASES = {
+    "dflash": ("dflash", {}),
     "vanilla": ("dspark", {"markov_rank": 3}),
     "gated": ("dspark", {"markov_rank": 3, "markov_head_type": "gated"}),
     "rnn": ("dspark", {"markov_rank": 3, "markov_head_type": "rnn"}),
