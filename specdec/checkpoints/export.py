@@ -292,7 +292,8 @@ def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
     yield getattr(config, "mask_token_id", ...) is None, "a mask without an id"
     other = type(getattr(config, "correction", None)) not in (type(None), MarkovConfig)
     yield design == "shifted" and other, "a correction that is no MarkovConfig"
-    if "block_size" in _EXPRESSED[design, layout]:
+    is_block = "block_size" in _EXPRESSED[design, layout]
+    if is_block:
         yield config.block_size is None, "a head without block_size"
         # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
         yield not layer.has_qk_norm, "layers without norms of queries and keys"
@@ -300,11 +301,8 @@ def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
     sizes = set(layer.windows)
     yield len(sizes - {None}) > 1, "windows of several sizes"
     # vLLM then makes every layer causal (transformers_utils/configs/speculators/algos.py).
-    is_mixed = layout == "speculators" and len(sizes) == 2 and layer.is_window_causal
-    yield (
-        design not in ("attention", "shifted") and is_mixed,
-        ("causal windows beside layers that see the whole block"),
-    )
+    is_mixed = is_block and layout == "speculators" and len(sizes) == 2 and layer.is_window_causal
+    yield is_mixed, "causal windows beside layers that see the whole block"
 
 
 def _other_corrections(config: MaskTokenConfig, design: str, layout: Layout) -> Pairs:
@@ -314,10 +312,8 @@ def _other_corrections(config: MaskTokenConfig, design: str, layout: Layout) -> 
     yield is_selector != has_convolution, "a selector or convolutions without the other"
     if layout == "speculators":
         yield kind is DominoConfig, name
-        yield (
-            config.confidence is not None and kind is not MarkovConfig,
-            "confidence without Markov",
-        )
+        has_confidence = config.confidence is not None
+        yield has_confidence and kind is not MarkovConfig, "confidence without a Markov head"
     elif design == "next-token":
         is_known = kind in (MarkovConfig, DominoConfig)
         yield not is_known, "next-token rows without a Markov head or Domino's GRU"

@@ -79,10 +79,8 @@ def test_a_rollout_is_a_draft_after_its_anchor(name, seed, depths, count, data):
         assert (seen - wrong).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("name", HEADS)
-@torch.no_grad()
-def test_rollouts_have_the_distributions_that_the_drafter_draws_from(name):
-    drafter, length = drafter_of(name), 9
+def drafted(drafter, length):
+    """Random prompts, the target's features of them, and what is drafted after them."""
     prompts = random_ids(1, 3, length)
     features, _ = features_and_logits(MODEL, prompts, drafter.feature_layers)
     loop = FeatureLoop(prompts.tolist(), 4, features)
@@ -90,6 +88,14 @@ def test_rollouts_have_the_distributions_that_the_drafter_draws_from(name):
     loop.prefill(drafter, state, 4)
     noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), 5)
     draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    return prompts, features, draft
+
+
+@pytest.mark.parametrize("name", HEADS)
+@torch.no_grad()
+def test_rollouts_have_the_distributions_that_the_drafter_draws_from(name):
+    drafter, length = drafter_of(name), 9
+    prompts, features, draft = drafted(drafter, length)
     objective = MaskRollouts(drafter, MODEL, 4)
     anchors = torch.full((3, 1), length - 2)
     text, *rollouts = logits_of(objective, prompts, features, anchors)
@@ -236,13 +242,7 @@ def test_the_loss_of_corrected_logits_is_that_of_paths_of_the_text(
 def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(name):
     """Teacher forced by what the drafter drew, the objective has the drafter's probabilities."""
     drafter, length = corrected_drafter(name), 9
-    prompts = random_ids(1, 3, length)
-    features, _ = features_and_logits(MODEL, prompts, drafter.feature_layers)
-    loop = FeatureLoop(prompts.tolist(), 4, features)
-    state = drafter.init_state(3, 20, vocab_size=VOCAB, device=torch.device("cpu"))
-    loop.prefill(drafter, state, 4)
-    noise = Noise([1, 2, 3]).at(torch.full((3,), length - 1), 5)
-    draft = drafter.propose(loop.context(), state, drawing(drafter, Warp(3), noise))
+    prompts, features, draft = drafted(drafter, length)
     objective, seen = MaskRollouts(drafter, MODEL, 4), []
     text = torch.cat([prompts, draft.tokens], dim=1)
     read = torch.cat([features, features[:, -1:].expand(-1, 4, -1)], dim=1)  # none is looked at
