@@ -14,6 +14,7 @@ from types import FunctionType, MethodType
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from specdec.target.joint import GATE_UP, Group, JointProduct
 
@@ -44,11 +45,15 @@ class Fusion:
             Kinds of what is compiled; none where nothing was recognised.
         """
         fused: dict[str, None] = {}
+        inside: set[nn.Module] = set()  # of modules that are compiled as a whole
         for path, module in view.named_modules():
             forward = type(module).forward
             if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
                 continue
-            if _is_norm(module) or _is_gated_mlp(module):
+            if module in inside:
+                continue
+            if _is_norm(module) or _is_gated_mlp(module) or _is_dequantised(module):
+                inside.update(module.children())
                 product = products.pop(Group(path, GATE_UP), None)
                 module.forward = partial(on_rows, self._compiled(module, product), module)
             elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
@@ -157,10 +162,26 @@ def _is_norm(module: nn.Module) -> bool:
     return is_leaf and kind.__name__.endswith("Norm") and not kind.__module__.startswith("torch.")
 
 
+def _is_dequantised(module: nn.Module) -> bool:
+    """A linear layer whose weight is a class of torchao's: operation by operation it writes all of
+    its weight in the data type of its input, in every forward.
+    """
+    is_linear = type(module) is nn.Linear and is_traceable_wrapper_subclass(module.weight)
+    return is_linear and not _quantises_activations(module)
+
+
+def _quantises_activations(module: nn.Module) -> bool:
+    """By torchao's names. Such layers compile anew for every number of tokens."""
+    names = "act_quant_kwargs", "activation_quantization"
+    return any(getattr(w, name, None) is not None for w in module.parameters() for name in names)
+
+
 def _is_gated_mlp(module: nn.Module) -> bool:
     """Linear layers around `act(gate) * up`, and nothing else."""
     names = {name for name, _ in module.named_children()}
     has_gate = {"gate_proj", "up_proj"} <= names or "gate_up_proj" in names
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     linear = [m for m in module.children() if m is not activation]
-    return has_gate and activation is not None and all(isinstance(m, nn.Linear) for m in linear)
+    if not has_gate or activation is None or _quantises_activations(module):
+        return False
+    return all(isinstance(m, nn.Linear) for m in linear)
