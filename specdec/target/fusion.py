@@ -170,6 +170,13 @@ def _is_norm(module: nn.Module) -> bool:
     return is_leaf and kind.__name__.endswith("Norm") and not kind.__module__.startswith("torch.")
 
 
+def note_on_weights(model: nn.Module) -> dict[str, str]:
+    """What is slow in a model of torchao's that is not fused; nothing for other models."""
+    kinds = {type(m.weight).__name__ for m in model.modules() if _is_dequantised(m)}
+    slow = "linear layers dequantise their weights operation by operation in every forward"
+    return {"weights": f"{', '.join(kinds)}: {slow}; fuse=True compiles them"} if kinds else {}
+
+
 def _is_dequantised(module: nn.Module) -> bool:
     """A linear layer whose weight is a class of torchao's: operation by operation it writes all of
     its weight in the data type of its input, in every forward.

@@ -24,7 +24,7 @@ from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
 from specdec.target.features import FeatureLayer, Features, catch_features
-from specdec.target.fusion import Fusion
+from specdec.target.fusion import Fusion, note_on_weights
 from specdec.target.joint import (
     Group,
     JointProduct,
@@ -129,6 +129,7 @@ class SlotModel:
         choices = self._choices = Choices(
             experts, None, [], {} if note is None else {"experts": note}
         )
+        choices.notes |= {} if fuse else note_on_weights(self.model)
         before = description(self.model)
         if fuse:
             choices.fusion = Fusion()
@@ -405,7 +406,8 @@ class Target(SlotModel):
         fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
             and of gate, up become one product each: their parameters, still the model's own, become
             views of one buffer each. The small work between products (norms, rotary embeddings,
-            gated activations) is compiled with Inductor, which takes some seconds at first. The
+            gated activations), and linear layers over torchao's weights, are compiled with
+            Inductor, which takes some seconds at first. The
             self-test holds both to its limits, and `notes` says what was done and what was not.
 
     Raises:

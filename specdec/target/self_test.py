@@ -27,6 +27,7 @@ from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_of
 from specdec.target.features import decoder_layers
 from specdec.target.memory import MixerPlan, WatchedCache, remember, with_gates
 from specdec.target.view import adapters_of, wrap_forward
+from specdec.target.wrappers import refuse_joint_quantisation
 
 NOISE_FACTOR = 4.0
 """A part of a model may differ by so many times its measured rounding."""
@@ -116,8 +117,10 @@ def find_route(model: OverSlots) -> Route:
 
     Raises:
         LeftOutError: the model is loaded so that its plain forward leaves out a part of it.
-        ValueError: none does; the message says what each of them ran into.
+        ValueError: none does; the message says what each of them ran into. Or quantised layers
+            read tokens jointly.
     """
+    refuse_joint_quantisation(model.model)
     complaints = []
     for learn in (_through_attention_interface, _with_dense_mask):
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 UNDERSTOOD_LAYERS = {
@@ -67,3 +69,44 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             f"{name} has layers that specdec cannot run over slots: {layers}; use HF generate for "
             "this model"
         )
+
+
+@torch.inference_mode()
+def refuse_joint_quantisation(model: PreTrainedModel) -> None:
+    """Raises `ValueError` for quantised layers that cannot verify a draft: where activations are
+    quantised over the whole pass, the logits of a token depend on the tokens that are read with it.
+
+    Every quantised linear layer reads one token twice, beside another one and beside a hundred
+    times that one. Both calls have one shape, so a layer that reads each token alone returns the
+    same for it, up to the order of sums.
+    """
+    generator = torch.Generator().manual_seed(0)
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear) or _is_plain(layer):
+            continue
+        device = next(layer.parameters()).device
+        kind = type(layer if type(layer) is not nn.Linear else layer.weight).__name__
+        what = f"{type(model).__name__} cannot be decoded: {name} ({kind})"
+        x = torch.randn(1, 2, layer.in_features, generator=generator).to(device, model.dtype)
+        try:
+            own, beside = (layer(x * x.new_tensor([[[1.0], [by]]]))[:, 0] for by in (1.0, 100.0))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{what} fails under torch.inference_mode, in which generation runs ({error}); use "
+                "another format, or HF generate"
+            ) from error
+        if not float((own - beside).norm()) <= 8 * torch.finfo(own.dtype).eps * float(own.norm()):
+            raise ValueError(
+                f"{what}: activations are quantised over the whole pass, so that logits of a token "
+                "depend on the tokens that are read with it; quantise them per token (torchao: "
+                "granularity=PerRow(), bitsandbytes: llm_int8_threshold=0), or weights alone"
+            )
+
+
+def _is_plain(layer: nn.Linear) -> bool:
+    """Not quantised, as far as can be seen; or not here (offloaded to the host)."""
+    weight = getattr(layer, "weight", None)
+    if weight is None or weight.is_meta:
+        return weight is not None
+    is_known = type(weight) in (nn.Parameter, Tensor, DTensor) and weight.dtype.itemsize > 1
+    return is_known and "forward" not in vars(layer)
