@@ -24,7 +24,7 @@ ROTATE = "apply_rotary_pos_emb"
 
 
 class Fusion:
-    """Compiled norms, gated MLPs and rotary embeddings, for any number of views of one model: what
+    """Compiled norms, gated MLPs, rotary embeddings and quantised linear layers, for any number of views of one model: what
     was compiled for one view serves them all.
     """
 

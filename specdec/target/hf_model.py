@@ -407,8 +407,8 @@ class Target(SlotModel):
             and of gate, up become one product each: their parameters, still the model's own, become
             views of one buffer each. The small work between products (norms, rotary embeddings,
             gated activations), and linear layers over torchao's weights, are compiled with
-            Inductor, which takes some seconds at first. The
-            self-test holds both to its limits, and `notes` says what was done and what was not.
+            Inductor, which takes some seconds at first. The self-test holds both to its limits,
+            and `notes` says what was done and what was not.
 
     Raises:
         TypeError: `model` is not an HF model.
