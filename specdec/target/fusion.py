@@ -2,7 +2,7 @@
 
 HF's norms, rotary embeddings and gated activations are chains of elementwise kernels. A step over a
 few tokens spends a fifth of its time in them, at a few microseconds each. Compiled, each chain is
-one kernel. Matrix products and attention stay what they are.
+one kernel. Attention and products with plain weights stay what they are.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ ROTATE = "apply_rotary_pos_emb"
 
 
 class Fusion:
-    """Compiled norms, gated MLPs, rotary embeddings and quantised linear layers, for any number of views of one model: what
-    was compiled for one view serves them all.
+    """Compiled norms, gated MLPs, rotary embeddings and quantised linear layers, for any number of
+    views of one model: what was compiled for one view serves them all.
     """
 
     def __init__(self, backend: str = "inductor"):
