@@ -2,8 +2,9 @@
 
 Eight layers of the 8B Llama shape in bfloat16, random weights, prompt lookup with K = 3, greedy,
 one row. First the checks: every captured step equals the eager one, and each token is the most
-likely one of HF's own forward, up to the rounding of logits. Then times of captured steps, taken
-in turns; figures are medians over rounds of the ratio to bfloat16 within a round.
+likely one of HF's own forward, up to twice the rounding of logits: how far those of HF's forward
+over the whole text are from those of its forwards over one token each. Then times of captured
+steps, taken in turns; figures are medians over rounds of the ratio to bfloat16 within a round.
 """
 
 from __future__ import annotations
@@ -28,10 +29,7 @@ from torchao.quantization import (
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.loop.runner import NUM_EAGER
-from specdec.target.fusion import Fused
 
-AUTOTUNED = {"max_autotune_gemm": True, "benchmark_epilogue_fusion": True}
-"""Inductor's options under which a product's kernel may dequantise what it reads."""
 SMALL = {
     "vocab_size": 1024,
     "hidden_size": 256,
@@ -57,15 +55,11 @@ class Contender:
         ids: the prompt.
         steps: that will be asked for.
         fuse: as `Target`'s.
-        options: of Inductor, for the modules with quantised weights.
     """
 
-    def __init__(self, model, ids, steps: int, *, fuse: bool, options: dict | None = None):
+    def __init__(self, model, ids, steps: int, *, fuse: bool):
         begin = time.perf_counter()
         target = Target(model, fuse=fuse)
-        if options:
-            for view in {target._views.step, target._views.chunk}:
-                recompile(view, options)
         self.generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
         room = steps + 40
         self.generation = self.generator.start(ids, max_new_tokens=room, eos_token_id=None)
@@ -90,17 +84,6 @@ class Contender:
         return (time.perf_counter() - start) * 1e3 / steps
 
 
-def recompile(view, options: dict) -> None:
-    """Compiles modules with quantised weights of a view with options of Inductor's."""
-    for module in view.modules():
-        forward = vars(module).get("forward")
-        function = forward.args[0] if getattr(forward, "args", None) else None
-        weights = [p for p in module.parameters() if type(p.data) is not torch.Tensor]
-        if isinstance(function, Fused) and weights and "own options" not in vars(function):
-            vars(function)["own options"] = True
-            function._compiled = torch.compile(function._plain, fullgraph=True, options=options)
-
-
 def check(model, ids, *, fuse: bool, count: int = 24) -> str:
     """Captured = eager, and the text is HF's own, or parts from it within rounding."""
     target = Target(model, fuse=fuse)
@@ -108,26 +91,33 @@ def check(model, ids, *, fuse: bool, count: int = 24) -> str:
     call = {"max_new_tokens": count, "eos_token_id": None, "pad_token_id": 0}
     found = generator.generate(ids, **call, check=True).sequences
     options = {"do_sample": False, "attention_mask": torch.ones_like(ids)}
-    theirs = model.generate(ids, **call, **options)
-    if found.equal(theirs):
+    options = {"do_sample": False, "attention_mask": torch.ones_like(ids)}
+    more = {"output_logits": True, "return_dict_in_generate": True}
+    theirs = model.generate(ids, **call, **options, **more)
+    if found.equal(theirs.sequences):
         return "captured = eager, HF's text"
     with torch.inference_mode():
-        logits = model(found[:, :-1]).logits[:, ids.shape[1] - 1 :].float()
-    chosen = logits.gather(2, found[:, ids.shape[1] :, None])[..., 0]
-    gap = float((logits.amax(-1) - chosen).max() / logits.std())
-    if gap > 0.1:
-        raise SystemExit(f"a token is {gap:.2f} standard deviations below HF's best one")
-    return f"captured = eager, HF's text up to {gap:.3f} std of logits"
+        start, alone = ids.shape[1], torch.stack(theirs.logits, 1).float()
+        rounding, logits = (
+            model(text[:, :-1]).logits[:, start - 1 :].float() for text in (theirs.sequences, found)
+        )
+    rounding = float((rounding - alone).abs().max())
+    chosen = logits.gather(2, found[:, start:, None])[..., 0]
+    gap = float((logits.amax(-1) - chosen).max())
+    if gap > 2 * rounding:
+        raise RuntimeError(
+            f"a token is {gap:.3f} below HF's best one, whose rounding is {rounding}"
+        )
+    return (
+        f"captured = eager, HF's text up to {gap:.3f} in logits, whose rounding is {rounding:.3f}"
+    )
 
 
 def contenders(model, name: str, ids, steps: int) -> dict[str, Contender]:
-    ways = {"plain": {"fuse": False}, "fuse=True": {"fuse": True}}
-    if name in ("int8 weights", "float8 weights"):
-        ways["fuse=True, autotuned"] = {"fuse": True, "options": AUTOTUNED}
     made = {}
-    for way, options in ways.items():
+    for way, fuse in (("plain", False), ("fuse=True", True)):
         try:
-            made[f"{name}, {way}"] = Contender(model, ids, steps, **options)
+            made[f"{name}, {way}"] = Contender(model, ids, steps, fuse=fuse)
         except Exception as error:  # what cannot be run is a line of the table
             print(f"{name}, {way}: {type(error).__name__}: {str(error)[:300]}", flush=True)
     return made

@@ -25,6 +25,7 @@ from specdec.kernels.attention import triton as triton_attention
 from specdec.kernels.philox import triton as triton_philox
 from specdec.kernels.race import triton as triton_race
 from specdec.kernels.sample import triton as triton_sample
+from specdec.kernels.scaled_linear import triton as triton_linear
 from specdec.kernels.truncate import triton as triton_truncate
 from specdec.kernels.verify import triton as triton_verify
 from specdec.kernels.write_slots import triton as triton_write_slots
@@ -111,9 +112,18 @@ def compile_attention(dtype: torch.dtype) -> None:
     triton_write_slots.write_slots(*storage, *window, slots)
 
 
+def compile_linear(dtype: torch.dtype) -> None:
+    """In shares with a bias, and in one without."""
+    for count, outputs, kind in ((4, 200, torch.int8), (40, 2**17, torch.float8_e4m3fn)):
+        x, scale = torch.zeros(count, 256, dtype=dtype), torch.zeros(outputs)
+        weight = torch.zeros(outputs, 256).to(kind)
+        triton_linear.scaled_linear(x, weight, scale, scale if count == 4 else None)
+
+
 if __name__ == "__main__":
     compile_only(is_checked="checked" in sys.argv)
     for dtype in (torch.bfloat16, torch.float32):
         if str(dtype).removeprefix("torch.") in sys.argv:
             compile_all(dtype, is_warped=dtype == torch.bfloat16)
             compile_attention(dtype)
+            compile_linear(dtype)

@@ -8,6 +8,7 @@ from specdec.kernels.attention.reference import attends_raggedly, ragged_attenti
 from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
+from specdec.kernels.scaled_linear.reference import scaled_linear
 from specdec.kernels.truncate.reference import find_cutoff, warp_probs
 from specdec.kernels.types import (
     CAUSAL,
@@ -54,6 +55,7 @@ __all__ = [
     "ragged_attention",
     "sample",
     "sample_tokens",
+    "scaled_linear",
     "step_uniforms",
     "take_rows",
     "token_rule",

@@ -2,7 +2,8 @@
 
 HF's norms, rotary embeddings and gated activations are chains of elementwise kernels. A step over a
 few tokens spends a fifth of its time in them, at a few microseconds each. Compiled, each chain is
-one kernel. Attention and products with plain weights stay what they are.
+one kernel. Attention and products of floating-point weights stay what they are; products of
+weights of one byte, which torchao widens in memory, have a kernel that widens them in registers.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from functools import partial
 from types import FunctionType, MethodType
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from specdec.kernels import scaled_linear
 from specdec.target.joint import GATE_UP, Group, JointProduct
 
 ROTATE = "apply_rotary_pos_emb"
@@ -24,8 +24,8 @@ ROTATE = "apply_rotary_pos_emb"
 
 
 class Fusion:
-    """Compiled norms, gated MLPs, rotary embeddings and quantised linear layers, for any number of
-    views of one model: what was compiled for one view serves them all.
+    """Compiled norms, gated MLPs and rotary embeddings, for any number of views of one model: what
+    was compiled for one view serves them all.
     """
 
     def __init__(self, backend: str = "inductor"):
@@ -37,24 +37,23 @@ class Fusion:
         return Fusion, ()
 
     def fuse(self, view: nn.Module, products: dict[Group, JointProduct]) -> list[str]:
-        """Replaces the forwards of a private view's modules.
+        """Replaces the forwards of a private view's modules: compiles them, and multiplies with
+        weights of one byte as they are.
 
         Modules whose forward was replaced or wrapped (by accelerate, say) are left alone. Joint
         products of gated MLPs are compiled with them, and taken out of the dictionary.
 
         Returns:
-            Kinds of what is compiled; none where nothing was recognised.
+            Kinds of what is replaced; none where nothing was recognised.
         """
         fused: dict[str, None] = {}
-        inside: set[nn.Module] = set()  # of modules that are compiled as a whole
         for path, module in view.named_modules():
             forward = type(module).forward
             if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
                 continue
-            if module in inside:
-                continue
-            if _is_norm(module) or _is_gated_mlp(module) or _is_dequantised(module):
-                inside.update(module.children())
+            if has_bytes(module):
+                module.forward = partial(_multiply, module)
+            elif _is_norm(module) or _is_gated_mlp(module):
                 product = products.pop(Group(path, GATE_UP), None)
                 module.forward = partial(on_rows, self._compiled(module, product), module)
             elif ROTATE in forward.__code__.co_names and ROTATE in forward.__globals__:
@@ -66,7 +65,7 @@ class Fusion:
 
     def _compiled(self, module: nn.Module, product: JointProduct | None) -> Fused:
         """The forward of a module's class, compiled."""
-        forward = _linear if type(module) is nn.Linear else type(module).forward
+        forward = type(module).forward
         # One copy per shape of weights: norms of queries and of the residual stream differ.
         key = forward, product is None, *(weight.shape for weight in module.parameters())
         if key not in self._copies:
@@ -83,13 +82,6 @@ class Fusion:
             compiled = Fused(_own_copy(rotate), self._backend)
             self._copies[key] = _own_copy(forward, {ROTATE: compiled})
         return self._copies[key]
-
-
-def _linear(module: nn.Module, x: Tensor) -> Tensor:
-    """What `nn.Linear.forward` computes. Dynamo runs functions of torch's files through one wrapper
-    and counts their compilations together.
-    """
-    return F.linear(x, module.weight, module.bias)
 
 
 class Fused:
@@ -172,23 +164,34 @@ def _is_norm(module: nn.Module) -> bool:
 
 def note_on_weights(model: nn.Module) -> dict[str, str]:
     """What is slow in a model of torchao's that is not fused; nothing for other models."""
-    kinds = {type(m.weight).__name__ for m in model.modules() if _is_dequantised(m)}
-    slow = "linear layers dequantise their weights operation by operation in every forward"
-    return {"weights": f"{', '.join(kinds)}: {slow}; fuse=True compiles them"} if kinds else {}
+    kinds = {type(m.weight).__name__ for m in model.modules() if has_bytes(m)}
+    slow = "linear layers write their weights anew, in the model's data type, in every forward"
+    return {"weights": f"{', '.join(kinds)}: {slow}; fuse=True does not"} if kinds else {}
 
 
-def _is_dequantised(module: nn.Module) -> bool:
-    """A linear layer whose weight is a class of torchao's: operation by operation it writes all of
-    its weight in the data type of its input, in every forward.
+def has_bytes(module: nn.Module) -> bool:
+    """A linear layer over a weight of torchao's of one byte a number, with a scale for each output,
+    and activations as they come.
     """
-    is_linear = type(module) is nn.Linear and is_traceable_wrapper_subclass(module.weight)
-    return is_linear and not _quantises_activations(module)
+    weight = module.weight if type(module) is nn.Linear else None
+    data, scale = getattr(weight, "qdata", None), getattr(weight, "scale", None)
+    if data is None or scale is None or data.is_meta or _quantises_activations(module):
+        return False
+    is_byte = data.dtype in (torch.int8, torch.float8_e4m3fn) and data.shape == weight.shape
+    zero, factor = getattr(weight, "zero_point", None), getattr(weight, "act_pre_scale", None)
+    is_plain = factor is None and (zero is None or not bool(zero.any()))
+    return is_byte and is_plain and scale.numel() == module.out_features
 
 
 def _quantises_activations(module: nn.Module) -> bool:
-    """By torchao's names. Such layers compile anew for every number of tokens."""
+    """By torchao's names."""
     names = "act_quant_kwargs", "activation_quantization"
     return any(getattr(w, name, None) is not None for w in module.parameters() for name in names)
+
+
+def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
+    weight = module.weight
+    return scaled_linear(x, weight.qdata, weight.scale.flatten(), module.bias)
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
@@ -198,5 +201,5 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     linear = [m for m in module.children() if m is not activation]
     if not has_gate or activation is None or _quantises_activations(module):
-        return False
-    return all(isinstance(m, nn.Linear) for m in linear)
+        return False  # such layers compile anew for every number of tokens
+    return all(isinstance(m, nn.Linear) and not has_bytes(m) for m in linear)

@@ -406,9 +406,9 @@ class Target(SlotModel):
         fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
             and of gate, up become one product each: their parameters, still the model's own, become
             views of one buffer each. The small work between products (norms, rotary embeddings,
-            gated activations), and linear layers over torchao's weights, are compiled with
-            Inductor, which takes some seconds at first. The self-test holds both to its limits,
-            and `notes` says what was done and what was not.
+            gated activations) is compiled with Inductor, which takes some seconds at first, and
+            int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
+            all to its limits, and `notes` says what was done and what was not.
 
     Raises:
         TypeError: `model` is not an HF model.

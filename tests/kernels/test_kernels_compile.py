@@ -20,6 +20,7 @@ KERNELS = {
     *("_sample_kernel", "_heat_kernel", "_final_kernel", "_step_kernel"),
     *("_guess_kernel", "_list_kernel", "_search_kernel"),
     *("_attend_kernel", "_merge_kernel", "_write_kernel"),
+    *("_product_kernel", "_sum_kernel"),
 }
 
 

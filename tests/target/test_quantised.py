@@ -13,6 +13,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, QuantoConfig, TorchAoConfig
 
 from specdec import SpeculativeGenerator, Target, zoo
+from specdec.kernels import scaled_linear
+from specdec.target import fusion
 from specdec.zoo import WEIGHTS_DIR
 
 CALL = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0}
@@ -132,12 +134,12 @@ def test_formats_that_cannot_verify_a_draft_are_refused_by_name(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
-def test_fused_linear_layers_compute_what_torchao_computes(name):
+def test_fused_linear_layers_compute_what_those_of_torchao_compute(name):
     model = torchao(name)
     ids = zoo.load_tokenizer()("def main(argv):\n    ", return_tensors="pt").input_ids
     expected = model.generate(ids, do_sample=False, **CALL)
     (note,) = Target(model).notes
-    assert "dequantise their weights operation by operation" in note
+    assert "write their weights anew" in note
     target = Target(model, fuse=True)
     assert "Linear" in target.notes[0].split(" in ")[1].split(", ")
     for width in (3, 1):
@@ -187,6 +189,35 @@ def test_one_scale_for_all_tokens_is_refused_and_one_for_each_is_not(dtype):
     Target(rounded(dtype))
     with pytest.raises(ValueError, match=rf"o_proj \(RoundedLinear\): {JOINTLY}.*PerRow"):
         Target(rounded(dtype, per_token=False))
+
+
+def test_fused_layers_multiply_with_bytes_as_they_are(monkeypatch):
+    model = build("llama")
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):  # as torchao shows a weight, of which these are true
+            scale = layer.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+            data = (layer.weight.detach() / scale).round().to(torch.int8)
+            layer.weight = nn.Parameter(data * scale, requires_grad=False)
+            layer.weight.qdata, layer.weight.scale = data, scale
+    ids = torch.tensor([[3, 1, 4, 1, 5]])
+    expected = model.generate(ids, do_sample=False, **CALL)
+    assert "Parameter: linear layers write their weights anew" in Target(model).notes[0]
+    calls = []
+
+    def counted(x, weight, *others):
+        calls.append(len(weight))
+        return scaled_linear(x, weight, *others)
+
+    monkeypatch.setattr(fusion, "scaled_linear", counted)
+    monkeypatch.setattr(fusion, "Fused", lambda function, backend: function)
+    target = Target(model, fuse=True)
+    assert "Linear" in target.notes[0].split(" in ")[1].split(", ")
+    calls.clear()
+    generator = SpeculativeGenerator(target, "lookup")
+    assert generator.generate(ids, **CALL).sequences.equal(expected)
+    layer = model.model.layers[0]  # whose siblings are joined: their weights are plain numbers here
+    alone = layer.self_attn.o_proj, layer.mlp.down_proj, model.lm_head
+    assert set(calls) == {len(m.weight) for m in alone}
 
 
 def test_a_format_that_fails_under_inference_mode_is_refused_with_its_own_words():
