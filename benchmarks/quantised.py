@@ -39,7 +39,7 @@ SMALL = {
 }
 FORMATS = {
     "bfloat16": None,
-    "int8 weights": Int8WeightOnlyConfig,
+    "int8 weights": lambda: Int8WeightOnlyConfig(version=2),
     "float8 weights": Float8WeightOnlyConfig,
     "int4 weights": lambda: Int4WeightOnlyConfig(
         group_size=128, int4_packing_format="tile_packed_to_4d"

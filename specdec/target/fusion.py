@@ -165,8 +165,9 @@ def _is_norm(module: nn.Module) -> bool:
 def note_on_weights(model: nn.Module) -> dict[str, str]:
     """What is slow in a model of torchao's that is not fused; nothing for other models."""
     kinds = {type(m.weight).__name__ for m in model.modules() if has_bytes(m)}
-    slow = "linear layers write their weights anew, in the model's data type, in every forward"
-    return {"weights": f"{', '.join(kinds)}: {slow}; fuse=True does not"} if kinds else {}
+    slow = "every forward writes all weights anew in the model's data type"
+    note = f"{', '.join(kinds)}: {slow}; fuse=True multiplies with them as they are"
+    return {"weights": note} if kinds else {}
 
 
 def has_bytes(module: nn.Module) -> bool:

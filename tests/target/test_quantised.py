@@ -84,7 +84,7 @@ def compressed(scheme):
 
 
 EXACT = {
-    "torchao int8 weights": lambda: torchao("Int8WeightOnlyConfig"),
+    "torchao int8 weights": lambda: torchao("Int8WeightOnlyConfig", version=2),
     "torchao int8 weights, TorchAoConfig": torchao_by_hf,
     "torchao float8 weights": lambda: torchao("Float8WeightOnlyConfig"),
     "torchao int4 weights, unpacked": lambda: torchao(
@@ -105,6 +105,8 @@ EXACT = {
         for scheme in ("W8A16", "W4A16", "W8A8", "W4A8", "FP8", "FP8_DYNAMIC")
     },
 }
+GRAPHS = [n for n in EXACT if n.startswith(("torchao", "compressed")) and "activations" not in n]
+"""torchao 0.17 prints a tensor in its product with activations per token: the host waits."""
 REFUSED = {
     "torchao int8, activations per tensor": (per_tensor, JOINTLY),
     "bitsandbytes 8 bit": (lambda: bitsandbytes(load_in_8bit=True), JOINTLY),
@@ -135,11 +137,11 @@ def test_formats_that_cannot_verify_a_draft_are_refused_by_name(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Int8WeightOnlyConfig", "Float8WeightOnlyConfig"])
 def test_fused_linear_layers_compute_what_those_of_torchao_compute(name):
-    model = torchao(name)
+    model = torchao(name, version=2)
     ids = zoo.load_tokenizer()("def main(argv):\n    ", return_tensors="pt").input_ids
     expected = model.generate(ids, do_sample=False, **CALL)
     (note,) = Target(model).notes
-    assert "write their weights anew" in note
+    assert "writes all weights anew" in note
     target = Target(model, fuse=True)
     assert "Linear" in target.notes[0].split(" in ")[1].split(", ")
     for width in (3, 1):
@@ -149,7 +151,7 @@ def test_fused_linear_layers_compute_what_those_of_torchao_compute(name):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fuse", [False, True])
-@pytest.mark.parametrize("name", [n for n in EXACT if "torchao" in n or "compressed" in n])
+@pytest.mark.parametrize("name", GRAPHS)
 def test_captured_steps_are_eager_ones(name, fuse):
     model = EXACT[name]().cuda()
     ids = zoo.load_tokenizer()("def main(argv):\n    ", return_tensors="pt").input_ids.cuda()
@@ -201,7 +203,7 @@ def test_fused_layers_multiply_with_bytes_as_they_are(monkeypatch):
             layer.weight.qdata, layer.weight.scale = data, scale
     ids = torch.tensor([[3, 1, 4, 1, 5]])
     expected = model.generate(ids, do_sample=False, **CALL)
-    assert "Parameter: linear layers write their weights anew" in Target(model).notes[0]
+    assert "Parameter: every forward writes all weights anew" in Target(model).notes[0]
     calls = []
 
     def counted(x, weight, *others):
