@@ -1,4 +1,4 @@
-"""`specdec plan`: which K, at which batch size, for a target and a drafter."""
+"""`specdec plan`: which K, which tree, at which batch size, for a target and a drafter."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ def add_parser(commands) -> None:
     """Adds the command to `argparse`'s subparsers."""
     parser = commands.add_parser(
         "plan",
-        help="say how many tokens to draft, at which batch size",
-        description="Predicts the speed over plain decoding of every K up to --num-draft-tokens "
-        "from counted steps and timed ones, and measures it at the best K.",
+        help="say how much to draft, at which batch size",
+        description="Predicts the speed over plain decoding of every K up to --num-draft-tokens, "
+        "and of trees of every size up to --tree's, from counted steps and timed ones, and "
+        "measures it for the best draft of each batch size.",
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
@@ -30,16 +31,21 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0."""
-    from specdec.evaluation import own_prompts, plan_lengths, read_prompts
+    from specdec.evaluation import own_prompts, plan_drafts, read_prompts
 
-    if arguments.drafter == "none" or arguments.tree is not None:
-        raise ValueError("plan compares lengths of chains; name a --drafter, without --tree")
+    if arguments.drafter == "none":
+        raise ValueError("plan compares lengths of drafts; name a --drafter")
+    prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
     if arguments.num_draft_tokens is None:
         arguments.num_draft_tokens = 8
-    prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()
-    generator, tokenizer = load_generator(arguments)
-    found = plan_lengths(
-        generator,
+    tree, arguments.tree = arguments.tree, None
+    one, tokenizer = load_generator(arguments)
+    generators = [one]
+    if tree is not None:
+        arguments.tree, arguments.num_draft_tokens = tree, None
+        generators += [load_generator(arguments, (one.target.model, tokenizer))[0]]
+    found = plan_drafts(
+        generators,
         prompts,
         tokenizer=tokenizer,
         batch_sizes=arguments.batch_sizes or (1, 8),

@@ -5,10 +5,10 @@ from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, com
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
 from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
+from specdec.evaluation.draft_plan import DraftPlan, plan_drafts
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
-from specdec.evaluation.lengths import LengthPlan, plan_lengths
 from specdec.evaluation.paired import difference
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
@@ -22,13 +22,13 @@ __all__ = [
     "Comparison",
     "CostCurve",
     "CostTable",
+    "DraftPlan",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
     "Evaluation",
     "Figures",
     "HFGenerate",
-    "LengthPlan",
     "Prompt",
     "Protocol",
     "Replay",
@@ -49,7 +49,7 @@ __all__ = [
     "find_set",
     "measure_costs",
     "own_prompts",
-    "plan_lengths",
+    "plan_drafts",
     "read_prompts",
     "replay",
     "reproduce",

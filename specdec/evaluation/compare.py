@@ -310,27 +310,27 @@ def compare(
             for index, task in enumerate(tasks):
                 first = round_ % len(names)
                 for name in names[first:] + names[:first]:
-                    answer, taken = timed(partial(ways[name], task), device)
+                    given, taken = timed(partial(ways[name], task), device)
                     if round_ == 0:
-                        _check_answer(name, answer, task)
-                        answers[name].append(answer)
+                        _check_answer(name, given, task)
+                        answers[name].append(given)
                     else:
                         seconds[name][index, round_ - 1] = taken
                     bar.update()
-    texts = {name: [a.new_tokens for a in given] for name, given in answers.items()}
+    texts = {name: [a.new_tokens for a in every] for name, every in answers.items()}
     return Comparison(
         seconds=seconds,
         tokens={n: np.array([sum(map(len, rows)) for rows in text]) for n, text in texts.items()},
-        stats={name: _stats(given) for name, given in answers.items()},
+        stats={name: _stats(every) for name, every in answers.items()},
         baseline=baseline,
         equal={n: None if temperature else text == texts[baseline] for n, text in texts.items()},
     )
 
 
-def _answer(generator: SpeculativeGenerator, task: Task) -> Answer:
-    """A generator as a contender."""
-    sampling = Plan(temperature=task.temperature).sampling(task.seeds)
-    options = {"max_new_tokens": task.max_new_tokens, **sampling}
+def answer(generator: SpeculativeGenerator, task: Task, **options: Any) -> Answer:
+    """A generator as a contender; `options` are further ones of `generate`."""
+    options |= Plan(temperature=task.temperature).sampling(task.seeds)
+    options["max_new_tokens"] = task.max_new_tokens
     result = generator.generate(task.input_ids, task.attention_mask, **options)
     texts = [[token for step in row for token in step.new_tokens] for row in result.steps]
     return Answer(texts, result.steps if generator.drafter.num_draft_tokens else None)
@@ -338,7 +338,7 @@ def _answer(generator: SpeculativeGenerator, task: Task) -> Answer:
 
 def _contender(name: str, way: SpeculativeGenerator | Contender) -> Contender:
     if isinstance(way, SpeculativeGenerator):
-        return partial(_answer, way)
+        return partial(answer, way)
     if isinstance(way, nn.Module) or not callable(way):
         raise TypeError(
             f"contender {name!r} must be a SpeculativeGenerator, HFGenerate(model) or a function "

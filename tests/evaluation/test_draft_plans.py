@@ -5,10 +5,10 @@ import pytest
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import ModelDrafter, SpeculativeGenerator, Tree
 from specdec.cli import main
-from specdec.evaluation import CostCurve, CostTable, costs, plan_lengths, plots
-from specdec.evaluation.lengths import _speedup
+from specdec.evaluation import CostCurve, CostTable, costs, plan_drafts, plots
+from specdec.evaluation.draft_plan import _speedup
 from specdec.loop.lengths import AutoLength
 
 TARGET = build("llama")
@@ -63,24 +63,28 @@ def test_a_prediction_is_the_time_of_the_counted_steps():
     assert many.low < many.value < many.high
 
 
-def test_a_plan_predicts_every_k_and_measures_the_best():
+def test_a_plan_predicts_every_draft_and_measures_the_best():
     ids, mask = ragged_prompts(VOCAB, 3, 7, 5, 4, 6, 8)
     prompts = [row[m.bool()].tolist() for row, m in zip(ids, mask, strict=True)]
-    plan = plan_lengths(GENERATOR, prompts, batch_sizes=[1, 2], max_new_tokens=8, rounds=1)
-    assert list(plan.predicted) == [(b, k) for b in (1, 2) for k in (1, 2, 3)]
-    assert list(plan.measured) == [(b, plan.best(b)) for b in (1, 2)]
+    trees = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), tree=Tree(4, 2)))
+    short = {"batch_sizes": [2, 1], "max_new_tokens": 8, "rounds": 1}
+    plan = plan_drafts([GENERATOR, trees], prompts, **short)
+    drafts = ["K = 1", "K = 2", "K = 3", "tree 3x2", "tree 4x2"]
+    assert set(plan.predicted) == {(b, draft) for b in (1, 2) for draft in drafts}
+    assert list(plan.measured) == [(b, plan.best(b)) for b in (2, 1)]
     assert [r["is_best"] for r in plan.records()].count(True) == 2
-    assert "predicted x plain" in str(plan)
-    assert "1 row: Medians of 1 round" in str(plan)
+    assert set(plan.step_ms) == {(b, draft) for b in (1, 2) for draft in (None, *drafts)}
+    assert "ms with 2 rows" in str(plan)
     with pytest.raises(ValueError, match="batches of 8 rows need as many prompts, got 6"):
-        plan_lengths(GENERATOR, prompts)
+        plan_drafts(GENERATOR, prompts)
 
 
 def test_the_command_prints_a_plan(capsys):
     arguments = ["plan", "--drafter", "lookup", "--num-draft-tokens", "2", "--batch-sizes", "1"]
-    assert main([*arguments, "--max-new-tokens", "4", "--rounds", "1"]) == 0
+    arguments += ["--tree", "4x2", "--max-new-tokens", "4", "--rounds", "1"]
+    assert main(arguments) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines[1:3]] == [["1", "1"], ["1", "2"]]
-    for wrong in (["--drafter", "none"], ["--tree", "4x2"]):
-        assert main(["plan", *wrong]) == 2
-        assert "plan compares lengths of chains" in capsys.readouterr().err
+    drafts = ["K = 1", "K = 2", "tree 3x2", "tree 4x2"]
+    assert all(draft in line for draft, line in zip(drafts, lines[1:5], strict=True))
+    assert main(["plan", "--drafter", "none"]) == 2
+    assert "plan compares lengths of drafts" in capsys.readouterr().err
