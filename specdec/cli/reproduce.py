@@ -11,7 +11,7 @@ from specdec.cli.loading import load_generator
 from specdec.cli.parser import DRAFTERS_HELP, add_place_arguments, given, positive
 from specdec.show.table import need
 
-NAMES = ("dspark-table1", "ddtree", "ddtree-sampled")
+NAMES = ("dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench")
 """Of `PROTOCOLS`, which takes importing torch."""
 
 
@@ -20,10 +20,10 @@ def add_parser(commands) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="measure what a paper measured, beside its figures",
-        description="Follows the protocol of DSpark's table 1 or of DDTree's budget sweep, at "
-        "temperature 0 or 1, and prints the acceptance lengths with intervals beside the "
-        "published ones, and in what the measurement differs. With --output a run that was "
-        "interrupted goes on where it stopped.",
+        description="Follows the protocol of DSpark's table 1, of DDTree's budget sweep, at "
+        "temperature 0 or 1, or of vLLM's test of speculators' heads, and prints the acceptance "
+        "lengths with intervals beside the published ones, and in what the measurement differs. "
+        "With --output a run that was interrupted goes on where it stopped.",
     )
     add = parser.add_argument
     add("protocol", choices=NAMES, help="what is reproduced")

@@ -265,6 +265,15 @@ _DDTREE = Protocol(
     mean_over="texts",
     all_turns=True,
 )
+_SPECULATORS = _published(
+    "mt-bench:80",
+    """
+    Qwen3-8B EAGLE-3 0 2.26
+    Llama-3.1-8B-Instruct EAGLE-3 0 2.60
+    gpt-oss-20b EAGLE-3 0 2.56
+    Qwen3-VL-30B-A3B-Instruct-FP8 EAGLE-3 0 1.35
+    """,
+)
 PROTOCOLS = {
     "dspark-table1": Protocol(
         source="DSpark, table 1 (DSpark_paper.pdf of deepseek-ai/DeepSpec); settings of eval.py",
@@ -280,6 +289,17 @@ PROTOCOLS = {
         **_published(_DDTREE_SETS, _DDTREE_SAMPLED),
         temperature=1.0,
         proposal="argmax",
+    ),
+    "speculators-mt-bench": Protocol(
+        source="vllm-project/vllm, tests/v1/spec_decode/test_acceptance_length.py, with heads of "
+        "speculators (RedHatAI/*-speculator.eagle3)",
+        **_SPECULATORS,
+        temperature=0.0,
+        num_draft_tokens=3,
+        seed=42,
+        shuffle="random",
+        max_new_tokens=256,
+        thinking=True,
     ),
 }
 """By the names of the command line."""
