@@ -88,7 +88,9 @@ def race(
             fixed = {} if name == AUTO else {"num_draft_tokens": name}
             taken = 0.0
             for ids, mask in batches[: None if round_ else 1]:  # the first one measures costs
-                seeds = {"seed": list(range(len(ids)))} if options["do_sample"] else {}
+                # Others in every round, or the luck of one text would count as a length's.
+                seeds = range(round_ * len(ids), (round_ + 1) * len(ids))
+                seeds = {"seed": list(seeds)} if options["do_sample"] else {}
                 started = clock()
                 generator.generate(ids, mask, neutral=True, **options, **seeds, **fixed)
                 taken += clock() - started
