@@ -5,7 +5,7 @@ import torch
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
 from specdec import ModelDrafter, RejectionSampler, SpeculativeGenerator
-from specdec.certify import ForeignSampler, RowNoise, certify, huggingface_rule
+from specdec.certify import ForeignSampler, RuleNoise, certify, huggingface_rule
 
 
 def accept_by_ratio(draft_tokens, draft_probs, target_probs, noise):
@@ -79,7 +79,7 @@ def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistak
     assert max(failure.size for failure in report.failures) == 2.0**-52  # one value of one uniform
 
     def without_zero(draft_tokens, draft_probs, target_probs, noise):
-        noise = RowNoise(noise.accept + 2.0**-52, noise.resample)  # uniforms in (0, 1]
+        noise = RuleNoise(noise.accept + 2.0**-52, noise.resample)  # uniforms in (0, 1]
         return huggingface_rule(draft_tokens, draft_probs, target_probs, noise)
 
     assert certify(ForeignSampler(without_zero), sizes=((2, 1, 2),), progress=first_two).passed
