@@ -7,8 +7,8 @@ Nothing of them is copied here: rules are imported from installed packages or fr
 docs/verdicts.md says how to get them, and what the verdicts mean. A rule is read from its own file
 alone; other modules of its project that the file imports are mocks.
 
-Triton kernels run without a GPU, in Triton's interpreter (see triton_rows.py). Their random numbers
-are replaced by those of the certificate; all else is theirs.
+Triton kernels run without a GPU, in Triton's interpreter (see triton_rows.py). Random numbers of
+all rules are those of the certificate; all else is theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -29,6 +28,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import MagicMock, patch
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are defined
@@ -114,14 +114,14 @@ def functions(file: Path, *names: str, **known: object) -> SimpleNamespace:
     return SimpleNamespace(**{name: space[name] for name in names})
 
 
-def triton_rows():
-    """Runs interpreted kernels fast enough, see there."""
+def triton_rows(block: int) -> Callable:
+    """Runs interpreted kernels fast enough, in blocks of so many elements; see there."""
     if find_spec("triton") is None:
         raise MissingError("pip install triton")
     sys.path.insert(0, str(Path(__file__).parent))
     import triton_rows
 
-    return partial(triton_rows.all_programs_at_once, block=16)
+    return partial(triton_rows.all_programs_at_once, block=block)
 
 
 # The rules. Each function makes the sampler that is certified.
@@ -153,21 +153,19 @@ def deepspec() -> Sampler:
 
 def tensorrt() -> Sampler:
     root = folder("TensorRT-LLM", "TENSORRT_LLM_CHECKOUT")
-    file = root / "tensorrt_llm/_torch/pyexecutor/sampling_utils.py"
-    names = "get_rejected_indices", "sample_rejected"
-    theirs = functions(file, *names, cast=lambda _, value: value)
-    generator, tensor = torch.Generator(), torch.tensor
+    file = root / "tensorrt_llm/_torch/pyexecutor/sampler/two_model_spec_dec.py"
+    known = {"cast": lambda _, value: value, "prefer_pinned": lambda: False}
+    theirs = functions(file, "get_rejected_indices", "sample_rejected", **known)
+    generator = torch.Generator()
 
     def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
         draft, target, ids = draft.float(), target.float(), drafted.tolist()
-        unpinned = patch.object(torch, "tensor", lambda x, pin_memory, **how: tensor(x, **how))
-        with AnswerFrom(noise), unpinned:
-            rejected = theirs.get_rejected_indices(draft, target[:-1], generator, ids)
-            if not len(rejected):
+        with AnswerFrom(noise):
+            rejected = theirs.get_rejected_indices(draft, target, generator, ids)
+            if not len(rejected):  # its caller takes a token that was drawn from the target
                 return torch.cat([drafted, noise.draw(target[-1])[None]])
             count = int(rejected[0])
-            extra = theirs.sample_rejected(draft, target, generator, count)
-        return tensor([*ids[:count], int(extra)])
+            return [*ids[:count], theirs.sample_rejected(draft, target, generator, count)]
 
     return ForeignSampler(rule, "TensorRT-LLM", **FLOAT32)
 
@@ -200,19 +198,9 @@ def hsd() -> Sampler:
     return ForeignSampler(rule, "HSD")
 
 
-def flashinfer() -> Sampler:
-    file = folder("flashinfer") / "trace/templates/sampling.py"
-    theirs = functions(file, "_chain_speculative_sampling_reference")
-
-    def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
-        return theirs._chain_speculative_sampling_reference(draft, drafted, target)
-
-    return ForeignBatchSampler(rule, "FlashInfer's reference", **FLOAT32)
-
-
 def sglang(block: bool) -> Sampler:
     file = folder("sglang") / "kernels/ops/speculative/reject_sampling.py"
-    at_once, theirs = triton_rows(), load(file, "sglang")
+    at_once, theirs = triton_rows(block=2), load(file, "sglang")
 
     def rule(drafted: Tensor, draft: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
         rows, width = len(drafted), drafted.shape[1] + 1
@@ -232,7 +220,7 @@ def sglang(block: bool) -> Sampler:
 
 
 def vllm_v1() -> Sampler:
-    at_once, file = triton_rows(), folder("vllm") / "v1/sample/rejection_sampler.py"
+    at_once, file = triton_rows(block=2), folder("vllm") / "v1/sample/rejection_sampler.py"
     helper = ModuleType("helper")
     helper.triton_kernel_dispatcher_with_warmup = _dispatcher
     helper.TritonWarmupTensor = helper.DispatchSpec = None
@@ -259,7 +247,7 @@ def vllm_v1() -> Sampler:
 
 
 def vllm(block: bool) -> Sampler:
-    at_once, root = triton_rows(), folder("vllm") / "v1/worker/gpu"
+    at_once, root = triton_rows(block=16), folder("vllm") / "v1/worker/gpu"  # of one block only
     gumbel = load(root / "sample/gumbel.py", "vllm", triton_utils=_triton_utils())
     real = {"triton_utils": _triton_utils(), "v1__worker__gpu__sample__gumbel": gumbel}
     theirs = load(root / "spec_decode/rejection_sampler_utils.py", "vllm", **real)
@@ -352,69 +340,57 @@ def _tables(gumbel: ModuleType, noise: RuleNoise) -> Iterator[None]:
 # The table.
 
 
-@dataclass(frozen=True)
-class Case:
-    """A rule of a project.
-
-    Args:
-        project: as its package is called.
-        rule: file and function.
-        make: the sampler.
-    """
+class Case(NamedTuple):
+    """A rule: its project, as the package is called, its file and function, and the sampler."""
 
     project: str
     rule: str
     make: Callable[[], Sampler]
 
 
-def _cuda_only() -> Sampler:
-    raise MissingError("CUDA only")
-
-
+VLLM_RULE = "v1/worker/gpu/spec_decode/rejection_sampler_utils.py::rejection_sample"
+SGLANG_RULE = "kernels/ops/speculative/reject_sampling.py::chain_speculative_sampling_triton"
 CASES = {
     "transformers": Case("transformers", "generation/utils.py::_speculative_sampling", huggingface),
-    "deepspec": Case("deepspec", "eval/base_evaluator.py::verify_draft_tokens", deepspec),
-    "tensorrt-llm": Case("tensorrt_llm", "pyexecutor/sampling_utils.py", tensorrt),
-    "hsd": Case("HSD", "transformers/generation/utils.py::_speculative_sampling", hsd),
-    "vllm-v1": Case("vllm", "v1/sample/rejection_sampler.py", vllm_v1),
-    "vllm-strict": Case("vllm", "gpu/spec_decode/rejection_sampler_utils.py", lambda: vllm(False)),
-    "vllm-block": Case("vllm", "the same, use_block_verification", lambda: vllm(True)),
-    "sglang-rejection": Case("sglang", "speculative/reject_sampling.py", lambda: sglang(False)),
-    "sglang-block": Case("sglang", "the same, block_verification", lambda: sglang(True)),
-    "sglang-tree": Case("sglang", "tree_speculative_sampling_target_only", _cuda_only),
-    "flashinfer": Case("flashinfer-python", "chain_speculative_sampling", _cuda_only),
-    "flashinfer-reference": Case("flashinfer-python", "trace/templates/sampling.py", flashinfer),
+    "deepspec": Case("DeepSpec", "eval/base_evaluator.py::verify_draft_tokens", deepspec),
+    "tensorrt-llm": Case(
+        "TensorRT-LLM", "_torch/pyexecutor/sampler/two_model_spec_dec.py", tensorrt
+    ),
+    "hsd": Case("HSD", "generation/utils.py::_speculative_sampling", hsd),
+    "vllm-v1": Case("vllm", "v1/sample/rejection_sampler.py::rejection_sample", vllm_v1),
+    "vllm-strict": Case("vllm", VLLM_RULE, lambda: vllm(False)),
+    "vllm-block": Case("vllm", VLLM_RULE, lambda: vllm(True)),
+    "sglang-rejection": Case("sglang", SGLANG_RULE, lambda: sglang(False)),
+    "sglang-block": Case("sglang", SGLANG_RULE, lambda: sglang(True)),
 }
 
 
-def _version(project: str) -> str:
+def version_of(case: Case) -> str:
+    """Of an installed package."""
     try:
-        return version(project)
+        return version(case.project)
     except PackageNotFoundError:
         return "checkout"
 
 
-def judge(case: Case) -> SamplerReport | str:
-    """The report, or why there is none."""
+def verdict(report: SamplerReport) -> str:
+    """PASS, or the kinds of what failed: `law`, `zero`."""
+    kinds = ", ".join(sorted({failure.kind for failure in report.failures}))
+    return f"FAIL: {kinds}" if kinds else "PASS"
+
+
+def row(name: str) -> tuple[str, SamplerReport | None]:
+    """A line of the table, and the report."""
+    case, start = CASES[name], time.perf_counter()
+    cells = [f"`{name}`", version_of(case), f"`{case.rule}`"]
     try:
-        return certify(case.make())
+        report = certify(case.make())
     except MissingError as why:
-        return f"not run: {why}"
-
-
-def row(case: Case, report: SamplerReport | str, seconds: float) -> str:
-    """A line of the table."""
-    cells = [case.project, _version(case.project), f"`{case.rule}`"]
-    if isinstance(report, str):
-        return " | ".join(["", *cells, report, "", "", "", ""]).strip()
-    how = f"{report.num_worlds} worlds"
-    if report.drawn is not None:
-        how = f"by draws, {how}"
-    worst = max(report.failures, key=lambda failure: failure.size, default=None)
-    found = "" if worst is None else f"{worst.kind}: {worst.text}"
-    verdict = "PASS" if report.passed else "FAIL"
-    numbers = [f"{report.deviation:.1e}", f"{report.tolerance:.0e}", f"{how}, {seconds:.0f} s"]
-    return " | ".join(["", *cells, verdict, *numbers, found, ""]).strip()
+        return f"| {' | '.join(cells)} | not run: {why} | | | |", None
+    seconds = time.perf_counter() - start
+    how = "exact" if report.is_exact else "by draws"
+    cells += [verdict(report), f"{report.deviation:.1e}", f"{report.tolerance:.0e}"]
+    return f"| {' | '.join(cells)} | {how}, {report.num_worlds}, {seconds:.0f} s |", report
 
 
 def main() -> None:
@@ -422,12 +398,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(CASES))
     names = parser.parse_args().names
-    print("| project | version | rule | verdict | deviation | tolerance | tried | worst |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| name | version | rule | verdict | deviation | tolerance | how, worlds, time |")
+    print("|---|---|---|---|---|---|---|")
     for name in names or CASES:
-        start = time.perf_counter()
-        report = judge(CASES[name])
-        print(row(CASES[name], report, time.perf_counter() - start), flush=True)
+        line, report = row(name)
+        print(line, flush=True)
         if names:
             print(f"\n{report}\n")
 
