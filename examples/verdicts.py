@@ -31,7 +31,8 @@ from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 from unittest.mock import MagicMock, patch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before kernels are defined
+if __name__ == "__main__":
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
 
 import torch
 from torch import Tensor
@@ -118,6 +119,8 @@ def triton_rows(block: int) -> Callable:
     """Runs interpreted kernels fast enough, in blocks of so many elements; see there."""
     if find_spec("triton") is None:
         raise MissingError("pip install triton")
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        raise MissingError("set TRITON_INTERPRET=1")
     sys.path.insert(0, str(Path(__file__).parent))
     import triton_rows
 
