@@ -2,24 +2,26 @@
 
 import importlib.util
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
-from specdec.certify import ForeignSampler, certify
+from specdec.certify import ForeignSampler, RuleNoise, certify
 
 ROOT = Path(__file__).parents[2]
 
 
-def script():
-    """The script as a module."""
-    spec = importlib.util.spec_from_file_location("verdicts", ROOT / "examples/verdicts.py")
+def script(name: str):
+    """A script as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-verdicts = script()
+verdicts = script("verdicts")
 PAGE = (ROOT / "docs/verdicts.md").read_text()
 ROWS = {
     cells[0].strip("`"): cells
@@ -60,6 +62,27 @@ def test_a_draft_that_is_not_the_drafts_own_fails(name):
     setattr(sampler, attribute, shifted)
     report = certify(sampler, sizes=((3, 1, 2),), progress=lambda batches: batches[:1])
     assert "law" in {failure.kind for failure in report.failures}
+
+
+@pytest.mark.parametrize("name", [n for n in verdicts.CASES if n.startswith(("vllm", "sglang"))])
+def test_a_kernel_of_all_programs_at_once_is_that_of_tritons_own_interpreter(name, monkeypatch):
+    sampler_of(name)
+    rows, width, vocab = 24, 3, 5
+    generator = torch.Generator().manual_seed(0)
+    draft, target = torch.rand(2, rows, width + 1, vocab, generator=generator).double()
+    target[:, :, 0] = 0.0
+    draft, target = draft / draft.sum(-1, keepdim=True), target / target.sum(-1, keepdim=True)
+    ids = torch.randint(1, vocab, (rows, width), generator=generator)
+    uniforms = torch.rand(rows, width + 1, generator=generator).double()
+    noise = RuleNoise(
+        uniforms[:, :width], uniforms[:, width], torch.rand(rows, vocab, generator=generator) + 0.1
+    )
+    inputs = ids, draft[:, :width], target, noise
+    at_once = verdicts.CASES[name].make().rule(*inputs)
+    monkeypatch.setattr(verdicts, "triton_rows", lambda block: nullcontext)
+    one_by_one = verdicts.CASES[name].make().rule(*inputs)
+    assert at_once.tolist() == one_by_one.tolist()
+    assert len({(row != -1).sum().item() for row in at_once}) > 2
 
 
 @pytest.mark.slow

@@ -177,7 +177,8 @@ def certify_sampler(
     check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
     device = check_device("device", device)
-    is_foreign, is_slow = (isinstance(sampler, c) for c in (ForeignBatchSampler, ForeignSampler))
+    is_foreign = isinstance(sampler, ForeignBatchSampler)
+    is_slow = isinstance(sampler, ForeignSampler)
     if num_draws is None:
         num_draws = NUM_FOREIGN_DRAWS if is_slow else NUM_DRAWS
     check_integer("num_draws", num_draws, 1)
