@@ -8,7 +8,6 @@ from torch import Tensor
 from warpers import by_row, huggingface_law
 
 from specdec.certify.sampler.enumeration import (
-    LARGEST_UNIFORM,
     bisect,
     find_flips,
     joint_law,
@@ -20,6 +19,8 @@ from specdec.certify.sampler.worlds import Worlds, random_weights
 from specdec.certify.sampler.worlds import random_worlds as draw_worlds
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
+
+LARGEST_UNIFORM = 1 - 2.0**-52
 
 __all__ = [
     "LARGEST_UNIFORM",

@@ -4,6 +4,8 @@ That streams, indices, positions and seeds are independent is Philox's own prope
 compared with it bit by bit.
 """
 
+import math
+
 import pytest
 import torch
 from architectures import build
@@ -129,6 +131,17 @@ def test_a_uniform_is_52_bits_of_philox_keyed_by_seed_position_stream_and_index(
         for index in range(width):
             high, low, _, _ = plain_philox((start, index, stream, 0), (seed % WORD, seed // WORD))
             assert row[index] == (high * 2**20 + low // 2**12) / 2**52
+
+
+@given(st.lists(st.tuples(row_seeds, st.integers(0, WORD - 1)), min_size=1, max_size=4))
+def test_exponentials_for_a_foreign_rule_are_made_of_a_stream_of_their_own(rows):
+    seeds, starts = zip(*rows, strict=True)
+    drawn = Noise(seeds).at(torch.tensor(starts), 2).exponentials(3)
+    for (seed, start), row in zip(rows, drawn.tolist(), strict=True):
+        words = [plain_philox((start, i, 4, 0), (seed % WORD, seed // WORD)) for i in (0, 1)]
+        pairs = [words[0][:2], words[0][2:], words[1][:2]]
+        uniforms = [(high * 2**20 + low // 2**12) / 2**52 for high, low in pairs]
+        assert row == pytest.approx([-math.log1p(-u) for u in uniforms], rel=1e-12)
 
 
 def test_no_uniform_of_many_rows_and_steps_repeats():

@@ -14,7 +14,13 @@ from typing import Any
 
 from torch import Tensor
 
-from specdec.certify.foreign import ForeignSampler, RowNoise, huggingface_rule
+from specdec.certify.foreign import (
+    AnswerFrom,
+    ForeignBatchSampler,
+    ForeignSampler,
+    RuleNoise,
+    huggingface_rule,
+)
 from specdec.certify.generator.report import RunReport, certify_generator
 from specdec.certify.sampler.exact import (
     DrawnEvidence,
@@ -26,10 +32,12 @@ from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 
 __all__ = [
+    "AnswerFrom",
     "DrawnEvidence",
     "Failure",
+    "ForeignBatchSampler",
     "ForeignSampler",
-    "RowNoise",
+    "RuleNoise",
     "RunReport",
     "SamplerReport",
     "certify",

@@ -1,4 +1,5 @@
-"""`ForeignSampler`: somebody else's acceptance rule, a row at a time, as a sampler of this library.
+"""`ForeignSampler` and `ForeignBatchSampler`: somebody else's acceptance rule as a sampler of this
+library.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """
@@ -10,46 +11,138 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from specdec.arguments import shown
-from specdec.kernels import draw
+from specdec.arguments import check_integer, check_number, shown
+from specdec.kernels import draw, first_arrival
 from specdec.samplers import Sampler, StepNoise, Stream, Warp
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 
-class RowNoise:
-    """The randomness of one row and step.
+class RuleNoise:
+    """The randomness of a step: of B rows, or of one, then without the axis of rows.
 
     Attributes:
-        accept: `[K]` float64 uniforms in [0, 1), one to decide on each draft token.
-        resample: float64 uniform in [0, 1), to draw the extra token.
+        accept: `[B, K]` float64 uniforms in [0, 1), one to decide on each draft token.
+        resample: `[B]` float64 uniforms in [0, 1), to draw the extra token.
+        exponentials: `[B, V]` float64 Exp(1) draws, to draw the extra token by a race instead;
+            `None` for a rule that draws it by `resample`.
     """
 
-    def __init__(self, accept: Tensor, resample: Tensor):
-        self.accept = accept
-        self.resample = resample
+    def __init__(self, accept: Tensor, resample: Tensor, exponentials: Tensor | None = None):
+        self.accept, self.resample, self.exponentials = accept, resample, exponentials
+
+    def __getitem__(self, rows: Tensor | int) -> "RuleNoise":
+        races = None if self.exponentials is None else self.exponentials[rows]
+        return RuleNoise(self.accept[rows], self.resample[rows], races)
 
     def draw(self, weights: Tensor) -> Tensor:
-        """The index that `resample` draws in proportion to `[V]` weights."""
-        return draw(weights, self.resample)
+        """The indices `[B]` that this noise draws in proportion to `[B, V]` weights."""
+        if self.exponentials is None:
+            return draw(weights, self.resample)
+        return first_arrival(weights, self.exponentials)
 
 
-Rule = Callable[[Tensor, Tensor, Tensor, RowNoise], Tensor | Sequence[int]]
+Rule = Callable[[Tensor, Tensor, Tensor, RuleNoise], Tensor | Sequence[int]]
 """`(draft_tokens [K], draft_probs [K, V], target_probs [K + 1, V], noise) -> tokens`: the accepted
-draft tokens and one more.
+draft tokens and one more. K is at least 1.
+"""
+
+BatchRule = Callable[[Tensor, Tensor, Tensor, RuleNoise], Tensor]
+"""`(draft_tokens [B, K], draft_probs [B, K, V], target_probs [B, K + 1, V], noise) -> tokens
+[B, K + 1]`: in each row the accepted draft tokens, one more, and `PAD_TOKEN`. K is at least 1, and
+that of all rows.
 """
 
 
-class ForeignSampler(Sampler):
-    """Runs a rule of another library, row by row, so that `certify` can try it.
+class ForeignBatchSampler(Sampler):
+    """Runs a rule of another library, a batch at a time, so that `certify` can try it.
 
-    Rules are shown distributions, not logits; a deterministic draft is shown as a one-hot one.
+    Rules are shown distributions, not logits; a deterministic draft is shown as a one-hot one. Rows
+    with fewer draft tokens are shown apart, and those without any not at all.
     `certify` enumerates a rule that decides by thresholds: it accepts a token where that token's
-    `noise.accept` is small, and draws the extra token with `noise.resample`. Any other use of the
-    noise, or random numbers of its own, is *inconclusive* there and tested by draws.
+    `noise.accept` is small, and draws the extra token with `noise.resample`, or by a race of
+    `noise.exponentials`. Any other use of the noise, or random numbers of its own, is
+    *inconclusive* there and tested by draws.
+
+    Args:
+        rule: see `BatchRule`.
+        name: for reports; the rule's own by default.
+        races: the rule draws the extra token by a race: the least `exponential / weight` wins.
+        bits: uniforms are shown as multiples of 2**-bits, those that its own generator makes:
+            `torch.rand` has 24 in float32.
+        tolerance: what the arithmetic of the rule allows its probabilities to be off, such as 1e-6
+            for float32; `certify` uses it where it is larger than its own.
+
+    Example:
+        >>> from specdec.certify import ForeignBatchSampler, certify
+        >>> def follow_the_draft(draft_tokens, draft_probs, target_probs, noise):
+        ...     return torch.cat([draft_tokens, noise.draw(target_probs[:, -1])[:, None]], dim=1)
+        >>> certify(ForeignBatchSampler(follow_the_draft), sizes=((2, 1, 1),)).passed
+        False
+    """
+
+    lossless = False  # as far as anyone knows
+
+    def __init__(
+        self,
+        rule: BatchRule,
+        name: str | None = None,
+        *,
+        races: bool = False,
+        bits: int = 52,
+        tolerance: float = 0.0,
+    ):
+        super().__init__()
+        self.rule, self.name = rule, name or getattr(rule, "__name__", type(rule).__name__)
+        self.races, self.bits = races, check_integer("bits", bits, 1, 52)
+        self.tolerance = check_number("tolerance", tolerance, 0)
+
+    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
+        """One call of the rule for all rows with as many draft tokens."""
+        target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
+        laws = draft.probs
+        if laws is None:
+            laws = torch.nn.functional.one_hot(drafted, target.shape[-1]).to(target)
+        accept, resample = (
+            (noise.uniform(stream) * 2**self.bits).floor() * 2.0**-self.bits
+            for stream in (Stream.ACCEPT, Stream.RESAMPLE)
+        )
+        races = noise.exponentials(target.shape[-1]) if self.races else None
+        width, valid = drafted.shape[1], draft.num_valid
+        if valid is None:
+            valid = drafted.new_full((len(drafted),), width)
+        tokens = drafted.new_full((len(drafted), width + 1), PAD_TOKEN)
+        for k in valid.unique().tolist():
+            rows = (valid == k).nonzero()[:, 0]
+            shown_noise = RuleNoise(accept[:, :k], resample[:, 0], races)[rows]
+            if k == 0:
+                tokens[rows, 0] = shown_noise.draw(target[rows, 0])
+                continue
+            said = self.rule(drafted[rows, :k], laws[rows, :k], target[rows, : k + 1], shown_noise)
+            what = f"integers [{len(rows)}, {k + 1}], padded with {PAD_TOKEN}"
+            tokens[rows, : k + 1] = self._ids(said, [(len(rows), k + 1)], what)
+        counts = (tokens != PAD_TOKEN).sum(dim=1) - 1
+        return Verdict(tokens, counts.clamp(min=0), draft.num_valid)
+
+    def _ids(self, said: object, shapes: list[tuple[int, ...]], expected: str) -> Tensor:
+        """What a rule returned, as ids, whose values are looked at like those of every sampler."""
+        try:
+            ids = torch.as_tensor(said)
+            is_ids = not (ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool)
+            is_ids &= tuple(ids.shape) in shapes
+        except Exception:  # of any kind: torch has no word for what is no array
+            is_ids = False
+        if not is_ids:
+            raise TypeError(f"{self.name} returned {shown(said)}; expected {expected}")
+        return ids.long()
+
+
+class ForeignSampler(ForeignBatchSampler):
+    """As `ForeignBatchSampler`, of a rule that looks at one row at a time.
 
     Args:
         rule: see `Rule`.
         name: for reports; the rule's own by default.
+        options: of `ForeignBatchSampler`.
 
     Example:
         >>> from specdec.certify import ForeignSampler, certify
@@ -59,55 +152,31 @@ class ForeignSampler(Sampler):
         False
     """
 
-    lossless = False  # as far as anyone knows
+    def __init__(self, rule: Rule, name: str | None = None, **options):
+        name = name or getattr(rule, "__name__", type(rule).__name__)
+        super().__init__(self._by_row, name, **options)
+        self.row_rule = rule
 
-    def __init__(self, rule: Rule, name: str | None = None):
-        super().__init__()
-        self.rule, self.name = rule, name or getattr(rule, "__name__", type(rule).__name__)
-
-    def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
-        """Row by row."""
-        target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
-        laws = draft.probs
-        if laws is None:
-            laws = torch.nn.functional.one_hot(drafted, target.shape[-1]).to(target)
-        accept, resample = noise.uniform(Stream.ACCEPT), noise.uniform(Stream.RESAMPLE)[:, 0]
-        rows, width = drafted.shape
-        valid = [width] * rows if draft.num_valid is None else draft.num_valid.tolist()
-        tokens = torch.full((rows, width + 1), PAD_TOKEN, device=drafted.device)
-        counts = []
-        for row, k in enumerate(valid):
-            row_noise = RowNoise(accept[row, :k], resample[row])
-            out = self._run(drafted[row, :k], laws[row, :k], target[row, : k + 1], row_noise)
-            tokens[row, : len(out)] = out
-            counts.append(len(out) - 1)
-        return Verdict(tokens, torch.tensor(counts, device=drafted.device), draft.num_valid)
-
-    def _run(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RowNoise) -> Tensor:
-        """Ids, whose values are looked at like those of every sampler."""
-        said = self.rule(drafted, laws, target, noise)
-        try:
-            out = torch.as_tensor(said, device=drafted.device)
-            is_ids = not (out.is_floating_point() or out.is_complex() or out.dtype == torch.bool)
-        except Exception:  # of any kind: torch has no word for what is no array
-            is_ids = False
-        if not is_ids or out.dim() != 1 or not 1 <= len(out) <= len(drafted) + 1:
-            raise TypeError(
-                f"{self.name} returned {shown(said)}; expected some of the {len(drafted)} draft "
-                "tokens, in order, and one more"
-            )
-        return out
+    def _by_row(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        tokens = drafted.new_full((len(drafted), drafted.shape[1] + 1), PAD_TOKEN)
+        most = tokens.shape[1]
+        what = f"some of the {most - 1} draft tokens, in order, and one more"
+        for row in range(len(drafted)):
+            said = self.row_rule(drafted[row], laws[row], target[row], noise[row])
+            ids = self._ids(said, [(count,) for count in range(1, most + 1)], what)
+            tokens[row, : len(ids)] = ids
+        return tokens
 
 
 def huggingface_rule(
-    draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, noise: RowNoise
+    draft_tokens: Tensor, draft_probs: Tensor, target_probs: Tensor, noise: RuleNoise
 ) -> Tensor:
     """The speculative sampling of transformers, with its random numbers taken from `noise`.
 
     Its law is exact. But it accepts where `r <= p / q`, and `torch.rand` can return 0: then it
     accepts a token that the target cannot emit. `certify` says so.
 
-    Args and returns: see `Rule`. Without a draft there is nothing to call.
+    Args and returns: see `Rule`.
 
     Example:
         >>> from specdec.certify import ForeignSampler, certify, huggingface_rule
@@ -115,13 +184,11 @@ def huggingface_rule(
         >>> report.deviation < 1e-12, {failure.kind for failure in report.failures}
         (True, {'zero'})
     """
-    if len(draft_tokens) == 0:
-        return noise.draw(target_probs[0])[None]
     from transformers.generation.utils import _speculative_sampling
 
     options = {"is_done_candidate": False}  # an argument of some releases
     known = inspect.signature(_speculative_sampling).parameters
-    with _AnswerFrom(noise):
+    with AnswerFrom(noise):
         tokens, _ = _speculative_sampling(
             candidate_input_ids=draft_tokens[None],
             candidate_logits=draft_probs.log()[None],
@@ -132,16 +199,34 @@ def huggingface_rule(
     return tokens[0]
 
 
-class _AnswerFrom(TorchFunctionMode):
-    """Answers `torch.rand_like` and `torch.multinomial` from a row's noise."""
+class AnswerFrom(TorchFunctionMode):
+    """Within it, torch's random numbers are a rule's noise: `torch.rand` and `rand_like` are the
+    accepting uniforms, `torch.multinomial` is what the noise draws, and `Tensor.exponential_` are
+    the exponentials.
 
-    def __init__(self, noise: RowNoise):
+    Args:
+        noise: of a row, or of a batch.
+
+    Example:
+        >>> with AnswerFrom(RuleNoise(torch.tensor([0.25]), torch.tensor(0.5))):
+        ...     torch.rand(1), torch.multinomial(torch.tensor([3.0, 1.0]), 1)
+        (tensor([0.2500]), tensor([0]))
+    """
+
+    def __init__(self, noise: RuleNoise):
         super().__init__()
-        self._noise = noise
+        self.noise = noise
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        """The noise, where a random number is asked for."""
+        kwargs = kwargs or {}
         if func is torch.rand_like:
-            return self._noise.accept.view_as(args[0])
+            return self.noise.accept.reshape(args[0].shape).to(args[0].dtype)
+        if func is torch.rand:
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            return self.noise.accept.reshape(*args).to(dtype)
         if func is torch.multinomial:
-            return self._noise.draw(args[0])[..., None]
-        return func(*args, **(kwargs or {}))
+            return self.noise.draw(args[0])[..., None]
+        if func is torch.Tensor.exponential_:
+            return args[0].copy_(self.noise.exponentials)
+        return func(*args, **kwargs)

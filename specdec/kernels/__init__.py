@@ -6,7 +6,7 @@ its definition in plain PyTorch. `triton.py` is the same on a GPU.
 
 from specdec.kernels.attention.reference import attends_raggedly, ragged_attention
 from specdec.kernels.philox.reference import philox, step_uniforms
-from specdec.kernels.race.reference import first_arrival, race
+from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
 from specdec.kernels.scaled_linear.reference import scaled_linear
 from specdec.kernels.truncate.reference import find_cutoff, warp_probs
@@ -45,6 +45,7 @@ __all__ = [
     "append_token",
     "attends_raggedly",
     "draw",
+    "exponentials",
     "find_cutoff",
     "find_draft_faults",
     "find_faults",

@@ -27,14 +27,14 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
-from specdec.kernels import first_arrival, race, step_uniforms
+from specdec.kernels import exponentials, first_arrival, race, step_uniforms
 from specdec.types import keep_rows
 
 if TYPE_CHECKING:
     from specdec.samplers.warp import Warp
 
 MAX_SEED = 2**64 - 1
-_RACE_STREAM = 3
+_RACE_STREAM, _EXTRA_STREAM = 3, 4
 
 
 class Stream(IntEnum):
@@ -108,6 +108,12 @@ class StepNoise:
         positions = (self._start[:, None] + 1 + offsets).expand(logits.shape[:2])
         return race(logits, warp.params(logits), self._key, positions, _RACE_STREAM)
 
+    def exponentials(self, vocab_size: int) -> Tensor:
+        """`[B, V]` float64 Exp(1) draws, for rules that draw the extra token by a race of their
+        own; used by nothing else.
+        """
+        return exponentials(self._key, self._start[:, None], _EXTRA_STREAM, vocab_size)[:, 0]
+
 
 class ScriptedNoise:
     """Numbers that are given instead of drawn: for certificates and tests.
@@ -145,6 +151,10 @@ class ScriptedNoise:
             ]
             window = self._exponentials.gather(1, depths.expand(-1, -1, logits.shape[2]))
         return first_arrival(warp(logits), window)
+
+    def exponentials(self, vocab_size: int) -> Tensor:
+        """As `StepNoise.exponentials`: those after the anchor."""
+        return self._exponentials[:, 0]
 
 
 class Noise:

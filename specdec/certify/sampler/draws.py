@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.chisquare import goodness_of_fit
-from specdec.certify.sampler.enumeration import joint_law
+from specdec.certify.sampler.enumeration import joint_law, random_extra
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
 
@@ -30,6 +30,7 @@ def draw_tests(
     *,
     num_draws: int,
     device: torch.device | str = "cpu",
+    races: bool = False,
 ) -> Iterator[tuple[float, int, tuple[int, float, float]]]:
     """Draws N texts in every world and compares their counts with the target's law.
 
@@ -43,19 +44,22 @@ def draw_tests(
         picked = torch.multinomial(
             paths.weight[here], num_draws, replacement=True, generator=generator
         )
-        codes = _texts(decide, paths, here[picked], generator)
+        codes = _texts(decide, paths, here[picked], generator, races)
         p_value, df = goodness_of_fit(Counter(codes.tolist()), dict(enumerate(law.tolist())))
         share = torch.bincount(codes, minlength=len(law)) / num_draws
         worst = (share - law).abs().argmax().item()
         yield p_value, df, (worst, share[worst].item(), law[worst].item())
 
 
-def _texts(decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator) -> Tensor:
+def _texts(
+    decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator, races: bool
+) -> Tensor:
     """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
     worlds = paths.worlds
     count, width, vocab = len(rows), worlds.num_draft_tokens, worlds.vocab_size
-    uniforms = torch.rand(count, width + 1, dtype=torch.float64, generator=generator)
-    verdict = paths.runner(decide, rows)(uniforms[:, :width], uniforms[:, width])
+    accept = torch.rand(count, width, dtype=torch.float64, generator=generator)
+    extra = random_extra(count, vocab, races, generator)
+    verdict = paths.runner(decide, rows)(accept, extra)
     code, world = torch.zeros(count, dtype=torch.long), paths.world[rows]
     for place, level in enumerate(worlds.target):
         own = torch.multinomial(level[world, code], 1, generator=generator)[:, 0]

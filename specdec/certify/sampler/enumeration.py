@@ -6,7 +6,9 @@ First the threshold of each accepting uniform, with the uniforms before it on it
 others at their largest: this serves rules that decide token by token, and rules that look for the
 longest acceptable prefix; on a tree, rules that go from the anchor to a leaf and from leaves to it.
 Then, for every pattern of uniforms below or above their thresholds, the points at which the extra
-token moves on to the next id. Intervals between such points are probabilities, exact to 2**-52.
+token moves on to the next id. Intervals between such points are probabilities, exact to 2**-52. A
+rule of another library may draw the extra token by an exponential race instead: then the weights
+that it races with are found, see `race_law`.
 
 Nothing of a rule is assumed but that its decisions are such step functions, and that is checked:
 `mispredictions` compares what the flips predict with what the sampler does at random uniforms. Of a
@@ -30,17 +32,16 @@ from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
 from specdec.types import PAD_TOKEN
 
-SMALLEST_UNIFORM = 2.0**-52
-"""Above 0."""
-LARGEST_UNIFORM = 1 - SMALLEST_UNIFORM
+_EARLY, _LATE = 2.0**-16, 1e9
 
 
-def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
+def bisect(is_below: Callable[[Tensor], Tensor], *shape: int, bits: int = 52) -> Tensor:
     """How far up each of many decisions, True at small u, stays True.
 
     Args:
-        is_below: from u of the given shape, multiples of 2**-52 in [0, 1), to decisions.
+        is_below: from u of the given shape, multiples of 2**-bits in [0, 1), to decisions.
         shape: of the decisions.
+        bits: of a uniform.
 
     Returns:
         float64 in [0, 1]: the probability of True for a uniform u; 0 only if it is False at u = 0.
@@ -51,11 +52,45 @@ def bisect(is_below: Callable[[Tensor], Tensor], *shape: int) -> Tensor:
     """
     low, high = torch.zeros(shape, dtype=torch.float64), torch.ones(shape, dtype=torch.float64)
     is_possible = is_below(low)
-    for _ in range(52):
+    for _ in range(bits):
         middle = (low + high) / 2
         below = is_below(middle)
         low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     return torch.where(is_possible, high, 0.0)
+
+
+def inversion_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int) -> Tensor:
+    """`[count, V]`: the laws of tokens that a uniform draws each; `draw` makes tokens of `[count *
+    (V - 1)]` uniforms.
+    """
+    tokens = torch.arange(vocab - 1)
+    shape = count, vocab - 1
+    ends = bisect(lambda u: draw(u.flatten()).view(shape) <= tokens, *shape, bits=bits)
+    return pad(ends, (1, 1)).index_fill(1, torch.tensor([vocab]), 1.0).diff(dim=-1)
+
+
+def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int) -> Tensor:
+    """`[count, V]`: the laws of tokens that win races; `draw` makes tokens of `[count * P, V]`
+    exponentials, P = V (V - 1) / 2.
+
+    For every pair of tokens a, b, when all others come late, the ratio `t_ab = E_a / E_b` up to
+    which a beats b is bisected. Because the least of exponentials wins in proportion to its rate,
+    `P(a) = 1 / sum_b 1 / t_ab`, with `t_aa = 1`.
+    """
+    one, other = torch.triu_indices(vocab, vocab, offset=1)
+    each = torch.arange(len(one))
+    script = torch.full((count, len(one), vocab), _LATE, dtype=torch.float64)
+
+    def is_won(u: Tensor) -> Tensor:
+        script[:, each, one] = (_EARLY * u).clamp(min=2.0**-100)  # 0 has no reciprocal
+        script[:, each, other] = _EARLY * (1 - u)
+        return draw(script.flatten(0, 1)).view(count, -1) == one
+
+    flip = bisect(is_won, count, len(one), bits=bits)  # E_a / E_b is u / (1 - u)
+    inverse = torch.ones(count, vocab, vocab, dtype=torch.float64)
+    inverse[:, one, other] = (1 - flip) / flip
+    inverse[:, other, one] = flip / (1 - flip)
+    return 1 / inverse.sum(dim=-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +104,8 @@ class Flips:
     num_accepted: Tensor  # [M]
     path: Tensor  # [M, D + 1] rows of the window that were accepted, see `Verdict.path`
     extra: Tensor  # [M, V] law of the extra token
+    bits: int  # of a uniform
+    races: bool  # whether a race draws the extra token, or a uniform
 
     @property
     def weight(self) -> Tensor:
@@ -79,10 +116,10 @@ class Flips:
 
     def above_zero(self) -> "Flips":
         """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
-        accept = torch.where(self.accept > SMALLEST_UNIFORM, self.accept, 0.0)
-        ends = self.extra.cumsum(dim=-1)
-        extra = torch.where(ends > SMALLEST_UNIFORM, self.extra, 0.0)
-        return replace(self, accept=accept, extra=extra)
+        smallest = 2.0**-self.bits
+        accept = torch.where(self.accept > smallest, self.accept, 0.0)
+        is_drawn = (self.extra.cumsum(dim=-1) > smallest) | self.races
+        return replace(self, accept=accept, extra=torch.where(is_drawn, self.extra, 0.0))
 
     @property
     def expected_accepted(self) -> Tensor:
@@ -125,36 +162,54 @@ class Flips:
         return self.paths.world[self.row], self.paths.prefix[self.row, self.path[:, length]]
 
 
-def find_flips(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Flips:
-    """Bisects every decision of a sampler over all drafted paths."""
+def find_flips(
+    decide: Decide,
+    worlds: Worlds,
+    *,
+    device: torch.device | str = "cpu",
+    bits: int = 52,
+    races: bool = False,
+) -> Flips:
+    """Bisects every decision of a sampler over all drafted paths.
+
+    Args:
+        decide: the sampler.
+        worlds: what is drafted from.
+        device: where the sampler runs.
+        bits: its uniforms are multiples of 2**-bits.
+        races: it draws the extra token by a race, see `race_law`.
+    """
     paths = Paths(worlds, device=device)
     width, vocab = worlds.num_draft_tokens, worlds.vocab_size
-    accept = _find_thresholds(decide, paths)
+    accept = _find_thresholds(decide, paths, bits, races)
 
     patterns = torch.arange(2**width)[:, None] >> torch.arange(width) & 1 == 1  # [2**K, K]
     chance = torch.where(patterns, accept[:, None], 1 - accept[:, None]).prod(dim=-1)
     row, pattern = (chance > 0).nonzero(as_tuple=True)
     is_below = patterns[pattern]  # [M, K]
-    ends = (~is_below).double() * LARGEST_UNIFORM
-    nothing = torch.zeros(len(row), dtype=torch.float64)
-    verdict = paths.runner(decide, row)(ends, nothing)
+    ends = (~is_below).double() * (1 - 2.0**-bits)
+    verdict = paths.runner(decide, row)(ends, _any_extra(len(row), vocab, races))
 
-    cuts = vocab - 1
-    run = paths.runner(decide, row.repeat_interleave(cuts))
-    ends = ends.repeat_interleave(cuts, dim=0)
-    tokens = torch.arange(cuts)
+    copies = vocab * (vocab - 1) // 2 if races else vocab - 1
+    run = paths.runner(decide, row.repeat_interleave(copies))
+    ends = ends.repeat_interleave(copies, dim=0)
 
-    def is_at_most(u: Tensor) -> Tensor:
-        verdict = run(ends, u.flatten())
-        extra = verdict.tokens.gather(1, verdict.num_accepted[:, None])  # recovered or bonus token
-        return extra.view(-1, cuts) <= tokens
+    def draw(extra: Tensor) -> Tensor:
+        verdict = run(ends, extra)
+        return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
 
-    resample = bisect(is_at_most, len(row), cuts)
-    extra = pad(resample, (0, 1), value=1.0).diff(dim=-1, prepend=nothing[:, None])
-    return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra)
+    extra = (race_law if races else inversion_law)(draw, len(row), vocab, bits)
+    return Flips(
+        paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra, bits, races
+    )
 
 
-def _find_thresholds(decide: Decide, paths: Paths) -> Tensor:
+def _any_extra(count: int, vocab: int, races: bool) -> Tensor:
+    """What draws an extra token that nobody looks at."""
+    return torch.ones(count, vocab).double() if races else torch.zeros(count).double()
+
+
+def _find_thresholds(decide: Decide, paths: Paths, bits: int, races: bool) -> Tensor:
     """`[R, K]`; copy i of a row moves u_i, with what is before it on its path at 0."""
     count, width = len(paths), paths.worlds.num_draft_tokens
     if width == 0:
@@ -162,19 +217,27 @@ def _find_thresholds(decide: Decide, paths: Paths) -> Tensor:
     run = paths.runner(decide, torch.arange(count).repeat_interleave(width))
     moves = torch.eye(width, dtype=torch.float64)
     draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long))
-    behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * LARGEST_UNIFORM
+    behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * (1 - 2.0**-bits)
     nodes = torch.arange(1, width + 1)
-    nothing = torch.zeros(count * width, dtype=torch.float64)
+    extra = _any_extra(count * width, paths.worlds.vocab_size, races)
 
     def is_accepted(u: Tensor) -> Tensor:
         accept = u[..., None] * moves + behind  # [R, K, K]
-        verdict = run(accept.flatten(0, 1), nothing)
+        verdict = run(accept.flatten(0, 1), extra)
         length, path = verdict.num_accepted.view(count, width, 1), verdict.path
         path = path.view(count, width, -1)
         is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2]) <= length)
         return is_here.any(dim=2)
 
-    return bisect(is_accepted, count, width)
+    return bisect(is_accepted, count, width, bits=bits)
+
+
+def random_extra(count: int, vocab: int, races: bool, generator: torch.Generator) -> Tensor:
+    """What draws extra tokens: exponentials `[count, V]`, or uniforms `[count]`."""
+    if races:
+        exponentials = torch.empty(count, vocab, dtype=torch.float64)
+        return exponentials.exponential_(generator=generator)
+    return torch.rand(count, dtype=torch.float64, generator=generator)
 
 
 def mispredictions(
@@ -185,23 +248,34 @@ def mispredictions(
     """
     paths, (count, width) = flips.paths, flips.accept.shape
     rows = torch.arange(count).repeat_interleave(copies)
-    uniforms = torch.rand(len(rows), width + 1, dtype=torch.float64, generator=generator)
-    uniforms = (uniforms * 2**52).floor() * 2.0**-52
-    accept, resample = uniforms[:, :width], uniforms[:, width]
+    accept = torch.rand(len(rows), width, dtype=torch.float64, generator=generator)
+    noise = random_extra(len(rows), paths.worlds.vocab_size, flips.races, generator)
+    accept, noise = (accept * 2**52).floor() * 2.0**-52, (noise * 2**52).floor() * 2.0**-52
     bits = 1 << torch.arange(width)
     place = torch.full((count * 2**width,), -1)
     place[flips.row * 2**width + (flips.is_below * bits).sum(dim=1)] = torch.arange(len(flips.row))
     pattern = place[rows * 2**width + ((accept < flips.accept[rows]) * bits).sum(dim=1)]
-    cuts = flips.extra[pattern].cumsum(dim=1)[:, :-1]
-    verdict = paths.runner(decide, rows)(accept, resample)
+    verdict = paths.runner(decide, rows)(accept, noise)
+    emitted = verdict.tokens.gather(1, verdict.num_accepted[:, None])
+    extra = _predicted(flips.extra[pattern], noise, emitted)
     path, num_accepted = flips.path[pattern], flips.num_accepted[pattern][:, None]
     steps, nodes = torch.arange(path.shape[1]), (path[:, 1:] - 1).clamp(min=0)
     expected = paths.tokens[rows].gather(1, nodes) if width else nodes
     expected = pad(expected, (0, 1)).masked_fill(steps >= num_accepted, PAD_TOKEN)
-    extra = (cuts <= resample[:, None]).sum(dim=1, keepdim=True)
     expected = torch.where(steps == num_accepted, extra, expected)
     is_wrong = (verdict.tokens != expected).any(dim=1)
     return rows[is_wrong | (verdict.num_accepted != num_accepted[:, 0])]
+
+
+def _predicted(law: Tensor, noise: Tensor, emitted: Tensor) -> Tensor:
+    """`[N, 1]` tokens that noise draws from laws `[N, V]`. Of a race, the one that was emitted if
+    only rounding can tell it from the first.
+    """
+    if noise.dim() == 1:
+        return (law.cumsum(dim=1)[:, :-1] <= noise[:, None]).sum(dim=1, keepdim=True)
+    times = noise / law
+    first, token = times.min(dim=1, keepdim=True)
+    return torch.where(times.gather(1, emitted) <= 1.001 * first, emitted, token)
 
 
 def continued(law: Tensor, levels: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specdec.arguments import check_choice, check_device, check_integer, check_number
 from specdec.certify.chisquare import detectable_variation
-from specdec.certify.foreign import ForeignSampler
+from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler
 from specdec.certify.sampler.draws import draw_tests
 from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.sampler.paths import Paths
@@ -21,7 +21,7 @@ from specdec.samplers.base import check_sampler
 Sizes = tuple[tuple[int, int, int], ...]
 SIZES: Sizes = ((4, 1, 36), (4, 2, 24), (2, 3, 18), (3, 3, 18))
 FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
-"""(V, K, W) of the batches that are tried; fewer where a sampler runs row by row."""
+"""(V, K, W) of the batches that are tried; fewer where a rule runs row by row."""
 
 TREES = ((-1, -1, 1), (-1, 0, 0, -1), (-1, -1, 0, 1))
 """Shapes that rules for trees are tried on, besides."""
@@ -158,7 +158,7 @@ def certify_sampler(
     draws instead: many texts in each world, against the target's law.
 
     Args:
-        sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler`.
+        sampler: a `Sampler`; wrap a foreign rule as `ForeignSampler` or `ForeignBatchSampler`.
         sizes: (vocabulary, draft tokens, worlds) of each batch; work grows with
             vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
         trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and worlds
@@ -177,18 +177,20 @@ def certify_sampler(
     check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
     device = check_device("device", device)
-    is_foreign = isinstance(sampler, ForeignSampler)
+    is_foreign = isinstance(sampler, ForeignBatchSampler)
+    is_slow = isinstance(sampler, ForeignSampler)
     if num_draws is None:
-        num_draws = NUM_FOREIGN_DRAWS if is_foreign else NUM_DRAWS
+        num_draws = NUM_FOREIGN_DRAWS if is_slow else NUM_DRAWS
     check_integer("num_draws", num_draws, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     name = sampler.name if is_foreign else type(sampler).__name__
-    report = SamplerReport(name, TOLERANCE[dtype])
+    rounding = sampler.tolerance if is_foreign else 0.0
+    report = SamplerReport(name, max(TOLERANCE[dtype], rounding))
     is_race = sampler.draw_draft is draw_by_race
     if trees is None:
         trees = TREES if sizes is None and sampler.takes_trees else ()
     if sizes is None:
-        sizes = FOREIGN_SIZES if is_foreign else SIZES
+        sizes = FOREIGN_SIZES if is_slow else SIZES
     _check_sizes(sizes, trees)
     if trees and not sampler.takes_trees:
         raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
@@ -220,7 +222,7 @@ def _examine_draws(
 ) -> SamplerReport:
     """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
     generator = torch.Generator().manual_seed(0)
-    options = {"num_draws": num_draws, "device": device}
+    options = {"num_draws": num_draws, "device": device, **_noise_of(sampler, ("races",))}
     tests = [
         (worlds, world, *test)
         for worlds in batches
@@ -270,7 +272,7 @@ def _examine_chances(
     """A sampler that accepts and resamples by uniforms; returns why enumeration is inconclusive,
     or `None`.
     """
-    flips = find_flips(sampler, worlds, device=device)
+    flips = find_flips(sampler, worlds, device=device, **_noise_of(sampler))
     wrong = mispredictions(sampler, flips, torch.Generator().manual_seed(0))
     law, target = flips.completed_law(), joint_law(worlds.target)
     report.num_paths += len(flips.paths)
@@ -292,6 +294,12 @@ def _examine_chances(
             text = describe(world, code, n, f", impossible, emitted {when},")
             report.failures.append(Failure("zero", chance, text))
     return None
+
+
+def _noise_of(sampler: Sampler, names: tuple[str, ...] = ("races", "bits")) -> dict[str, int]:
+    """What a foreign rule says of the noise that it takes."""
+    is_foreign = isinstance(sampler, ForeignBatchSampler)
+    return {name: getattr(sampler, name) for name in names} if is_foreign else {}
 
 
 def _examine_race(

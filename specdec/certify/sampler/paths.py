@@ -97,18 +97,22 @@ class Paths:
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
-        """A sampler over a batch of these rows `[N]`, repeated at will: a function from accept
-        `[N, K]` and resample `[N]` uniforms to a verdict on the CPU. All draws that a rule has no
+        """A sampler over a batch of these rows `[N]`, repeated at will: a function from `[N, K]`
+        accepting uniforms, and what draws the extra token, to a verdict on the CPU. The latter are
+        `[N]` uniforms, or the `[N, V]` exponentials of a race. All draws that a rule has no
         business with are NaN.
         """
         run_with = self.noisy_runner(decide, rows)
         shape = len(rows), len(Stream), self.logits.shape[1]
 
-        def run(accept: Tensor, resample: Tensor) -> Verdict:
-            uniforms = torch.full(shape, torch.nan, dtype=torch.float64)
+        def run(accept: Tensor, extra: Tensor) -> Verdict:
+            uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64), None
             uniforms[:, Stream.ACCEPT, :-1] = accept
-            uniforms[:, Stream.RESAMPLE, 0] = resample
-            return run_with(ScriptedNoise(uniforms.to(self.device)))
+            if extra.dim() == 1:
+                uniforms[:, Stream.RESAMPLE, 0] = extra
+            else:
+                races = extra[:, None].to(self.device)
+            return run_with(ScriptedNoise(uniforms.to(self.device), races))
 
         return run
 

@@ -2,10 +2,9 @@
 independent Exp(1) variables that drafter and target share (`StepNoise.race`).
 
 The exponentials are scripted. At every row of the window that a drafted path reaches (the anchor,
-and each node), and for every pair of tokens a, b, the ratio `t_ab = E_a / E_b` up to which a beats
-b is bisected, while the tokens on the path win the races before. Because the least of exponentials
-wins in proportion to its rate, `P(a) = 1 / sum_b 1 / t_ab`, with `t_aa = 1`. That the winner is
-`argmin_v E_v / P(v)` at all, whatever is drafted, is then checked at random exponentials.
+and each node), the distribution P of the winner is found (`race_law`), while the tokens on the path
+win the races before. That the winner is `argmin_v E_v / P(v)` at all, whatever is drafted, is then
+checked at random exponentials.
 
 So each emitted token is a function of the noise at its own position, the same for every draft; its
 law is P, and tokens at different positions are independent given their contexts.
@@ -19,13 +18,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.certify.sampler.enumeration import bisect
+from specdec.certify.sampler.enumeration import race_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
 from specdec.samplers import ScriptedNoise
 from specdec.types import PAD_TOKEN, Verdict
 
-_EARLY, _LATE = 1e-9, 1e9
+_EARLY = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,24 +62,18 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
     is_reached = is_emitted.view(len(paths), -1) & (prefix.view(len(paths), -1) == paths.prefix)
 
     row, index = is_reached.nonzero(as_tuple=True)
-    one, other = torch.triu_indices(vocab, vocab, offset=1)
-    pairs, total = len(one), len(row) * len(one)
-    row, index = row.repeat_interleave(pairs), index.repeat_interleave(pairs)
-    one, other, at = one.repeat(total // pairs), other.repeat(total // pairs), torch.arange(total)
-    script, place = script[row, index], depths[index]
-    script[at, place] = _LATE
-    run = _runner(decide, paths, row)
+    pairs = vocab * (vocab - 1) // 2
+    script, at = script[row, index].repeat_interleave(pairs, 0), torch.arange(len(row) * pairs)
+    place = depths[index].repeat_interleave(pairs)
+    run = _runner(decide, paths, row.repeat_interleave(pairs))
 
-    def wins(u: Tensor) -> Tensor:
-        script[at, place, one] = u
-        script[at, place, other] = 1 - u
-        return run(script).tokens[at, place] == one
+    def draw(exponentials: Tensor) -> Tensor:
+        script[at, place] = exponentials
+        return run(script).tokens[at, place]
 
-    flip = bisect(wins, total)  # E_a / E_b is u / (1 - u)
-    inverse = torch.ones(len(paths), len(depths), vocab, vocab, dtype=torch.float64)
-    inverse[row, index, one, other] = (1 - flip) / flip
-    inverse[row, index, other, one] = flip / (1 - flip)
-    return Races(paths, is_reached, 1 / inverse.sum(dim=-1))
+    law = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64) / vocab
+    law[row, index] = race_law(draw, len(row), vocab, bits=52)
+    return Races(paths, is_reached, law)
 
 
 def wrong_winners(
