@@ -23,6 +23,7 @@ def scaled_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
         `[..., O]` of the data type of `x`.
 
     Example:
+        >>> import torch
         >>> weight = torch.tensor([[1, 2], [-3, 4]], dtype=torch.int8)
         >>> scaled_linear(torch.ones(1, 2), weight, torch.tensor([0.5, 2.0]))
         tensor([[1.5000, 2.0000]])
