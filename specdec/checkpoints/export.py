@@ -124,7 +124,7 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     of the same tensors in it is replaced; another model in it, a target perhaps, is a `ValueError`.
     """
     folder = check_path("folder", folder, what="a folder")
-    _refuse_another_model(folder, tensors.keys())
+    refuse_another_model(folder, tensors.keys())
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -135,7 +135,8 @@ def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str
     (folder / "config.json").write_text(f"{text}\n", encoding="utf-8")
 
 
-def _refuse_another_model(folder: Path, names: Collection[str]) -> None:
+def refuse_another_model(folder: Path, names: Collection[str] = ()) -> None:
+    """`ValueError` if a folder holds a model, other than one of tensors of these names."""
     file, found = folder / "model.safetensors", None
     if file.exists():
         try:

@@ -8,21 +8,24 @@ measures the alternatives.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_choice, check_path
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.export import layer_keys, write_checkpoint
+from specdec.checkpoints.export import layer_keys, refuse_another_model, write_checkpoint
 from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import check_layers
 from specdec.checkpoints.layers import read_layer, with_theta
+from specdec.checkpoints.mtp_layouts import LAYOUTS, Layout
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
@@ -33,154 +36,8 @@ SECTION = "specdec_mtp"
 """Section of config.json of heads that this library wrote."""
 
 MAX_DEPTHS = 32
-_USUAL = {name: name for name in ("enorm.", "hnorm.", "eh_proj.")}
-
-
-@dataclass(frozen=True, eq=False)
-class Layout:
-    """How a producer names and wires prediction modules.
-
-    Args:
-        mark: regular expression of a name that only such files have; N is the number of the
-            target's layers.
-        pattern: how the names of a depth begin, with the group `depth` where they have a number.
-        names: what follows, and its name in `MTPDepth`, or in the head itself after a slash, where
-            that differs. A key that ends with a dot is a prefix. Names that are neither listed nor
-            those of `MTPDepth` are of the decoder layer.
-        layer: (HF model) -> the decoder layer, of the target's architecture; `None` is the
-            library's own layer, with biases of queries, keys and values.
-        flags: of `MTPConfig`. `target_state="pre"` is boundary L.
-        counts_from_target: depths are numbered from the target's layer count on.
-        shares_head: vocabulary heads that are stored with several depths are copies of one.
-        notes: where engines disagree.
-    """
-
-    producer: str
-    mark: str
-    pattern: str
-    names: dict[str, str]
-    layer: Callable[[PreTrainedModel], HFLayerConfig] | None = hf_layers.last_layer
-    flags: dict[str, Any] = field(default_factory=dict)
-    counts_from_target: bool = False
-    shares_head: bool = True
-    notes: tuple[str, ...] = ()
-
-    def depth_and_rest(self, name: str, num_layers: int) -> tuple[int, str] | None:
-        """The depth that a tensor belongs to, and its name there; `None` for any other tensor."""
-        found = re.match(self.pattern, name)
-        if found is None:
-            return None
-        depth = int(found.groupdict().get("depth") or 0)
-        depth -= num_layers if self.counts_from_target else 0
-        return (depth, name[found.end() :]) if depth >= 0 else None
-
-    def canonical(self, depth: int, rest: str, num_depths: int) -> str:
-        """The head's name of a tensor."""
-        for key, name in (_USUAL | self.names).items():
-            if rest == key or (key.endswith(".") and rest.startswith(key)):
-                rest = name + rest[len(key) :]
-                break
-        else:
-            rest = f"block.{rest}"
-        if rest.startswith("/"):
-            is_shared = self.shares_head or rest.startswith("/embed_tokens") or num_depths == 1
-            return rest[1:] if is_shared and depth == 0 else f"layers.{depth}.{rest[1:]}"
-        if rest.startswith("block.") and self.layer is not None:
-            rest = f"block.layer.{rest.removeprefix('block.')}"
-        return f"layers.{depth}.{rest}"
-
-
-_NUMBERED = r"(?:model\.)?(?:language_model\.)?layers\.(?P<depth>\d+)\."
-_PRE = "the target's state before its final norm"
-
-LAYOUTS = (
-    Layout(
-        producer="Qwen",
-        mark=r"mtp\.fc\.weight",
-        pattern=r"mtp\.(?:layers\.(?P<depth>\d+)\.)?",
-        names={
-            "fc.": "eh_proj.",
-            "pre_fc_norm_embedding.": "enorm.",
-            "pre_fc_norm_hidden.": "hnorm.",
-            "norm.": "norm.",
-            "embed_tokens.": "/embed_tokens.",
-            "lm_head.": "/lm_head.",
-        },
-    ),
-    Layout(
-        producer="MiMo",
-        mark=r"model\.mtp_layers\.0\.input_proj\.weight",
-        pattern=r"model\.mtp_layers\.(?P<depth>\d+)\.",
-        names={
-            "token_layernorm.": "enorm.",
-            "hidden_layernorm.": "hnorm.",
-            "input_proj.": "eh_proj.",
-            "final_layernorm.": "norm.",
-        },
-        layer=None,
-        flags={"hidden_first": True, "target_state": "pre", "zero_first_embedding": True},
-        notes=(f"the first depth reads {_PRE}, as in vLLM; SGLang hands in the normalised one",),
-    ),
-    Layout(
-        producer="MiMo-V2",
-        mark=r"model\.mtp\.layers\.0\.pre_mlp_layernorm\.weight",
-        pattern=r"model\.mtp\.layers\.(?P<depth>\d+)\.",
-        names={
-            "final_layernorm.": "norm.",
-            "pre_mlp_layernorm.": "block.post_attention_layernorm.",
-            "self_attn.attention_sink_bias": "block.self_attn.sinks",
-        },
-        layer=hf_layers.dense_layer(layer_types="sliding_attention", mlp_layer_types="dense"),
-        flags={"semantics": "target", "target_state": "pre"},
-        notes=(
-            f"every depth reads {_PRE}, as in SGLang; vLLM runs one depth on the normalised state",
-        ),
-    ),
-    Layout(
-        producer="Ernie",
-        mark=r"model\.mtp_linear_proj\.0\.weight",
-        pattern=r"model\.(?=mtp_)",
-        names={
-            "mtp_emb_norm.0.": "enorm.",
-            "mtp_hidden_norm.0.": "hnorm.",
-            "mtp_linear_proj.0.": "eh_proj.",
-            "mtp_block.0.": "block.",
-        },
-        layer=hf_layers.dense_layer(moe_layer_start_index=1),
-        flags={"output_norm": False, "feedback_norm": False, "zero_first_embedding": True},
-        notes=(
-            "the block rotates pairs of channels as its target does; vLLM runs it as a Llama layer",
-        ),
-    ),
-    Layout(
-        producer="Step",
-        mark=r"(model\.)?(language_model\.)?layers\.N\.transformer\..*",
-        pattern=_NUMBERED,
-        counts_from_target=True,
-        names={
-            "transformer.shared_head.norm.": "norm.",
-            "transformer.shared_head.output.": "/lm_head.",
-            "transformer.embed_tokens.": "/embed_tokens.",
-            "transformer.": "block.",
-            "embed_tokens.": "/embed_tokens.",
-        },
-        layer=hf_layers.prediction_layer,
-        flags={"target_state": "pre", "feedback_norm": False},
-        shares_head=False,
-    ),
-    Layout(
-        producer="DeepSeek",
-        mark=r"(model\.)?(language_model\.)?layers\.N\.eh_proj\.weight",
-        pattern=_NUMBERED,
-        counts_from_target=True,
-        names={
-            "shared_head.norm.": "norm.",
-            "shared_head.head.": "/lm_head.",
-            "embed_tokens.": "/embed_tokens.",
-        },
-        notes=("the embedding at position 0 is read as it is; vLLM zeroes it",),
-    ),
-)
+_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
+"""Keys of the number of depths."""
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
@@ -244,29 +101,20 @@ def _read_layout(
         if canonical in tensors:
             raise ValueError(f"{name} and {tensors[canonical].name} are two names for one tensor")
         tensors[canonical] = in_file[name]
+    model = None
     if layout.layer is not None:
         tensors = hf_layers.fuse_experts(tensors)
         model = target if target is not None else hf_layers.model_of_config(keys)
-        layer, is_centred = layout.layer(model), hf_layers.has_centred_norms(model)
         for key in (*keys.raw, *text.raw):  # HF's class has read them
             keys.get(key)
             text.get(key)
-    else:
-        layer, is_centred = read_layer(text, attention_bias=True), False
-    flags = dict(layout.flags)
-    if flags.get("target_state") == "pre":
-        flags["target_state"] = num_layers
     has_per_depth = "layers.0.lm_head.weight" in tensors
-    config = MTPConfig(
-        layer=layer,
-        vocab_size=text.integer("vocab_size"),
-        num_layers=num_depths,
-        centred_norms=is_centred,
+    config = replace(
+        layout.config_of(text, model, num_depths),
         projection_bias="layers.0.eh_proj.bias" in tensors,
         has_embed_tokens="embed_tokens.weight" in tensors,
         has_lm_head=has_per_depth or "lm_head.weight" in tensors,
         lm_head_per_depth=has_per_depth,
-        **flags,
     )
     return config, tensors
 
@@ -289,7 +137,7 @@ def _unsupported(
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
     """The number of depths must be that of the configuration, where it holds one."""
-    for key in ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"):
+    for key in _COUNTS:
         if text.get(key) is None:
             continue
         count = text.integer(key, low=0, high=MAX_DEPTHS)
@@ -302,17 +150,53 @@ def _flags_of(kind: type) -> dict[str, bool]:
     return {entry.name: entry.default for entry in fields(kind) if type(entry.default) is bool}
 
 
-def save_modules(head: MTPHead, folder: str | Path) -> None:
-    """Writes `config.json` and `model.safetensors`, which load back bit for bit: tensors under the
-    names that the head gives them, and a section `specdec_mtp` in config.json.
+def save_modules(
+    head: MTPHead,
+    folder: str | Path,
+    layout: str | None = None,
+    target: PreTrainedModel | None = None,
+) -> None:
+    """Writes modules alone, or a target's checkpoint that holds them.
 
-    Engines read such modules from the target's own checkpoint only, each under the names of one
-    target, so there is no layout that all of them read.
+    Engines read such modules from the target's own checkpoint only, each under the names of its
+    producer, and no configuration states how they are wired: so a layout is written for heads that
+    its names mean (`specdec.training.mtp.new_head(target, layout=...)` makes one), and any other
+    head as the library's own.
 
     Args:
         head: the weights.
         folder: made if need be; files in it are replaced.
+        layout: `"DeepSeek"` (also GLM's), `"Qwen"` or `"MiMo"`: the target as HF saves it, and the
+            modules in its data type under that producer's names. `None` is a layout of the
+            library's own, without the target: `config.json` with a section `specdec_mtp`, and
+            `model.safetensors` with the head's names, which load back bit for bit.
+        target: the HF causal LM that the head was trained for; with a layout.
+
+    Raises:
+        ValueError: an unknown layout, one without a target, a head that is wired otherwise, or
+            another model in the folder. Nothing has been written then.
     """
+    if layout is None:
+        _save_own(head, folder)
+    else:
+        _save_with_target(head, folder, layout_of(layout), target)
+
+
+def layout_of(producer: str) -> Layout:
+    """The layout of that name; `ValueError` if it is none of those that can be written."""
+    written = {layout.producer: layout for layout in LAYOUTS if layout.stems}
+    check_choice("layout of prediction modules", producer, tuple(written))
+    return written[producer]
+
+
+def config_for(target: PreTrainedModel, layout: Layout, num_depths: int) -> MTPConfig:
+    """The head that a layout's names mean beside a target."""
+    text = target.config.get_text_config()
+    origin = f"the configuration of {type(target).__name__}"
+    return layout.config_of(ConfigFields(text.to_dict(), origin), target, num_depths)
+
+
+def _save_own(head: MTPHead, folder: str | Path) -> None:
     config, layer = head.config, head.config.layer
     names = ("semantics", "target_state", *_flags_of(MTPConfig))
     section = {"num_depths": config.num_layers} | {name: getattr(config, name) for name in names}
@@ -327,8 +211,77 @@ def save_modules(head: MTPHead, folder: str | Path) -> None:
     write_checkpoint(folder, keys, dict(head.state_dict()))
 
 
+def _save_with_target(
+    head: MTPHead, folder: str | Path, layout: Layout, target: PreTrainedModel | None
+) -> None:
+    if target is None:
+        raise ValueError(
+            f"{layout.producer}'s modules lie in their target's checkpoint: pass target="
+        )
+    _check_wiring(head.config, layout, target)
+    folder = check_path("folder", folder, what="a folder")
+    if not _is_earlier(folder, layout):
+        refuse_another_model(folder)
+    own = {f"/{name}": x for name, x in head.state_dict().items() if not name.startswith("layers.")}
+    if layout.counts_from_target:  # such files repeat the target's tables
+        embed_tokens, lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        tables = {"/embed_tokens.weight": embed_tokens.weight, "/lm_head.weight": lm_head.weight}
+        own = tables | own
+    num_layers = target.config.get_text_config().num_hidden_layers
+    tensors = {
+        layout.stored(depth, rest, num_layers): (
+            x.detach().to(None if rest.endswith(hf_layers.EXACT) else target.dtype, copy=True)
+        )
+        for depth, module in enumerate(head.layers)
+        for rest, x in (module.state_dict() | own).items()
+    }
+    target.save_pretrained(folder, state_dict=target.state_dict() | tensors)
+    path = folder / "config.json"
+    keys = json.loads(path.read_text(encoding="utf-8"))
+    keys.get("text_config", keys)[_COUNTS[0]] = len(head.layers)
+    keys |= layout.keys | {"producer": "specdec"}
+    path.write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+
+
+def _is_earlier(folder: Path, layout: Layout) -> bool:
+    """Whether a folder holds what an earlier call wrote."""
+    if not (folder / "config.json").exists():
+        return False
+    found = CheckpointFolder(folder)
+    source = detect(found) if found.fields.raw.get("producer") == "specdec" else None
+    return source is not None and source.producer == layout.producer
+
+
+def _check_wiring(config: MTPConfig, layout: Layout, target: PreTrainedModel) -> None:
+    """`ValueError` for a head that a reader of the layout would run otherwise."""
+    check_target(target, config.hidden_size, config.vocab_size, what="the head")
+    meant = config_for(target, layout, config.num_layers)
+    names = {entry.name for entry in fields(config)} - {"layer", "projection_bias"}
+    tables = {f"has_{name[1:-1]}" for name in layout.names.values() if name[0] == "/"}
+    ours, theirs = vars(config), vars(meant)
+    wrong = [f"{n}={ours[n]!r}" for n in sorted(names - tables) if ours[n] != theirs[n]]
+    if _terms(config.layer) != _terms(meant.layer):
+        wrong.append("decoder layers other than " + _terms(meant.layer)[0])
+    if config.num_layers > 1 and "{depth}" not in layout.stems[0]:
+        wrong.append(f"{config.num_layers} depths")
+    if wrong:
+        raise ValueError(
+            f"modules in {layout.producer}'s layout cannot have {', '.join(wrong)}; train a head "
+            f"made by new_head(target, layout={layout.producer!r}), or leave the layout out"
+        )
+
+
+def _terms(layer: LayerConfig | HFLayerConfig) -> tuple[str, object]:
+    """What two descriptions of a decoder layer agree in if they build the same one."""
+    if isinstance(layer, LayerConfig):
+        return "the target's as LayerConfig", layer
+    of_file = {"dtype", "transformers_version", "architectures", "producer", *_COUNTS}
+    keys = {k: v for k, v in layer.config.to_dict().items() if k[0] != "_" and k not in of_file}
+    return layer.layer_class.__name__, (layer.like, keys)
+
+
 def _read_own(folder: CheckpointFolder) -> tuple[MTPConfig, dict[str, StoredTensor]]:
-    """What `save_modules` wrote."""
+    """What `_save_own` wrote."""
     keys, section = folder.fields, folder.fields.section(SECTION)
     if section.get("hf_layer") is not None:
         like = section.integer("hf_layer", low=0, high=hf_layers.MAX_LAYERS)

@@ -92,7 +92,13 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "--depths",
         type=positive,
         help="draft tokens that a mask-token head learns (default: 8), or prediction modules of an "
-        "MTP head (default: 3)",
+        "MTP head (default: 3, with --layout 1)",
+    )
+    add(
+        "--layout",
+        choices=("DeepSeek", "Qwen", "MiMo"),
+        help="of an MTP head: the output is the target's whole checkpoint with the modules under "
+        "that producer's names, as engines read them; default: the modules alone",
     )
     add("--layers", type=positive, help="of a mask-token head; default: 2")
     add("--evaluate-every", type=int, default=500, help="steps; 0: at the end only; default: 500")

@@ -49,6 +49,7 @@ FLAGS = {
     "unrolled_steps": ("eagle3",),
     "depths": ("mask-token", "mtp"),
     "layers": ("mask-token",),
+    "layout": ("mtp",),
 }
 """Options that not every kind of head has, and which have them. EAGLE-1 heads and prediction
 modules use the target's vocabulary head, and so propose all of its ids.
@@ -99,7 +100,12 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
         Path(args.output_dir, RECORD).write_text(json.dumps(record), encoding="utf-8")
     trainer.train_or_resume()
     if trainer.is_world_process_zero():
-        for note in drafter.save_pretrained(options.output) or ():
+        if options.layout is None:
+            notes = drafter.save_pretrained(options.output)
+        else:  # a whole model, as engines want it
+            notes = drafter.save_pretrained(options.output, options.layout, target)
+            tokenizer.save_pretrained(options.output)
+        for note in notes or ():
             print(f"note: {note}")
         print(f"saved in {options.output}")
     trainer.accelerator.wait_for_everyone()
@@ -227,8 +233,8 @@ def _objective(options: argparse.Namespace, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
     k, sizes = options.num_draft_tokens, {"mlp_width": options.mlp_width, "seed": options.seed}
     if options.kind == "mtp":
-        depths = options.depths or 3
-        drafter = MTPDrafter(mtp.new_head(target, depths, **sizes), target, max(k, depths))
+        head = mtp.new_head(target, options.depths, layout=options.layout, **sizes)
+        drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
         return drafter, mtp.MultiTokenPrediction(drafter, target)
     sizes["target_ids"] = target_ids
     if options.kind == "mask-token":

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec.checkpoints.mtp import MTP, save_modules
 from specdec.drafters.head import HeadDrafter, HeadState
@@ -94,9 +95,16 @@ class MTPDrafter(HeadDrafter):
 
     num_layers = num_depths
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the head in the library's own layout, see `save_modules`."""
-        save_modules(self.head, folder)
+    def save_pretrained(
+        self,
+        folder: str | Path,
+        layout: str | None = None,
+        target: PreTrainedModel | None = None,
+    ) -> None:
+        """Writes the head in the library's own layout, or the target with the head in one that
+        engines read. Args and Raises: as `save_modules`.
+        """
+        save_modules(self.head, folder, layout, target)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

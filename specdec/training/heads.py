@@ -51,8 +51,9 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
 
 def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -> Head:
     """The head that `make` builds on the CPU, with weights that depend on the seed alone: every
-    `nn.Linear` is drawn again, and a vocabulary head of its own is a copy of the target's rows (of
-    those ids that it can propose). Torch's generators are left as they were.
+    `nn.Linear` is drawn again, and matrices of HF's own modules, which HF leaves as the memory was;
+    a vocabulary head of its own is a copy of the target's rows (of those ids that it can propose).
+    Torch's generators are left as they were.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator
@@ -67,6 +68,11 @@ def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -
                 module.weight.normal_(std=std, generator=generator)
                 if module.bias is not None:
                     module.bias.zero_()
+            elif type(module).__module__.startswith("transformers."):  # experts and their router
+                for own, weight in module.named_parameters(recurse=False):
+                    if weight.dim() > 1:
+                        std = 0.02 if own == "down_proj" else weight.shape[-1] ** -0.5
+                        weight.normal_(std=std, generator=generator)
         if hasattr(head, "lm_head"):
             theirs, ids = target.get_output_embeddings().weight, head.target_ids
             head.lm_head.weight.copy_(theirs if ids is None else theirs[ids.to(theirs.device)])

@@ -11,12 +11,14 @@ width of the head, V vocabulary.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
+from specdec.checkpoints.mtp import config_for, layout_of
 from specdec.drafters.mtp import MTPDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
@@ -28,41 +30,53 @@ from specdec.training.teacher import HeadObjective
 
 def mtp_config(
     target: PreTrainedModel,
-    num_depths: int = 3,
+    num_depths: int | None = None,
     *,
     semantics: Semantics = "chain",
     mlp_width: int | None = None,
+    layout: str | None = None,
 ) -> MTPConfig:
     """The usual head for a target: depths of its width and its attention heads, DeepSeek's wiring,
     the target's embeddings and vocabulary head.
 
     Args:
         target: an HF causal LM.
-        num_depths: D.
+        num_depths: D; by default 3, with a layout 1.
         semantics: as in `MTPConfig`.
         mlp_width: of the depths' MLPs; `None` is the target's own.
+        layout: `"DeepSeek"`, `"Qwen"` or `"MiMo"`: decoder layers and wiring that engines take
+            from the name of the producer, for `save_pretrained(folder, layout, target)`.
+
+    Raises:
+        ValueError: `semantics` or `mlp_width` beside a layout, which says both.
 
     Example:
         >>> from specdec import zoo
         >>> mtp_config(zoo.load_target()).num_layers
         3
+        >>> mtp_config(zoo.load_target(), layout="MiMo").feature_layers
+        (16,)
     """
+    num_depths = num_depths or (1 if layout else 3)
     check_integer("num_depths", num_depths, 1)
-    return MTPConfig(
-        layer=layer_like(target, mlp_width=mlp_width),
-        vocab_size=target.config.get_text_config().vocab_size,
-        num_layers=num_depths,
-        semantics=semantics,
-    )
+    if layout is None:
+        return MTPConfig(
+            layer=layer_like(target, mlp_width=mlp_width),
+            vocab_size=target.config.get_text_config().vocab_size,
+            num_layers=num_depths,
+            semantics=semantics,
+        )
+    if semantics != "chain" or mlp_width is not None:
+        raise ValueError(f"semantics and mlp_width are {layout}'s own; leave them out")
+    return config_for(target, layout_of(layout), num_depths)
 
 
 def new_head(
     target: PreTrainedModel,
-    num_depths: int = 3,
+    num_depths: int | None = None,
     *,
-    semantics: Semantics = "chain",
-    mlp_width: int | None = None,
     seed: int = 0,
+    **flags: Any,
 ) -> MTPHead:
     """An untrained head in float32, on the CPU.
 
@@ -73,7 +87,7 @@ def new_head(
         >>> target = zoo.load_target()
         >>> drafter = MTPDrafter(new_head(target), target, num_draft_tokens=3)
     """
-    config = mtp_config(target, num_depths, semantics=semantics, mlp_width=mlp_width)
+    config = mtp_config(target, num_depths, **flags)
     return untrained(lambda: MTPHead(config), target, seed=seed)
 
 
