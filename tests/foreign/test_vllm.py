@@ -12,13 +12,16 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from eagle_heads import head_for as eagle_head
 from fitted_heads import learn_by_heart
 from mask_heads import head_for as mask_head
 from mask_heads import informed
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
-from specdec import EagleDrafter, MaskTokenDrafter, SpeculativeGenerator
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, zoo
+from specdec.training.mask_token import with_correction
+from specdec.training.mtp import MultiTokenPrediction, new_head
 
 VLLM = os.environ.get("VLLM_PYTHON")
 pytestmark = [
@@ -50,15 +53,27 @@ HEADS = {
     "dflash, z-lab": ("z-lab", {"has_lm_head": False, "block_size": 4}, {"method": "dflash"}),
 }
 """Layout, flags of the head, and keys of vLLM's `speculative_config`."""
+_MOE = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MODULES = {
+    "MiMo": ("Qwen2", {}),
+    "DeepSeek": ("Glm4Moe", _MOE | {"n_shared_experts": 1, "first_k_dense_replace": 1}),
+}
+"""Architecture of a target, by the layout of its modules."""
+ZOO = ("eagle 3, safeailab", "eagle 3, speculators", "mask-token, speculators")
+ZOO += ("mask-token, vllm", "draft LM")
+NAMES = (*HEADS, *(f"mtp, {name}" for name in MODULES), *(f"zoo, {name}" for name in ZOO))
 
 
-def new_target(folder: Path):
-    """A random Llama whose greedy texts vary, with a shape that vLLM's CPU kernels have."""
+def new_target(folder: Path, kind: str = "Llama", **changes):
+    """A random model whose greedy texts vary, with a shape that vLLM's CPU kernels have."""
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     sizes = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96}
     ends = {"bos_token_id": None, "eos_token_id": None, "max_position_embeddings": 512}
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=6, **heads, **sizes, **ends))
+    config = getattr(transformers, f"{kind}Config")
+    model = AutoModelForCausalLM.from_config(
+        config(num_hidden_layers=6, **heads | sizes | ends | changes)
+    ).float()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -86,6 +101,62 @@ def new_drafter(name: str, target, texts):
     return MaskTokenDrafter(head, target, K)
 
 
+def with_modules(folder: Path, layout: str):
+    """A target saved with modules trained a little, as vLLM wires them, and their drafter."""
+    kind, sizes = MODULES[layout]
+    target = new_target(folder / "plain", kind, **sizes)
+    head = new_head(target, layout=layout)
+    prompts = torch.randint(VOCAB, (8, 3), generator=torch.Generator().manual_seed(2))
+    texts = target.generate(prompts, max_new_tokens=60, do_sample=False)
+    drafter = MTPDrafter(head, target, K)
+    objective = MultiTokenPrediction(drafter, target)
+    optimizer = torch.optim.Adam(head.parameters(), lr=3e-3)
+    for _ in range(40):
+        optimizer.zero_grad()
+        objective(texts).backward()
+        optimizer.step()
+    drafter.save_pretrained(folder / "whole", layout, target)
+    wiring = {"feedback_norm": False, "zero_first_embedding": True} if layout == "DeepSeek" else {}
+    return target, MTPDrafter.from_pretrained(folder / "whole", target, K, **wiring)
+
+
+def zoo_drafters(target, folder: Path):
+    """The zoo's drafters as vLLM can have them: name, drafter, folder, keys."""
+    eagle = zoo.load_drafter("eagle3", target, num_draft_tokens=K)
+    mask = zoo.load_drafter("mask-token", target, num_draft_tokens=K)
+    mask = MaskTokenDrafter(with_correction(mask.head, None), target, K)  # vLLM has no such Markov
+    for name, drafter, layouts, keys in (
+        ("eagle 3", eagle, ("safeailab", "speculators"), {"method": "eagle3"}),
+        ("mask-token", mask, ("speculators", "vllm"), PARALLEL),
+    ):
+        for layout in layouts:
+            place = folder / f"{name}-{layout}"
+            drafter.save_pretrained(place, layout)
+            yield f"zoo, {name}, {layout}", drafter, place, keys
+    draft = zoo.load_drafter("model", target, num_draft_tokens=K)
+    yield "zoo, draft LM", draft, zoo.WEIGHTS_DIR / "draft", {"method": "draft_model"}
+
+
+def cases(folder: Path):
+    """Name, target, drafter, prompts `[B, T]`, folders of target and head, keys."""
+    target = new_target(folder / "target")
+    prompts = torch.randint(VOCAB, (8, 9), generator=torch.Generator().manual_seed(1))
+    texts = target.generate(prompts[:, :3], max_new_tokens=60, do_sample=False)
+    for i, (name, (layout, _, keys)) in enumerate(HEADS.items()):
+        drafter = new_drafter(name, target, texts)
+        drafter.save_pretrained(folder / str(i), layout)
+        yield name, target, drafter, prompts, folder / "target", folder / str(i), keys
+    for layout in MODULES:
+        target, drafter = with_modules(folder / layout, layout)
+        whole = folder / layout / "whole"
+        yield f"mtp, {layout}", target, drafter, prompts, whole, whole, {"method": "mtp"}
+    target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    target.generation_config.eos_token_id = None
+    ids = [tokenizer(text)["input_ids"][:40] for text in zoo.heldout_prompts(8)]
+    for name, drafter, place, keys in zoo_drafters(target, folder):
+        yield name, target, drafter, torch.tensor(ids), zoo.WEIGHTS_DIR / "target", place, keys
+
+
 def ours(target, drafter, prompts):
     """As vLLM counts: its first token comes from the prompt, without a draft."""
     first = target.generate(prompts, max_new_tokens=1, do_sample=False)
@@ -103,18 +174,14 @@ def ours(target, drafter, prompts):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """By name: what the library counts of a head, and what vLLM does."""
-    folder = tmp_path_factory.mktemp("vllm")
-    target = new_target(folder / "target")
-    prompts = torch.randint(VOCAB, (8, 9), generator=torch.Generator().manual_seed(1))
-    texts = target.generate(prompts[:, :3], max_new_tokens=60, do_sample=False)
-    counts, jobs = [], []
-    for i, (name, (layout, _, speculative)) in enumerate(HEADS.items()):
-        drafter = new_drafter(name, target, texts)
-        drafter.save_pretrained(folder / str(i), layout)
+    names, counts, jobs = [], [], []
+    for name, target, drafter, prompts, model, head, keys in cases(tmp_path_factory.mktemp("vllm")):
+        names.append(name)
         counts.append(ours(target, drafter, prompts))
-        head = {"model": str(folder / str(i)), "num_speculative_tokens": K}
-        job = {"target": str(folder / "target"), "speculative_config": head | speculative}
+        speculative = {"model": str(head), "num_speculative_tokens": K} | keys
+        job = {"target": str(model), "speculative_config": speculative}
         jobs.append(job | {"prompts": prompts.tolist(), "max_tokens": NEW_TOKENS})
+    assert tuple(names) == NAMES
     done = subprocess.run(
         [VLLM, str(Path(__file__).parent / "serve_vllm.py")],
         input=json.dumps(jobs),
@@ -124,12 +191,12 @@ def served(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     theirs = json.loads(done.stdout.splitlines()[-1])
-    return dict(zip(HEADS, zip(counts, theirs, strict=True), strict=True))
+    return dict(zip(names, zip(counts, theirs, strict=True), strict=True))
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", NAMES)
 def test_vllm_accepts_of_a_saved_head_what_the_library_does(name, served):
     expected, found = served[name]
-    print(name, expected["drafts"], expected["accepted"])
+    print(f"{name}: {expected['drafts']} {expected['accepted']}; vLLM", *list(found.values())[1:])
     assert expected["accepted"][0] > 0
     assert found == expected
