@@ -92,9 +92,8 @@ def convolutions(config, weights, name: str, x: Tensor):
         out = torch.zeros_like(rows)
         for row in range(len(rows)):
             for tap in range(min(taps, row + 1)):
-                for channel in range(rows.shape[1]):
-                    factor = base[side, tap, channel] + own[row, side, tap, channel // group]
-                    out[row, channel] += factor * rows[row - tap, channel]
+                factor = base[side, tap] + own[row, side, tap].repeat_interleave(group)
+                out[row] += factor * rows[row - tap]
         return out
 
     return (lambda rows: convolve(0, rows)), (lambda rows: convolve(1, rows))

@@ -55,7 +55,7 @@ HEADS = {
 """Layout, flags of the head, and keys of vLLM's `speculative_config`."""
 _MOE = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 MODULES = {
-    "MiMo": ("Qwen2", {}),
+    "MiMo": ("Qwen2", {"hidden_size": 128}),
     "DeepSeek": ("Glm4Moe", _MOE | {"n_shared_experts": 1, "first_k_dense_replace": 1}),
 }
 """Architecture of a target, by the layout of its modules."""
