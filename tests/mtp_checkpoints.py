@@ -20,6 +20,7 @@ SHAPES = {
     "Mellum": ARCHITECTURES["qwen3_moe"][1]
     | {"sliding_window": 4, "num_nextn_predict_layers": 1}
     | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "Qwen2": ARCHITECTURES["qwen2"][1],
     "Mistral": ARCHITECTURES["mistral_sliding"][1] | {"sliding_window": 4},
 }
 

@@ -13,7 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from training_runs import on_a_cpu
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, TrainerState
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    TrainerState,
+)
 
 from specdec import SpeculativeGenerator, zoo
 from specdec.cli.train import _parser, main
@@ -94,6 +100,23 @@ def test_what_is_saved_is_what_was_trained(kind, target, text, tmp_path, capsys)
     assert {f"drafter.head.{key}" for key in drafter.head.state_dict()} == set(trained)
     for key, weight in drafter.head.state_dict().items():
         assert weight.equal(trained[f"drafter.head.{key}"])
+
+
+def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
+    target, text, tmp_path, capsys
+):
+    others = [word for word in SMALL if word not in ("--mlp-width", "24")]
+    usual = ["mtp", "--target", str(target), "--data", str(text), "--layout", "DeepSeek", *others]
+    assert main([*usual, "--output", str(tmp_path / "whole")]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
+    assert AutoTokenizer.from_pretrained(tmp_path / "whole")("def f")["input_ids"]
+    head = MTPDrafter.from_pretrained(tmp_path / "whole", model, 3).head
+    trained = load_file(tmp_path / "whole" / "run" / "checkpoint-2" / "model.safetensors")
+    assert {f"drafter.head.{key}" for key in head.state_dict()} == set(trained)
+    for key, weight in head.state_dict().items():
+        assert weight.equal(trained[f"drafter.head.{key}"])
+    assert main([*usual, "--output", str(tmp_path / "other"), "--mlp-width", "24"]) == 2
+    assert "semantics and mlp_width are DeepSeek's own" in capsys.readouterr().err
 
 
 def test_what_is_saved_drafts_as_it_was_measured(target, text, tmp_path, capsys):
