@@ -152,7 +152,7 @@ def cases(folder: Path):
         yield f"mtp, {layout}", target, drafter, prompts, whole, whole, {"method": "mtp"}
     target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
     target.generation_config.eos_token_id = None
-    ids = [tokenizer(text)["input_ids"][:40] for text in zoo.heldout_prompts(8)]
+    ids = [tokenizer(text)["input_ids"][:40] for text in zoo.heldout_prompts(32)]
     for name, drafter, place, keys in zoo_drafters(target, folder):
         yield name, target, drafter, torch.tensor(ids), zoo.WEIGHTS_DIR / "target", place, keys
 
