@@ -190,8 +190,15 @@ def layout_of(producer: str) -> Layout:
 
 
 def config_for(target: PreTrainedModel, layout: Layout, num_depths: int) -> MTPConfig:
-    """The head that a layout's names mean beside a target."""
+    """The head that a layout's names mean beside a target; `ValueError` for a target that engines
+    would run as another model then.
+    """
     text = target.config.get_text_config()
+    if layout.targets and text.model_type not in layout.targets:
+        raise ValueError(
+            f"{layout.producer}'s layout is of targets of model_type "
+            f"{' or '.join(layout.targets)}, got {text.model_type}; use 'DeepSeek' or no layout"
+        )
     origin = f"the configuration of {type(target).__name__}"
     return layout.config_of(ConfigFields(text.to_dict(), origin), target, num_depths)
 

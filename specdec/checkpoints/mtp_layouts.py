@@ -40,6 +40,7 @@ class Layout:
         stems: how names begin in files that the library writes: those of a depth's own parts, and
             those of its decoder layer. Empty for layouts that it only reads.
         keys: that config.json has in such files, beside the number of depths.
+        targets: model types that such files are written for; empty: all.
         notes: where engines disagree.
     """
 
@@ -53,6 +54,7 @@ class Layout:
     shares_head: bool = True
     stems: tuple[str, ...] = ()
     keys: dict[str, Any] = field(default_factory=dict)
+    targets: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def depth_and_rest(self, name: str, num_layers: int) -> tuple[int, str] | None:
@@ -146,6 +148,7 @@ LAYOUTS = (
         flags={"hidden_first": True, "target_state": "pre", "zero_first_embedding": True},
         stems=("model.mtp_layers.{depth}.",),
         keys={"architectures": ["MiMoForCausalLM"]},
+        targets=("qwen2", "mimo"),
         notes=(f"the first depth reads {_PRE}, as in vLLM; SGLang hands in the normalised one",),
     ),
     Layout(

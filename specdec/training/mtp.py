@@ -48,14 +48,15 @@ def mtp_config(
             from the name of the producer, for `save_pretrained(folder, layout, target)`.
 
     Raises:
-        ValueError: `semantics` or `mlp_width` beside a layout, which says both.
+        ValueError: `semantics` or `mlp_width` beside a layout, which says both; a target that the
+            layout is not for.
 
     Example:
         >>> from specdec import zoo
         >>> mtp_config(zoo.load_target()).num_layers
         3
-        >>> mtp_config(zoo.load_target(), layout="MiMo").feature_layers
-        (16,)
+        >>> mtp_config(zoo.load_target(), layout="DeepSeek").layer.layer_class.__name__
+        'LlamaDecoderLayer'
     """
     num_depths = num_depths or (1 if layout else 3)
     check_integer("num_depths", num_depths, 1)

@@ -99,10 +99,15 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     drafter = drafter_of(target, "DeepSeek", 2)
     with pytest.raises(ValueError, match="lie in their target's checkpoint: pass target="):
         drafter.save_pretrained(tmp_path / "whole", "DeepSeek")
-    with pytest.raises(
-        ValueError, match="decoder layers other than the target's as LayerConfig; train"
+    for make in (
+        lambda: drafter.save_pretrained(tmp_path / "whole", "MiMo", target),
+        lambda: new_head(target, layout="MiMo"),
     ):
-        drafter.save_pretrained(tmp_path / "whole", "MiMo", target)
+        with pytest.raises(ValueError, match="of model_type qwen2 or mimo, got llama; use 'Deep"):
+            make()
+    qwen = random_model("Qwen2")
+    with pytest.raises(ValueError, match="layers other than the target's as LayerConfig; train"):
+        drafter_of(qwen, "DeepSeek").save_pretrained(tmp_path / "whole", "MiMo", qwen)
     other = MTPDrafter(new_head(target, 1), target, 3)
     with pytest.raises(ValueError, match="decoder layers other than LlamaDecoderLayer; train a"):
         other.save_pretrained(tmp_path / "whole", "DeepSeek", target)
