@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from specdec.arguments import check_integer, shown
+from specdec.arguments import check_choice, check_integer, shown
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
@@ -62,12 +62,7 @@ class Drafter(nn.Module, ABC):
 
     @abstractmethod
     def init_state(
-        self,
-        batch_size: int,
-        max_length: int,
-        *,
-        vocab_size: int,
-        device: torch.device,
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> DrafterState:
         """Fresh state for rows of at most `max_length` tokens, the last proposal included."""
 
@@ -93,9 +88,7 @@ class Drafter(nn.Module, ABC):
 
 
 def check_drafter(drafter: Drafter) -> None:
-    """Raises `TypeError` or `ValueError`, with the name of the class, where the attributes of a
-    drafter cannot be right.
-    """
+    """Raises `TypeError` or `ValueError` where the attributes of a drafter cannot be right."""
     name = type(drafter).__name__
     if "_modules" not in vars(drafter):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
@@ -108,15 +101,11 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
             f"{shown(layers)}"
         )
-    if not isinstance(drafter.has_memory, bool):
-        got = shown(drafter.has_memory)
-        raise TypeError(f"{name}.has_memory must be True or False, got {got}")
+    check_choice(f"{name}.has_memory", drafter.has_memory, (True, False))
 
 
 def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:
-    """Returns the state that a method of a drafter has returned, or raises `TypeError` if it is
-    none.
-    """
+    """Returns what a method of a drafter returned, or raises `TypeError` if it is no state."""
     missing = [name for name in ("keep", "reset") if not callable(getattr(state, name, None))]
     who = f"{type(drafter).__name__}.{by} returned"
     if isinstance(state, type):
@@ -130,11 +119,18 @@ def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> Draf
 
 
 def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
-    """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0; messages name
-    the class and a dot that it is `of`.
-    """
+    """Returns K, an integer >= 0; messages begin with `of`, the name of a class and a dot."""
     advice = "0 decodes plainly, 4 is a usual value"
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
+
+
+def check_same_device(what: str, own: torch.device, targets: torch.device) -> None:
+    """Raises `ValueError` for weights of a drafter on another device than the target."""
+    if own != targets:
+        raise ValueError(
+            f"{what} is on {own} and the target on {targets}; move it with "
+            f"drafter.to({str(targets)!r})"
+        )
 
 
 class NoState:

@@ -5,13 +5,10 @@ Legend: B rows, N new tokens, K draft tokens, H width of the head.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
 from specdec.checkpoints.eagle import EAGLE
-from specdec.checkpoints.export import Layout, save_head
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePass
 from specdec.heads.eagle import EagleHead
@@ -57,34 +54,12 @@ class EagleDrafter(HeadDrafter):
     family = EAGLE
     head_type = EagleHead
 
-    def save_pretrained(
-        self, folder: str | Path, layout: Layout = "safeailab", *, verifier: str | None = None
-    ) -> tuple[str, ...]:
-        """Writes the head as vLLM and SGLang read it; Args, Returns and Raises as `save_head`.
-
-        A speculators file names the target as `verifier`; the default is where the target was
-        loaded from.
-        """
-        target = self._borrowed
-        return save_head(
-            self.head,
-            folder,
-            layout,
-            lm_head=target.lm_head.weight,
-            embed_tokens=target.embeddings.weight,
-            num_draft_tokens=max(self.num_draft_tokens, 1),
-            verifier=verifier or target.name,
-            target_layers=target.num_layers,
-        )
-
     def prefill(self, context: Context, state: HeadState) -> None:
         """Reads the new tokens beside their features."""
         self._extend(context, state, num_later=0)
 
     def propose(self, context: Context, state: HeadState, drawing: Drawing) -> Draft:
-        """A pass of the head for each token of a path; a row without any new token proposes
-        nothing.
-        """
+        """A pass of the head for each token of a path; rows without new tokens propose nothing."""
         num_draft_tokens = drawing.num_draft_tokens
         if state.plan is not None:
             return self._propose_tree(context, state, drawing)

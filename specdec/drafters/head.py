@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import Drafter, check_num_draft_tokens, check_same_device
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.heads.sharing import borrow, look_up, model_of
@@ -123,7 +124,7 @@ class HeadDrafter(Drafter):
     def _check_draft_length(self) -> None:
         limit = getattr(self.config, "max_draft_tokens", None)
         name = "num_draft_tokens" if self.tree is None else "Tree.depth"
-        length = self.num_draft_tokens if self.tree is None else self.tree.depth
+        length = self.tree_depth or self.num_draft_tokens
         if limit is not None and length > limit:
             raise ValueError(
                 f"the head fills blocks of {self.config.block_size} rows, which predict {limit} "
@@ -162,28 +163,31 @@ class HeadDrafter(Drafter):
         kinds = {"proposal": proposal, "draft_temperature": draft_temperature}
         return cls(head, target, num_draft_tokens, tree=tree, **kinds)
 
-    def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or another device, naming both sides, and more draft tokens
-        than a block of the head predicts.
+    def save_pretrained(
+        self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
+    ) -> tuple[str, ...]:
+        """Writes an EAGLE or a mask-token head as other engines read it; Args, Returns and Raises
+        as `save_head`. The default `verifier` is where the target was loaded from.
         """
+        target, options = self._borrowed, {"num_draft_tokens": max(self.num_draft_tokens, 1)}
+        options |= {"verifier": verifier or target.name, "target_layers": target.num_layers}
+        options |= {"embed_tokens": target.embeddings.weight, "lm_head": target.lm_head.weight}
+        return save_head(self.head, folder, layout, **options)
+
+    def validate(self, *, vocab_size: int, device: torch.device) -> None:
+        """Refuses another vocabulary or device, and more tokens than a block predicts."""
         self._check_draft_length()
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
                 f"is {vocab_size}; it was made for another target"
             )
-        if self.head.device != device:
-            raise ValueError(
-                f"the head is on {self.head.device} and the target on {device}; move it with "
-                f"drafter.to({str(device)!r})"
-            )
+        check_same_device("the head", self.head.device, device)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> HeadState:
-        """Key/value storage for `max_length` tokens per row, and for the nodes of a tree that a
-        step reads.
-        """
+        """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
         layer, where = self.config.layer, {"dtype": self.head.dtype, "device": device}
         shapes = dict.fromkeys(range(self.num_layers), layer.key_value_shape(**where))
         plan = self.tree_plan(device)
@@ -206,9 +210,7 @@ class HeadDrafter(Drafter):
         return look_up(table, tokens).to(head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
-        the target's.
-        """
+        """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`."""
         return self.head.logits(out, self._borrowed.lm_head)
 
     def read(self, context: Context, state: HeadState) -> ContextRows:

@@ -69,15 +69,9 @@ class PromptLookupDrafter(Drafter):
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        check_integer("min_ngram", min_ngram)
-        check_integer("max_ngram", max_ngram)
-        if not 1 <= min_ngram <= max_ngram:
-            raise ValueError(
-                f"expected 1 <= min_ngram <= max_ngram, got min_ngram={min_ngram}, "
-                f"max_ngram={max_ngram}"
-            )
-        self.max_ngram = max_ngram
-        self.min_ngram = min_ngram
+        self.max_ngram = check_integer("max_ngram", max_ngram, 1)
+        advice = "max_ngram is the largest"
+        self.min_ngram = check_integer("min_ngram", min_ngram, 1, max_ngram, advice=advice)
         self.num_continuations = check_integer("num_continuations", num_continuations, 1)
         if num_draft_tokens % num_continuations:
             raise ValueError(
@@ -160,17 +154,13 @@ class PromptLookupDrafter(Drafter):
 
 
 def last_tokens(text: Tensor, length: Tensor, count: int) -> Tensor:
-    """`[B, count]`: the last tokens of texts `[B, T]`, the last one last; an id that no token has
-    where a text is shorter.
-    """
+    """`[B, count]`: the last tokens of texts `[B, T]`; an id of no token before them."""
     index = length - count + torch.arange(count, device=text.device)
     return text.gather(1, index.clamp(min=0)).masked_fill(index < 0, PAD_TOKEN - 1)
 
 
 def following(text: Tensor, length: Tensor, ends: Tensor, count: int, *, fill: int = 0) -> Tensor:
-    """`[B, m, count]`: the tokens that follow positions `[B, m]` of texts `[B, T]`; `fill` after
-    their ends.
-    """
+    """`[B, m, count]`: what follows positions `[B, m]` of texts `[B, T]`; `fill` at their ends."""
     source = (ends[..., None] + 1 + torch.arange(count, device=text.device)).flatten(1)
     tokens = text.gather(1, source.clamp(max=text.shape[1] - 1))
     return torch.where(source < length, tokens, fill).unflatten(1, (ends.shape[1], count))

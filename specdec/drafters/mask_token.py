@@ -7,14 +7,12 @@ of the head.
 from __future__ import annotations
 
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePass, TreePlan
@@ -88,20 +86,6 @@ class MaskTokenDrafter(HeadDrafter):
         if self.tree is not None:
             raise ValueError("confidence_threshold ends chains early, and tree= drafts trees")
         self.confidence_threshold = check_number("confidence_threshold", threshold, 0, 1)
-
-    def save_pretrained(
-        self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
-    ) -> None:
-        """Writes the head as other engines read it; Args and Raises as `save_head`. A speculators
-        file names the target as `verifier`; the default is where the target was loaded from.
-        """
-        k = max(self.num_draft_tokens, 1)
-        tables = {
-            "embed_tokens": self._borrowed.embeddings.weight,
-            "lm_head": self._borrowed.lm_head.weight,
-        }
-        verifier = verifier or self._borrowed.name
-        save_head(self.head, folder, layout, **tables, num_draft_tokens=k, verifier=verifier)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import Drafter, check_num_draft_tokens, check_same_device
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
@@ -127,19 +127,13 @@ class ModelDrafter(Drafter):
                 f"they must share a tokenizer (a difference of up to {most} is taken for padding), "
                 "or pass vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
             )
-        if self._slot_model.device != device:
-            raise ValueError(
-                f"the draft model is on {self._slot_model.device} and the target on {device}; "
-                f"move it with drafter.to({str(device)!r})"
-            )
+        check_same_device("the draft model", self._slot_model.device, device)
         self._slot_model.check_unchanged()
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
     ) -> ModelDrafterState:
-        """Key/value storage for `max_length` tokens per row, and for the nodes of a tree that a
-        step reads.
-        """
+        """Key/value storage for `max_length` tokens per row, and the nodes that a step reads."""
         plan = None if self.tree is None else TreePlan(self.tree, device)
         room = plan.max_read if plan else 0
         window = self.num_draft_tokens + 1
@@ -152,9 +146,7 @@ class ModelDrafter(Drafter):
         return ModelDrafterState(cache, vocab_size, offsets, limit, plan, common)
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
-        """Reads the anchor and the new tokens; a recurrent model leaves the last of them to what
-        comes next.
-        """
+        """Reads the anchor and the new tokens; a recurrent model does not read the last yet."""
         self._read(context, state, logits_to_keep=1, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, check_path, check_tensor
+from specdec.drafters.base import check_same_device
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.drawing import Drawing
 from specdec.settings import plain
@@ -155,13 +156,8 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses a memory on another device, or of another tokenizer where its ids show that."""
-        own, largest = self.memory.device, int(self.memory.max())
-        if own != device:
-            raise ValueError(
-                f"the memory is on {own} and the target on {device}; move it with "
-                f"drafter.to({str(device)!r})"
-            )
-        if largest >= vocab_size:
+        check_same_device("the memory", self.memory.device, device)
+        if (largest := int(self.memory.max())) >= vocab_size:
             raise ValueError(
                 f"the memory has the token id {largest} and the target a vocabulary of "
                 f"{vocab_size}; its texts were made with another tokenizer"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -118,27 +118,21 @@ class Tree:
                 siblings = children.setdefault(paths[parent + 1], [])
                 siblings.append((*paths[parent + 1], len(siblings)))
                 paths.append(siblings[-1])
-        levels, index, above = [], {(): -1}, [()]
-        while above:
-            # Those with the most children first: the rth children are of the first so many.
-            parents = sorted((p for p in above if p in children), key=lambda p: -len(children[p]))
-            if not parents:
-                break
-            widths = [sum(len(children[p]) > r for p in parents) for r in range(self.nodes)]
-            widths = tuple(width for width in widths if width)
-            above = [
-                children[parents[i]][r] for r, width in enumerate(widths) for i in range(width)
-            ]
+        levels, index, parents = [], {(): -1}, [()]
+        while parents:
+            ranks = range(len(children[parents[0]]))
+            widths = tuple(sum(len(children[p]) > r for p in parents) for r in ranks)
             levels.append(Level(tuple(index[p] for p in parents), widths))
-            for path in above:
+            below = [children[p][r] for r, width in enumerate(widths) for p in parents[:width]]
+            for path in below:
                 index[path] = len(index) - 1
+            # Those with the most children first: the rth children are of the first so many.
+            parents = sorted((p for p in below if p in children), key=lambda p: -len(children[p]))
         return tuple(levels)
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
-        """`parents` of the fixed shape, in the order in which nodes are drawn: by depth, first
-        children before second ones.
-        """
+        """`parents` of the fixed shape, as nodes are drawn: by depth, first children first."""
         return tuple(
             level.parents[i]
             for level in self.levels
@@ -232,17 +226,14 @@ class TreePlan:
             widen: from logits over these to logits over the target's vocabulary.
         """
         if proposal.kind == "argmax" or drawing.warp.is_greedy:
-            return self._grow_best(drawing.num_draft_tokens, first_logits, expand, num_valid, ids)
-        first, wide = widen(first_logits), lambda nodes: widen(expand(nodes))
-        return self._grow_drawn(proposal, drawing, first, wide, num_valid)
+            draft = self._grow_best(drawing.num_draft_tokens, first_logits, expand, ids)
+        else:
+            first, wide = widen(first_logits), lambda nodes: widen(expand(nodes))
+            draft = self._grow_drawn(proposal, drawing, first, wide)
+        return replace(draft, num_valid=num_valid)
 
     def _grow_drawn(
-        self,
-        proposal: Proposal,
-        drawing: Drawing,
-        logits: Tensor,
-        expand: Expand,
-        num_valid: Tensor | None,
+        self, proposal: Proposal, drawing: Drawing, logits: Tensor, expand: Expand
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
         the logits without its elder siblings' tokens.
@@ -269,15 +260,10 @@ class TreePlan:
             if count == drawing.num_draft_tokens:
                 break
         parents = self._parents[:count].expand(len(logits), -1)
-        return drafting.end(num_valid, parents=parents, depth=depth + 1, runs=tuple(runs))
+        return drafting.end(parents=parents, depth=depth + 1, runs=tuple(runs))
 
     def _grow_best(
-        self,
-        count: int,
-        logits: Tensor,
-        expand: Expand,
-        num_valid: Tensor | None,
-        own_ids: Tensor | None,
+        self, count: int, logits: Tensor, expand: Expand, own_ids: Tensor | None
     ) -> Draft:
         """EAGLE-2's tree."""
         top_k, rows = self.tree.top_k, len(logits)
@@ -309,7 +295,7 @@ class TreePlan:
         index = torch.searchsorted(best, chosen.clamp(min=0))
         parents = torch.where(chosen < 0, -1, index)
         depth = min(self.tree.depth, count)
-        return Draft(tokens.gather(1, best), None, num_valid, parents, depth)
+        return Draft(tokens.gather(1, best), parents=parents, depth=depth)
 
 
 def _ancestors(node: int, parents: tuple[int, ...]) -> list[int]:
