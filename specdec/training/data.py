@@ -5,17 +5,18 @@ Legend: B rows of a batch, T tokens of a row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
+from specdec.jsonl import read_lines
 
 PROMPT_TOKENS = 64
 """Of each text that is held out for evaluation."""
@@ -44,32 +45,25 @@ def read_texts(path: str | Path, tokenizer: PreTrainedTokenizerBase) -> Iterator
     elif not path.exists():
         raise FileNotFoundError(f"no training data at {path}: expected a .jsonl or text file")
     elif path.suffix == ".jsonl":
-        with path.open("rb") as lines:  # as text, some characters inside a string would end a line
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _text_of(line, f"{path}, line {number}", tokenizer)
+        for number, entry in read_lines(path):
+            yield _text_of(entry, f"{path}, line {number}", tokenizer)
     else:
         yield path.read_text(encoding="utf-8-sig", errors="replace")
 
 
-def _text_of(line: bytes, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _text_of(entry: Any, where: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """The document of a line."""
-    try:
-        entry = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where} is not JSON in UTF-8: {error}") from None
-    entry = entry if isinstance(entry, dict) else {}
-    if isinstance(entry.get("text"), str):
-        return entry["text"]
-    turns = entry.get("turns")
+    fields = entry if isinstance(entry, dict) else {}
+    if isinstance(fields.get("text"), str):
+        return fields["text"]
+    turns = fields.get("turns")
     if isinstance(turns, list) and turns and all(isinstance(turn, str) for turn in turns):
         return "\n\n".join(turns)
-    messages = entry.get("messages") or entry.get("conversations") or turns
+    messages = fields.get("messages") or fields.get("conversations") or turns
     if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
-        shown = line[:60].decode("utf-8", errors="replace")
         raise ValueError(
             f"{where} must be an object with 'text', with 'turns' of texts, or with 'messages' of "
-            f"'role' and 'content', got {shown!r}"
+            f"'role' and 'content', got {shown(entry)}"
         )
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False)

@@ -69,9 +69,9 @@ def test_a_folder_is_all_its_files_in_order_but_for_hidden_ones(tmp_path):
 
 
 BAD_LINES = {
-    "is not JSON in UTF-8: Unterminated string": '{"text": "a',
-    "is not JSON in UTF-8: .*recursion": '{"text": ' + 200_000 * "[" + 200_000 * "]" + "}",
-    r"'messages' of 'role' and 'content', got '\[\"text\"\]'": ["text"],
+    "is no JSON in UTF-8: Unterminated string": '{"text": "a',
+    "is no JSON in UTF-8: .*recursion": '{"text": ' + 200_000 * "[" + 200_000 * "]" + "}",
+    r"'messages' of 'role' and 'content', got \['text'\]": ["text"],
     "with 'turns' of texts": {"turns": [1, 2]},
     "must be an object with 'text'": {"text": 3, "messages": []},
     "'role' and 'content'": {"conversations": [{"from": "human", "value": "a"}]},
@@ -91,7 +91,7 @@ def test_a_line_that_is_no_document_is_named(tmp_path, message):
 def test_bytes_that_are_no_text_and_a_missing_template_are_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"text": "\xff"}\n')
-    with pytest.raises(ValueError, match=r"bad\.jsonl, line 1 is not JSON in UTF-8"):
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 1 is no JSON in UTF-8"):
         list(read_texts(path, TOKENIZER))
     lines(path, {"messages": TURNS})
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 1.*no chat template"):
