@@ -62,6 +62,15 @@ class Evaluation(Tabular):
         """Counts and rates."""
         return SpeculationStats([row.steps for row in self.rows], self.num_draft_tokens)
 
+    @cached_property
+    def stats_of_prompts(self) -> dict[str, SpeculationStats]:
+        """Those of each prompt, with all its turns and samples."""
+        found: dict[str, list[list[RowStep]]] = {}
+        for row in self.rows:
+            found.setdefault(row.prompt, []).append(row.steps)
+        sizes = {"num_draft_tokens": self.num_draft_tokens, "depth": self.stats.depth}
+        return {prompt: SpeculationStats(steps, **sizes) for prompt, steps in found.items()}
+
     @property
     def tokens_per_second(self) -> float:
         """Emitted tokens / seconds."""
@@ -80,22 +89,13 @@ class Evaluation(Tabular):
         """Every number with its interval: `acceptance_length`, `acceptance_rate`,
         `block_efficiency`, `conditional_rate_1..K`, `joint_rate_1..K`, `tokens_per_second`.
         """
-        clusters: dict[str, list[list[RowStep]]] = {}
-        for row in self.rows:
-            clusters.setdefault(row.prompt, []).append(row.steps)
-        depth, level = self.stats.depth, self.level
-        counts = [
-            SpeculationStats(rows, self.num_draft_tokens, depth=depth) for rows in clusters.values()
-        ]
+        depth, level, counts = self.stats.depth, self.level, self.stats_of_prompts.values()
         totals = [
             [*map(sum, (c.steps, c.drafted, c.accepted)), *c.accepted_at, *c.reached_at]
             for c in counts
         ]
         emitted = [[sum(c.emitted), sum(c.steps)] for c in counts]
-        times = [
-            [sum(len(row.new_tokens) for row in batch.rows), sum(batch.seconds)]
-            for batch in self.batches
-        ]
+        times = [[batch.num_new_tokens, sum(batch.seconds)] for batch in self.batches]
         (efficiency,) = bootstrap(emitted, ratio, level=level, unit="prompt")
         (speed,) = bootstrap(times, ratio, level=level, unit="batch")
         rates = rate_estimates(totals, depth, level=level, unit="prompt")
@@ -171,8 +171,7 @@ class Evaluation(Tabular):
         """One evaluation of the shards of one run.
 
         Raises:
-            ValueError: no parts, parts of runs that differ (says in what), or a batch that two of
-                them hold.
+            ValueError: no parts, parts of runs that differ (says in what), or a batch in two.
         """
         parts = list(parts)
         if not parts:

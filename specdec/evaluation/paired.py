@@ -6,8 +6,7 @@ import numpy as np
 
 from specdec.arguments import check_choice
 from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.intervals import Estimate, bootstrap, ratio
-from specdec.results import SpeculationStats
+from specdec.evaluation.intervals import Estimate, bootstrap, counted, ratio
 
 Totals = dict[str | int, tuple[float, float]]
 """Of each prompt or batch, what is divided and by what."""
@@ -40,14 +39,11 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
         True
     """
     check_choice("of", of, [*_PARTS, "tokens_per_second"])
-    totals = [
-        _speed(run) if of == "tokens_per_second" else _rates(run, of) for run in (first, second)
-    ]
-    if totals[0].keys() != totals[1].keys():
-        alone = sorted(map(str, totals[0].keys() ^ totals[1].keys()))
-        unit = "batches" if of == "tokens_per_second" else "prompts"
+    totals = [_totals(run, of) for run in (first, second)]
+    unit = "prompt" if of in _PARTS else "batch"
+    if alone := sorted(map(str, totals[0].keys() ^ totals[1].keys())):
         raise ValueError(
-            f"the runs are over other {unit}: {len(alone)} are in one of them only, "
+            f"the runs are over other prompts: {counted(len(alone), unit)} in one of them only, "
             f"{alone[0][:60]!r} for instance"
         )
     table = np.array([[*totals[0][key], *totals[1][key]] for key in totals[0]], dtype=float)
@@ -55,7 +51,6 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
     def minus(sums: np.ndarray) -> np.ndarray:
         return ratio(sums[..., 2:]) - ratio(sums[..., :2])
 
-    unit = "batch" if of == "tokens_per_second" else "prompt"
     return bootstrap(table, minus, level=first.level, unit=unit)[0]
 
 
@@ -66,19 +61,10 @@ _PARTS = {
 }
 
 
-def _rates(run: Evaluation, of: str) -> Totals:
-    found: dict[str, list] = {}
-    for row in run.rows:
-        found.setdefault(row.prompt, []).append(row.steps)
-    stats = {key: SpeculationStats(rows, run.num_draft_tokens) for key, rows in found.items()}
-    return {key: _PARTS[of](of_prompt) for key, of_prompt in stats.items()}
-
-
-def _speed(run: Evaluation) -> Totals:
+def _totals(run: Evaluation, of: str) -> Totals:
+    if of in _PARTS:
+        return {prompt: _PARTS[of](stats) for prompt, stats in run.stats_of_prompts.items()}
     return {
-        tuple(row.prompt for row in batch.rows): (
-            sum(len(row.new_tokens) for row in batch.rows),
-            sum(batch.seconds),
-        )
+        tuple(row.prompt for row in batch.rows): (batch.num_new_tokens, sum(batch.seconds))
         for batch in run.batches
     }

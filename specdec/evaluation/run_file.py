@@ -58,6 +58,11 @@ class EvaluatedBatch:
     seconds: list[float]
     rows: list[EvaluatedRow]
 
+    @property
+    def num_new_tokens(self) -> int:
+        """Of all rows."""
+        return sum(len(row.new_tokens) for row in self.rows)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it; `from_dict` reads it."""
         rows = [{**vars(row), "steps": [step.saved() for step in row.steps]} for row in self.rows]
@@ -65,9 +70,7 @@ class EvaluatedBatch:
 
     @classmethod
     def from_dict(cls, saved: dict[str, Any]) -> EvaluatedBatch:
-        """Reads what `to_dict` wrote; raises `KeyError`, `TypeError` or `ValueError` for values
-        that would give wrong numbers.
-        """
+        """Reads what `to_dict` wrote; `KeyError`, `TypeError` or `ValueError` for wrong numbers."""
         rows = [
             EvaluatedRow(**{**row, "steps": [RowStep.from_saved(step) for step in row["steps"]]})
             for row in saved["rows"]
@@ -81,9 +84,7 @@ class EvaluatedBatch:
 
 
 class RunFile:
-    """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
-    The first batch makes the file.
-    """
+    """JSONL: a line about the run, and one per finished batch, on disk before the next begins."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
