@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 
 from specdec.cli.loading import bar, load_generator
-from specdec.cli.parser import add_generator_arguments, positive, refuse_given, text
+from specdec.cli.parser import add_generator_arguments, given, positive, refuse_given, text
 
 
 def add_parser(commands) -> None:
@@ -21,12 +21,7 @@ def add_parser(commands) -> None:
     )
     add = parser.add_argument
     add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
-    add(
-        "--prompt",
-        type=text,
-        action="append",
-        help="text to continue (several: repeat); default: source code",
-    )
+    add("--prompt", type=text, action="append", help="text (several: repeat; default: source code)")
     add("--prompts", type=positive, help="of source code (default 2)")
     add("--prompt-tokens", type=positive, help="of these (default 8)")
     add("--samples", type=positive, default=4096, help="per prompt (default 4096)")
@@ -57,16 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_enumerable(NUM_TOKENS, arguments.top_k, generator.target.vocab_size)
     exact = certify(generator.sampler, device=arguments.device, progress=partial(bar, "exact law"))
     print(exact, flush=True)
-    runs = certify(
-        generator,
-        prompts,
-        num_samples=arguments.samples,
-        audit_tokens=arguments.audit_tokens,
-        top_k=arguments.top_k,
-        temperature=arguments.temperature,
-        false_alarm=arguments.false_alarm,
-        progress=partial(bar, "samples"),
-    )
+    options = given(arguments, ("audit_tokens", "top_k", "temperature", "false_alarm"))
+    options |= {"num_samples": arguments.samples, "progress": partial(bar, "samples")}
+    runs = certify(generator, prompts, **options)
     print(runs)
     return 0 if exact.passed and runs.passed else 1
 

@@ -12,6 +12,7 @@ from specdec.cli.loading import load_generator
 from specdec.cli.parser import (
     add_generator_arguments,
     add_sampling_arguments,
+    given,
     json_object,
     positive,
     sampling_of,
@@ -77,20 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"measuring {count}, --limit {arguments.limit}", file=sys.stderr)
         prompts = chosen
     generator, tokenizer = load_generator(arguments)
-    evaluation = evaluate(
-        generator,
-        prompts,
-        tokenizer=tokenizer,
-        max_new_tokens=arguments.max_new_tokens,
-        temperature=arguments.temperature,
-        batch_size=arguments.batch_size,
-        max_prompt_tokens=arguments.max_prompt_tokens,
-        chat_template_kwargs=arguments.chat_template_kwargs,
-        warmup=arguments.warmup,
-        output=arguments.output,
-        progress=True,
-        **sampling,
-    )
+    sizes = ("max_new_tokens", "max_prompt_tokens", "batch_size", "warmup")
+    names = ("temperature", "chat_template_kwargs", "output", *sizes)
+    options = sampling | given(arguments, names)
+    evaluation = evaluate(generator, prompts, tokenizer=tokenizer, progress=True, **options)
     sys.stderr.flush()
     if arguments.format == "json":
         estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}

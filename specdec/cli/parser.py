@@ -87,12 +87,7 @@ def add_generator_arguments(parser: argparse.ArgumentParser, **place: str) -> No
         help="draft tokens are drawn, or the likeliest ones (default: sample)",
     )
     add("--draft-temperature", type=float, help="of the drafter (default: the target's)")
-    add(
-        "--sampler",
-        choices=SAMPLERS,
-        default="auto",
-        help="rule of acceptance (default auto: block)",
-    )
+    add("--sampler", choices=SAMPLERS, default="auto", help="acceptance rule (default auto: block)")
     add("--target-weight", type=float, help="of --sampler ensemble (default 0.9)")
     add_place_arguments(parser, **place)
 

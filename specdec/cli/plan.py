@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from specdec.cli.loading import load_generator
-from specdec.cli.parser import add_generator_arguments, positive
+from specdec.cli.parser import add_generator_arguments, given, positive
 
 
 def add_parser(commands) -> None:
@@ -44,15 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
     if tree is not None:
         arguments.tree, arguments.num_draft_tokens = tree, None
         generators += [load_generator(arguments, (one.target.model, tokenizer))[0]]
-    found = plan_drafts(
-        generators,
-        prompts,
-        tokenizer=tokenizer,
-        batch_sizes=arguments.batch_sizes or (1, 8),
-        temperature=arguments.temperature,
-        max_new_tokens=arguments.max_new_tokens,
-        rounds=arguments.rounds,
-        progress=True,
-    )
-    print(found)
+    options = given(arguments, ("batch_sizes", "temperature", "max_new_tokens", "rounds"))
+    print(plan_drafts(generators, prompts, tokenizer=tokenizer, progress=True, **options))
     return 0
