@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.arguments import check_choice
-from specdec.heads.config import check_fields, refuse
+from specdec.arguments import check_choice, check_integer
+from specdec.heads.config import check_fields
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig, RMSNorm
 from specdec.heads.sharing import apply_lm_head
@@ -73,19 +73,11 @@ class MTPConfig:
     def __post_init__(self):
         check_fields(self)
         check_choice("MTPConfig.semantics", self.semantics, ("chain", "target"))
-        refuse(
-            [
-                (self.num_layers < 1, f"num_layers must be >= 1, got {self.num_layers}"),
-                (
-                    self.feedback_norm and not self.output_norm,
-                    "feedback_norm feeds the output of the norm back, and output_norm is False",
-                ),
-                (
-                    self.lm_head_per_depth and not self.has_lm_head,
-                    "lm_head_per_depth needs has_lm_head=True",
-                ),
-            ]
-        )
+        check_integer("num_layers", self.num_layers, 1)
+        if self.feedback_norm and not self.output_norm:
+            raise ValueError("feedback_norm feeds the output of the norm back: needs output_norm")
+        if self.lm_head_per_depth and not self.has_lm_head:
+            raise ValueError("lm_head_per_depth needs has_lm_head=True")
 
     @property
     def hidden_size(self) -> int:

@@ -13,7 +13,7 @@ from specdec.heads.mtp import CentredRMSNorm
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"num_layers": 0}, "num_layers must be >= 1, got 0"),
+        ({"num_layers": 0}, "num_layers must be an integer >= 1, got 0"),
         ({"semantics": "shifted"}, "semantics must be 'chain' or 'target', got 'shifted'"),
         ({"output_norm": False}, "feedback_norm feeds the output of the norm back"),
         ({"lm_head_per_depth": True}, "lm_head_per_depth needs has_lm_head=True"),
