@@ -38,6 +38,8 @@ from specdec.types import Draft
 NUM_NEW = 30
 HAS_LFM3 = hasattr(transformers, "Lfm3ForCausalLM")
 SUPPORTED = [name for name in RECURRENT if name != "lfm3" or HAS_LFM3]
+LONG = {"kimi_linear", "zamba", "jamba", "olmo_hybrid", "qwen3_5_moe", "falcon_mamba"}
+"""Families whose texts take HF itself long, and are compared in the slow tests."""
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
 LENGTHS = MASK.sum(dim=1).tolist()
 
@@ -99,7 +101,9 @@ def texts_of(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in SUPPORTED]
+)
 def test_greedy_text_is_hfs_whatever_is_rejected(name):
     model, texts = model_of(name), texts_of(name)
     for row in (0, 1):
