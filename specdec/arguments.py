@@ -106,6 +106,15 @@ def check_device(name: str, value: Any) -> torch.device:
         raise ValueError(message) from error
 
 
+def check_placement(what: str, own: torch.device, targets: torch.device) -> None:
+    """Raises `ValueError` for a part of a drafter on another device than the target."""
+    if own != targets:
+        raise ValueError(
+            f"{what} is on {own} and the target on {targets}; move it with "
+            f"drafter.to({str(targets)!r})"
+        )
+
+
 def check_tensor(
     name: str,
     value: Any,

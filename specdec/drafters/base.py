@@ -124,15 +124,6 @@ def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
 
 
-def check_same_device(what: str, own: torch.device, targets: torch.device) -> None:
-    """Raises `ValueError` for weights of a drafter on another device than the target."""
-    if own != targets:
-        raise ValueError(
-            f"{what} is on {own} and the target on {targets}; move it with "
-            f"drafter.to({str(targets)!r})"
-        )
-
-
 class NoState:
     """The state of a drafter that remembers nothing."""
 

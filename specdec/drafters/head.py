@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.arguments import check_placement
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
-from specdec.drafters.base import Drafter, check_num_draft_tokens, check_same_device
+from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
 from specdec.heads.sharing import borrow, look_up, model_of
@@ -182,7 +183,7 @@ class HeadDrafter(Drafter):
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
                 f"is {vocab_size}; it was made for another target"
             )
-        check_same_device("the head", self.head.device, device)
+        check_placement("the head", self.head.device, device)
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

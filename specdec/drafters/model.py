@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from specdec.drafters.base import Drafter, check_num_draft_tokens, check_same_device
+from specdec.arguments import check_placement
+from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
@@ -127,7 +128,7 @@ class ModelDrafter(Drafter):
                 f"they must share a tokenizer (a difference of up to {most} is taken for padding), "
                 "or pass vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
             )
-        check_same_device("the draft model", self._slot_model.device, device)
+        check_placement("the draft model", self._slot_model.device, device)
         self._slot_model.check_unchanged()
 
     def init_state(

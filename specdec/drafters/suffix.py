@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number, check_path, check_tensor
-from specdec.drafters.base import check_same_device
+from specdec.arguments import check_integer, check_number, check_path, check_placement, check_tensor
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.drawing import Drawing
 from specdec.settings import plain
@@ -156,7 +155,7 @@ class SuffixDrafter(PromptLookupDrafter):
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses a memory on another device, or of another tokenizer where its ids show that."""
-        check_same_device("the memory", self.memory.device, device)
+        check_placement("the memory", self.memory.device, device)
         if (largest := int(self.memory.max())) >= vocab_size:
             raise ValueError(
                 f"the memory has the token id {largest} and the target a vocabulary of "
