@@ -107,7 +107,14 @@ def check_device(name: str, value: Any) -> torch.device:
 
 
 def check_placement(what: str, own: torch.device, targets: torch.device) -> None:
-    """Raises `ValueError` for a part of a drafter on another device than the target."""
+    """Raises `ValueError` for a part of a drafter on another device than the target.
+
+    Example:
+        >>> check_placement("the head", torch.device("cpu"), torch.device("cuda"))
+        Traceback (most recent call last):
+            ...
+        ValueError: the head is on cpu and the target on cuda; move it with drafter.to('cuda')
+    """
     if own != targets:
         raise ValueError(
             f"{what} is on {own} and the target on {targets}; move it with "
