@@ -6,7 +6,7 @@ import numpy as np
 
 from specdec.arguments import check_choice
 from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.intervals import Estimate, bootstrap, counted, ratio
+from specdec.evaluation.intervals import Estimate, bootstrap, ratio
 
 Totals = dict[str | int, tuple[float, float]]
 """Of each prompt or batch, what is divided and by what."""
@@ -40,10 +40,10 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
     """
     check_choice("of", of, [*_PARTS, "tokens_per_second"])
     totals = [_totals(run, of) for run in (first, second)]
-    unit = "prompt" if of in _PARTS else "batch"
+    unit, units = ("prompt", "prompts") if of in _PARTS else ("batch", "batches")
     if alone := sorted(map(str, totals[0].keys() ^ totals[1].keys())):
         raise ValueError(
-            f"the runs are over other prompts: {counted(len(alone), unit)} in one of them only, "
+            f"the runs are over other {units}: {len(alone)} are in one of them only, "
             f"{alone[0][:60]!r} for instance"
         )
     table = np.array([[*totals[0][key], *totals[1][key]] for key in totals[0]], dtype=float)
