@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from specdec.arguments import check_choice, check_integer, shown
+from specdec.arguments import check_integer, shown
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
@@ -101,7 +101,9 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
             f"{shown(layers)}"
         )
-    check_choice(f"{name}.has_memory", drafter.has_memory, (True, False))
+    if not isinstance(drafter.has_memory, bool):
+        got = shown(drafter.has_memory)
+        raise TypeError(f"{name}.has_memory must be True or False, got {got}")
 
 
 def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:
