@@ -27,7 +27,7 @@ PATHS = {
     name: str(zoo.WEIGHTS_DIR / folder)
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
-SLOW = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
+SLOW_PAGES = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
 NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
 
 
@@ -36,8 +36,13 @@ def blocks(page: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGES[page], flags=re.MULTILINE | re.DOTALL)
 
 
+def param(page: str, index: int, block: str):
+    is_slow = page in SLOW_PAGES or "print(certify(" in block
+    return pytest.param(page, index, marks=[pytest.mark.slow] * is_slow, id=f"{page}-{index}")
+
+
 SNIPPETS = [
-    pytest.param(page, i, marks=[pytest.mark.slow] if page in SLOW else [], id=f"{page}-{i}")
+    param(page, i, block)
     for page in sorted(PAGES)
     for i, block in enumerate(blocks(page))
     if not any(name in block for name in NOT_RUN)

@@ -39,7 +39,8 @@ NUM_NEW = 30
 HAS_LFM3 = hasattr(transformers, "Lfm3ForCausalLM")
 SUPPORTED = [name for name in RECURRENT if name != "lfm3" or HAS_LFM3]
 LONG = {"kimi_linear", "zamba", "jamba", "olmo_hybrid", "qwen3_5_moe", "falcon_mamba"}
-"""Families whose texts take HF itself long, and are compared in the slow tests."""
+"""Families that take HF itself long, and are compared in the slow tests."""
+MOST = [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in SUPPORTED]
 IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
 LENGTHS = MASK.sum(dim=1).tolist()
 
@@ -101,9 +102,7 @@ def texts_of(name):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in LONG else []) for n in SUPPORTED]
-)
+@pytest.mark.parametrize("name", MOST)
 def test_greedy_text_is_hfs_whatever_is_rejected(name):
     model, texts = model_of(name), texts_of(name)
     for row in (0, 1):
@@ -318,7 +317,7 @@ HALF = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("name", MOST)
 def test_no_recurrent_model_is_refused_in_half_precision(name, dtype):
     """Some have no attention, of which two implementations could differ, and a residual stream in
     float32 over products that are not.
