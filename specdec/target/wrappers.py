@@ -104,9 +104,11 @@ def refuse_joint_quantisation(model: PreTrainedModel) -> None:
 
 
 def _is_plain(layer: nn.Linear) -> bool:
-    """Not quantised, as far as can be seen; or not here (offloaded to the host)."""
+    """Not quantised, as far as can be seen; or not here as a whole: offloaded to the host, or
+    spread over processes, so that it takes a part of its inputs.
+    """
     weight = getattr(layer, "weight", None)
-    if weight is None or weight.is_meta:
+    if weight is None or weight.is_meta or type(weight) is DTensor:
         return weight is not None
-    is_known = type(weight) in (nn.Parameter, Tensor, DTensor) and weight.dtype.itemsize > 1
+    is_known = type(weight) in (nn.Parameter, Tensor) and weight.dtype.itemsize > 1
     return is_known and "forward" not in vars(layer)
