@@ -106,7 +106,7 @@ def check_device(name: str, value: Any) -> torch.device:
         raise ValueError(message) from error
 
 
-def check_placement(what: str, own: torch.device, targets: torch.device) -> None:
+def check_placement(what: str, own: torch.device, target: torch.device) -> None:
     """Raises `ValueError` for a part of a drafter on another device than the target.
 
     Example:
@@ -115,10 +115,10 @@ def check_placement(what: str, own: torch.device, targets: torch.device) -> None
             ...
         ValueError: the head is on cpu and the target on cuda; move it with drafter.to('cuda')
     """
-    if own != targets:
+    if own != target:
         raise ValueError(
-            f"{what} is on {own} and the target on {targets}; move it with "
-            f"drafter.to({str(targets)!r})"
+            f"{what} is on {own} and the target on {target}; move it with "
+            f"drafter.to({str(target)!r})"
         )
 
 

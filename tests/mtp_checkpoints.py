@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 import transformers
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, RECURRENT
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,6 +20,7 @@ SHAPES = {
     "Mellum": ARCHITECTURES["qwen3_moe"][1]
     | {"sliding_window": 4, "num_nextn_predict_layers": 1}
     | {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+    "Qwen3Next": RECURRENT["qwen3_next"][1],
     "Qwen2": ARCHITECTURES["qwen2"][1],
     "Mistral": ARCHITECTURES["mistral_sliding"][1] | {"sliding_window": 4},
 }

@@ -235,13 +235,13 @@ def _save_with_target(
         tables = {"/embed_tokens.weight": embed_tokens.weight, "/lm_head.weight": lm_head.weight}
         own = tables | own
     num_layers = target.config.get_text_config().num_hidden_layers
-    tensors = {
-        layout.stored(depth, rest, num_layers): (
-            x.detach().to(None if rest.endswith(hf_layers.EXACT) else target.dtype, copy=True)
-        )
-        for depth, module in enumerate(head.layers)
-        for rest, x in (module.state_dict() | own).items()
-    }
+    tensors = {}
+    for depth, module in enumerate(head.layers):
+        for rest, x in (module.state_dict() | own).items():
+            dtype = x.dtype if rest.endswith(hf_layers.EXACT) else target.dtype
+            # A copy, since HF takes tensors that share memory for tied ones and refuses them.
+            name = layout.stored(depth, rest, num_layers)
+            tensors[name] = x.detach().to(dtype, copy=True)
     target.save_pretrained(folder, state_dict=target.state_dict() | tensors)
     path = folder / "config.json"
     keys = json.loads(path.read_text(encoding="utf-8"))

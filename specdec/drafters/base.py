@@ -121,7 +121,9 @@ def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> Draf
 
 
 def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
-    """Returns K, an integer >= 0; messages begin with `of`, the name of a class and a dot."""
+    """Returns K, or raises `TypeError` or `ValueError` if it is not an integer >= 0; messages name
+    the class and a dot that it is `of`.
+    """
     advice = "0 decodes plainly, 4 is a usual value"
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
 

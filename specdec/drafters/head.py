@@ -211,7 +211,9 @@ class HeadDrafter(Drafter):
         return look_up(table, tokens).to(head.dtype)
 
     def logits(self, out: Tensor) -> Tensor:
-        """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`."""
+        """Logits `[B, N, Vd]` of the head's outputs `[B, N, H]`, through its own vocabulary head or
+        the target's.
+        """
         return self.head.logits(out, self._borrowed.lm_head)
 
     def read(self, context: Context, state: HeadState) -> ContextRows:

@@ -154,7 +154,9 @@ class PromptLookupDrafter(Drafter):
 
 
 def last_tokens(text: Tensor, length: Tensor, count: int) -> Tensor:
-    """`[B, count]`: the last tokens of texts `[B, T]`; an id of no token before them."""
+    """`[B, count]`: the last tokens of texts `[B, T]`, the last one last; an id that no token has
+    where a text is shorter.
+    """
     index = length - count + torch.arange(count, device=text.device)
     return text.gather(1, index.clamp(min=0)).masked_fill(index < 0, PAD_TOKEN - 1)
 

@@ -84,7 +84,9 @@ class EvaluatedBatch:
 
 
 class RunFile:
-    """JSONL: a line about the run, and one per finished batch, on disk before the next begins."""
+    """JSONL: a line about the run, then a line per finished batch, on disk before the next begins.
+    The first batch makes the file.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

@@ -51,9 +51,9 @@ def usual_boundaries(target: PreTrainedModel) -> tuple[int, int, int]:
 
 def untrained(make: Callable[[], Head], target: PreTrainedModel, *, seed: int) -> Head:
     """The head that `make` builds on the CPU, with weights that depend on the seed alone: every
-    `nn.Linear` is drawn again, and matrices of HF's own modules, which HF leaves as the memory was;
-    a vocabulary head of its own is a copy of the target's rows (of those ids that it can propose).
-    Torch's generators are left as they were.
+    `nn.Linear` is drawn again, and matrices of HF's own modules, which HF leaves as the memory was.
+    A vocabulary head of its own is copied from the target's: the rows of the ids that the head can
+    propose. Torch's generators are left as they were.
     """
     check_integer("seed", seed, 0, 2**63 - 1)
     with torch.random.fork_rng([]):  # torch's own initialisation draws from the global generator

@@ -58,8 +58,8 @@ def mtp_config(
         >>> mtp_config(zoo.load_target(), layout="DeepSeek").layer.layer_class.__name__
         'LlamaDecoderLayer'
     """
-    num_depths = num_depths or (1 if layout else 3)
-    check_integer("num_depths", num_depths, 1)
+    usual = 3 if layout is None else 1
+    num_depths = check_integer("num_depths", usual if num_depths is None else num_depths, 1)
     if layout is None:
         return MTPConfig(
             layer=layer_like(target, mlp_width=mlp_width),

@@ -22,6 +22,7 @@ WRITTEN = [
     ("DeepseekV3", "DeepSeek", 1),
     ("Llama", "DeepSeek", 3),
     ("Qwen2", "MiMo", 2),
+    ("Qwen3Next", "Qwen", 1),
 ]
 if hasattr(transformers, "MellumConfig"):
     WRITTEN.append(("Mellum", "Qwen", 1))

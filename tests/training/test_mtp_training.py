@@ -104,6 +104,8 @@ def test_only_the_head_is_trained():
     objective(IDS).backward()
     assert all(p.grad.abs().sum() > 0 for p in objective.parameters())
     assert all(p.grad is None and not p.requires_grad for p in model.parameters())
+    with pytest.raises(ValueError, match="num_depths must be"):
+        mtp_config(model, 0)
     config = mtp_config(model, 4, semantics="target", mlp_width=20)
     found = config.num_layers, config.semantics, config.layer.intermediate_size, config.hidden_size
     assert found == (4, "target", 20, model.config.hidden_size)
