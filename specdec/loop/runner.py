@@ -29,6 +29,7 @@ from specdec.samplers import Warp
 from specdec.show.text import draft_size
 from specdec.target import Target
 from specdec.target.cache import memory_bytes
+from specdec.target.hf_model import SlotModel
 
 NUM_EAGER = 3
 """Steps that run eagerly before the first one of a model is captured. After that one is enough."""
@@ -373,6 +374,8 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     settings = [item for part in (*drafters, parts.sampler) for item in vars(part).items()]
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
+    models = [value.choices for _, value in settings if isinstance(value, SlotModel)]
     dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
     modules = parts.target.model, parts.drafter, parts.sampler
-    return *(weight_addresses(*modules) if captures else ()), *dtypes, *map(repr, kept)
+    addresses = weight_addresses(*modules) if captures else ()
+    return parts.target.choices, *models, *addresses, *dtypes, *map(repr, kept)

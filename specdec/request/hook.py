@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
+from specdec.hf import CACHES
 from specdec.target import Target
 
 
@@ -17,7 +18,7 @@ from specdec.target import Target
 class HookCall:
     """What `model.generate` was given and keeps from decoding functions.
 
-    In transformers 5.17 to 5.23 it can only be seen in the frames of the call: HF's own `generate`,
+    It can only be seen in the frames of the call: HF's own `generate`,
     and the `no_grad` wrapper around it, which still has the keywords that HF has taken out.
     """
 
@@ -62,16 +63,18 @@ def check_hook(
         )
     if synced_gpus or call.synced_gpus:
         raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
-    cache, mask = (model_kwargs.get(name) for name in ("past_key_values", "attention_mask"))
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ValueError("past_key_values holds tokens already; pass the whole prompt without it")
+    caches = [(name, model_kwargs[name]) for name in CACHES if model_kwargs.get(name) is not None]
+    for name, cache in caches:
+        if cache.get_seq_length() > 0:
+            raise ValueError(f"{name} holds tokens already; pass the whole prompt without it")
+    mask = model_kwargs.get("attention_mask")
     positions = model_kwargs.get("position_ids")
     if positions is not None and not _follow_from_mask(positions, mask):
         raise ValueError(
             "position_ids other than 0, 1, 2, ... over the tokens of each prompt are not "
             "supported; leave position_ids out"
         )
-    known = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+    known = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHES}
     unknown = [name for name, v in model_kwargs.items() if name not in known and v is not None]
     if unknown:
         raise ValueError(

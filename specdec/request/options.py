@@ -29,8 +29,9 @@ from transformers import (
 )
 from transformers.generation import EosTokenCriteria, MaxLengthCriteria
 
+from specdec.hf import BESIDE_WARPS, UNSUPPORTED, WARPS
 from specdec.request.processors import name_of
-from specdec.request.sampling import BESIDE_WARPS, WARPS, Sampling, neutral, with_config
+from specdec.request.sampling import Sampling, neutral, with_config
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -77,7 +78,7 @@ class Options:
         """Takes what HF hands to a decoding function; raises `ValueError` where it asks for
         something that specdec does not do.
         """
-        for name, (usual, reason) in _UNSUPPORTED.items():
+        for name, (usual, reason) in UNSUPPORTED.items():
             value = getattr(config, name, None)
             if value is not None and value not in usual:
                 raise ValueError(f"{name}={value!r} is not supported: {reason}")
@@ -277,33 +278,3 @@ def _split_warpers(
         return list(processors), {}
     values = {_WARPERS[type(warper)]: getattr(warper, _WARPERS[type(warper)]) for warper in tail}
     return list(processors[:split]), values
-
-
-_SEARCH = (
-    "specdec decodes greedily or samples, with num_return_sequences=n for several samples of a "
-    "prompt; use HF generate for beam or contrastive search and for constraints"
-)
-_ONLY_HF = "leave it out, or use HF generate"
-_ASSISTED = (
-    "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
-    "num_draft_tokens of its own"
-)
-_UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked for
-    "num_beams": ((1,), _SEARCH),
-    "penalty_alpha": ((0,), _SEARCH),
-    "dola_layers": ((0,), _SEARCH),
-    "constraints": ((), _SEARCH),
-    "force_words_ids": ((), _SEARCH),
-    "output_attentions": ((False,), _ONLY_HF),
-    "output_hidden_states": ((False,), _ONLY_HF),
-    "use_mtp": ((False,), _ASSISTED),
-    "prompt_lookup_num_tokens": ((0,), _ASSISTED),
-    "assistant_early_exit": ((0,), _ASSISTED),
-    "num_assistant_tokens": ((20,), _ASSISTED),
-    "num_assistant_tokens_schedule": (("constant", "heuristic"), _ASSISTED),
-    "assistant_confidence_threshold": ((0.4,), _ASSISTED),
-    "assistant_lookbehind": ((10,), _ASSISTED),
-    "target_lookbehind": ((10,), _ASSISTED),
-    "assistant_ensemble_weight": ((), _ASSISTED),
-    "speculation_type": ((), _ASSISTED),
-}

@@ -9,39 +9,9 @@ from types import CodeType, FunctionType, ModuleType
 
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList, PrefixConstrainedLogitsProcessor
-from transformers.generation import logits_process as hf
 
 from specdec.arguments import shown
-
-_STATELESS = {
-    hf.EncoderNoRepeatNGramLogitsProcessor,
-    hf.EncoderRepetitionPenaltyLogitsProcessor,
-    hf.EpsilonLogitsWarper,
-    hf.EtaLogitsWarper,
-    hf.ExponentialDecayLengthPenalty,
-    hf.ForcedBOSTokenLogitsProcessor,
-    hf.ForcedEOSTokenLogitsProcessor,
-    hf.InfNanRemoveLogitsProcessor,
-    hf.LogitNormalization,
-    hf.MinLengthLogitsProcessor,
-    hf.MinNewTokensLengthLogitsProcessor,
-    hf.MinPLogitsWarper,
-    hf.NoBadWordsLogitsProcessor,
-    hf.NoRepeatNGramLogitsProcessor,
-    hf.RepetitionPenaltyLogitsProcessor,
-    hf.SequenceBiasLogitsProcessor,
-    hf.SuppressTokensAtBeginLogitsProcessor,
-    hf.SuppressTokensLogitsProcessor,
-    hf.TemperatureLogitsWarper,
-    hf.TopHLogitsWarper,
-    hf.TopKLogitsWarper,
-    hf.TopPLogitsWarper,
-    hf.TypicalLogitsWarper,
-    hf.WatermarkLogitsProcessor,  # seeds its generator anew from the ids of every call
-}
-"""HF's classes for text whose scores depend on their arguments alone, read in transformers 5.17 and
-5.23. Their subclasses are not among them.
-"""
+from specdec.hf import STATELESS
 
 
 def refuse_stateful(processors: LogitsProcessorList) -> None:
@@ -51,7 +21,7 @@ def refuse_stateful(processors: LogitsProcessorList) -> None:
     for it by an attribute `is_stateless = True`.
     """
     for processor in processors:
-        if type(processor) in _STATELESS:
+        if type(processor) in STATELESS:
             continue
         judged, name = processor, name_of(processor)
         if type(processor) is PrefixConstrainedLogitsProcessor:  # as stateless as its function

@@ -7,37 +7,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
-WARPS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""Settings of HF that `Warp` applies, with the value that does nothing."""
-
-BESIDE_WARPS = {
-    "top_h": None,
-    "typical_p": 1.0,
-    "epsilon_cutoff": 0.0,
-    "eta_cutoff": 0.0,
-    "watermarking_config": None,
-    "renormalize_logits": False,
-}
-"""Settings that HF applies between or after these four."""
-
-BEFORE_WARPS = {
-    "guidance_scale": 1,
-    "sequence_bias": None,
-    "encoder_repetition_penalty": 1.0,
-    "repetition_penalty": 1.0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "bad_words_ids": None,
-    "min_length": 0,
-    "min_new_tokens": 0,
-    "forced_bos_token_id": None,
-    "forced_eos_token_id": None,
-    "remove_invalid_values": False,
-    "exponential_decay_length_penalty": None,
-    "suppress_tokens": None,
-    "begin_suppress_tokens": None,
-}
-"""Settings that HF applies before them, also in greedy decoding."""
+from specdec.hf import BEFORE_WARPS, BESIDE_WARPS, WARPS
 
 
 @dataclass(frozen=True)

@@ -298,6 +298,8 @@ class SlotCache(Cache):
         `[B, heads, num_attended, width]` views.
         """
         key_lines, value_lines, keys, values = self._views[layer_idx]
+        # Under autocast keys can be wider than values; both are stored as the wider one.
+        key_states, value_states = key_states.to(keys.dtype), value_states.to(values.dtype)
         window, attended = self.window, self.window.num_attended
         if window.slots.device != keys.device:
             window = window.on(keys.device)

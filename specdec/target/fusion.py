@@ -16,11 +16,9 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
+from specdec.hf import GATE_UP, ROTATE, without_renaming
 from specdec.kernels import scaled_linear
-from specdec.target.joint import GATE_UP, Group, JointProduct
-
-ROTATE = "apply_rotary_pos_emb"
-"""HF's name, in every modelling file, of the function that rotates queries and keys."""
+from specdec.target.joint import Group, JointProduct
 
 
 class Fusion:
@@ -48,7 +46,7 @@ class Fusion:
         """
         fused: dict[str, None] = {}
         for path, module in view.named_modules():
-            forward = type(module).forward
+            forward = without_renaming(type(module).forward)
             if "forward" in vars(module) or inspect.unwrap(forward) is not forward:
                 continue
             if has_bytes(module):
@@ -65,7 +63,7 @@ class Fusion:
 
     def _compiled(self, module: nn.Module, product: JointProduct | None) -> Fused:
         """The forward of a module's class, compiled."""
-        forward = type(module).forward
+        forward = without_renaming(type(module).forward)
         # One copy per shape of weights: norms of queries and of the residual stream differ.
         key = forward, product is None, *(weight.shape for weight in module.parameters())
         if key not in self._copies:

@@ -11,15 +11,16 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
+from specdec.hf import cache_argument
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
@@ -35,7 +36,7 @@ from specdec.target.joint import (
 )
 from specdec.target.memory import remember
 from specdec.target.self_test import Route, description, find_route
-from specdec.target.view import private_view, structure
+from specdec.target.view import private_view, replaced_forwards, structure
 from specdec.target.wrappers import refuse_unsupported, unwrap
 from specdec.types import Draft, TargetOutput
 
@@ -45,7 +46,7 @@ this, and at most by an eighth of the larger one.
 """
 
 
-@dataclass
+@dataclass(eq=False)
 class Choices:
     """How a model is run, as its self-test found it: the implementation of experts inside a step
     (`None` for the model's own), what compiles pointwise work, linear layers that are one product,
@@ -102,14 +103,13 @@ class SlotModel:
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = _position_limit(self.config)
-        parameters = inspect.signature(model.forward).parameters
+        parameters = inspect.signature(type(model).forward).parameters
         self._takes_positions = "position_ids" in parameters
-        # Purely recurrent models have another name for their cache.
-        self._cache_name = "past_key_values" if "past_key_values" in parameters else "cache_params"
+        self._cache_name = cache_argument(model)
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self._structure = structure(model)
-        self._dtype = model.dtype
+        self._structure, self._forwards = structure(model), replaced_forwards(model)
+        self._dtype, self._fuse = model.dtype, fuse
         self._choices = self._known_choices(fuse) or self._tried_choices(fuse)
 
     def _known_choices(self, fuse: bool) -> Choices | None:
@@ -212,6 +212,7 @@ class SlotModel:
         view = private_view(self.model)
         # Sub-models can own configurations of their own (a text model inside a multimodal one).
         for module in view.modules():
+            module.training = False
             fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
             if "pad_token_id" in fields:
                 # With an id for padding GPT-2 searches its input for it: the host would wait.
@@ -262,9 +263,17 @@ class SlotModel:
         """Decoder layers L."""
         return self.config.num_hidden_layers
 
+    @property
+    def choices(self) -> Choices:
+        """How the model is run: another object after each self-test."""
+        return self._choices
+
     def check_unchanged(self) -> None:
         """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode
         than when it was wrapped, or would run under autocast.
+
+        Forwards that were replaced meanwhile, as trainers and `torch.compile` do, are followed: the
+        model is tried once more.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
@@ -285,6 +294,11 @@ class SlotModel:
                 "model; load it in the data type that you want and leave the autocast block"
             )
         _refuse_training(self.model)
+        _refuse_adapters_by_row(self.model)
+        if replaced_forwards(self.model) != self._forwards:
+            other = SlotModel(self.model, fuse=self._fuse)
+            self._choices, self._forwards = other._choices, other._forwards
+            vars(self).pop("_views", None)
 
     def check_trees(self) -> None:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
@@ -535,9 +549,7 @@ def _features_of_window(args: tuple, kwargs: dict) -> Features:
     """Where the features of a forward go, given the arguments of a decoder layer: every layer is
     handed the cache.
     """
-    cache = kwargs.get("past_key_values")
-    if not isinstance(cache, SlotCache):
-        cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
+    cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
     return cache.window.features
 
 
@@ -561,8 +573,26 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
 
 
 def _refuse_training(model: PreTrainedModel) -> None:
-    if model.training:
-        raise ValueError(
-            f"{type(model).__name__} is in training mode, where dropout changes its output; call "
-            "model.eval() first"
-        )
+    """Training mode is that of a view of the model in evaluation mode, unless something is drawn at
+    random.
+    """
+    for path, module in model.named_modules() if model.training else ():
+        for name, value in vars(module).items():
+            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+            is_rate = is_dropout or "drop" in name or "jitter" in name
+            if is_rate and type(value) is float and value > 0:
+                raise ValueError(
+                    f"{type(model).__name__} is in training mode, where dropout changes its output "
+                    f"({path}.{name}={value}); call model.eval() first"
+                )
+
+
+def _refuse_adapters_by_row(model: PreTrainedModel) -> None:
+    """PEFT's `adapter_names=` is, for one call, a hook on every layer that names all rows."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
+                raise ValueError(
+                    "adapter_names= chooses an adapter for each row, and rows leave the batch when "
+                    "they end; generate with one adapter at a time (model.set_adapter)"
+                )

@@ -17,10 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from specdec.hf import GATE_UP, QKV
 from specdec.target.view import wrap_forward
-
-QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
-"""HF's names of linear layers that read one input."""
 
 
 class Group(NamedTuple):

@@ -11,8 +11,8 @@ same layer, given the same input, differs between two attention implementations 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 from weakref import ref
@@ -22,19 +22,18 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specdec.hf import WINDOWED_LAYERS, cache_argument, newer_than_tried
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_of
 from specdec.target.features import decoder_layers
 from specdec.target.memory import MixerPlan, WatchedCache, remember, with_gates
-from specdec.target.view import adapters_of, wrap_forward
+from specdec.target.view import adapters_of, replaced_forwards, wrap_forward
 from specdec.target.wrappers import refuse_joint_quantisation
 
 NOISE_FACTOR = 4.0
 """A part of a model may differ by so many times its measured rounding."""
 LONGEST_WINDOW = 64
 """Sliding windows and chunks of up to so many tokens are exceeded by the texts of the trial."""
-WINDOWED_LAYERS = {"sliding_attention": "sliding window", "chunked_attention": "chunks"}
-"""Kinds of layers that must be seen to have a window, and what the window is called."""
 
 
 class OverSlots(Protocol):
@@ -74,6 +73,8 @@ def _settings(module: nn.Module) -> tuple[dict, list]:
     """Plain values among a module's attributes, and its hooks and replaced forward."""
     values, code = {}, []
     for name, value in vars(module).items():
+        if name == "training":  # no view of the model is
+            continue
         if isinstance(value, bool | int | float | str | None):
             values[name] = value
         elif name == "forward":
@@ -133,9 +134,12 @@ def find_route(model: OverSlots) -> Route:
         if complaint is None:
             return route._replace(fault_of_trees=of_trees)
         complaints.append(complaint)
+    replaced = [f"{n or 'the model'}.forward" for n in replaced_forwards(model.model)]
+    if replaced:
+        complaints.append(f"{', '.join(replaced[:3])} was replaced by a function that may call it")
     raise ValueError(
         f"{type(model.model).__name__} cannot be decoded over specdec's cache "
-        f"({'; then '.join(complaints)}). Use HF generate for this model"
+        f"({'; then '.join(complaints)}){newer_than_tried()}. Use HF generate for this model"
     )
 
 
@@ -187,11 +191,7 @@ def _stored_shapes(
     is_stateful = getattr(model.model, "_is_stateful", False)
     is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
     cache = WatchedCache(view) if is_recurrent else DynamicCache()
-    names = inspect.signature(model.model.forward).parameters
-    if "cache_params" in names and "past_key_values" not in names:  # of purely recurrent models
-        options["cache_params"] = cache
-    else:
-        options["past_key_values"] = cache
+    options[cache_argument(model.model)] = cache
     view(input_ids=_tokens(model, 2), use_cache=True, **options)
     mixers = cache.mixers() if is_recurrent else {}
     if is_recurrent and not mixers:
@@ -199,7 +199,7 @@ def _stored_shapes(
     shapes = {
         index: KeyValueShape(
             *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
-            *(layer.keys.dtype, layer.keys.device),
+            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
         )
         for index, layer in enumerate(cache.layers)
         if getattr(layer, "keys", None) is not None
@@ -294,15 +294,15 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
     length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
     tokens = _tokens(model, length)
-    plain, inputs = _plain_states(model, route, tokens, None, None)
+    try:
+        plain, inputs = _plain_states(model, route, tokens, None, None)
+    except Exception as error:
+        raise ValueError(f"its own plain forward raises {type(error).__name__}: {error}") from error
     rounding = _rounding(model, route, tokens, plain, inputs)
 
     def difference(slots: Tensor, states: dict[str, Tensor]) -> str | None:
         for name, ours in states.items():
-            # Experts of a mixture are chosen by rounded scores, and one token may get another one:
-            # outside attention and mixers most tokens have to agree, inside all of them.
-            errors = _error_per_token(ours, _take(plain[name], slots))
-            error = _rms(errors) if name in route.compared_modules else errors.median()
+            error = _distance(route, name, ours, _take(plain[name], slots))
             if not float(error) <= NOISE_FACTOR * rounding[name]:
                 return (
                     f"{name} differs from its plain forward by {float(error):.3g} in rms, its "
@@ -345,20 +345,22 @@ def _rounding(
     Where a model has one attention implementation only or none, and where two agree by chance to
     the last bit, it is what one rounding to the data type of the state does. In a wider data type
     than the model's (a residual stream in float32), that is no rounding: what a layer adds, and the
-    logits, are products in the model's. Mixers enlarge rounding: theirs is at least what a rounding
-    of their layer's input does to their output.
+    logits, are products in the model's. Mixers enlarge rounding: where there are some, that of a
+    state is at least what a rounding of every layer's input does to it.
     """
     other = plain
-    if model.config._attn_implementation != "eager":
-        other, _ = _plain_states(model, route, tokens, "eager", inputs)
-    elif model.model._supports_sdpa:  # else it would run without what it has beyond softmax
-        other, _ = _plain_states(model, route, tokens, "sdpa", inputs)
+    # By sdpa some would run without what they have beyond softmax.
+    second = "eager" if model.config._attn_implementation != "eager" else "sdpa"
+    if second == "eager" or model.model._supports_sdpa:
+        with suppress(RuntimeError):  # of Kimi Linear, HF's eager one counts heads wrongly
+            other, _ = _plain_states(model, route, tokens, second, inputs)
     products = {"the logits": plain["the logits"]}
     for i, given in enumerate(inputs):
         out = plain[f"layer {i}"]
         products[f"layer {i}"] = out - given.to(out.device)
 
-    unit, moved = torch.finfo(model.model.dtype).eps, {}
+    dtypes = {model.model.dtype, *(plain[name].dtype for name in route.compared_modules)}
+    unit, moved = max(torch.finfo(dtype).eps for dtype in dtypes), {}  # autocast rounds more
     if route.mixers:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(inputs[0].shape, generator=generator, dtype=torch.float64)
@@ -367,8 +369,8 @@ def _rounding(
 
     def rounding_of(name: str, state: Tensor) -> float:
         found = [_rms(other[name].float() - state.float()), _one_rounding(state)]
-        if name in route.mixers:
-            found.append(_rms(moved[name].float() - state.float()))
+        if moved:
+            found.append(_distance(route, name, moved[name], state))
         if name in products and unit > torch.finfo(state.dtype).eps:
             found.append(unit * _rms(products[name]))
         return max(map(float, found))
@@ -453,9 +455,13 @@ def _take(state: Tensor, slots: Tensor) -> Tensor:
     return state[rows, slots.to(state.device)]
 
 
-def _error_per_token(ours: Tensor, theirs: Tensor) -> Tensor:
-    """`[2 N]` rms over all channels."""
-    return (ours.float() - theirs.float()).flatten(2).square().mean(dim=-1).sqrt().flatten()
+def _distance(route: Route, name: str, ours: Tensor, theirs: Tensor) -> Tensor:
+    """Rms over channels of a state `[2, N, ...]`, and over tokens. Experts of a mixture are chosen
+    by rounded scores, and one token may get another one: outside attention and mixers most tokens
+    have to agree, inside all of them.
+    """
+    errors = (ours.float() - theirs.float()).flatten(2).square().mean(dim=-1).sqrt().flatten()
+    return _rms(errors) if name in route.compared_modules else errors.median()
 
 
 def _rms(values: Tensor) -> Tensor:

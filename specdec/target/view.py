@@ -8,8 +8,9 @@ tensors and hooks, so it takes no memory and the model is never touched.
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
-from types import MethodType
+from types import CellType, FunctionType, MethodType
 from typing import TypeVar
 
 from torch import nn
@@ -25,8 +26,8 @@ def private_view(model: Model) -> Model:
     later are those of both. Modules that are replaced later are not (see `structure`).
 
     Args:
-        model: any module. Methods and partial functions among its attributes that are bound to its
-            modules (accelerate dispatches a model in this way) are bound to those of the view.
+        model: any module. Functions among its attributes that lead to its modules (a `forward`
+            that accelerate or a trainer has replaced) lead to those of the view.
 
     Example:
         >>> import torch
@@ -43,6 +44,12 @@ def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
     moment: where they differ, the views of the model are out of date.
     """
     return list(model.modules()), adapters_of(model)
+
+
+def replaced_forwards(model: nn.Module) -> dict[str, Callable]:
+    """By module, what runs in place of the forward of its class."""
+    replaced = ((name, vars(module).get("forward")) for name, module in model.named_modules())
+    return {name: forward for name, forward in replaced if forward is not None}
 
 
 def adapters_of(model: nn.Module) -> list[tuple]:
@@ -66,6 +73,15 @@ _SHARED = {"_parameters", "_buffers", "_non_persistent_buffers_set"}
 """Dictionaries that a module shares with its view, beside those of hooks."""
 
 
+def _is_same(viewed: object, value: object) -> bool:
+    """Whether the view of a value is that value, or a copy of a container of the same things."""
+    if type(value) in (list, tuple):
+        return all(map(_is_same, viewed, value))
+    if type(value) is dict:
+        return all(map(_is_same, viewed.values(), value.values()))
+    return viewed is value
+
+
 class _Viewer:
     """Views of all objects that belong to one model, each made once."""
 
@@ -84,13 +100,48 @@ class _Viewer:
             return type(value)(self.view(item) for item in value)
         if type(value) is dict:
             return {key: self.view(item) for key, item in value.items()}
-        if isinstance(value, MethodType) and isinstance(value.__self__, nn.Module):
-            return MethodType(value.__func__, self.view(value.__self__))
+        if isinstance(value, type) or not callable(value):
+            return value
+        if hasattr(value, "_torchdynamo_orig_callable"):  # compiled for the model, not for a view
+            return self.view(value._torchdynamo_orig_callable)
+        if isinstance(value, MethodType):
+            is_of_module = isinstance(value.__self__, nn.Module)
+            func, owner = value.__func__, value.__self__
+            return MethodType(self.view(func), self.view(owner)) if is_of_module else value
         if isinstance(value, partial):
-            args = (self.view(item) for item in value.args)
-            keywords = {key: self.view(item) for key, item in value.keywords.items()}
-            return partial(self.view(value.func), *args, **keywords)
-        return value
+            func, args, keywords = map(self.view, (value.func, value.args, value.keywords))
+            return partial(func, *args, **keywords)
+        if isinstance(value, FunctionType):
+            return self._view_of_function(value)
+        return self._view_of_callable(value) if hasattr(value, "__dict__") else value
+
+    def _view_of_function(self, function: FunctionType) -> FunctionType:
+        """A wrapper around a forward, around that of the view. Cells that lead to no module (a
+        counter, a log) stay shared.
+        """
+        self._views[id(function)] = function  # where it refers to itself
+        own = [*(function.__closure__ or ()), function.__defaults__, function.__kwdefaults__]
+        cells, *defaults = own[:-2], *map(self.view, own[-2:])
+        for index, cell in enumerate(cells):
+            with suppress(ValueError):  # of an empty cell
+                viewed = self.view(cell.cell_contents)
+                if not _is_same(viewed, cell.cell_contents):
+                    cells[index] = CellType(viewed)
+        if not _is_same([*cells, *defaults], own):
+            names = function.__globals__, function.__name__
+            other = FunctionType(function.__code__, *names, defaults[0], tuple(cells))
+            other.__kwdefaults__ = defaults[1]
+            self._views[id(function)] = other
+        return self._views[id(function)]
+
+    def _view_of_callable(self, value: Callable) -> Callable:
+        """An object around a forward, likewise."""
+        self._views[id(value)] = value
+        held = self.view(vars(value))
+        if not _is_same(held, vars(value)):
+            other = self._views[id(value)] = object.__new__(type(value))  # some refuse a copy
+            vars(other).update(held)
+        return self._views[id(value)]
 
     def _view_of_module(self, module: nn.Module) -> nn.Module:
         other = object.__new__(type(module))

@@ -7,10 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-UNDERSTOOD_LAYERS = {
-    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
-    *("conv", "hybrid", "mlp", "moe", "sparse", "dense"),
-}
+from specdec.hf import UNDERSTOOD_LAYERS
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:

@@ -26,6 +26,7 @@ from specdec import (
     zoo,
 )
 from specdec.drafters.model import check_same_tokenizer
+from specdec.hf import cache_argument
 
 MODEL = build("llama")
 GENERATOR = SpeculativeGenerator(MODEL, ModelDrafter(perturbed(MODEL)))
@@ -169,10 +170,10 @@ def test_the_hook_refuses_what_it_cannot_honour():
     hook = {"max_new_tokens": 4, "custom_generate": GENERATOR}
     with pytest.raises(ValueError, match="another model"):
         build("llama", seed=1).generate(IDS, **hook)
-    cache = transformers.DynamicCache()
-    MODEL(IDS[:, :3], past_key_values=cache)
-    with pytest.raises(ValueError, match="past_key_values"):
-        MODEL.generate(IDS, past_key_values=cache, **hook)
+    name, cache = cache_argument(MODEL), transformers.DynamicCache()
+    MODEL(IDS[:, :3], **{name: cache})
+    with pytest.raises(ValueError, match=f"{name} holds tokens"):
+        MODEL.generate(IDS, **{name: cache}, **hook)
     with pytest.raises(ValueError, match="inputs_embeds"):
         MODEL.generate(inputs_embeds=MODEL.get_input_embeddings()(IDS), **hook)
     with pytest.raises(ValueError, match="num_beams"):
@@ -222,7 +223,7 @@ PARTS = {
 
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_that_do_not_fit_are_refused_before_the_target_is_tried(name, monkeypatch):
-    def forward(*args, **kwargs):
+    def forward(self, past_key_values, **kwargs):
         raise AssertionError("the target ran a trial forward")
 
     message, make = PARTS[name]
@@ -327,13 +328,24 @@ def test_a_draft_model_with_fewer_positions_drafts_as_far_as_it_can(name):
             length += len(step.new_tokens)
 
 
-def test_a_target_put_in_training_mode_later_is_refused():
-    MODEL.train()
-    try:
-        with pytest.raises(ValueError, match="training mode"):
-            GENERATOR.generate(IDS, max_new_tokens=2)
-    finally:
-        MODEL.eval()
+def test_training_mode_is_refused_where_something_is_dropped_at_random():
+    model = build("llama", attention_dropout=0.1)
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(2))
+    model.train()
+    with pytest.raises(ValueError, match=r"training mode.*self_attn\.attention_dropout=0\.1"):
+        generator.generate(IDS, max_new_tokens=2)
+
+
+def test_training_mode_without_dropout_is_that_of_evaluation():
+    model, draft = build("llama"), build("llama", seed=1)
+    generator = SpeculativeGenerator(model, ModelDrafter(draft, 2))
+    expected = generator.generate(IDS, MASK, max_new_tokens=9)
+    model.train(), draft.train()
+    model.gradient_checkpointing_enable()  # without a cache, as HF has it in training
+    again = generator.generate(IDS, MASK, max_new_tokens=9)
+    assert torch.equal(again.sequences, expected.sequences)
+    assert again.stats.acceptance_length == expected.stats.acceptance_length
+    assert SpeculativeGenerator(model, None).target.model.training
 
 
 def test_a_target_in_another_data_type_or_under_autocast_is_refused():
@@ -353,9 +365,12 @@ def test_a_target_in_another_data_type_or_under_autocast_is_refused():
     assert again.shape == expected.shape
 
 
-@pytest.mark.parametrize(
-    "change", [lambda m: m.double(), lambda m: m.train()], ids=["cast", "train"]
-)
+def put_into_training(model):
+    model.train()
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+
+
+@pytest.mark.parametrize("change", [lambda m: m.double(), put_into_training], ids=["cast", "train"])
 def test_a_draft_model_that_was_changed_after_it_was_wrapped_is_refused(change):
     draft = perturbed(MODEL)
     generator = SpeculativeGenerator(MODEL, ModelDrafter(draft))

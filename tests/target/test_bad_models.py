@@ -77,18 +77,18 @@ def forgetful():
 
 
 def training():
-    return build("llama").train()
+    return build("llama", attention_dropout=0.1).train()
 
 
 REFUSED = {
     t5: "T5.* is an encoder-decoder model; .*Use HF generate",
-    rwkv: "Rwkv.* its recurrent state does not go through HF's cache.*Use HF generate",
+    rwkv: "Rwkv.*its forward has no argument for HF's cache.*Use HF generate",
     recurrent_gemma: "RecurrentGemma.* state does not go through HF's cache.*Use HF generate",
     minimax: "MiniMax.* uses cache of its own.*Use HF generate",
     compressed: "Llama.* cannot run over slots: compressed_sparse_attention; use HF generate",
     bloom: "Bloom.* cannot be decoded over specdec's cache .*Use HF generate",
     forgetful: r"layer 0 is sliding_attention but has no sliding window;.*Use HF generate",
-    training: r"LlamaForCausalLM is in training mode, .*call model.eval\(\) first",
+    training: r"Llama.* in training mode, .*attention_dropout=0.1.*call model.eval\(\) first",
 }
 
 

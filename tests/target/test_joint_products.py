@@ -17,8 +17,9 @@ from transformers import AutoModelForCausalLM
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import no_host_sync
+from specdec.hf import QKV
 from specdec.target.fusion import Fusion
-from specdec.target.joint import QKV, Group, JointProduct, join_weights, siblings
+from specdec.target.joint import Group, JointProduct, join_weights, siblings
 from specdec.target.view import private_view
 from specdec.types import Draft
 

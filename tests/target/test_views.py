@@ -1,16 +1,17 @@
 """Private views of a model: the same weights and hooks, other modules; and edits that they miss."""
 
-from functools import partial
+from functools import partial, wraps
 from types import MethodType
 
 import pytest
 import torch
 from accelerate import dispatch_model
+from accelerate.utils.operations import convert_outputs_to_fp32
 from architectures import ARCHITECTURES, VOCAB, build
 from drafting import ragged_prompts
 from fingerprint import fingerprint
 
-from specdec import PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, zoo
 from specdec.target.view import private_view
 
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
@@ -93,3 +94,131 @@ def test_a_model_that_was_edited_is_noticed_at_the_next_call(edit):
     with pytest.raises(ValueError, match=r"was edited after .* build the generator again"):
         generator.generate(IDS, MASK, max_new_tokens=4)
     Target(model)  # which is all that it takes
+
+
+def log_calls(model):
+    """Returns the list that the new forward adds to."""
+    forward, calls = model.forward, []
+
+    @wraps(forward)
+    def logging(*args, **kwargs):
+        calls.append(len(args))
+        return forward(*args, **kwargs)
+
+    model.forward = logging
+    return calls
+
+
+def replace_plainly(model, forward=None):
+    own = model.forward
+    model.forward = lambda *args, forward=own, **kwargs: forward(*args, **kwargs)
+
+
+def compile_forward(model):
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+def replace_as_trl(model):
+    """A method of the model that calls the one before it through a closure."""
+    original = model.forward
+
+    @wraps(type(model).forward)
+    def fused(self, *args, **kwargs):
+        return original(*args, **kwargs)
+
+    model.forward = MethodType(fused, model)
+
+
+def replace_as_accelerate(model):
+    """Mixed precision, over what TRL does."""
+    replace_as_trl(model)
+    in_bfloat16 = torch.autocast("cpu", dtype=torch.bfloat16)(model.forward.__func__)
+    model.forward = MethodType(convert_outputs_to_fp32(in_bfloat16), model)
+
+
+REPLACEMENTS = [
+    *(log_calls, replace_plainly, compile_forward, replace_as_trl, replace_as_accelerate),
+]
+DRAFTERS = {
+    "none": lambda target: None,
+    "lookup": lambda target: PromptLookupDrafter(3),
+    "eagle3": lambda target: zoo.load_drafter("eagle3", target),
+    "model": lambda target: zoo.load_drafter("model", target),
+}
+TEXT = zoo.load_tokenizer()("def main(argv):\n", return_tensors="pt").input_ids
+
+
+def accepted(result):
+    return [[(step.draft_tokens, step.num_accepted) for step in row] for row in result.steps]
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("when", ["before the generator", "before its first call", "between calls"])
+@pytest.mark.parametrize("replace", REPLACEMENTS)
+def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
+    target = zoo.load_target()
+    expected = SpeculativeGenerator(target, DRAFTERS[drafter](target))
+    expected = expected.generate(TEXT, max_new_tokens=20)
+    if when == "before the generator":
+        replace(target)
+    generator = SpeculativeGenerator(target, DRAFTERS[drafter](target))
+    if when == "between calls":
+        generator.generate(TEXT, max_new_tokens=3)
+    if when != "before the generator":
+        replace(target)
+    found = generator.generate(TEXT, max_new_tokens=20)
+    text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=20)
+    assert torch.equal(found.sequences, text)
+    if replace is not replace_as_accelerate:
+        assert accepted(found) == accepted(expected)
+
+
+def test_a_draft_model_whose_forward_is_replaced_accepts_as_before():
+    """A target of the same weights, so that nothing is rejected as long as it drafts the same."""
+    target, draft = zoo.load_target(), zoo.load_target()
+    generator = SpeculativeGenerator(target, ModelDrafter(draft, 3))
+    calls = log_calls(draft)
+    assert generator.generate(TEXT, max_new_tokens=16).stats.acceptance_length == 4
+    assert calls  # a wrapper keeps its log
+
+
+def test_graphs_are_captured_anew_around_another_forward():
+    target = zoo.load_target()
+    options = {"graphs": True, "steps_ahead": 0}
+    generator = SpeculativeGenerator(target, PromptLookupDrafter(3), **options)
+    before = generator.generate(TEXT, max_new_tokens=12)
+    calls = log_calls(target)
+    again = generator.generate(TEXT, max_new_tokens=12)
+    assert torch.equal(before.sequences, again.sequences)
+    assert calls
+
+
+class Trainer:
+    """Its model's forward is a method of its own, which calls what was there before."""
+
+    def __init__(self, model):
+        self.own_forward = model.forward
+        model.forward = self.forward
+
+    def forward(self, *args, **kwargs):
+        return self.own_forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("is_used", [False, True])
+def test_a_forward_that_cannot_be_followed_is_refused_in_words(is_used):
+    model = build("llama")
+    words = "the model.forward was replaced by a function that may call it"
+    if is_used:
+        generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
+        before = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+        own = model.forward
+        Trainer(model)
+        with pytest.raises(ValueError, match=words):
+            generator.generate(IDS, MASK, max_new_tokens=4)
+        model.forward = own
+        again = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+        assert torch.equal(before, again)
+        return
+    Trainer(model)
+    with pytest.raises(ValueError, match=words):
+        SpeculativeGenerator(model, None)

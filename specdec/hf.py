@@ -1,0 +1,165 @@
+"""What specdec takes from `transformers` beside its documented interface: names that a release may
+change. Read in the versions of `TRIED`; `tests/target/test_hf_names.py` compares them with the
+installed version and names what is new there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import transformers
+from packaging.version import Version
+from transformers import PreTrainedModel
+from transformers.generation import logits_process
+
+TRIED = "5.17.0", "5.24.0"
+"""The oldest and the newest version that the tests have passed on."""
+
+CACHES = "cache", "past_key_values", "cache_params"
+"""Names of a forward's argument for its cache: from 5.24 on, before, and of purely recurrent models
+before.
+"""
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """The name under which a model's forward takes its cache.
+
+    Raises:
+        ValueError: it has none of the names that are known.
+    """
+    # The class says it: a forward that took its place may take anything.
+    parameters = inspect.signature(type(model).forward).parameters
+    for name in CACHES:
+        if name in parameters:
+            return name
+    raise ValueError(
+        f"{type(model).__name__} cannot be decoded: its forward has no argument for HF's cache "
+        f"({', '.join(CACHES)}){newer_than_tried()}. Use HF generate for this model"
+    )
+
+
+def newer_than_tried() -> str:
+    """A remark for messages, where the installed version is newer than those that were tried."""
+    newest = TRIED[1]
+    if Version(transformers.__version__) <= Version(newest):
+        return ""
+    return (
+        f" (transformers {transformers.__version__} is newer than {newest}, the newest tried with "
+        "this version of specdec)"
+    )
+
+
+def without_renaming(forward: Callable) -> Callable:
+    """A forward without the wrapper that takes arguments under their old names (5.24)."""
+    while forward.__globals__["__name__"] == "transformers.utils.deprecation":
+        forward = forward.__wrapped__
+    return forward
+
+
+UNDERSTOOD_LAYERS = {
+    *("full_attention", "sliding_attention", "chunked_attention", "linear_attention"),
+    *("conv", "hybrid", "mlp", "moe", "sparse", "dense"),
+}
+"""Kinds of `config.layer_types` that run over slots."""
+
+WINDOWED_LAYERS = {"sliding_attention": "sliding window", "chunked_attention": "chunks"}
+"""Kinds of layers that must be seen to have a window, and what the window is called."""
+
+ROTATE = "apply_rotary_pos_emb"
+"""In every modelling file, the function that rotates queries and keys."""
+
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+"""Linear layers that read one input."""
+
+WARPS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Settings of HF that `Warp` applies, with the value that does nothing."""
+
+BESIDE_WARPS = {
+    "top_h": None,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "watermarking_config": None,
+    "renormalize_logits": False,
+}
+"""Settings that HF applies between or after these four."""
+
+BEFORE_WARPS = {
+    "guidance_scale": 1,
+    "sequence_bias": None,
+    "encoder_repetition_penalty": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "bad_words_ids": None,
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "forced_bos_token_id": None,
+    "forced_eos_token_id": None,
+    "remove_invalid_values": False,
+    "exponential_decay_length_penalty": None,
+    "suppress_tokens": None,
+    "begin_suppress_tokens": None,
+}
+"""Settings that HF applies before them, also in greedy decoding."""
+
+STATELESS = {
+    logits_process.EncoderNoRepeatNGramLogitsProcessor,
+    logits_process.EncoderRepetitionPenaltyLogitsProcessor,
+    logits_process.EpsilonLogitsWarper,
+    logits_process.EtaLogitsWarper,
+    logits_process.ExponentialDecayLengthPenalty,
+    logits_process.ForcedBOSTokenLogitsProcessor,
+    logits_process.ForcedEOSTokenLogitsProcessor,
+    logits_process.InfNanRemoveLogitsProcessor,
+    logits_process.LogitNormalization,
+    logits_process.MinLengthLogitsProcessor,
+    logits_process.MinNewTokensLengthLogitsProcessor,
+    logits_process.MinPLogitsWarper,
+    logits_process.NoBadWordsLogitsProcessor,
+    logits_process.NoRepeatNGramLogitsProcessor,
+    logits_process.RepetitionPenaltyLogitsProcessor,
+    logits_process.SequenceBiasLogitsProcessor,
+    logits_process.SuppressTokensAtBeginLogitsProcessor,
+    logits_process.SuppressTokensLogitsProcessor,
+    logits_process.TemperatureLogitsWarper,
+    logits_process.TopHLogitsWarper,
+    logits_process.TopKLogitsWarper,
+    logits_process.TopPLogitsWarper,
+    logits_process.TypicalLogitsWarper,
+    logits_process.WatermarkLogitsProcessor,  # seeds its generator anew from the ids of every call
+}
+"""Logits processors for text whose scores depend on their arguments alone. Their subclasses are not
+among them.
+"""
+
+_SEARCH = (
+    "specdec decodes greedily or samples, with num_return_sequences=n for several samples of a "
+    "prompt; use HF generate for beam or contrastive search and for constraints"
+)
+_ONLY_HF = "leave it out, or use HF generate"
+_ASSISTED = (
+    "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
+    "num_draft_tokens of its own"
+)
+UNSUPPORTED = {
+    "num_beams": ((1,), _SEARCH),
+    "penalty_alpha": ((0,), _SEARCH),
+    "dola_layers": ((0,), _SEARCH),
+    "constraints": ((), _SEARCH),
+    "force_words_ids": ((), _SEARCH),
+    "output_attentions": ((False,), _ONLY_HF),
+    "output_hidden_states": ((False,), _ONLY_HF),
+    "use_mtp": ((False,), _ASSISTED),
+    "prompt_lookup_num_tokens": ((0,), _ASSISTED),
+    "assistant_early_exit": ((0,), _ASSISTED),
+    "num_assistant_tokens": ((20,), _ASSISTED),
+    "num_assistant_tokens_schedule": (("constant", "heuristic"), _ASSISTED),
+    "assistant_confidence_threshold": ((0.4,), _ASSISTED),
+    "assistant_lookbehind": ((10,), _ASSISTED),
+    "target_lookbehind": ((10,), _ASSISTED),
+    "assistant_ensemble_weight": ((), _ASSISTED),
+    "speculation_type": ((), _ASSISTED),
+}
+"""Settings of other searches, HF's defaults of them, and why nothing else may be asked for."""
