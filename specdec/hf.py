@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import transformers
 from packaging.version import Version
-from transformers import PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import logits_process
 
 TRIED = "5.17.0", "5.24.0"
@@ -55,6 +56,33 @@ def without_renaming(forward: Callable) -> Callable:
     while forward.__globals__["__name__"] == "transformers.utils.deprecation":
         forward = forward.__wrapped__
     return forward
+
+
+ATTENTION_FIELD, EXPERTS_FIELD = "_attn_implementation_internal", "_experts_implementation_internal"
+"""Fields of a configuration with the implementation that its layers run."""
+
+
+def set_implementation(config: object, field: str, implementation: str) -> None:
+    """Changes one of these fields, without HF's checks; configurations without it stay as they
+    are.
+    """
+    if field in vars(config):
+        vars(config)[field] = implementation
+
+
+def call_of_generate() -> dict[str, Any]:
+    """What HF's `generate` was given, in the call that this one comes from; empty if there is none.
+    It can only be seen in the frames: `generate` itself, and the wrapper around it, which still has
+    the keywords that HF has taken out.
+    """
+    of_hf = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not of_hf:
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    given = {} if frame.f_back is None else frame.f_back.f_locals.get("kwargs", {})
+    return {**(given if isinstance(given, dict) else {}), **frame.f_locals}
 
 
 UNDERSTOOD_LAYERS = {

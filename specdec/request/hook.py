@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.hf import CACHES
+from specdec.hf import CACHES, call_of_generate
 from specdec.target import Target
 
 
 @dataclass(frozen=True, eq=False)
 class HookCall:
-    """What `model.generate` was given and keeps from decoding functions.
-
-    It can only be seen in the frames of the call: HF's own `generate`,
-    and the `no_grad` wrapper around it, which still has the keywords that HF has taken out.
-    """
+    """What `model.generate` was given and keeps from decoding functions."""
 
     streamer: BaseStreamer | None = None  # it was handed the prompt already
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -30,19 +25,8 @@ class HookCall:
     @classmethod
     def find(cls) -> HookCall:
         """The call of HF's `generate` that this call comes from; empty if there is none."""
-        of_hf = inspect.unwrap(GenerationMixin.generate).__code__
-        frame = inspect.currentframe()
-        while frame is not None and frame.f_code is not of_hf:
-            frame = frame.f_back
-        if frame is None:
-            return cls()
-        given = frame.f_back.f_locals.get("kwargs") if frame.f_back is not None else None
-        return cls(
-            streamer=frame.f_locals.get("streamer"),
-            tokenizer=given.get("tokenizer") if isinstance(given, dict) else None,
-            assistant_model=frame.f_locals.get("assistant_model"),
-            synced_gpus=frame.f_locals.get("synced_gpus"),
-        )
+        given = call_of_generate()
+        return cls(**{field.name: given.get(field.name) for field in fields(cls)})
 
 
 def check_hook(

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from specdec.hf import EXPERTS_FIELD, set_implementation
+
 WAITING = "eager"
 
 
@@ -17,8 +19,8 @@ def step_experts(model: PreTrainedModel) -> tuple[str | None, str | None]:
     """The implementation for steps, and a note on it; `None` leaves the model's own, as for a model
     without experts, or on a CPU, where nothing is waited for.
     """
-    kinds = {
-        getattr(module.config, "_experts_implementation", None)
+    kinds = {  # of experts
+        getattr(module.config, EXPERTS_FIELD, None)
         for module in model.modules()
         if _has_experts(module)
     }
@@ -50,7 +52,7 @@ def set_experts(view: PreTrainedModel, implementation: str) -> None:
     """Makes the experts of a private view run by an implementation."""
     for module in view.modules():
         if _has_experts(module):
-            module.config._experts_implementation_internal = implementation
+            set_implementation(module.config, EXPERTS_FIELD, implementation)
 
 
 def _has_experts(module: nn.Module) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
-from specdec.hf import cache_argument
+from specdec.hf import ATTENTION_FIELD, cache_argument, set_implementation
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
@@ -217,8 +217,8 @@ class SlotModel:
             if "pad_token_id" in fields:
                 # With an id for padding GPT-2 searches its input for it: the host would wait.
                 fields["pad_token_id"] = None
-            if attention is not None and "_attn_implementation_internal" in fields:
-                fields["_attn_implementation_internal"] = attention
+            if attention is not None and fields:
+                set_implementation(module.config, ATTENTION_FIELD, attention)
             if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):
                 # Llama 4's own is of positions that count from one length for all rows.
                 module.attn_temperature_tuning = False
@@ -594,5 +594,6 @@ def _refuse_adapters_by_row(model: PreTrainedModel) -> None:
             if isinstance(hook, partial) and "adapter_names" in hook.keywords:
                 raise ValueError(
                     "adapter_names= chooses an adapter for each row, and rows leave the batch when "
-                    "they end; generate with one adapter at a time (model.set_adapter)"
+                    "they end; generate with one adapter at a time (model.set_adapter). PEFT's "
+                    "hooks stay in the layers after an error: load the model again"
                 )

@@ -326,8 +326,30 @@ def test_no_recurrent_model_is_refused_in_half_precision(name, dtype):
 
 
 def test_a_mixer_that_enlarges_rounding_is_not_refused():
-    """By five times here: what it puts out is compared with what a rounded input does to it."""
+    """By five times here: what it puts out is compared with what a rounded input does to it. In the
+    wider ones the layer around it has seven times the rounding of its own state.
+    """
     Target(build("jamba", seed=3))
+    for seed in range(3):
+        Target(build("jamba", seed=seed, hidden_size=64, intermediate_size=96, mamba_d_state=16))
+
+
+def test_an_attention_implementation_that_fails_is_no_reason_to_refuse_the_model():
+    """HF's eager attention of Kimi Linear repeats keys that there is one of for each head already.
+    Its sdpa does so, too, where a mask is needed or heads of keys and values differ in width.
+    """
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = build("kimi_linear", **heads, v_head_dim=16)
+    ids = torch.arange(1, 8)[None]
+    expected = ids
+    with torch.no_grad():
+        for _ in range(9):
+            logits = model(input_ids=expected, use_cache=False).logits
+            expected = torch.cat([expected, logits[:, -1:].argmax(dim=-1)], dim=1)
+    found = SpeculativeGenerator(model, PromptLookupDrafter(3)).generate(ids, max_new_tokens=9)
+    assert torch.equal(found.sequences, expected)
+    with pytest.raises(ValueError, match="its own plain forward raises RuntimeError"):
+        Target(build("kimi_linear", **heads))
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

@@ -124,3 +124,13 @@ def test_a_head_finds_the_model_inside(lora):
 
     head = head_for(lora.get_base_model())
     assert EagleDrafter(head, torch.compile(lora)).num_draft_tokens == 4
+
+
+def test_adapters_that_are_named_for_each_row_are_refused_before_anything_runs(lora):
+    lora.add_adapter("second", lora.peft_config["default"])
+    generator = SpeculativeGenerator(lora, None)
+    options = {"input_ids": IDS, "attention_mask": MASK, "pad_token_id": 0, **GREEDY}
+    names = ["default", "second", "default"][: len(IDS)]
+    with pytest.raises(ValueError, match=r"adapter_names= .*set_adapter"):
+        lora.generate(**options, adapter_names=names, custom_generate=generator)
+    assert generator.last_result is None
