@@ -30,6 +30,7 @@ from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 from specdec.heads.mtp import MTPHead
+from specdec.hf import cache_argument
 from specdec.loop.runner import NUM_EAGER
 from specdec.samplers import RejectionSampler, Sampler, Stream
 from specdec.training.mtp import mtp_config
@@ -378,11 +379,11 @@ class CompiledLoop:
 
     @staticmethod
     def _forward_of(model: PreTrainedModel):
+        name = cache_argument(model)
+
         def forward(tokens, positions, cache):
-            out = model(
-                input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True
-            )
-            return out.logits.argmax(dim=-1)
+            inputs = {"input_ids": tokens, "position_ids": positions, name: cache}
+            return model(**inputs, use_cache=True).logits.argmax(dim=-1)
 
         return forward
 
@@ -394,7 +395,8 @@ class CompiledLoop:
         room = (num_steps + warmup) * (self.k + 1) + length + 8
         caches = [StaticCache(config=m.config, max_cache_len=room) for m in self.models]
         for model, cache in zip(self.models, caches, strict=True):
-            model(input_ids=ids % model.config.vocab_size, past_key_values=cache, use_cache=True)
+            inputs = {"input_ids": ids % model.config.vocab_size, cache_argument(model): cache}
+            model(**inputs, use_cache=True)
         window = torch.zeros(rows, self.k + 1, dtype=torch.long, device=ids.device)
         offsets = torch.arange(self.k + 1, device=ids.device)
         limit = self.models[1].config.vocab_size

@@ -166,7 +166,7 @@ def test_the_table_of_options_names_every_option():
     known = transformers.GenerationConfig().to_dict().keys()
     own = {*GenerateOptions.__annotations__, "streamer", "attention_mask", "generation_config"}
     of_hf = {"custom_generate", "return_dict_in_generate", "feature_layers", "model"}
-    inputs = {"position_ids", "inputs_embeds", "past_key_values", "assistant_model", "synced_gpus"}
+    inputs = {"position_ids", "inputs_embeds", "assistant_model", "synced_gpus", *CACHES}
     others = {"prefix_allowed_tokens_fn", "logits_to_keep", "cache_config", "dola_layers", "top_h"}
     others |= {"constraints", "force_words_ids", "penalty_alpha", "use_mtp", "assistant_early_exit"}
     others |= {"evaluate", "compare", "certify"}
