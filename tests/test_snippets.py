@@ -18,6 +18,7 @@ import specdec
 from specdec import zoo
 from specdec.cli import _parser
 from specdec.cli.train import _parser as training_parser
+from specdec.hf import CACHES
 from specdec.request import GenerateOptions
 
 ROOT = Path(specdec.__file__).parents[1]
