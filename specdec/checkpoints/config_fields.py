@@ -80,7 +80,31 @@ class ConfigFields:
         self._checked(name, value, isinstance(value, dict), "an object")
         return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
 
+    def with_section(self, name: str) -> ConfigFields:
+        """Keys that may stand at the top or in a section."""
+        return _TwoPlaces(self, name)
+
     def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
         if not fits:
             raise ValueError(f"{self.origin}: {name} must be {expected}, got {repr(value)[:80]}")
         return value
+
+
+class _TwoPlaces(ConfigFields):
+    """See `with_section`. A key that has one value at the top and another one in the section raises
+    `ValueError`: readers disagree about which of them counts.
+    """
+
+    def __init__(self, top: ConfigFields, name: str):
+        super().__init__(top.raw, top.origin)
+        self._places = {"at the top": top, f"in {name}": top.section(name)}
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """See `ConfigFields.get`."""
+        given = {place: fields.get(name) for place, fields in self._places.items()}
+        given = {place: value for place, value in given.items() if value is not None}
+        values = list(given.values())
+        if len(values) > 1 and values[0] != values[1]:
+            said = " and ".join(f"{repr(value)[:80]} {place}" for place, value in given.items())
+            raise ValueError(f"{self.origin} names two values of {name}: {said}; keep one of them")
+        return values[0] if values else default
