@@ -262,9 +262,9 @@ class SlotModel:
         """Decoder layers L."""
         return self.config.num_hidden_layers
 
-    def check_unchanged(self) -> None:
-        """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode
-        than when it was wrapped, or would run under autocast.
+    def check_unchanged(self, advice: str = "build the generator again") -> None:
+        """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
+        data type or mode than when it was wrapped, or would run under autocast.
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
@@ -278,7 +278,7 @@ class SlotModel:
         elif joined and views and addresses(self.model, joined) != views.addresses:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
-            raise ValueError(f"{name} {change}; build the generator again")
+            raise ValueError(f"{name} {change}; {advice}")
         if torch.is_autocast_enabled(self.model.device.type):
             raise ValueError(
                 "generation does not run under torch.autocast, which changes data types inside the "
