@@ -141,7 +141,7 @@ def test_another_tree_holds_from_the_next_call_on(name, other, graphs, do_sample
     assert found.sequences.equal(expected.sequences)
     assert repr(found.trace) == repr(expected.trace)
     for wrong, kind in ((None, ValueError), ("6x3", TypeError)):
-        with pytest.raises(kind, match="between chains and trees|tree must be"):
+        with pytest.raises(kind, match=r"between chains and trees|tree must be"):
             drafter.tree = wrong
     assert drafter.tree is other
 
