@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, __version__
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.arguments import check_choice, check_path, shown
@@ -41,8 +41,8 @@ MAX_DEPTHS = 32
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys of the number of depths."""
 _OTHER_KEYS = "|".join(
-    ("_.*", r".*_token_id", "vocab_size", "use_cache", "tie_word_embeddings", "producer", *_COUNTS)
-    + tuple(PreTrainedConfig().to_dict().keys() - {"model_type"})
+    {"_.*", r".*_token_id", "vocab_size", "use_cache", "tie_word_embeddings", "producer", *_COUNTS}
+    | (PreTrainedConfig().to_dict().keys() - {"model_type"})
 )
 """Names (a regular expression) of keys that shape no decoder layer, of a file or of how it is used.
 The size of the vocabulary is compared by itself.
@@ -104,7 +104,7 @@ def _read_layout(
     in_file = folder.tensors(lambda name: layout.depth_and_rest(name, num_layers) is not None)
     placed = {name: layout.depth_and_rest(name, num_layers) for name in in_file}
     num_depths = 1 + max(depth for depth, _ in placed.values())
-    refuse_unsupported(keys, _unsupported(layout, in_file, num_depths))
+    refuse_unsupported(keys, _unsupported(layout, text, in_file, num_depths))
     _check_count(text, num_depths)
     _check_numbers(text.raw, text.origin)
     tensors: dict[str, StoredTensor] = {}
@@ -132,7 +132,7 @@ def _read_layout(
 
 
 def _unsupported(
-    layout: Layout, tensors: dict[str, StoredTensor], num_depths: int
+    layout: Layout, text: ConfigFields, tensors: dict[str, StoredTensor], num_depths: int
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message)."""
     others = sorted({tensor.dtype for tensor in tensors.values()} - FLOATS)
@@ -145,6 +145,10 @@ def _unsupported(
     fused = any(".qkv_proj." in name for name in tensors)
     yield fused, "fused qkv_proj, stored in shards of an unknown number"
     yield any(".moe." in name for name in tensors), "tensors *.moe.*: experts under Step's names"
+    if text.get("model_type") == "mellum" and "mellum" in CONFIG_MAPPING:
+        # Before, HF has no key of the modules' layers: they slide, and would be built as full.
+        knows = hasattr(CONFIG_MAPPING["mellum"], "num_mtp_layers")
+        yield not knows, f"Mellum's modules with transformers {__version__}; 5.23 describes them"
 
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
