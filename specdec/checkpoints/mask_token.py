@@ -177,8 +177,10 @@ class MaskTokenReading(HeadReading):
 
     @property
     def either(self) -> ConfigFields:
-        """Keys that producers write at the top or in DFlash's section."""
-        return self.fields.with_section("dflash_config")
+        """Keys that producers write at the top or in DFlash's section. Both of `is_causal` hold for
+        all layers: z-lab's `dflash/model.py`, vLLM 0.33's `_dflash_layer_causal`.
+        """
+        return self.fields.with_section("dflash_config", is_causal="causal")
 
     def p_eagle(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """An EAGLE-3 head, and what its masks are."""
@@ -288,20 +290,6 @@ class MaskTokenReading(HeadReading):
             )
         return "next-token" if fields.flag(key, default=is_dspark) else "same-position"
 
-    def _causal(self, *, default: bool) -> bool:
-        """Whether rows of a block see only those before them, where the file says so for all
-        layers: `is_causal` at the top, as in z-lab's `dflash/model.py`, or `dflash_config.causal`;
-        vLLM 0.33 reads both (`qwen3_dflash.py`, `_dflash_layer_causal`).
-        """
-        keys = ("is_causal", self.fields), ("causal", self.flash)
-        said = {key: section.flag(key) for key, section in keys if section.get(key) is not None}
-        if len(set(said.values())) > 1:
-            raise ValueError(
-                f"{self.fields.origin} contradicts itself: is_causal is {said['is_causal']}, and "
-                f"dflash_config.causal is {said['causal']}; keep one of them"
-            )
-        return next(iter(said.values()), default)
-
     def _is_window_causal(self) -> bool:
         """Whether rows of a block see only those before them, in layers with a sliding window."""
         fields = self.fields
@@ -311,7 +299,7 @@ class MaskTokenReading(HeadReading):
         # Layers with a window by use_swa alone see the whole block (MiMo's), and so do HF's.
         usual = "sliding_attention" in fields.strings("layer_types")
         usual = usual and self.source.producer != "Hugging Face"
-        return self._causal(default=usual)
+        return self.either.flag("is_causal", default=usual)
 
     def _confidence(self, hidden_size: int) -> str | None:
         """What the confidence head reads, by the width of its weights."""
@@ -322,7 +310,7 @@ class MaskTokenReading(HeadReading):
 
     def _design(self, alignment: str, context: str) -> dict[str, Any]:
         """Alignment and context, and whether rows are causal, with the caller's options."""
-        is_causal = context != "keys" or self._causal(default=False)
+        is_causal = context != "keys" or self.either.flag("is_causal")
         usual = {"alignment": alignment, "is_causal": is_causal}
         asked = {name: self.options.get(name, value) for name, value in usual.items()}
         return {**asked, "context": context}

@@ -171,12 +171,11 @@ class HeadDrafter(TreeDrafter):
         return save_head(self.head, folder, layout, **options)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or device, more tokens than a block predicts, and a tree that
-        is wider than the ids are many.
-        """
+        """Refuses another vocabulary or device, and more tokens than a block or the ids allow."""
         self._check_draft_length()
-        if self.tree is not None:
-            self.tree.check_ids(self.num_ids)
+        if self.tree is not None:  # a selector leaves its candidates alone
+            correction = getattr(self.config, "correction", None)
+            self.tree.check_ids(getattr(correction, "top_k", self.config.draft_vocab_size))
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "
@@ -197,11 +196,6 @@ class HeadDrafter(TreeDrafter):
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """How its trees grow; `None` for chains."""
         return None if self.tree is None else TreePlan(self.tree, device)
-
-    @property
-    def num_ids(self) -> int:
-        """Ids that can be drafted after a text."""
-        return self.config.draft_vocab_size
 
     @property
     def num_layers(self) -> int:

@@ -16,7 +16,6 @@ from specdec.arguments import check_number
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePass, TreePlan
-from specdec.heads.correction import SelectorConfig
 from specdec.heads.mask_token import MaskTokenHead
 from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
 from specdec.heads.window import WindowPlan
@@ -133,12 +132,6 @@ class MaskTokenDrafter(HeadDrafter):
         estimate = self.head.confidence_head(hidden)[..., 0].float().sigmoid()  # [B, K]
         is_sure = (estimate >= self.confidence_threshold).long()
         return torch.minimum(num_valid, is_sure.cumprod(dim=1).sum(dim=1))
-
-    @property
-    def num_ids(self) -> int:
-        """See `HeadDrafter`; after a selector its candidates alone."""
-        correction = self.config.correction
-        return correction.top_k if isinstance(correction, SelectorConfig) else super().num_ids
 
     def tree_plan(self, device: torch.device) -> TreePlan | None:
         """Trees of one pass: the best paths by the product of their tokens' probabilities."""

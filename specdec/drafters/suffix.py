@@ -63,8 +63,7 @@ class SuffixDrafter(PromptLookupDrafter):
             oldest are dropped first. The tables take 16 bytes per token and length of a match.
 
     Raises:
-        TypeError, ValueError: a number out of range; see `PromptLookupDrafter`. Tables that are
-            larger than the memory of the CPU.
+        TypeError, ValueError: a number out of range; see `PromptLookupDrafter`. Too large tables.
 
     Example:
         >>> drafter = SuffixDrafter(num_draft_tokens=2)
@@ -95,7 +94,7 @@ class SuffixDrafter(PromptLookupDrafter):
         self.max_spec_factor = max_spec_factor
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
         needed, there = max_ngram * max_tokens * _CELL_BYTES, memory_bytes(torch.device("cpu"))
-        if there is not None and needed > there:
+        if needed > (there or needed):
             raise ValueError(
                 f"max_ngram={max_ngram} times max_tokens={max_tokens} take {needed / 2**30:.1f} "
                 f"GiB, and cpu has {there / 2**30:.1f} GiB in all; make one of them smaller"

@@ -164,18 +164,13 @@ class Tree:
 
 
 class TreeDrafter(Drafter):
-    """A drafter of chains, or of trees where it is made with one.
-
-    Attributes:
-        tree: the shape; `None` for chains. A tree may be replaced by another one, which holds for
-            the next call; K and D are then that tree's.
-    """
+    """A drafter of chains, or of trees where it is made with one."""
 
     drafts_trees: ClassVar[bool] = True
 
     @property
     def tree(self) -> Tree | None:
-        """See the class."""
+        """The shape; `None` for chains. Another one holds from the next call on, with its K and D."""
         return vars(self)["tree"]
 
     @tree.setter

@@ -453,19 +453,19 @@ CONTRADICTIONS = {
     "ptd_token_id must be an id in 0..60, got True": amazon(ptd_token_id=True),
     "lacks block_size": z_lab().but(block_size=...),
     "block_size must be an integer in 1..1024, got 0": z_lab(block_size=0),
-    "names two values of block_size: 6 at the top and 4 in dflash_config": z_lab(
+    "names two values of block_size: 6 at the top and 4 as dflash_config.block_size": z_lab(
         dflash={"block_size": 4}
     ),
-    "names two values of sample_from_anchor: True at the top and False in dflash_config": z_lab(
+    "names two values of sample_from_anchor: True at the top and False as dflash_config.sample": z_lab(
         dflash={"sample_from_anchor": False}, sample_from_anchor=True
     ),
-    "names two values of shift_label: True at the top and False in dflash_config": domino(
+    "names two values of shift_label: True at the top and False as dflash_config.shift_label": domino(
         shift_label=False
     ).but(shift_label=True),
     "names two values of attention_sink_bias": z_lab(
         dflash={"attention_sink_bias": False}, attention_sink_bias=True
     ),
-    "is_causal is True, and dflash_config.causal is False": z_lab(
+    "names two values of is_causal: True at the top and False as dflash_config.causal": z_lab(
         dflash={"causal": False}, is_causal=True
     ),
     "is_causal must be true or false, got 1": z_lab(is_causal=1),
