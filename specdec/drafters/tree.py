@@ -170,7 +170,7 @@ class TreeDrafter(Drafter):
 
     @property
     def tree(self) -> Tree | None:
-        """The shape; `None` for chains. Another one holds from the next call on, with its K and D."""
+        """The shape; `None` for chains. Another one, with its K and D, holds from the next call."""
         return vars(self)["tree"]
 
     @tree.setter

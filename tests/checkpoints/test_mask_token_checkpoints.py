@@ -456,10 +456,10 @@ CONTRADICTIONS = {
     "names two values of block_size: 6 at the top and 4 as dflash_config.block_size": z_lab(
         dflash={"block_size": 4}
     ),
-    "names two values of sample_from_anchor: True at the top and False as dflash_config.sample": z_lab(
+    "two values of sample_from_anchor: True at the top and False as dflash_config.sample": z_lab(
         dflash={"sample_from_anchor": False}, sample_from_anchor=True
     ),
-    "names two values of shift_label: True at the top and False as dflash_config.shift_label": domino(
+    "two values of shift_label: True at the top and False as dflash_config.shift_label": domino(
         shift_label=False
     ).but(shift_label=True),
     "names two values of attention_sink_bias": z_lab(
