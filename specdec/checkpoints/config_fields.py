@@ -80,7 +80,32 @@ class ConfigFields:
         self._checked(name, value, isinstance(value, dict), "an object")
         return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
 
+    def with_section(self, name: str, **other_names: str) -> ConfigFields:
+        """Keys that may stand at the top or in a section, some of them under other names there."""
+        return _TwoPlaces(self, name, other_names)
+
     def _checked(self, name: str, value: Any, fits: bool, expected: str) -> Any:
         if not fits:
             raise ValueError(f"{self.origin}: {name} must be {expected}, got {repr(value)[:80]}")
         return value
+
+
+class _TwoPlaces(ConfigFields):
+    """See `with_section`. A key that has one value at the top and another one in the section raises
+    `ValueError`: readers disagree about which of them counts.
+    """
+
+    def __init__(self, top: ConfigFields, name: str, other_names: Mapping[str, str]):
+        super().__init__(top.raw, top.origin)
+        self._top, self._name, self._other_names = top, name, other_names
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """See `ConfigFields.get`."""
+        inner = self._other_names.get(name, name)
+        first, second = self._top.get(name), self._top.section(self._name).get(inner)
+        if None not in (first, second) and first != second:
+            raise ValueError(
+                f"{self.origin} names two values of {name}: {repr(first)[:80]} at the top and "
+                f"{repr(second)[:80]} as {self._name}.{inner}; keep one of them"
+            )
+        return next((value for value in (first, second) if value is not None), default)

@@ -54,23 +54,21 @@ def read_correction(
         names: tensors, by the head's names.
         kind: of the file's `Source`.
     """
-    flash = fields.section("dflash_config")
+    fields = fields.with_section("dflash_config")
     if kind == "Domino" or "correction.prefix_gru.weight_ih_l0" in names:
-        return _read(DominoConfig, fields, flash), None
+        return _read(DominoConfig, fields), None
     if kind == "XPress" or "correction.mix_l" in names:
-        for section in (fields, flash):
-            section.get("num_jacobi_passes")  # how engines approach what is computed here
-        return _read(XPressConfig, fields, flash), None
+        fields.get("num_jacobi_passes")  # how engines approach what is computed here
+        return _read(XPressConfig, fields), None
     if kind == "DFlash 2" or "correction.predecessor_codebook" in names:
-        sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields, flash)
-        return _read(SelectorConfig, fields, flash), Convolution(**sizes)
-    rank = fields.get("markov_rank", flash.get("markov_rank"))
+        sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields)
+        return _read(SelectorConfig, fields), Convolution(**sizes)
+    rank = fields.get("markov_rank")
     is_usual = kind == "DSpark" and fields.get("speculators_model_type") is not None
     if rank == 0 or (rank is None and not is_usual and "correction.markov_w1.weight" not in names):
-        for section in (fields, flash):
-            section.get("markov_head_type")
+        fields.get("markov_head_type")
         return None, None
-    return _read(MarkovConfig, fields, flash), None
+    return _read(MarkovConfig, fields), None
 
 
 def correction_keys(
@@ -85,26 +83,19 @@ def correction_keys(
     return keys
 
 
-def _read(sizes: type, fields: ConfigFields, flash: ConfigFields) -> CorrectionConfig:
+def _read(sizes: type, fields: ConfigFields) -> CorrectionConfig:
     usual = {name: getattr(sizes, name) for name in _KEYS[sizes]}
-    return sizes(**_given(usual, _KEYS[sizes], fields, flash))
+    return sizes(**_given(usual, _KEYS[sizes], fields))
 
 
 def _given(
-    usual: Mapping[str, Any], keys: Mapping[str, str], fields: ConfigFields, flash: ConfigFields
+    usual: Mapping[str, Any], keys: Mapping[str, str], fields: ConfigFields
 ) -> dict[str, Any]:
-    """Values by our names: from the top, from `dflash_config`, or as usual."""
+    """Values by our names: those of the file, or as usual."""
     found = {}
     for name, key in keys.items():
-        values = {section.get(key) for section in (fields, flash)} - {None}
-        if len(values) > 1:
-            raise ValueError(
-                f"{fields.origin} names two values of {key}: {sorted(map(str, values))}"
-            )
-        section = flash if fields.get(key) is None else fields
         if isinstance(usual[name], str):
-            found[name] = section.text(key, usual[name])
+            found[name] = fields.text(key, usual[name])
         else:
-            least = 0 if name == "first" else 1
-            found[name] = section.integer(key, usual[name], low=least)
+            found[name] = fields.integer(key, usual[name], low=0 if name == "first" else 1)
     return found

@@ -117,7 +117,15 @@ def read_windows(fields: ConfigFields) -> tuple[int | None, ...]:
         slides = [True] * count
     if not any(slides):
         return ()
-    size = flash.get("swa_window_size", fields.get("sliding_window"))
+    size = flash.get("swa_window_size")
+    if size is None and fields.get("use_sliding_window") is False:
+        # HF's Qwen3Config drops sliding_window then. z-lab's layers go on without a window, vLLM's
+        # refuse: a file that means either says so without a contradiction.
+        raise ValueError(
+            f"{fields.origin} contradicts itself: layers slide (layer_types or use_swa), and "
+            "use_sliding_window is false; set it to true, or name full_attention in layer_types"
+        )
+    size = fields.get("sliding_window") if size is None else size
     if type(size) is not int or size < 1:
         raise ValueError(
             f"{fields.origin}: sliding layers need sliding_window, a number of positions, got "

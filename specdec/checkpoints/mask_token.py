@@ -128,9 +128,8 @@ def translate(
     reading = MaskTokenReading(fields, source, tensors, options)
     config = {P_EAGLE: reading.p_eagle, PARD: reading.pard}.get(source.kind, reading.dflash)(target)
     reading.check_joined(config)
-    for section in (fields, reading.flash):
-        for key in _WITHOUT_MEANING:
-            section.get(key)
+    for key in _WITHOUT_MEANING:
+        reading.either.get(key)
     return Translation(config, tensors, fields, {})
 
 
@@ -175,6 +174,13 @@ class MaskTokenReading(HeadReading):
     def flash(self) -> ConfigFields:
         """DFlash's own section."""
         return self.fields.section("dflash_config")
+
+    @property
+    def either(self) -> ConfigFields:
+        """Keys that producers write at the top or in DFlash's section. Both of `is_causal` hold for
+        all layers: z-lab's `dflash/model.py`, vLLM 0.33's `_dflash_layer_causal`.
+        """
+        return self.fields.with_section("dflash_config", is_causal="causal")
 
     def p_eagle(self, target: PreTrainedModel | None) -> MaskTokenConfig:
         """An EAGLE-3 head, and what its masks are."""
@@ -252,8 +258,8 @@ class MaskTokenReading(HeadReading):
             convolution=convolution,
         )
         layer = self.asked_layer(layer)
-        for section in (fields, self.flash):  # the tensors say so
-            section.get("attention_sink_bias", section.get("add_swa_attention_sink_bias"))
+        for key in ("attention_sink_bias", "add_swa_attention_sink_bias"):
+            self.either.get(key)  # the tensors say so
         design = self._design(self._block_alignment(), "keys")
         if design["alignment"] == "next-token":
             self.notes.append("rows predict the token after their own position (next-token)")
@@ -276,26 +282,24 @@ class MaskTokenReading(HeadReading):
 
     def _block_alignment(self) -> Alignment:
         """What `sample_from_anchor` says, or Domino's `shift_label`; else what the design has."""
-        fields, flash = self.fields, self.flash
+        fields, is_dspark = self.either, self.source.kind == DSPARK
         key = "shift_label" if self.source.kind == DOMINO else "sample_from_anchor"
-        said = [section.flag(key) for section in (fields, flash) if section.get(key) is not None]
-        if not said and self.source.kind == DSPARK and self.is_speculators:
+        if fields.get(key) is None and is_dspark and self.is_speculators:
             self.notes.append(
                 "no sample_from_anchor: true, speculators' default for dspark (vLLM's is false)"
             )
-        return "next-token" if any(said or [self.source.kind == DSPARK]) else "same-position"
+        return "next-token" if fields.flag(key, default=is_dspark) else "same-position"
 
     def _is_window_causal(self) -> bool:
         """Whether rows of a block see only those before them, in layers with a sliding window."""
         fields = self.fields
-        if self.source.producer == "Hugging Face":
-            return False
         if self.is_speculators:
             is_free = self.source.kind == DFLASH2
             return not fields.flag("sliding_window_non_causal", default=is_free)
-        # Layers with a window by use_swa alone see the whole block (MiMo's).
+        # Layers with a window by use_swa alone see the whole block (MiMo's), and so do HF's.
         usual = "sliding_attention" in fields.strings("layer_types")
-        return self.flash.flag("causal", default=fields.flag("is_causal", default=usual))
+        usual = usual and self.source.producer != "Hugging Face"
+        return self.either.flag("is_causal", default=usual)
 
     def _confidence(self, hidden_size: int) -> str | None:
         """What the confidence head reads, by the width of its weights."""
@@ -306,7 +310,7 @@ class MaskTokenReading(HeadReading):
 
     def _design(self, alignment: str, context: str) -> dict[str, Any]:
         """Alignment and context, and whether rows are causal, with the caller's options."""
-        is_causal = context != "keys" or self.flash.flag("causal")
+        is_causal = context != "keys" or self.either.flag("is_causal")
         usual = {"alignment": alignment, "is_causal": is_causal}
         asked = {name: self.options.get(name, value) for name, value in usual.items()}
         return {**asked, "context": context}
@@ -374,19 +378,10 @@ class MaskTokenReading(HeadReading):
 
     def _block_size(self) -> int:
         """At the top level (older files), in `dflash_config`, or speculators' default."""
-        found = {
-            section.integer("block_size", high=1024)
-            for section in (self.fields, self.flash)
-            if section.get("block_size") is not None
-        }
-        if len(found) > 1:
-            raise ValueError(f"{self.fields.origin} names two block sizes: {sorted(found)}")
-        if not found and self.source.producer == "speculators":
-            self.notes.append("no block_size: 8, speculators' default")
-            found.add(8)
-        if not found:
-            raise ValueError(f"{self.fields.origin} lacks block_size")
-        return found.pop()
+        usual = 8 if self.is_speculators else None
+        if usual and self.either.get("block_size") is None:
+            self.notes.append(f"no block_size: {usual}, speculators' default")
+        return self.either.integer("block_size", usual, high=1024)
 
     def _features(self, num_layers: int | None) -> tuple[FeatureLayer, ...]:
         """The boundaries that the head reads."""

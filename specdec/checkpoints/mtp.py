@@ -15,9 +15,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, __version__
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from specdec.arguments import check_choice, check_path
+from specdec.arguments import check_choice, check_path, shown
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.checkpoints.export import layer_keys, refuse_another_model, write_checkpoint
@@ -30,6 +31,7 @@ from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
 from specdec.heads.sharing import check_target
+from specdec.show.text import one_line
 from specdec.target.features import FeatureLayer
 
 SECTION = "specdec_mtp"
@@ -38,6 +40,14 @@ SECTION = "specdec_mtp"
 MAX_DEPTHS = 32
 _COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers")
 """Keys of the number of depths."""
+_OTHER_KEYS = "|".join(
+    {"_.*", ".*_token_id", ".*drop.*", "initializer_range", "output_.*", "vocab_size", "use_cache"}
+    | {"tie_word_embeddings", "producer", *_COUNTS}
+    | (PreTrainedConfig().to_dict().keys() - {"model_type"})
+)
+"""Names (a regular expression) of keys that shape no decoder layer, of a file or of how it is used.
+The size of the vocabulary is compared by itself.
+"""
 
 
 def detect(folder: CheckpointFolder) -> Source | None:
@@ -75,6 +85,8 @@ def translate(
     config = _with_options(config, options, keys.origin)
     if target is not None:
         check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
+        if source.producer != "specdec":
+            _check_same_model(keys, target)
     copies = r"layers\.\d+\.embed_tokens\.weight"
     if not config.lm_head_per_depth:
         copies = r"layers\.\d+\.(embed_tokens|lm_head)\.weight"
@@ -93,8 +105,9 @@ def _read_layout(
     in_file = folder.tensors(lambda name: layout.depth_and_rest(name, num_layers) is not None)
     placed = {name: layout.depth_and_rest(name, num_layers) for name in in_file}
     num_depths = 1 + max(depth for depth, _ in placed.values())
-    refuse_unsupported(keys, _unsupported(layout, in_file, num_depths))
+    refuse_unsupported(keys, _unsupported(layout, text, in_file, num_depths))
     _check_count(text, num_depths)
+    _check_numbers(text.raw, text.origin)
     tensors: dict[str, StoredTensor] = {}
     for name, (depth, rest) in placed.items():
         canonical = layout.canonical(depth, rest, num_depths)
@@ -120,7 +133,7 @@ def _read_layout(
 
 
 def _unsupported(
-    layout: Layout, tensors: dict[str, StoredTensor], num_depths: int
+    layout: Layout, text: ConfigFields, tensors: dict[str, StoredTensor], num_depths: int
 ) -> Iterator[tuple[bool, str]]:
     """Pairs (condition, message)."""
     others = sorted({tensor.dtype for tensor in tensors.values()} - FLOATS)
@@ -133,6 +146,10 @@ def _unsupported(
     fused = any(".qkv_proj." in name for name in tensors)
     yield fused, "fused qkv_proj, stored in shards of an unknown number"
     yield any(".moe." in name for name in tensors), "tensors *.moe.*: experts under Step's names"
+    if text.get("model_type") == "mellum" and "mellum" in CONFIG_MAPPING:
+        # Before, HF has no key of the modules' layers: they slide, and would be built as full.
+        knows = hasattr(CONFIG_MAPPING["mellum"], "num_mtp_layers")
+        yield not knows, f"Mellum's modules with transformers {__version__}; 5.23 describes them"
 
 
 def _check_count(text: ConfigFields, num_depths: int) -> None:
@@ -143,6 +160,45 @@ def _check_count(text: ConfigFields, num_depths: int) -> None:
         count = text.integer(key, low=0, high=MAX_DEPTHS)
         if count not in (0, num_depths):
             raise ValueError(f"{text.origin}: {key} is {count}, but the files hold {num_depths}")
+
+
+def _check_numbers(raw: Mapping[str, Any], origin: str) -> None:
+    """`ValueError` for numbers that HF's configurations take, and no layer computes with."""
+    for key, value in raw.items():
+        if isinstance(value, dict):
+            _check_numbers(value, f"{origin}: {key}")
+        for number in value if isinstance(value, list) else [value]:  # Step has a base per layer
+            if key.endswith(("rope_theta", "_norm_eps")):
+                ConfigFields({key: number}, origin).number(key)
+            elif key == "sliding_window" and number is not None:
+                ConfigFields({key: number}, origin).integer(key)
+
+
+def _check_same_model(keys: ConfigFields, target: PreTrainedModel) -> None:
+    """`ValueError` where the file that holds the modules describes another model than the target,
+    whose configuration their layers are built by. HF's class makes spellings alike.
+    """
+    kind, raw = keys.get("model_type"), dict(keys.raw)
+    raw.pop("quantization_config", None)
+    is_known = isinstance(kind, str) and kind in CONFIG_MAPPING
+    try:
+        of_file = (CONFIG_MAPPING[kind] if is_known else type(target.config)).from_dict(raw)
+    except Exception as error:  # HF raises errors of many kinds for values it cannot take
+        raise ValueError(f"{keys.origin}: {type(error).__name__}: {one_line(error)}") from error
+    ours, theirs = (_shaping_keys(c.get_text_config()) for c in (of_file, target.config))
+    names = sorted(ours | theirs, key=lambda key: key != "model_type")
+    differing = [key for key in names if ours.get(key) != theirs.get(key)]
+    if differing:
+        said = (f"{k} is {shown(ours.get(k))} and {shown(theirs.get(k))}" for k in differing[:4])
+        raise ValueError(
+            f"{keys.origin} is of another model than {type(target).__name__}: {'; '.join(said)}; "
+            "load the target from that folder, or with the same values"
+        )
+
+
+def _shaping_keys(config: PreTrainedConfig) -> dict[str, Any]:
+    """What a configuration says of decoder layers, by HF's names."""
+    return {k: v for k, v in config.to_dict().items() if not re.fullmatch(_OTHER_KEYS, k)}
 
 
 def _flags_of(kind: type) -> dict[str, bool]:
@@ -282,9 +338,7 @@ def _terms(layer: LayerConfig | HFLayerConfig) -> tuple[str, object]:
     """What two descriptions of a decoder layer agree in if they build the same one."""
     if isinstance(layer, LayerConfig):
         return "the target's as LayerConfig", layer
-    of_file = {"dtype", "transformers_version", "architectures", "producer", *_COUNTS}
-    keys = {k: v for k, v in layer.config.to_dict().items() if k[0] != "_" and k not in of_file}
-    return layer.layer_class.__name__, (layer.like, keys)
+    return layer.layer_class.__name__, (layer.like, _shaping_keys(layer.config))
 
 
 def _read_own(folder: CheckpointFolder) -> tuple[MTPConfig, dict[str, StoredTensor]]:
@@ -292,6 +346,7 @@ def _read_own(folder: CheckpointFolder) -> tuple[MTPConfig, dict[str, StoredTens
     keys, section = folder.fields, folder.fields.section(SECTION)
     if section.get("hf_layer") is not None:
         like = section.integer("hf_layer", low=0, high=hf_layers.MAX_LAYERS)
+        _check_numbers(keys.raw, keys.origin)
         layer = HFLayerConfig.of(hf_layers.model_of_config(keys), like=like)
         for key in keys.raw:
             keys.get(key)

@@ -18,9 +18,9 @@ from specdec.arguments import check_placement
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.tree import Tree, TreePlan
+from specdec.drafters.tree import Tree, TreeDrafter, TreePlan
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
 from specdec.target import Target
@@ -47,7 +47,7 @@ class HeadState:
         self.cache.reset()
 
 
-class HeadDrafter(Drafter):
+class HeadDrafter(TreeDrafter):
     """A drafter whose weights are a learned head; nearly all of them read the target's features.
 
     Where the head has no embeddings or no vocabulary head of its own it uses the target's, by
@@ -74,7 +74,6 @@ class HeadDrafter(Drafter):
     """The checkpoints that `from_pretrained` reads."""
     head_type: ClassVar[type[nn.Module]] = nn.Module
     """The heads that it drafts with."""
-    drafts_trees: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -87,12 +86,8 @@ class HeadDrafter(Drafter):
         tree: Tree | None = None,
     ):
         super().__init__()
-        if tree is not None and not self.drafts_trees:
-            raise ValueError(f"{type(self).__name__} drafts chains, got tree={tree}")
-        self.tree = tree
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
-        if tree is not None:
-            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
+        self.tree = tree
         self.proposal = Proposal(proposal, draft_temperature)
         self._check_head(head)
         self.head, self.config = head, head.config
@@ -176,8 +171,11 @@ class HeadDrafter(Drafter):
         return save_head(self.head, folder, layout, **options)
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
-        """Refuses another vocabulary or device, and more tokens than a block predicts."""
+        """Refuses another vocabulary or device, and more tokens than a block or the ids allow."""
         self._check_draft_length()
+        if self.tree is not None:  # a selector leaves its candidates alone
+            correction = getattr(self.config, "correction", None)
+            self.tree.check_ids(getattr(correction, "top_k", self.config.draft_vocab_size))
         if self.config.vocab_size != vocab_size:
             raise ValueError(
                 f"the head was made for a vocabulary of {self.config.vocab_size} and the target's "

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_placement
-from specdec.drafters.base import Drafter, check_num_draft_tokens
+from specdec.drafters.base import check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.tree import Tree, TreePass, TreePlan
+from specdec.drafters.tree import Tree, TreeDrafter, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
@@ -54,7 +54,7 @@ class ModelDrafterState:
         self.cache.reset()
 
 
-class ModelDrafter(Drafter):
+class ModelDrafter(TreeDrafter):
     """Drafts K tokens one after the other with a plain causal LM of the target's tokenizer, or of
     one that has tokens in common with it.
 
@@ -101,9 +101,8 @@ class ModelDrafter(Drafter):
         vocabulary: CommonVocabulary | None = None,
     ):
         super().__init__()
-        self.num_draft_tokens, self.tree = check_num_draft_tokens(num_draft_tokens), tree
-        if tree is not None:
-            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
+        self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
+        self.tree = tree
         self.proposal = Proposal(proposal, draft_temperature)
         self._slot_model = SlotModel(model)
         if tree is not None:
@@ -128,8 +127,11 @@ class ModelDrafter(Drafter):
                 f"they must share a tokenizer (a difference of up to {most} is taken for padding), "
                 "or pass vocabulary=CommonVocabulary.of(target_tokenizer, draft_tokenizer)"
             )
+        if self.tree is not None:
+            common = self.vocabulary and len(self.vocabulary.target_ids)
+            self.tree.check_ids(common or min(own, vocab_size))
         check_placement("the draft model", self._slot_model.device, device)
-        self._slot_model.check_unchanged()
+        self._slot_model.check_unchanged("make the ModelDrafter and its generator again")
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

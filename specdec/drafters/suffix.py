@@ -16,12 +16,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number, check_path, check_placement, check_tensor
+from specdec.arguments import (
+    check_integer,
+    check_number,
+    check_path,
+    check_placement,
+    check_tensor,
+    shown,
+)
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
 from specdec.samplers.drawing import Drawing
 from specdec.settings import plain
+from specdec.target.cache import memory_bytes
 from specdec.types import PAD_TOKEN, Context, Draft
 
+_CELL_BYTES = 48
+"""Of a token and a length of a match: 16 are kept, the others are used while texts are sorted."""
 NUM_COUNTED = 16
 """Occurrences that are counted of each of the two, the text so far and the memory."""
 
@@ -53,7 +63,7 @@ class SuffixDrafter(PromptLookupDrafter):
             oldest are dropped first. The tables take 16 bytes per token and length of a match.
 
     Raises:
-        TypeError, ValueError: a number out of range; see `PromptLookupDrafter`.
+        TypeError, ValueError: a number out of range; see `PromptLookupDrafter`. Too large tables.
 
     Example:
         >>> drafter = SuffixDrafter(num_draft_tokens=2)
@@ -66,6 +76,8 @@ class SuffixDrafter(PromptLookupDrafter):
 
     Reference: Oliaro et al., arXiv:2411.04975 (SuffixDecoding).
     """
+
+    _vocab_size: int | None = None  # of the target that the memory was last checked for
 
     def __init__(
         self,
@@ -81,6 +93,12 @@ class SuffixDrafter(PromptLookupDrafter):
             check_number("max_spec_factor", max_spec_factor, above=0)
         self.max_spec_factor = max_spec_factor
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
+        needed, there = max_ngram * max_tokens * _CELL_BYTES, memory_bytes(torch.device("cpu"))
+        if needed > (there or needed):
+            raise ValueError(
+                f"max_ngram={max_ngram} times max_tokens={max_tokens} take {needed / 2**30:.1f} "
+                f"GiB, and cpu has {there / 2**30:.1f} GiB in all; make one of them smaller"
+            )
         powers = [pow(_FACTOR, i, 2**64) for i in range(max_ngram)]
         powers = [power - 2**64 if power >= 2**63 else power for power in powers]
         shape = max_ngram, max_tokens
@@ -107,13 +125,21 @@ class SuffixDrafter(PromptLookupDrafter):
             texts: token ids of each, prompt and answer for instance, without padding.
 
         Raises:
-            TypeError, ValueError: a text that is no list or tensor `[T]` of token ids.
+            TypeError, ValueError: a text that is no list or tensor `[T]` of token ids, or one of
+                ids that the target of the latest generator with this drafter does not have.
         """
         pieces, end = [self.memory], self.memory.new_full((1,), PAD_TOKEN)
         for i, text in enumerate(texts):
-            tokens = check_tensor(f"texts[{i}]", torch.as_tensor(text), (None,), (torch.long,))
+            try:
+                tokens = check_tensor("", torch.as_tensor(text), (None,), (torch.long,))
+            except (TypeError, ValueError, RuntimeError) as error:  # strings, too large integers
+                raise TypeError(
+                    f"texts[{i}] must be a list or an int64 tensor [T] of token ids, got "
+                    f"{shown(text)}; tokenize texts, and pass a list of them"
+                ) from error
             if bool((tokens < 0).any()):
                 raise ValueError(f"texts[{i}] has the token id {int(tokens.min())}; ids are >= 0")
+            self._check_ids(f"texts[{i}]", tokens, self._vocab_size)
             pieces += tokens.to(end.device), end
         self._fill(torch.cat(pieces))
 
@@ -125,7 +151,7 @@ class SuffixDrafter(PromptLookupDrafter):
         """Replaces the memory by the latest tokens of one that was saved.
 
         Raises:
-            ValueError: no file of `save`.
+            ValueError: no file of `save`, or of texts of another tokenizer, see `remember`.
         """
         try:
             memory = load_file(check_path("path", path, what="a file"))["memory"]
@@ -134,6 +160,7 @@ class SuffixDrafter(PromptLookupDrafter):
             raise ValueError(
                 f"{path} holds no memory of SuffixDrafter.save ({type(error).__name__}: {error})"
             ) from error
+        self._check_ids(str(path), memory, self._vocab_size)
         self._fill(memory.to(self.memory.device))
 
     def _fill(self, memory: Tensor) -> None:
@@ -156,10 +183,15 @@ class SuffixDrafter(PromptLookupDrafter):
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses a memory on another device, or of another tokenizer where its ids show that."""
         check_placement("the memory", self.memory.device, device)
-        if (largest := int(self.memory.max())) >= vocab_size:
+        self._check_ids("the memory", self.memory, vocab_size)
+        self._vocab_size = vocab_size
+
+    def _check_ids(self, what: str, ids: Tensor, vocab_size: int | None) -> None:
+        if vocab_size is not None and len(ids) and (largest := int(ids.max())) >= vocab_size:
             raise ValueError(
-                f"the memory has the token id {largest} and the target a vocabulary of "
-                f"{vocab_size}; its texts were made with another tokenizer"
+                f"{what} has the token id {largest} and the target a vocabulary of {vocab_size}; "
+                "its texts were made with another tokenizer. Tokenize with the target's; load() "
+                "replaces a memory, and a new SuffixDrafter has none"
             )
 
     def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:

@@ -10,12 +10,13 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from specdec.arguments import check_integer, check_number
+from specdec.arguments import check_integer, check_number, shown
+from specdec.drafters.base import Drafter
 from specdec.drafters.proposal import Proposal
 from specdec.samplers.drawing import Drawing
 from specdec.types import Draft, depths_of
@@ -65,14 +66,12 @@ class Tree:
         check_integer("Tree.depth", self.depth, 1)
         check_integer("Tree.nodes", self.nodes, self.depth)
         check_integer("Tree.top_k", self.top_k, 1)
+        for name in ("rates", "parents")[: 1 if self.parents is None else 2]:
+            if not isinstance(numbers := getattr(self, name), tuple | list):
+                raise TypeError(f"Tree.{name} must be a tuple of numbers, got {shown(numbers)}")
         for rate in self.rates:
             check_number("a rate of Tree.rates", rate, above=0, below=1)
-        most = self.top_k + (self.depth - 1) * self.top_k**2
-        if self.nodes > most:
-            raise ValueError(
-                f"a tree of depth {self.depth} has at most {most} candidates with top_k="
-                f"{self.top_k}, and {self.nodes} nodes were asked for"
-            )
+        self._check_candidates(self.top_k)
         if self.parents is not None:
             self._check_parents(self.parents)
         elif len(self._best_paths()) < self.nodes:
@@ -93,7 +92,7 @@ class Tree:
 
     def _best_paths(self) -> list[tuple[int, ...]]:
         """Up to `nodes` paths, each as the ranks of its nodes among their siblings."""
-        found, waiting = [], [(-self.rates[0], (0,))]
+        found, waiting = [], [(-rate, (0,)) for rate in self.rates[:1]]
         while waiting and len(found) < self.nodes:
             value, path = heapq.heappop(waiting)
             found.append(path)
@@ -104,6 +103,29 @@ class Tree:
             if len(path) < self.depth:
                 heapq.heappush(waiting, (value * self.rates[0], (*path, 0)))
         return found
+
+    def check_ids(self, num_ids: int) -> None:
+        """Raises `ValueError` for more children of a node, or more nodes, than a drafter of so many
+        ids can draw; a larger `top_k` alone is cut.
+        """
+        siblings = max(len(level.widths) for level in self.levels)
+        if siblings > num_ids:
+            raise ValueError(
+                f"a tree with {siblings} children of one node (Tree.rates or Tree.parents) cannot "
+                f"be drawn from {num_ids} ids without replacement; name at most {num_ids} rates"
+            )
+        self._check_candidates(min(self.top_k, num_ids), f" over {num_ids} ids")
+
+    def _check_candidates(self, num_children: int, over: str = "") -> None:
+        width = most = num_children
+        for _ in range(self.depth - 1):
+            width = min(self.top_k, width) * num_children
+            most += width
+        if self.nodes > most:
+            raise ValueError(
+                f"a tree of depth {self.depth}{over} has at most {most} candidates with top_k="
+                f"{self.top_k}, and {self.nodes} nodes were asked for"
+            )
 
     @cached_property
     def levels(self) -> tuple[Level, ...]:
@@ -139,6 +161,33 @@ class Tree:
             for width in level.widths
             for i in range(width)
         )
+
+
+class TreeDrafter(Drafter):
+    """A drafter of chains, or of trees where it is made with one."""
+
+    drafts_trees: ClassVar[bool] = True
+
+    @property
+    def tree(self) -> Tree | None:
+        """The shape; `None` for chains. Another one, with its K and D, holds from the next call."""
+        return vars(self)["tree"]
+
+    @tree.setter
+    def tree(self, tree: Tree | None) -> None:
+        name = type(self).__name__
+        if tree is not None and not isinstance(tree, Tree):
+            raise TypeError(
+                "tree must be a shape such as Tree(nodes=32, depth=5), or None for chains, got "
+                f"{shown(tree)}"
+            )
+        if tree is not None and not self.drafts_trees:
+            raise ValueError(f"{name} drafts chains, got tree={tree}")
+        if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
+            raise ValueError(f"{name} cannot change between chains and trees; make a new one")
+        vars(self)["tree"] = tree  # where settings and captured steps look for attributes
+        if tree is not None:
+            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
 
 
 class Level(NamedTuple):
@@ -266,7 +315,7 @@ class TreePlan:
         self, count: int, logits: Tensor, expand: Expand, own_ids: Tensor | None
     ) -> Draft:
         """EAGLE-2's tree."""
-        top_k, rows = self.tree.top_k, len(logits)
+        top_k, rows = min(self.tree.top_k, logits.shape[-1]), len(logits)
         scores, tokens = (table[:, 0] for table in _top(logits, top_k, own_ids))  # [B, top_k]
         found = [(scores, tokens, torch.full_like(tokens, -1))]
         chosen = torch.arange(top_k, device=tokens.device).expand(rows, -1)  # of the candidates

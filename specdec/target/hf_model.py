@@ -268,9 +268,9 @@ class SlotModel:
         """How the model is run: another object after each self-test."""
         return self._choices
 
-    def check_unchanged(self) -> None:
-        """Raises `ValueError` if the model has other modules, another vocabulary, data type or mode
-        than when it was wrapped, or would run under autocast.
+    def check_unchanged(self, advice: str = "build the generator again") -> None:
+        """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
+        data type or mode than when it was wrapped, or would run under autocast.
 
         Forwards that were replaced meanwhile, as trainers and `torch.compile` do, are followed: the
         model is tried once more.
@@ -287,7 +287,7 @@ class SlotModel:
         elif joined and views and addresses(self.model, joined) != views.addresses:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
-            raise ValueError(f"{name} {change}; build the generator again")
+            raise ValueError(f"{name} {change}; {advice}")
         if torch.is_autocast_enabled(self.model.device.type):
             raise ValueError(
                 "generation does not run under torch.autocast, which changes data types inside the "

@@ -266,6 +266,19 @@ CASES = {
         ),
     ),
     "causal block": (z_lab(dflash={"causal": True}), replace(DFLASH, is_causal=True)),
+    "causal block, said at the top": (z_lab(is_causal=True), replace(DFLASH, is_causal=True)),
+    "both ways, said at the top": (
+        z_lab(layer_types=["sliding_attention"] * 2, sliding_window=8, is_causal=False),
+        replace(DFLASH, layer=replace(DFLASH.layer, windows=(8, 8), is_window_causal=False)),
+    ),
+    "the same, said twice": (
+        domino(shift_label=True).but(shift_label=True),
+        replace(DFLASH, alignment="next-token", correction=DominoConfig(5, 6, first=1)),
+    ),
+    "MiMo, no sliding layers of its target": (
+        z_lab(dflash={"use_swa": True, "swa_window_size": 7}, use_sliding_window=False),
+        replace(DFLASH, layer=replace(DFLASH.layer, windows=(7, 7), is_window_causal=False)),
+    ),
     "speculators dflash, windows": (
         speculators_dflash(
             full=True,
@@ -440,7 +453,28 @@ CONTRADICTIONS = {
     "ptd_token_id must be an id in 0..60, got True": amazon(ptd_token_id=True),
     "lacks block_size": z_lab().but(block_size=...),
     "block_size must be an integer in 1..1024, got 0": z_lab(block_size=0),
-    "names two block sizes: .4, 6.": z_lab(dflash={"block_size": 4}),
+    "names two values of block_size: 6 at the top and 4 as dflash_config.block_size": z_lab(
+        dflash={"block_size": 4}
+    ),
+    "two values of sample_from_anchor: True at the top and False as dflash_config.sample": z_lab(
+        dflash={"sample_from_anchor": False}, sample_from_anchor=True
+    ),
+    "two values of shift_label: True at the top and False as dflash_config.shift_label": domino(
+        shift_label=False
+    ).but(shift_label=True),
+    "names two values of attention_sink_bias": z_lab(
+        dflash={"attention_sink_bias": False}, attention_sink_bias=True
+    ),
+    "names two values of is_causal: True at the top and False as dflash_config.causal": z_lab(
+        dflash={"causal": False}, is_causal=True
+    ),
+    "is_causal must be true or false, got 1": z_lab(is_causal=1),
+    "use_sliding_window is false; set it to true": z_lab(
+        layer_types=["sliding_attention"] * 2, sliding_window=8, use_sliding_window=False
+    ),
+    "use_swa., and use_sliding_window is false": z_lab(
+        dflash={"use_swa": True}, sliding_window=8, use_sliding_window=False
+    ),
     "at least 2 rows, got 1": z_lab(block_size=1),
     "made for a target of 12 layers, but LlamaForCausalLM has 8": z_lab(num_target_layers=12),
     "leads to 3 features": z_lab().but(
@@ -463,6 +497,33 @@ def test_a_checkpoint_that_contradicts_itself_is_refused(reason, tmp_path):
     folder = CONTRADICTIONS[reason].write(tmp_path)
     with pytest.raises(ValueError, match=reason):
         read(folder)
+
+
+SIZES_OF_CORRECTIONS = {
+    "markov_rank": more(deepspec(), markov_shapes()),
+    "emb_dim": domino(),
+    "gru_hidden_dim": domino(),
+    "pure_draft_prefix_len": domino(),
+    "selector_rank": z_lab(architectures=["DFlash2DraftModel"]),
+    "selector_top_k": z_lab(architectures=["DFlash2DraftModel"]),
+    "conv_kernel_size": z_lab(architectures=["DFlash2DraftModel"]),
+    "conv_group_size": z_lab(architectures=["DFlash2DraftModel"]),
+    "xpress_rank": speculators_dflash(speculators_model_type="xpress"),
+    "xpress_mlp_ratio": speculators_dflash(speculators_model_type="xpress"),
+}
+
+
+@pytest.mark.parametrize("key", SIZES_OF_CORRECTIONS)
+@pytest.mark.parametrize("value", [[4], {"a": 1}, "4"])
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_size_of_a_correction_is_an_integer(key, value, nested, tmp_path):
+    files = SIZES_OF_CORRECTIONS[key]
+    flash = files.config.get("dflash_config", {})
+    flash = {name: size for name, size in flash.items() if name != key}
+    places = {"dflash_config": flash | {key: value}, key: ...} if nested else {}
+    folder = files.but(**(places or {"dflash_config": flash, key: value})).write(tmp_path)
+    with pytest.raises(ValueError, match=rf"config\.json: {key} must be an integer in .*, got "):
+        survey(folder)
 
 
 OPTIONS = {

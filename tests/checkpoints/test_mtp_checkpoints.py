@@ -442,3 +442,71 @@ def test_inspect_shows_the_reading_and_every_misreading_has_its_option(tmp_path)
         shared = {"has_embed_tokens": False, "has_lm_head": False}
         assert replace(again.config, **shared) == reading.checkpoint.config
         reading.checkpoint.build()
+
+
+OTHER_MODELS = {
+    "rope_theta": ({"rope_parameters": None, "rope_theta": 7.0}, r"rope_parameters is .*7\.0"),
+    "rope_parameters": (
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
+        r"rope_parameters is .*7\.0.* and .*10000\.0",
+    ),
+    "heads": ({"num_attention_heads": 2}, r"num_attention_heads is 2 and 4"),
+    "width": ({"hidden_size": 31}, r"hidden_size is 31 and 32"),
+    "kind": ({"model_type": "llama"}, r"model_type is 'llama' and 'deepseek_v3'"),
+    "kind that HF does not have": (
+        {"model_type": "unheard_of", "rms_norm_eps": 0.5},
+        r"rms_norm_eps is 0\.5 and 1e-06",
+    ),
+    "a default": ({"routed_scaling_factor": None}, r"routed_scaling_factor is .* and 3\.0"),
+    "a value that HF refuses": ({"hidden_act": [1]}, r"config\.json: .*hidden_act"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_MODELS)
+def test_modules_of_a_model_that_the_target_is_not_are_refused(tmp_path, name):
+    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1, routed_scaling_factor=3.0)
+    changes, message = OTHER_MODELS[name]
+    edit_config(tmp_path, **changes)
+    with pytest.raises(ValueError, match=message):
+        survey_checkpoint(tmp_path, model, families=(MTP,))
+
+
+def test_keys_that_shape_no_layer_and_other_spellings_may_differ(tmp_path):
+    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1)
+    expected = survey_checkpoint(tmp_path, model, families=(MTP,)).load(model).build().state_dict()
+    edit_config(
+        tmp_path,
+        **{"rope_parameters": None, "rope_theta": 10000, "rope_scaling": None},
+        **{"dtype": None, "torch_dtype": "bfloat16", "transformers_version": "4.40.0"},
+        **{"architectures": ["SomethingElse"], "eos_token_id": [3, 4], "use_cache": False},
+        **{"quantization_config": {"quant_method": "fp8"}, "num_nextn_predict_layers": None},
+        **{"auto_map": None, "model_type": "unheard_of"},
+    )
+    model.config.pad_token_id = 7
+    found = survey_checkpoint(tmp_path, model, families=(MTP,)).load(model).build().state_dict()
+    assert all(found[name].equal(tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("Qwen", {"rope_parameters": None, "rope_theta": -100}, r"rope_theta must be a pos.* -100"),
+        (
+            "Qwen",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": -100}},
+            r"config\.json: rope_parameters: rope_theta must be a positive number, got -100",
+        ),
+        ("Qwen", {"rms_norm_eps": -1.0}, r"rms_norm_eps must be a positive number, got -1\.0"),
+        ("Qwen", {"sliding_window": -1}, r"sliding_window must be an integer in 1.* got -1"),
+        ("MiMo-V2", {"sliding_window": -1}, r"config\.json: sliding_window must .* got -1"),
+        ("MiMo-V2", {"sliding_window": 2.5}, r"sliding_window must be an integer .* got 2\.5"),
+    ],
+)
+def test_numbers_that_no_layer_computes_with_are_refused_without_a_target(
+    tmp_path, name, changes, message
+):
+    Written(tmp_path / "theirs", PRODUCERS[name])
+    survey_checkpoint(tmp_path / "theirs", families=(MTP,))
+    edit_config(tmp_path / "theirs", **changes)
+    with pytest.raises(ValueError, match=message):
+        survey_checkpoint(tmp_path / "theirs", families=(MTP,))

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_loop import PlainLoop
 
-from specdec import ModelDrafter
+from specdec import ModelDrafter, SpeculativeGenerator
 from specdec.kernels import draw
 from specdec.samplers import Noise, Stream, Warp
 
@@ -90,6 +90,18 @@ def test_fewer_tokens_are_valid_where_the_positions_of_the_draft_model_end(name)
     num_valid = check(draft, loop, model, gate, step.uniform(Stream.PROPOSE))
     assert num_valid == [min(max(limit - (n - 1), 0), width) for n in lengths]
     assert num_valid == [4, 4, 3, 2, 1, 0, 0]
+
+
+def test_a_model_that_was_cast_needs_another_drafter_as_the_error_says():
+    model, target, prompt = build("llama", seed=4), MODELS["llama"], torch.tensor([[1, 2, 3]])
+    generator = SpeculativeGenerator(target, ModelDrafter(model, 2))
+    model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match=r"bfloat16 now; make the ModelDrafter and its generator"):
+        generator.generate(prompt, max_new_tokens=4)
+    with pytest.raises(ValueError, match=r"bfloat16 now; make the ModelDrafter and its generator"):
+        SpeculativeGenerator(target, generator.drafter)
+    again = SpeculativeGenerator(target, ModelDrafter(model, 2))
+    assert again.generate(prompt, max_new_tokens=4, eos_token_id=None).new_tokens.shape == (1, 4)
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB - 6, VOCAB + 6])

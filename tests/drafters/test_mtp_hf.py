@@ -16,6 +16,8 @@ from mtp_checkpoints import SHAPES, random_model, write_mtp_names, write_numbere
 from transformers.generation import candidate_generator as candidates
 
 from specdec import SpeculativeGenerator
+from specdec.checkpoints import survey_checkpoint
+from specdec.checkpoints.mtp import MTP
 from specdec.drafters import MTPDrafter
 
 VOCAB, NUM_NEW = 5, 40  # few ids: random modules are often right
@@ -28,7 +30,8 @@ CASES = [
     ("Glm4Moe", 3, 2),
     ("Glm4Moe", 4, 1),
 ]
-if hasattr(transformers, "MellumConfig"):
+HAS_MELLUM = hasattr(transformers, "MellumConfig")
+if HAS_MELLUM and hasattr(transformers.MellumConfig, "num_mtp_layers"):  # in 5.17 it has none
     CASES.append(("Mellum", 1, 1))
 
 
@@ -129,3 +132,19 @@ def test_another_reading_drafts_other_tokens_than_hf(tmp_path, monkeypatch):
         )
         assert result.sequences.equal(text)  # lossless in any case
         assert [s.draft_tokens for s in result.trace[0]] != [tokens for _, tokens in theirs], wrong
+
+
+@pytest.mark.skipif(not HAS_MELLUM, reason="transformers has no Mellum")
+def test_mellums_modules_are_refused_where_transformers_does_not_describe_them(
+    tmp_path, monkeypatch
+):
+    """They slide, and without a key that says so they would be built as full attention."""
+    model = random_model("Mellum", vocab_size=VOCAB)
+    write_mtp_names(tmp_path, model, model.model.layers[1])
+    if hasattr(transformers.MellumConfig, "num_mtp_layers"):
+        survey_checkpoint(tmp_path, families=(MTP,))
+        monkeypatch.delattr(transformers.MellumConfig, "num_mtp_layers")
+    message = f"not supported: Mellum's modules with transformers {transformers.__version__}; 5.23"
+    for target in (None, model):
+        with pytest.raises(ValueError, match=message):
+            survey_checkpoint(tmp_path, target, families=(MTP,))

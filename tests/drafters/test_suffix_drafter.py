@@ -191,8 +191,9 @@ def test_what_is_no_memory_is_refused_and_changes_nothing(tmp_path):
             drafter.load(file)
     with pytest.raises(ValueError, match=r"texts\[1\] has the token id -1; ids are >= 0"):
         drafter.remember([[1, 2], [3, -1]])
-    for texts in ([1, 2, 3], [[1, 2], [0.5]], [[[1]]]):
-        with pytest.raises((TypeError, ValueError), match=r"texts\[\d\]"):
+    wrong = [[1, 2, 3], [[1, 2], [0.5]], [[[1]]], torch.tensor([1, 2]), [torch.ones(2)], [[10**30]]]
+    for texts in (*wrong, ["text"], "text", [["te", "xt"]], [[1, None]], [True], [[]]):
+        with pytest.raises(TypeError, match=r"texts\[\d\] must be a list or an int64 tensor \[T\]"):
             drafter.remember(texts)
     assert drafter.memory.equal(before)
 
@@ -203,6 +204,36 @@ def test_a_memory_of_another_place_or_tokenizer_is_refused():
         drafter.validate(vocab_size=400, device=torch.device("meta"))
     with pytest.raises(ValueError, match="a vocabulary of 7; its texts were made with another"):
         drafter.validate(vocab_size=7, device=CPU)
+
+
+def test_texts_of_another_tokenizer_are_refused_before_a_stream_could_draft_them(tmp_path):
+    """Once a generator has named the vocabulary. What is refused leaves the memory as it was."""
+    size, drafter = MODEL.config.vocab_size, remembering(4)
+    other, path = SuffixDrafter(4), tmp_path / "memory.safetensors"
+    other.remember([[1, 2, size]])  # of no target yet
+    other.save(path)
+    before, generator = drafter.memory.clone(), SpeculativeGenerator(MODEL, drafter)
+    stream = generator.stream(torch.tensor([[1, 2, 3]]), max_new_tokens=9, eos_token_id=None)
+    next(stream)
+    message = f"has the token id {size} and the target a vocabulary of {size}; its texts were made"
+    with pytest.raises(ValueError, match=rf"texts\[1\] {message}"):
+        drafter.remember([[1], [2, size]])
+    with pytest.raises(ValueError, match=f"memory.safetensors {message}"):
+        drafter.load(path)
+    assert drafter.memory.equal(before)
+    assert sum(len(record.rows[0].new_tokens) for record in stream if record.rows[0]) > 0
+    with pytest.raises(ValueError, match=f"the memory {message}.* load.. replaces a memory"):
+        SpeculativeGenerator(MODEL, other)
+    drafter.save(path)
+    other.load(path)
+    SpeculativeGenerator(MODEL, other)
+
+
+@pytest.mark.parametrize("options", [{"max_ngram": 10**7}, {"max_tokens": 10**12}])
+def test_tables_that_no_memory_holds_are_refused_with_their_size(options):
+    ((name, value),) = options.items()
+    with pytest.raises(ValueError, match=rf"{name}={value} .*take \d+\.\d GiB, and cpu has \d+"):
+        SuffixDrafter(4, **options)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from architectures import build
 from drafter_table import MODEL, TREE, drive, make
 from drafting import perturbed, ragged_prompts
 from eagle_heads import VOCAB, WIRINGS, random_head, stand_in, tables_of
+from eagle_heads import head_for as eagle_head_for
 from eagle_oracle import oracle_drafter, oracle_target
 from eagle_reference import draft_outputs
 from hypothesis import given, settings
@@ -30,6 +31,8 @@ from specdec import (
 )
 from specdec.drafters.proposal import Proposal
 from specdec.drafters.tree import Tree, TreePlan
+from specdec.drafters.vocabulary import CommonVocabulary
+from specdec.heads.correction import SelectorConfig
 from specdec.kernels import draw
 from specdec.samplers import Noise, Stream, Warp, draw_by_inversion
 from specdec.samplers.drawing import Drawing
@@ -89,6 +92,8 @@ def test_a_shape_may_be_given():
         ({"nodes": 4, "depth": 5}, "Tree.nodes"),
         ({"top_k": 0}, "Tree.top_k"),
         ({"rates": (0.5, 1.0)}, "a rate of Tree.rates"),
+        ({"rates": ()}, "0 children of each node .Tree.rates."),
+        ({"parents": ()}, "has 0 nodes"),
         ({"nodes": 200, "depth": 3, "top_k": 8}, "at most 136 candidates"),
         ({"nodes": 9, "depth": 2, "rates": (0.5, 0.4)}, "fewer than 9 nodes"),
         ({"nodes": 2, "depth": 1, "parents": (0, -1)}, "Tree.parents of node 0"),
@@ -98,6 +103,93 @@ def test_a_shape_may_be_given():
 def test_a_shape_that_cannot_be_is_refused(fields, named):
     with pytest.raises(ValueError, match=named):
         Tree(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rates": 0.5}, {"rates": None}, {"rates": "0.5"}, {"parents": 5}, {"parents": 0}]
+)
+def test_lists_of_a_shape_are_lists(fields):
+    with pytest.raises(TypeError, match=rf"Tree\.{next(iter(fields))} must be a tuple of numbers"):
+        Tree(**fields)
+
+
+@pytest.mark.parametrize("tree", [3, (7, 3), Tree, "32x5", True, False, {"nodes": 8}])
+@pytest.mark.parametrize("name", ["model", "eagle3", "p-eagle", "mtp"])
+def test_what_is_no_tree_is_refused_with_how_one_is_written(name, tree):
+    with pytest.raises(TypeError, match=r"tree must be .* as Tree\(nodes=32, depth=5\), or None"):
+        make(name, tree=tree)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [("model, tree", Tree(4, 2)), ("eagle3, fewer ids, tree", Tree(9, 4)), ("dflash, tree", TREE)],
+)
+@pytest.mark.parametrize("graphs", [False, True])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_another_tree_holds_from_the_next_call_on(name, other, graphs, do_sample):
+    drafter, options = make(name), {"max_new_tokens": 12, "eos_token_id": None, "trace": True}
+    drafter.tree = Tree(nodes=5, depth=3, top_k=2)
+    options |= {"do_sample": True, "seed": [1, 2]} if do_sample else {"do_sample": False}
+    generator = SpeculativeGenerator(MODEL, drafter, graphs=graphs)
+    prompts = ragged_prompts(MODEL.config.vocab_size, 5, 3)
+    generator.generate(*prompts, **options)
+    drafter.tree = other
+    expected = make(name.removesuffix(", tree"), tree=other)
+    expected = SpeculativeGenerator(MODEL, expected).generate(*prompts, **options)
+    found = generator.generate(*prompts, **options)
+    assert drafter.num_draft_tokens == other.nodes
+    assert found.sequences.equal(expected.sequences)
+    assert repr(found.trace) == repr(expected.trace)
+    for wrong, kind in ((None, ValueError), ("6x3", TypeError)):
+        with pytest.raises(kind, match=r"between chains and trees|tree must be"):
+            drafter.tree = wrong
+    assert drafter.tree is other
+
+
+WIDE = Tree(nodes=9, depth=2, parents=(-1,) * 6 + (0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (Tree(), None),  # top_k=8
+        (Tree(nodes=70, depth=3, rates=(0.5, 0.4, 0.3, 0.2, 0.1)), None),
+        (WIDE, "6 children of one node .* drawn from 5 ids"),
+        (Tree(31, 2, rates=(0.5,) * 5 + (0.4,)), "6 children of one node .* from 5 ids"),
+        (
+            Tree(71, 3, rates=(0.5, 0.4, 0.3, 0.2, 0.1)),
+            "depth 3 over 5 ids has at most 70 candidates with top_k=8, and 71 nodes",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["model", "model, common", "eagle3", "dflash2"])
+def test_a_tree_fits_the_ids_of_its_drafter(name, tree, message):
+    """All ids of a tiny vocabulary, those in common with the target, those of a head, and those
+    that a selector leaves.
+    """
+    ids, few = ragged_prompts(5, 6, 3), 5
+    target = build("llama", vocab_size=5)
+    if name == "model":
+        drafter = ModelDrafter(build("llama", vocab_size=5, seed=3), tree=tree)
+    elif name == "model, common":
+        target, own = build("llama"), torch.arange(few)
+        common = CommonVocabulary(own, own, torch.zeros(61, dtype=torch.long))
+        drafter = ModelDrafter(build("llama", seed=3), tree=tree, vocabulary=common)
+    elif name == "eagle3":
+        drafter = EagleDrafter(eagle_head_for(target, draft_vocab_size=few), target, tree=tree)
+    else:
+        target = build("llama")
+        head = mask_heads.head_for(target, "dflash2", correction=SelectorConfig(4, few))
+        drafter = MaskTokenDrafter(head, target, tree=tree)
+    if message is not None:
+        with pytest.raises(ValueError, match=message):
+            SpeculativeGenerator(target, drafter)
+        return
+    generator = SpeculativeGenerator(target, drafter)
+    text = target.generate(ids[0], attention_mask=ids[1], max_new_tokens=8, do_sample=False)
+    options = {"max_new_tokens": 8, "eos_token_id": None}
+    assert generator.generate(*ids, do_sample=False, **options).sequences.equal(text)
+    generator.generate(*ids, do_sample=True, seed=[3, 4], **options)  # checks probabilities
 
 
 def test_who_drafts_chains_refuses_trees_and_is_refused_with_them():
@@ -118,13 +210,13 @@ def test_who_drafts_chains_refuses_trees_and_is_refused_with_them():
 # EAGLE-2's dynamic tree.
 
 
-def dynamic_tree(logits_after, tree):
+def dynamic_tree(logits_after, tree, vocab):
     """The nodes (path, parent) of the paper's tree, in the order of SafeAILab's code: candidates
     depth by depth, and of them the best, in that order. `logits_after` maps paths to logits.
     """
 
     def children(path, score):
-        values, ids = logits_after(path).double().log_softmax(-1).topk(tree.top_k)
+        values, ids = logits_after(path).double().log_softmax(-1).topk(min(tree.top_k, vocab))
         return [((*path, i), score + v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)]
 
     candidates = beam = children((), 0.0)
@@ -138,11 +230,13 @@ def dynamic_tree(logits_after, tree):
 
 
 @settings(max_examples=25)
-@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(0, 20))
-def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more):
-    most = top_k + (depth - 1) * top_k**2
-    tree = Tree(nodes=min(depth + more, most), depth=depth, top_k=top_k, rates=(0.5,) * 4)
-    vocab, rows = 9, 2
+@given(seeds, st.integers(1, 4), st.integers(1, 4), st.integers(0, 20), st.sampled_from([2, 9]))
+def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more, vocab):
+    widths = [min(top_k, vocab)]
+    for _ in range(depth - 1):
+        widths.append(min(top_k, widths[-1]) * min(top_k, vocab))
+    nodes = min(depth + more, sum(widths))
+    tree, rows = Tree(nodes=nodes, depth=depth, top_k=top_k, rates=(0.5,) * 4), 2
 
     def logits_after(path):
         generator = torch.Generator().manual_seed(hash((seed, *path)) % 2**32)
@@ -172,7 +266,7 @@ def test_a_dynamic_tree_is_the_papers(seed, depth, top_k, more):
     drawing = Drawing(tree.nodes, Warp(rows, temperature=0), None, draw_by_inversion)
     first = logits_after(()).expand(rows, 1, -1)
     draft = plan.grow(Proposal(), drawing, first, expand)
-    expected = dynamic_tree(logits_after, tree)
+    expected = dynamic_tree(logits_after, tree, vocab)
     for row in range(rows):
         found = zip(draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True)
         assert list(found) == expected
@@ -221,7 +315,7 @@ def test_the_tree_of_a_head_is_that_of_its_wiring_recomputed_without_cache(name,
         draft, noise = proposed(drafter, text, features, temperature, seed)
         if temperature == 0:
             found = zip(draft.tokens[0].tolist(), draft.parents[0].tolist(), strict=True)
-            assert list(found) == dynamic_tree(logits_after, tree)
+            assert list(found) == dynamic_tree(logits_after, tree, VOCAB)
             continue
         check_drawn(draft, noise, logits_after, Warp(1, temperature=temperature))
 
