@@ -85,7 +85,8 @@ def main() -> int:
     """As on the command line; 1 where a line fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="small shapes, on any device")
-    tiny = parser.parse_args().tiny
+    parser.add_argument("--only", default="", help="cases whose name has these words")
+    tiny, only = vars(parser.parse_args()).values()
     device, sizes = gpu_parts.DEVICE, gpu_parts.TINY if tiny else {}
     hybrid = sizes | ({"linear_key_head_dim": 16, "linear_value_head_dim": 16} if tiny else {})
     big, mixed = gpu_parts.shape_8b, gpu_parts.shape_9b_hybrid
@@ -102,6 +103,7 @@ def main() -> int:
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     print(f"transformers {transformers.__version__}, torch {torch.__version__}, {name}")
     num_failed = 0
+    cases = {case: make for case, make in cases.items() if only in case}
     for case, make in cases.items():
         started = time.perf_counter()
         try:
