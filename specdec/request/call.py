@@ -132,13 +132,17 @@ class Request:
         """Tokens that each row may get; 0 where the prompts fill the allowed length."""
         return self.options.max_length - self.prompts.padded.shape[1]
 
+    @property
+    def is_alone(self) -> bool:
+        """Processors and stopping criteria see each row alone, and not the batch."""
+        return self.options.processors_alone is not None
+
     @cached_property
     def shown_prompts(self) -> list[list[int]]:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        is_alone = self.options.processors_alone is not None
-        groups = self.prompts.alone() if is_alone else [self.prompts.padded]
+        groups = self.prompts.alone() if self.is_alone else [self.prompts.padded]
         return [row for group in groups for row in group.tolist()]
 
     def filled_to(self, rows: int) -> Request:

@@ -109,9 +109,9 @@ DEVICES = [
         "onnxruntime-genai#2528",
         "generator/test_generate_contract.py",
         Edit(
-            "loop.host:OutputCollector._cut_where_criteria_stop",
-            "range(1, len(tokens) + 1)",
-            "[len(tokens)]",
+            "loop.host:OutputCollector._ask_criteria",
+            "column + 1)",
+            "len(self.new_tokens[row]))",
         ),
     ),
     Fault(
