@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
-from specdec.arguments import check_integer
+from specdec.arguments import check_integer, shown
 from specdec.drafters.base import check_state
 from specdec.kernels.verify.reference import find_draft_faults
-from specdec.loop.criteria import ShownText
 from specdec.loop.outcome import Outcome, PendingOutcome, RowOutcome, fault_text
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
@@ -246,13 +247,10 @@ class OutputCollector:
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
         self._scores: dict[tuple[str, int], list[Tensor]] = {}
         self._faults: dict[int, str] = {}  # of rows that have one after their new tokens
-        self._texts = []
-        if criteria := self._request.options.criteria:
-            groups = [[row] for row in range(rows)] if self._request.is_alone else [range(rows)]
-            prompts, device = self._request.shown_prompts, self._request.prompts.tokens.device
-            for group in groups:
-                ids = torch.tensor([prompts[row] for row in group], device=device)
-                self._texts.append(ShownText(group, ids, criteria))
+        # Rows that criteria see together, and the ids `[R, T]` that they have seen of them.
+        size = 1 if self._request.is_alone else rows
+        self._groups = [range(first, first + size) for first in range(0, rows, size)]
+        self._shown: dict[range, Tensor] = {}
         self._num_collected = 0
         self._num_streamed = 0
 
@@ -276,31 +274,35 @@ class OutputCollector:
         """
         numbers = self._generation.rows
         records: list[RowStep | None] = [None] * len(self.new_tokens)
-        taken: dict[int, int] = {}  # how many steps each row had that goes on
         for number, row in sorted(zip(numbers, outcome.read(), strict=True)):
             self._lengths[number] += len(row.new_tokens)
             if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            tokens = row.new_tokens
-            if row.faults:
-                tokens = tokens[: row.num_sound]
-                self._faults[number] = self._describe(number, row)
+            tokens = row.new_tokens[: row.num_sound]
             self.new_tokens[number] += tokens
-            if not row.faults and row.is_eos:
+            if row.faults:
+                self._faults[number] = self._describe(number, row)
+            elif row.is_eos:
                 self.finish_reasons[number] = "eos"
-            elif not row.faults and len(self.new_tokens[number]) >= self._room:
+            elif len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
+            if not tokens:
+                continue
             path = None if row.path is None else [at - 1 for at in row.path]
             drafted = row.draft_tokens, row.num_accepted
-            taken[number] = len(self.steps[number])
-            self.steps[number].append(RowStep(*drafted, tokens, row.parents, path))
+            records[number] = RowStep(*drafted, tokens, row.parents, path)
+            self.steps[number].append(records[number])
             for name, table in (scores or {}).items():  # of these tokens, and no others
                 path = range(len(tokens)) if row.path is None else [0, *row.path][: len(tokens)]
                 own = table[numbers.index(number), list(path)]
                 self._scores.setdefault((name, number), []).append(own)
-        self._ask_criteria()
-        for number, count in taken.items():
-            records[number] = next(iter(self.steps[number][count:]), None)
+        for rows in self._groups:
+            if self._request.options.criteria:
+                self._ask_criteria(rows)
+            for row in self._faults.keys() & rows:  # unless a criterion has ended it before
+                is_next = len(self.new_tokens[row]) == self._num_ready(rows)
+                if is_next and self.finish_reasons[row] is None:
+                    raise ValueError(self._faults[row])
         self._num_collected += 1
         self._stream()
         return StepRecord(self._num_collected - 1, records)
@@ -338,44 +340,41 @@ class OutputCollector:
         return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
 
     def _describe(self, number: int, row: RowOutcome) -> str:
-        """What is wrong with a step of a row, whose earlier tokens have been collected."""
-        parts, count = self._generation.parts, len(self.new_tokens[number]) + row.num_sound
+        """What is wrong with a step of a row, whose sound tokens have been collected."""
+        parts = self._generation.parts
         return (
-            f"in row {number} after {count} new tokens (step {self._num_collected}) "
-            f"{fault_text(row.faults, parts.drafter, parts.sampler)} (drafted {row.drafted}, "
-            f"{row.num_accepted} accepted, emitted {row.emitted})"
+            f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
+            f"{self._num_collected}) {fault_text(row.faults, parts.drafter, parts.sampler)}"
+            f" (drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
         )
 
-    def _ask_criteria(self) -> None:
-        """Shows stopping criteria every column that their rows have reached, and cuts rows that end
-        there.
-
-        Raises:
-            ValueError: a row has a fault, and no criterion has ended it before.
+    def _ask_criteria(self, rows: range) -> None:
+        """Shows criteria every column that all rows of a group have reached, each column once,
+        since criteria may keep state, and cuts rows where they are met.
         """
-        for text in self._texts:
-            while text.num_shown < self._num_ready(text.rows):
-                column = text.num_shown
-                is_met = text.show(self._column(text.rows, column))
-                for row, stops in zip(text.rows, is_met, strict=True):
-                    if stops and column < len(self.new_tokens[row]):
-                        self._cut(row, column + 1)
-        num_shown = {row: text.num_shown for text in self._texts for row in text.rows}
-        for row, fault in self._faults.items():
-            count = len(self.new_tokens[row])
-            if self.finish_reasons[row] is None and num_shown.get(row, count) == count:
-                raise ValueError(fault)
+        prompts, device = self._request.shown_prompts, self._request.prompts.tokens.device
+        ids = self._shown.get(rows)
+        if ids is None:
+            ids = torch.tensor([prompts[row] for row in rows], device=device)
+        while (column := ids.shape[1] - len(prompts[rows[0]])) < self._num_ready(rows):
+            new = torch.tensor(self._column(rows, column), device=device)
+            self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)
+            answers = _are_met(self._request.options.criteria, ids)
+            for row, is_met in zip(rows, answers, strict=True):
+                if is_met and column < len(self.new_tokens[row]):
+                    self._cut(row, column + 1)
 
     def _cut(self, row: int, count: int) -> None:
         """Ends a row after so many new tokens."""
-        if count < len(self.new_tokens[row]) or self.finish_reasons[row] != "eos":
+        surplus, steps = len(self.new_tokens[row]) - count, self.steps[row]
+        if surplus or self.finish_reasons[row] != "eos":
             self.finish_reasons[row] = "stop"
         del self.new_tokens[row][count:]
-        steps, self.steps[row][:] = list(self.steps[row]), []
-        for step in steps:
-            if count > 0:
-                self.steps[row].append(replace(step, new_tokens=step.new_tokens[:count]))
-            count -= len(step.new_tokens)
+        while surplus > 0:
+            surplus -= len(steps[-1].new_tokens)
+            del steps[-1].new_tokens[max(-surplus, 0) :]
+            if surplus >= 0:
+                steps.pop()
         self._generation.end_rows([row])
 
     def _num_ready(self, rows: Iterable[int]) -> int:
@@ -399,3 +398,22 @@ class OutputCollector:
         for column in range(self._num_streamed, ready):
             self._streamer.put(torch.tensor(self._column(rows, column)))
         self._num_streamed = ready
+
+
+def _are_met(criteria: Iterable[StoppingCriteria], ids: Tensor) -> list[bool]:
+    """Which of the rows of ids `[R, T]` end there; all criteria are called, as in HF."""
+    is_met = torch.zeros(len(ids), dtype=torch.bool)
+    for criterion in criteria:
+        answer = criterion(ids, None)
+        if isinstance(answer, bool | np.bool_):
+            answer = torch.tensor(bool(answer))
+        is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool
+        if not (is_flag and (answer.numel() == 1 or answer.shape == is_met.shape)):
+            name = getattr(criterion, "__name__", type(criterion).__name__)
+            raise TypeError(
+                f"the stopping criterion {name} returned {shown(answer)} for ids "
+                f"{list(ids.shape)}; expected a bool tensor of shape {list(is_met.shape)}, or True "
+                "or False"
+            )
+        is_met |= answer.cpu().reshape(-1)
+    return is_met.tolist()

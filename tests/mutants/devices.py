@@ -131,7 +131,7 @@ DEVICES = [
         Edit(
             *(
                 "request.call:Request.shown_prompts",
-                "self.prompts.alone() if is_alone else [self.prompts.padded]",
+                "self.prompts.alone() if self.is_alone else [self.prompts.padded]",
             ),
             "[self.prompts.padded]",
         ),
