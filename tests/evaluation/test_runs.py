@@ -269,12 +269,14 @@ def test_a_file_that_another_process_writes_is_refused_until_that_is_killed(tmp_
     generate = SpeculativeGenerator.generate
     command = [sys.executable, "-c", HOLDER, str(path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout.readline() == "held\n"
-        monkeypatch.setattr(SpeculativeGenerator, "generate", None)
-        with pytest.raises(ValueError, match=r"run\.jsonl is being written.*shard=\(ind"):
-            evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
-        assert path.read_text() == "".join(lines[:2])
-        holder.kill()
+        try:
+            assert holder.stdout.readline() == "held\n"
+            monkeypatch.setattr(SpeculativeGenerator, "generate", None)
+            with pytest.raises(ValueError, match=r"run\.jsonl is being written.*shard=\(ind"):
+                evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
+            assert path.read_text() == "".join(lines[:2])
+        finally:
+            holder.kill()
     monkeypatch.setattr(SpeculativeGenerator, "generate", generate)
     evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
     assert [json.loads(line).get("batch") for line in path.open()] == [None, 0, 1, 2]
