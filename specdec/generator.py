@@ -321,9 +321,9 @@ class SpeculativeGenerator:
         call, config = HookCall.find(), generation_config
         streamer = call.streamer if streamer is None else streamer
         with _ending(streamer):
-            check_hook(self.target, model, call, synced_gpus, model_kwargs)
             criteria = with_stop_strings(stopping_criteria, stop_strings, call.tokenizer)
             resolved = Options.from_resolved(logits_processor, criteria, config, call.tokenizer)
+            check_hook(self.target, model, call, synced_gpus, model_kwargs)
             if not config.return_dict_in_generate:  # as in HF, nobody would see them
                 resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
             mask = model_kwargs.get("attention_mask")

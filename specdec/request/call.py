@@ -21,7 +21,7 @@ from transformers import (
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.request.grammar import GrammarProcessor
-from specdec.request.options import Options, resolve_options
+from specdec.request.options import UNSUPPORTED, Options, resolve_options
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts, check_ids
 from specdec.samplers.warp import Warp
@@ -221,6 +221,8 @@ def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
         hint += "generate work through model.generate(..., custom_generate=generator)"
         if name == "token_type_ids":
             hint = "decoder-only models have no such input; leave it out"
+        elif name in UNSUPPORTED:
+            hint = UNSUPPORTED[name][1]
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")

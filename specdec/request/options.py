@@ -77,7 +77,7 @@ class Options:
         """Takes what HF hands to a decoding function; raises `ValueError` where it asks for
         something that specdec does not do.
         """
-        for name, (usual, reason) in _UNSUPPORTED.items():
+        for name, (usual, reason) in UNSUPPORTED.items():
             value = getattr(config, name, None)
             if value is not None and value not in usual:
                 raise ValueError(f"{name}={value!r} is not supported: {reason}")
@@ -283,12 +283,15 @@ _SEARCH = (
     "specdec decodes greedily or samples, with num_return_sequences=n for several samples of a "
     "prompt; use HF generate for beam or contrastive search and for constraints"
 )
-_ONLY_HF = "leave it out, or use HF generate"
+_ONLY_HF = (
+    "no result holds them (a drafter's feature_layers read hidden states in the loop); leave it "
+    "out, or use HF generate"
+)
 _ASSISTED = (
     "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
     "num_draft_tokens of its own"
 )
-_UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked for
+UNSUPPORTED = {  # what HF's defaults are, and why nothing else may be asked for
     "num_beams": ((1,), _SEARCH),
     "penalty_alpha": ((0,), _SEARCH),
     "dola_layers": ((0,), _SEARCH),
