@@ -270,7 +270,8 @@ class OutputCollector:
         """Takes over one step, and its logits where the call keeps them.
 
         Raises:
-            ValueError: the step found something wrong with its inputs; nothing of it is kept.
+            ValueError: a step found something wrong with its inputs, and no stopping criterion ends
+                the row before it.
         """
         numbers = self._generation.rows
         records: list[RowStep | None] = [None] * len(self.new_tokens)

@@ -40,7 +40,8 @@ class GenerateOptions(TypedDict, total=False):
     s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
     them one by one. `stop_strings` need the `tokenizer`, which the result shows its text with.
     Processors and criteria see each row as it would stand alone: its prompt without padding, then
-    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.)
+    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.) As in HF, a stop
+    string may begin in the prompt.
     `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
     model returns them and as they were sampled from.
 
