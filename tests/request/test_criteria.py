@@ -100,9 +100,10 @@ def run(name: str, eos: int | None, **options):
 
 @pytest.mark.parametrize("name", ["until all have a text", "all done", "every third"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_criteria_with_state_see_and_end_the_batch_as_in_hf(drafter, name):
+@pytest.mark.parametrize("how", [{}, {"steps_ahead": 1, "graphs": True}], ids=["eager", "ahead"])
+def test_criteria_with_state_see_and_end_the_batch_as_in_hf(drafter, name, how):
     part = None if drafter == "none" else make(drafter)
-    generator = SpeculativeGenerator(MODEL, part)
+    generator = SpeculativeGenerator(MODEL, part, **how)
     texts = plain()  # the end of a text ends a row before the criterion does, or none
     written = {token for text in texts for token in text}
     eos = texts[1][11] if name != "until all have a text" else min({*range(1, VOCAB)} - written)
