@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, Unpack
@@ -122,7 +122,8 @@ class SpeculativeGenerator:
             if number is not None:
                 check_integer(name, number, 0)
         check_choice("graphs", graphs, (True, False, "auto"))
-        if not (draft_length in (None, "auto") or callable(draft_length)):
+        is_function = callable(draft_length) and not isinstance(draft_length, type)
+        if not (draft_length in (None, "auto") or is_function):
             raise TypeError(
                 'draft_length must be None, "auto" or a function (acceptance, rows, tokens) -> '
                 f"draft tokens, got {shown(draft_length)}; generate(num_draft_tokens=) fixes one"
@@ -143,7 +144,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
-        self._auto_lengths: dict[Signature, AutoLength] = {}
+        self._auto_lengths: Mapping[Signature, AutoLength] = {}  # replaced, for other threads
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
@@ -320,9 +321,9 @@ class SpeculativeGenerator:
         call, config = HookCall.find(), generation_config
         streamer = call.streamer if streamer is None else streamer
         with _ending(streamer):
-            check_hook(self.target, model, call, synced_gpus, model_kwargs)
             criteria = with_stop_strings(stopping_criteria, stop_strings, call.tokenizer)
             resolved = Options.from_resolved(logits_processor, criteria, config, call.tokenizer)
+            check_hook(self.target, model, call, synced_gpus, model_kwargs)
             if not config.return_dict_in_generate:  # as in HF, nobody would see them
                 resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
             mask = model_kwargs.get("attention_mask")
@@ -395,7 +396,9 @@ class SpeculativeGenerator:
         signature = signature_of(parts, request, captures=reason is None)
         rows = bucket_of_rows(signature.batch_size)
         tokens = max(*request.prompts.lengths, SLOT_MULTIPLE)  # shorter ones cost the same
-        auto = self._auto_lengths.setdefault(signature._replace(batch_size=0), AutoLength())
+        known, key = self._auto_lengths, signature._replace(batch_size=0)
+        auto = known.get(key) or AutoLength()
+        self._auto_lengths = {**known, key: auto}
         if not auto.knows(rows, tokens):
             none = LogitsProcessorList(), StoppingCriteriaList()
             options = replace(request.options, processors=none[0], criteria=none[1])

@@ -166,7 +166,10 @@ _SEARCH = (
     "specdec decodes greedily or samples, with num_return_sequences=n for several samples of a "
     "prompt; use HF generate for beam or contrastive search and for constraints"
 )
-_ONLY_HF = "leave it out, or use HF generate"
+_ONLY_HF = (
+    "no result holds them (a drafter's feature_layers read hidden states in the loop); leave it "
+    "out, or use HF generate"
+)
 _ASSISTED = (
     "it belongs to HF's assisted generation; leave it out: the generator's drafter drafts, with "
     "num_draft_tokens of its own"

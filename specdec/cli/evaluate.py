@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     # What would fail at the end is refused before models are loaded.
     if arguments.output is not None:
-        RunFile(arguments.output).check_writable()
+        with RunFile(arguments.output).held():
+            pass
     if arguments.format == "latex":
         need("pandas", "--format latex")
     prompts = read_prompts(arguments.prompts) if arguments.prompts else own_prompts()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -118,18 +119,19 @@ def evaluate(
     about = {"run": {**run, "shard": [index, count]}, **provenance()}
     batches = dict(list(enumerate(_batches(records, plan)))[index::count])
     file = None if output is None else RunFile(output)
-    done = [] if file is None else file.resume(about)
-    missing = sorted(batches.keys() - {batch.index for batch in done})
-    for number in missing[:warmup]:
-        _run(generator, number, batches[number], plan, tokenizer)
-    with tqdm(total=len(batches), initial=len(done), disable=not progress, unit="batch") as bar:
-        for number in missing:
-            batch = _run(generator, number, batches[number], plan, tokenizer)
-            if file is not None:
-                file.append(batch, about)
-            done.append(batch)
-            bar.update()
-            bar.set_postfix_str(_postfix(done), refresh=False)
+    with nullcontext() if file is None else file.held():
+        done = [] if file is None else file.resume(about)
+        missing = sorted(batches.keys() - {batch.index for batch in done})
+        for number in missing[:warmup]:
+            _run(generator, number, batches[number], plan, tokenizer)
+        with tqdm(total=len(batches), initial=len(done), disable=not progress, unit="batch") as bar:
+            for number in missing:
+                batch = _run(generator, number, batches[number], plan, tokenizer)
+                if file is not None:
+                    file.append(batch, about)
+                done.append(batch)
+                bar.update()
+                bar.set_postfix_str(_postfix(done), refresh=False)
     done.sort(key=lambda batch: batch.index)
     return Evaluation(done, generator.drafter.num_draft_tokens, about)
 
@@ -175,7 +177,7 @@ def _run(
         ]
         kept = [ids[-(plan.max_prompt_tokens or len(ids)) :] for ids in encoded]
         inputs = left_padded(kept, generator.target.device)
-        options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows])
+        options = plan.sampling([row.seed + turn * _TURN_SEEDS for row in rows], tokenizer)
         generate = partial(
             generator.generate, *inputs, **options, max_new_tokens=plan.max_new_tokens
         )

@@ -61,9 +61,12 @@ class Plan:
         for name in self.options.keys() & _OWN.keys():
             raise TypeError(f"evaluate has no option {name}: {_OWN[name]}")
 
-    def sampling(self, seeds: list[int]) -> dict[str, Any]:
-        """Options of `generate` for rows of these seeds."""
-        options = {"neutral": True, "num_return_sequences": 1, **self.options}
+    def sampling(
+        self, seeds: list[int], tokenizer: PreTrainedTokenizerBase | None = None
+    ) -> dict[str, Any]:
+        """Options of `generate` for rows of these seeds; stop strings need the tokenizer."""
+        options = {"neutral": True, "num_return_sequences": 1, "tokenizer": tokenizer}
+        options |= self.options
         if self.temperature == 0:
             return {"do_sample": False, **options}
         return {"do_sample": True, "temperature": self.temperature, "seed": seeds, **options}
@@ -102,7 +105,7 @@ def settings_of_run(
     digest = hashlib.sha256()
     for prompt in records:
         digest.update(json.dumps([prompt.id, prompt.category, prompt.turns]).encode() + b"\n")
-    options = {**plan.sampling([]), "max_new_tokens": plan.max_new_tokens}
+    options = {**plan.sampling([], tokenizer), "max_new_tokens": plan.max_new_tokens}
     prompt = torch.zeros(1, 1, dtype=torch.long, device=generator.target.device)
     return {
         **_parts(generator),

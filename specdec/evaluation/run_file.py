@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +14,11 @@ from specdec.arguments import check_integer, check_number
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.settings import differences
+
+try:
+    import fcntl
+except ImportError:  # not on Windows, where nothing keeps two processes from one file
+    fcntl = None
 
 _FORMAT = "specdec.evaluation/1"
 _BEGINNING = json.dumps({"format": _FORMAT})[:-1].encode()
@@ -91,13 +98,32 @@ class RunFile:
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
-    def check_writable(self) -> None:
-        """Raises `OSError` where the file cannot be written, and leaves the path as it was."""
-        is_new = not self.path.exists()
-        with self.path.open("ab"):
-            pass
-        if is_new:
-            self.path.unlink()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other processes from the file, until its end or the end of this process; without
+        a finished batch there is no file afterwards.
+
+        Raises:
+            OSError: the file cannot be written.
+            ValueError: another process holds it.
+        """
+        with self.path.open("ab") as file:
+            try:
+                if fcntl is not None:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ValueError(
+                    f"{self.path} is being written by another process; measure in one process, or "
+                    "give each its part of the prompts and a file of its own: evaluate(..., "
+                    "shard=(index, count), output=...)"
+                ) from None
+            except OSError:  # a file system without locks
+                pass
+            try:
+                yield
+            finally:
+                if os.fstat(file.fileno()).st_size == 0:
+                    self.path.unlink(missing_ok=True)
 
     def read(self) -> tuple[dict[str, Any], list[EvaluatedBatch]]:
         """What the first line says about the run, and its finished batches. A last line that an
@@ -130,10 +156,8 @@ class RunFile:
             about: of the run; its entry `run` must equal that of the file.
 
         Raises:
-            OSError: the file cannot be written.
             ValueError: the file is of another run; says what differs.
         """
-        self.check_writable()
         content = self.path.read_bytes() if self.path.exists() else b""
         whole = content.rfind(b"\n") + 1
         if not whole:
@@ -141,7 +165,8 @@ class RunFile:
                 raise ValueError(
                     f"{self.path} is no evaluation and would be lost; choose another file"
                 )
-            self.path.unlink(missing_ok=True)  # interrupted while its first line was written
+            if content:  # interrupted while its first line was written
+                os.truncate(self.path, 0)
             return []
         header, batches = self.read()
         if differing := differences(header["run"], json.loads(json.dumps(about["run"]))):
@@ -154,8 +179,8 @@ class RunFile:
 
     def append(self, batch: EvaluatedBatch, about: dict[str, Any]) -> None:
         """Adds a finished batch, and waits until it is on disk."""
-        lines = [] if self.path.exists() else [{"format": _FORMAT, **about}]
         with self.path.open("a", encoding="utf-8") as file:
+            lines = [] if file.tell() else [{"format": _FORMAT, **about}]
             for line in (*lines, batch.to_dict()):
                 file.write(json.dumps(line) + "\n")
             file.flush()

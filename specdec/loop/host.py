@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +16,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_integer, shown
 from specdec.drafters.base import check_state
 from specdec.kernels.verify.reference import find_draft_faults
-from specdec.loop.outcome import Outcome, PendingOutcome, fault_text
+from specdec.loop.outcome import Outcome, PendingOutcome, RowOutcome, fault_text
 from specdec.loop.processors import process_step
 from specdec.loop.runner import StepRunner
 from specdec.loop.state import Parts
@@ -79,7 +79,7 @@ class Generation:
         self._most = runner.state.signature.num_draft_tokens
         self._num_draft_tokens = self._most if asked is None else asked
         self.max_draft_tokens = self._num_draft_tokens
-        self._unprocessed: Tensor | None = None
+        self._unprocessed = self._is_empty = None  # [B, K + 1, V], [B, K + 1], of the last step
         self._is_first = True
         self._giving_back = weakref.finalize(self, give_back, runner)
         self._giving_back.atexit = False
@@ -148,6 +148,8 @@ class Generation:
             num_draft_tokens=self._num_draft_tokens,
             edit_logits=self._process if self.request.options.processors else None,
         )
+        if self._is_empty is not None:
+            outcome.note_empty(self._is_empty)
         if self.state.signature.batch_size > len(self.rows):
             outcome = outcome.of_rows(len(self.rows))
         if self._is_first:
@@ -156,8 +158,13 @@ class Generation:
         return outcome
 
     def _process(self, draft: Draft, logits: Tensor) -> Tensor:
+        """Where processors leave no token, all are equally likely to the sampler: up to there any
+        distribution gives the same text, and a token that is kept from there is an error.
+        """
         self._unprocessed = logits
-        return process_step(self.request, self.state.buffer, draft, logits)
+        logits = process_step(self.request, self.state.buffer, draft, logits)
+        self._is_empty = (logits == -torch.inf).all(dim=-1)
+        return logits.masked_fill(self._is_empty[..., None], 0.0)
 
     def scores_of(self, outcome: Outcome) -> Scores:
         """Copies of the logits of the last step that the call wants to keep."""
@@ -239,6 +246,11 @@ class OutputCollector:
         self.finish_reasons: list[str | None] = [None if self._room > 0 else "length"] * rows
         self.steps: list[list[RowStep]] = [[] for _ in range(rows)]
         self._scores: dict[tuple[str, int], list[Tensor]] = {}
+        self._faults: dict[int, str] = {}  # of rows that have one after their new tokens
+        # Rows that criteria see together, and the ids `[R, T]` that they have seen of them.
+        size = 1 if self._request.is_alone else rows
+        self._groups = [range(first, first + size) for first in range(0, rows, size)]
+        self._shown: dict[range, Tensor] = {}
         self._num_collected = 0
         self._num_streamed = 0
 
@@ -258,29 +270,25 @@ class OutputCollector:
         """Takes over one step, and its logits where the call keeps them.
 
         Raises:
-            ValueError: the step found something wrong with its inputs; nothing of it is kept.
+            ValueError: a step found something wrong with its inputs, and no stopping criterion ends
+                the row before it.
         """
         numbers = self._generation.rows
-        rows = sorted(zip(numbers, outcome.read(), strict=True))  # by row of the batch
-        for number, row in rows:
-            if row.faults and self.finish_reasons[number] is None:
-                parts = self._generation.parts
-                raise ValueError(
-                    f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
-                    f"{self._num_collected}) {fault_text(row.faults, parts.drafter, parts.sampler)}"
-                    f" (drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
-                )
         records: list[RowStep | None] = [None] * len(self.new_tokens)
-        for number, row in rows:
+        for number, row in sorted(zip(numbers, outcome.read(), strict=True)):
             self._lengths[number] += len(row.new_tokens)
-            if self.finish_reasons[number] is not None:
+            if self.finish_reasons[number] is not None or number in self._faults:
                 continue
-            tokens = self._cut_where_criteria_stop(number, row.new_tokens)
+            tokens = row.new_tokens[: row.num_sound]
             self.new_tokens[number] += tokens
-            if len(tokens) == len(row.new_tokens) and row.is_eos:
+            if row.faults:
+                self._faults[number] = self._describe(number, row)
+            elif row.is_eos:
                 self.finish_reasons[number] = "eos"
-            elif self.finish_reasons[number] is None and len(self.new_tokens[number]) >= self._room:
+            elif len(self.new_tokens[number]) >= self._room:
                 self.finish_reasons[number] = "length"
+            if not tokens:
+                continue
             path = None if row.path is None else [at - 1 for at in row.path]
             drafted = row.draft_tokens, row.num_accepted
             records[number] = RowStep(*drafted, tokens, row.parents, path)
@@ -289,6 +297,13 @@ class OutputCollector:
                 path = range(len(tokens)) if row.path is None else [0, *row.path][: len(tokens)]
                 own = table[numbers.index(number), list(path)]
                 self._scores.setdefault((name, number), []).append(own)
+        for rows in self._groups:
+            if self._request.options.criteria:
+                self._ask_criteria(rows)
+            for row in self._faults.keys() & rows:  # unless a criterion has ended it before
+                is_next = len(self.new_tokens[row]) == self._num_ready(rows)
+                if is_next and self.finish_reasons[row] is None:
+                    raise ValueError(self._faults[row])
         self._num_collected += 1
         self._stream()
         return StepRecord(self._num_collected - 1, records)
@@ -321,25 +336,57 @@ class OutputCollector:
         kept = [self._scores.get((name, row)) for row in range(len(self.new_tokens))]
         if not all(kept):
             return None
-        rows = [torch.cat(blocks) for blocks in kept]  # [n, V]
+        counts = map(len, self.new_tokens)
+        rows = [torch.cat(blocks)[:n] for blocks, n in zip(kept, counts, strict=True)]  # [n, V]
         return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
 
-    def _cut_where_criteria_stop(self, row: int, tokens: list[int]) -> list[int]:
-        """The tokens up to the first at which a stopping criterion is met, as if they had come one
-        by one.
+    def _describe(self, number: int, row: RowOutcome) -> str:
+        """What is wrong with a step of a row, whose sound tokens have been collected."""
+        parts = self._generation.parts
+        return (
+            f"in row {number} after {len(self.new_tokens[number])} new tokens (step "
+            f"{self._num_collected}) {fault_text(row.faults, parts.drafter, parts.sampler)}"
+            f" (drafted {row.drafted}, {row.num_accepted} accepted, emitted {row.emitted})"
+        )
+
+    def _ask_criteria(self, rows: range) -> None:
+        """Shows criteria every column that all rows of a group have reached, each column once,
+        since criteria may keep state, and cuts rows where they are met.
         """
-        criteria = self._request.options.criteria
-        if not criteria:
-            return tokens
-        ids = self._request.shown_prompts[row] + self.new_tokens[row] + tokens
-        start = len(ids) - len(tokens)
-        ids = torch.tensor([ids], device=self._request.prompts.tokens.device)
-        for count in range(1, len(tokens) + 1):
-            if any([_is_met(c, c(ids[:, : start + count], None)) for c in criteria]):
-                self.finish_reasons[row] = "stop"
-                self._generation.end_rows([row])
-                return tokens[:count]
-        return tokens
+        prompts, device = self._request.shown_prompts, self._request.prompts.tokens.device
+        ids = self._shown.get(rows)
+        if ids is None:
+            ids = torch.tensor([prompts[row] for row in rows], device=device)
+        while (column := ids.shape[1] - len(prompts[rows[0]])) < self._num_ready(rows):
+            new = torch.tensor(self._column(rows, column), device=device)
+            self._shown[rows] = ids = torch.cat([ids, new[:, None]], dim=1)
+            answers = _are_met(self._request.options.criteria, ids)
+            for row, is_met in zip(rows, answers, strict=True):
+                if is_met and column < len(self.new_tokens[row]):
+                    self._cut(row, column + 1)
+
+    def _cut(self, row: int, count: int) -> None:
+        """Ends a row after so many new tokens."""
+        surplus, steps = len(self.new_tokens[row]) - count, self.steps[row]
+        if surplus or self.finish_reasons[row] != "eos":
+            self.finish_reasons[row] = "stop"
+        del self.new_tokens[row][count:]
+        while surplus > 0:
+            surplus -= len(steps[-1].new_tokens)
+            del steps[-1].new_tokens[max(-surplus, 0) :]
+            if surplus >= 0:
+                steps.pop()
+        self._generation.end_rows([row])
+
+    def _num_ready(self, rows: Iterable[int]) -> int:
+        """Columns that each of the rows has reached; one that has ended reaches all."""
+        going = [len(self.new_tokens[row]) for row in rows if self.finish_reasons[row] is None]
+        return min(going, default=max(len(self.new_tokens[row]) for row in rows))
+
+    def _column(self, rows: Iterable[int], column: int) -> list[int]:
+        """The new token of each of the rows in a column, padding after a row's end."""
+        pad, texts = self._request.options.pad, [self.new_tokens[row] for row in rows]
+        return [new[column] if column < len(new) else pad for new in texts]
 
     def _stream(self) -> None:
         """Hands over the columns that every row has reached, as plain decoding would: `[B]` tokens
@@ -347,23 +394,27 @@ class OutputCollector:
         """
         if self._streamer is None:
             return
-        counts = [len(new) for new in self.new_tokens]
-        pairs = zip(counts, self.finish_reasons, strict=True)
-        ready = min((n for n, reason in pairs if reason is None), default=max(counts))
-        pad = self._request.options.pad
+        rows = range(len(self.new_tokens))
+        ready = self._num_ready(rows)
         for column in range(self._num_streamed, ready):
-            tokens = [new[column] if column < len(new) else pad for new in self.new_tokens]
-            self._streamer.put(torch.tensor(tokens))
+            self._streamer.put(torch.tensor(self._column(rows, column)))
         self._num_streamed = ready
 
 
-def _is_met(criterion: StoppingCriteria, answer: object) -> bool:
-    """What a stopping criterion says of one row."""
-    is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool and answer.numel() == 1
-    if is_flag or isinstance(answer, bool | np.bool_):
-        return bool(answer)
-    name = getattr(criterion, "__name__", type(criterion).__name__)
-    raise TypeError(
-        f"the stopping criterion {name} returned {shown(answer)} for ids [1, T]; expected a bool "
-        "tensor of shape [1], or True or False"
-    )
+def _are_met(criteria: Iterable[StoppingCriteria], ids: Tensor) -> list[bool]:
+    """Which of the rows of ids `[R, T]` end there; all criteria are called, as in HF."""
+    is_met = torch.zeros(len(ids), dtype=torch.bool)
+    for criterion in criteria:
+        answer = criterion(ids, None)
+        if isinstance(answer, bool | np.bool_):
+            answer = torch.tensor(bool(answer))
+        is_flag = isinstance(answer, Tensor) and answer.dtype == torch.bool
+        if not (is_flag and (answer.numel() == 1 or answer.shape == is_met.shape)):
+            name = getattr(criterion, "__name__", type(criterion).__name__)
+            raise TypeError(
+                f"the stopping criterion {name} returned {shown(answer)} for ids "
+                f"{list(ids.shape)}; expected a bool tensor of shape {list(is_met.shape)}, or True "
+                "or False"
+            )
+        is_met |= answer.cpu().reshape(-1)
+    return is_met.tolist()

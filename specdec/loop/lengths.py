@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.runner import NUM_EAGER
 from specdec.results import RowStep
@@ -120,13 +121,16 @@ class AutoLength:
     """
 
     def __init__(self, costs: Mapping[tuple[int, int], StepTimes] | None = None):
-        self.costs: dict[tuple[int, int], StepTimes] = {}
-        self._smoothed: dict[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
+        # Other threads may be reading them: both are replaced, never extended.
+        self.costs: Mapping[tuple[int, int], StepTimes] = {}
+        self._smoothed: Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         for (rows, tokens), times in (costs or {}).items():
             self.add(rows, tokens, times)
 
     def add(self, rows: int, tokens: int, times: StepTimes) -> None:
         """Takes in the costs of a size."""
+        check_integer("the rows of costs", rows, 1)
+        check_integer("the tokens of costs", tokens, 1)
         if (
             not times
             or min(times) < 0
@@ -138,7 +142,8 @@ class AutoLength:
             )
         lengths = np.array(sorted(times))
         ms = _smoothed(lengths, [np.array(times[k]) for k in lengths])
-        self.costs[rows, tokens], self._smoothed[rows, tokens] = times, (lengths, ms)
+        self.costs = {**self.costs, (rows, tokens): times}
+        self._smoothed = {**self._smoothed, (rows, tokens): (lengths, ms)}
 
     def knows(self, rows: int, tokens: int) -> bool:
         """Whether costs were measured with so many rows and a context of about this length."""
@@ -153,7 +158,8 @@ class AutoLength:
 
     def __call__(self, acceptance: Acceptance, rows: int, tokens: int) -> int:
         """The length of the next step; see `ChooseLength`."""
-        if not self._smoothed:
+        smoothed, expected = self._smoothed, acceptance.tokens_per_step()
+        if not smoothed:
             raise ValueError(
                 "no costs are known to choose by; pass AutoLength(costs), or draft_length='auto'"
             )
@@ -161,9 +167,13 @@ class AutoLength:
         def distance(size: tuple[int, int]) -> tuple[float, float]:
             return abs(math.log(size[0] / rows)), abs(math.log(size[1] / tokens))
 
-        lengths, ms = self._smoothed[min(self._smoothed, key=distance)]
-        expected = acceptance.tokens_per_step()
+        lengths, ms = smoothed[min(smoothed, key=distance)]
         is_possible = lengths < len(expected)
+        if not is_possible.any():
+            raise ValueError(
+                f"costs are known of drafts of {lengths.min()} tokens and more, and the drafter "
+                f"drafts at most {len(expected) - 1}; pass AutoLength the costs of shorter ones"
+            )
         return int(lengths[np.argmax(expected[lengths[is_possible]] / ms[is_possible])])
 
 

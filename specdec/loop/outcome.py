@@ -18,10 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.loop.state import Signature
+from specdec.loop.state import NUM_COUNTS, Signature
 from specdec.types import Draft, Fault, Verdict
-
-_NUM_COUNTS = 5  # columns of a record before its emitted tokens
 
 _TEXTS = {
     Fault.TARGET_LOGITS: (
@@ -161,9 +159,10 @@ class Outcome:
             replayed, all these tensors are overwritten by the next step.
         record: int64, everything that the host needs of it: tokens kept, whether the row ended with
             an end-of-sequence token, tokens accepted, draft tokens that the sampler considered,
-            faults that it found, D + 1 emitted tokens, (the path of a tree, D + 1 rows of its
-            window), number of draft tokens, K of them (and their parents), as sampler and drafter
-            returned them. The next step writes into the same tensor.
+            faults that it found, tokens that are sound (see `note_empty`), D + 1 emitted tokens,
+            (the path of a tree, D + 1 rows of its window), number of draft tokens, K of them (and
+            their parents), as sampler and drafter returned them. The next step writes into the
+            same tensor.
         signature: of the state, with the sizes of the record.
         vocab_size: V.
     """
@@ -186,6 +185,16 @@ class Outcome:
     def is_eos(self) -> Tensor:
         """`[B]` bool: the row ended with an end-of-sequence token in this step."""
         return self.record[:, 1] != 0
+
+    def note_empty(self, is_empty: Tensor) -> None:
+        """Counts the tokens that a row keeps up to the first one that comes from a row of the
+        window where no token was possible, `[B, K + 1]` bool; the record holds the count.
+        """
+        path, index = self.verdict.path, torch.arange(self.draft.depth + 1, device=is_empty.device)
+        if path is not None:
+            is_empty = is_empty.gather(1, path.clamp(0, is_empty.shape[1] - 1))
+        first = torch.where(is_empty, index, len(index)).amin(dim=1)
+        torch.minimum(self.num_new, first, out=self.record[:, NUM_COUNTS - 1])
 
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""
@@ -241,8 +250,8 @@ class PendingOutcome:
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
         record, signature = self.record.wait().numpy(), self.signature
-        num_new, is_eos, num_accepted, num_drafted, faults = record[:, :_NUM_COUNTS].T
-        said = record[:, _NUM_COUNTS : -signature.proposed_columns]
+        num_new, is_eos, num_accepted, num_drafted, faults, num_sound = record[:, :NUM_COUNTS].T
+        said = record[:, NUM_COUNTS : -signature.proposed_columns]
         proposed = record[:, -signature.proposed_columns :]
         emitted, num_valid = said[:, : signature.depth + 1], proposed[:, 0]
         drafted, tree = proposed[:, 1 : 1 + signature.num_draft_tokens], {}
@@ -251,23 +260,26 @@ class PendingOutcome:
             tree = {"path": path, "parents": proposed[:, 1 + signature.num_draft_tokens :]}
         counts = num_accepted, num_valid, num_drafted
         faults = faults | find_faults(emitted, drafted, *counts, self.vocab_size, **tree)
-        columns = num_new, num_valid, num_accepted, is_eos, faults, emitted, drafted
+        is_empty, num_sound = num_sound < num_new, np.where(faults > 0, 0, num_sound)
+        faults = faults | int(Fault.TARGET_LOGITS) * is_empty
+        columns = num_new, num_valid, num_accepted, is_eos, faults, num_sound, emitted, drafted
         nothing = [None] * len(record)
         paths, parents = (tree[n].tolist() if tree else nothing for n in ("path", "parents"))
         return [
             RowOutcome(
-                *(said[:new], ids[:valid], accepted, bool(ends), fault, said, ids),
+                *(said[:new], ids[:valid], accepted, bool(ends), fault, sound, said, ids),
                 *((None, None) if path is None else (path[1 : accepted + 1], above[:valid])),
             )
-            for new, valid, accepted, ends, fault, said, ids, path, above in zip(
+            for new, valid, accepted, ends, fault, sound, said, ids, path, above in zip(
                 *[column.tolist() for column in columns], paths, parents, strict=True
             )
         ]
 
 
 class RowOutcome(NamedTuple):
-    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values, `emitted`
-    and `drafted` are D + 1 and K tokens as sampler and drafter returned them. Of a tree, `path` are
+    """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values,
+    `num_sound` the number of new tokens before the first fault, `emitted` and `drafted` are D + 1
+    and K tokens as sampler and drafter returned them. Of a tree, `path` are
     the accepted rows of its window (node i is row i + 1), and `parents` those of `draft_tokens`.
     """
 
@@ -276,6 +288,7 @@ class RowOutcome(NamedTuple):
     num_accepted: int
     is_eos: bool
     faults: int
+    num_sound: int
     emitted: list[int]
     drafted: list[int]
     path: list[int] | None

@@ -22,6 +22,9 @@ from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.types import PAD_TOKEN, Context, keep_rows
 
+NUM_COUNTS = 6
+"""Columns of a record before its emitted tokens."""
+
 
 def bucket_of_rows(batch_size: int) -> int:
     """Rows that a captured step has for a batch: 1, 2, 4, 8, then multiples of 8.
@@ -76,8 +79,9 @@ class Signature(NamedTuple):
 
     @property
     def record_columns(self) -> int:
-        """Columns of a record: 5 counts, emitted tokens, the path of a tree, and the proposal."""
-        return 5 + (self.depth + 1) * (1 if self.tree_depth is None else 2) + self.proposed_columns
+        """Columns of a record: counts, emitted tokens, the path of a tree, and the proposal."""
+        tables = 1 if self.tree_depth is None else 2
+        return NUM_COUNTS + (self.depth + 1) * tables + self.proposed_columns
 
 
 class TokenBuffer:

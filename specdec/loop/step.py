@@ -146,7 +146,8 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
         state.features[:, : depth + 1].copy_(features)
     num_seen = _num_valid(state, draft) if verdict.num_drafted is None else verdict.num_drafted
     faults = state.no_faults if verdict.faults is None else verdict.faults
-    counts = state.buffer.num_new, is_eos, verdict.num_accepted, num_seen, faults
+    num_new = state.buffer.num_new
+    counts = num_new, is_eos, verdict.num_accepted, num_seen, faults, num_new
     columns = [count[:, None] for count in counts]
     columns.append(_filled(verdict.tokens, signature.depth + 1))
     if signature.tree_depth is not None:

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from specdec.arguments import check_choice, check_integer, shown
+from specdec.hf import UNSUPPORTED
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, resolve_options
 from specdec.request.processors import refuse_stateful
@@ -40,7 +41,8 @@ class GenerateOptions(TypedDict, total=False):
     s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
     them one by one. `stop_strings` need the `tokenizer`, which the result shows its text with.
     Processors and criteria see each row as it would stand alone: its prompt without padding, then
-    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.)
+    its new tokens. (Through HF's hook they see the padded batch, as HF shows it.) As in HF, a stop
+    string may begin in the prompt.
     `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
     model returns them and as they were sampled from.
 
@@ -132,13 +134,17 @@ class Request:
         """Tokens that each row may get; 0 where the prompts fill the allowed length."""
         return self.options.max_length - self.prompts.padded.shape[1]
 
+    @property
+    def is_alone(self) -> bool:
+        """Processors and stopping criteria see each row alone, and not the batch."""
+        return self.options.processors_alone is not None
+
     @cached_property
     def shown_prompts(self) -> list[list[int]]:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        is_alone = self.options.processors_alone is not None
-        groups = self.prompts.alone() if is_alone else [self.prompts.padded]
+        groups = self.prompts.alone() if self.is_alone else [self.prompts.padded]
         return [row for group in groups for row in group.tolist()]
 
     def filled_to(self, rows: int) -> Request:
@@ -217,6 +223,8 @@ def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
         hint += "generate work through model.generate(..., custom_generate=generator)"
         if name == "token_type_ids":
             hint = "decoder-only models have no such input; leave it out"
+        elif name in UNSUPPORTED:
+            hint = UNSUPPORTED[name][1]
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")

@@ -1,13 +1,16 @@
 """A run is the same whatever its batches, shards and interruptions, and says where it is from."""
 
+import copy
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
-from transformers import MaxLengthCriteria
+from transformers import GenerationConfig, MaxLengthCriteria
 
 from specdec import (
     EnsembleSampler,
@@ -246,6 +249,72 @@ def test_a_refused_run_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="positions"):
         evaluate(GENERATOR, PROMPTS, output=path, max_new_tokens=10**6)
     assert not path.exists()
+
+
+HOLDER = """
+import fcntl, sys, time
+file = open(sys.argv[1], "ab")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_a_file_that_another_process_writes_is_refused_until_that_is_killed(tmp_path, monkeypatch):
+    path = tmp_path / "run.jsonl"
+    evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))  # interrupted after the first batch
+    generate = SpeculativeGenerator.generate
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout.readline() == "held\n"
+            monkeypatch.setattr(SpeculativeGenerator, "generate", None)
+            with pytest.raises(ValueError, match=r"run\.jsonl is being written.*shard=\(ind"):
+                evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
+            assert path.read_text() == "".join(lines[:2])
+        finally:
+            holder.kill()
+    monkeypatch.setattr(SpeculativeGenerator, "generate", generate)
+    evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
+    assert [json.loads(line).get("batch") for line in path.open()] == [None, 0, 1, 2]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_a_run_that_fails_gives_its_file_back(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with RunFile(path).held(), pytest.raises(ValueError, match="is being written"):
+        evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
+    assert not path.exists()
+    with pytest.raises(ValueError, match="positions") as failed:
+        evaluate(GENERATOR, PROMPTS[:1], output=path, max_new_tokens=10**6)
+    evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
+    assert failed.tb is not None  # which holds the frames of the run
+
+
+def test_stop_strings_end_texts_with_the_tokenizer_that_the_run_has(tmp_path):
+    tokenizer = zoo.load_tokenizer()
+    target = zoo.load_target()
+    own = copy.copy(target)  # over the same weights
+    own.generation_config = GenerationConfig(eos_token_id=1, stop_strings=["\n"])
+    texts, size = ["def main(argv):", "import os"], {"tokenizer": tokenizer, "max_new_tokens": 16}
+    stopped = [
+        evaluate(SpeculativeGenerator(model, "lookup"), texts, output=path, **size, **options)
+        for model, options, path in (
+            (target, {"stop_strings": ["\n"]}, tmp_path / "run.jsonl"),
+            (target, {"generation_config": GenerationConfig(stop_strings=["\n"])}, None),
+            (own, {"neutral": False}, None),
+        )
+    ]
+    full = evaluate(SpeculativeGenerator(target, "lookup"), texts, **size)
+    assert Evaluation.load(tmp_path / "run.jsonl").rows
+    for evaluation in stopped:
+        for row, longer in zip(evaluation.rows, full.rows, strict=True):
+            assert row.finish_reason == "stop"
+            assert row.new_tokens == longer.new_tokens[: len(row.new_tokens)]
+            assert "\n" in tokenizer.decode(row.new_tokens)
 
 
 def test_a_saved_run_says_where_it_comes_from(tmp_path):

@@ -296,6 +296,13 @@ WRONG = [
     (lambda *_: 6, ValueError, "num_draft_tokens.*6"),
     (lambda *_: 1.5, TypeError, "num_draft_tokens.*1.5"),
     (AutoLength(), ValueError, "no costs are known.*AutoLength"),
+    (
+        AutoLength({(1, 64): {7: [9.0], 9: [9.5]}}),
+        ValueError,
+        "drafts of 7 tokens.*at most 5; pass",
+    ),
+    (int, TypeError, "draft_length must be .* a function.*got the class int"),
+    (AutoLength, TypeError, "draft_length must be .* a function.*got the class AutoLength"),
 ]
 
 
@@ -309,3 +316,55 @@ def test_what_cannot_be_a_length_is_refused(choose, error, message):
 def test_costs_that_cannot_be_right_are_refused(times):
     with pytest.raises(ValueError, match=r"milliseconds above 0 by draft length.*got {"):
         AutoLength({(1, 64): times})
+
+
+@pytest.mark.parametrize(("size", "message"), [((0, 64), "rows"), ((1, 0), "tokens")])
+def test_sizes_that_cannot_be_right_are_refused(size, message):
+    with pytest.raises(ValueError, match=rf"the {message} of costs must be .*1.*got 0"):
+        AutoLength({size: {0: [1.0]}})
+
+
+# Other threads.
+
+
+def test_costs_may_be_added_in_the_middle_of_a_choice():
+    """As another thread would: each comparison of a size adds one."""
+    auto = AutoLength({(2, 64): {0: [1.0], 2: [1.1]}})
+
+    class Growing(int):
+        def grow(self):
+            auto.add(len(auto.costs) + 2, 64, {0: [1.0], 2: [1.1]})
+
+        def __rtruediv__(self, other):
+            self.grow()
+            return other / int(self)
+
+        def __eq__(self, other):
+            self.grow()
+            return int(self) == other
+
+        __hash__ = int.__hash__
+
+    assert auto(Acceptance(2), Growing(3), 64) == 2
+    assert auto.knows(Growing(2), 64)
+    lines = [next(auto.describe())]
+    for line in auto.describe():
+        Growing(1).grow()
+        lines.append(line)
+    assert len(auto.costs) > len(lines) > 3
+
+
+def test_a_generator_may_be_explained_while_a_call_measures_its_costs(monkeypatch):
+    generator = SpeculativeGenerator(MODEL, drafter(), draft_length="auto")
+    generator.generate(IDS[:1], max_new_tokens=4, do_sample=False)
+    describe = AutoLength.describe
+
+    def in_another_thread(auto):
+        generator.generate(IDS[:1], max_new_tokens=4, do_sample=True, seed=0)
+        return describe(auto)
+
+    monkeypatch.setattr(AutoLength, "describe", in_another_thread)
+    generator.explain()
+    monkeypatch.undo()
+    assert "greedy, 1 x 64" in generator.explain()
+    assert "sampled, 1 x 64" in generator.explain()

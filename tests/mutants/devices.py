@@ -109,9 +109,9 @@ DEVICES = [
         "onnxruntime-genai#2528",
         "generator/test_generate_contract.py",
         Edit(
-            "loop.host:OutputCollector._cut_where_criteria_stop",
-            "range(1, len(tokens) + 1)",
-            "[len(tokens)]",
+            "loop.host:OutputCollector._ask_criteria",
+            "column + 1)",
+            "len(self.new_tokens[row]))",
         ),
     ),
     Fault(
@@ -131,7 +131,7 @@ DEVICES = [
         Edit(
             *(
                 "request.call:Request.shown_prompts",
-                "self.prompts.alone() if is_alone else [self.prompts.padded]",
+                "self.prompts.alone() if self.is_alone else [self.prompts.padded]",
             ),
             "[self.prompts.padded]",
         ),

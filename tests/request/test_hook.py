@@ -6,6 +6,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from transformers import GenerationConfig
 
 from specdec import ModelDrafter, SpeculativeGenerator
 
@@ -58,6 +59,24 @@ REFUSED = {
 def test_a_mode_of_hfs_that_would_be_dropped_is_refused(name):
     with pytest.raises(ValueError, match=f"{name}.*(drafter|use HF generate)"):
         hooked(attention_mask=MASK, **{name: REFUSED[name]})
+
+
+@pytest.mark.parametrize("name", ["output_hidden_states", "output_attentions"])
+def test_tensors_that_no_result_holds_are_refused_with_the_reason(name):
+    """As a keyword of either way, and in a configuration."""
+    config = GenerationConfig(**{name: True}, return_dict_in_generate=True)
+    for call, error in (
+        (lambda: hooked(attention_mask=MASK, **{name: True}), ValueError),
+        (lambda: GENERATOR.generate(IDS, MASK, **{name: True}), TypeError),
+        (lambda: GENERATOR.generate(IDS, MASK, generation_config=config), ValueError),
+    ):
+        with pytest.raises(error, match=f"{name}.*no result holds them .* use HF generate"):
+            call()
+
+
+def test_what_only_the_hook_could_be_asked_for_is_refused_with_the_reason_natively():
+    with pytest.raises(TypeError, match="unknown option 'num_beams': specdec decodes greedily or"):
+        GENERATOR.generate(IDS, MASK, num_beams=3)
 
 
 def test_processes_in_step_that_hf_drops_on_the_way_are_refused():

@@ -1,0 +1,137 @@
+"""Stopping criteria that keep state end texts through the hook where they do in HF's own generate:
+they are shown the padded batch, column by column, once each.
+"""
+
+import pytest
+import torch
+from architectures import VOCAB
+from drafter_table import MODEL, make
+from drafting import ragged_prompts
+from letters import letter_tokenizer
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from specdec import SpeculativeGenerator
+
+TOKENIZER = letter_tokenizer()
+IDS, MASK = ragged_prompts(VOCAB, 3, 5, 8, 8, seed=4)
+GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+DRAFTERS = ["none", "lookup", "eagle3", "model", "model, tree"]
+
+
+class UntilAllHave(StoppingCriteria):
+    """The algorithm of lm-eval's `MultiTokenEOSCriteria`: notes for each row of the batch whether
+    its new tokens hold a text, and ends the batch when all do.
+    """
+
+    def __init__(self, text: str, first: int, rows: int):
+        self.text, self.first, self.done = text, first, [False] * rows
+
+    def __call__(self, input_ids, scores, **kwargs):
+        new = TOKENIZER.batch_decode(input_ids[:, self.first :][:, -len(self.text) - 2 :])
+        for row, is_done in enumerate(self.done):
+            if not is_done:
+                self.done[row] = self.text in new[row]
+        return False not in self.done
+
+
+class AllDone(StoppingCriteria):
+    """Notes which rows have written one of some tokens, and ends the batch when all have."""
+
+    def __init__(self, tokens: list[int]):
+        self.tokens, self.done = torch.tensor(tokens), torch.zeros(1, dtype=torch.bool)
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.done = self.done | torch.isin(input_ids[:, -1], self.tokens)
+        return self.done.all()
+
+
+class EveryThird(StoppingCriteria):
+    """Ends the rows whose last token is in a set, at every third call only."""
+
+    def __init__(self, tokens: list[int]):
+        self.tokens, self.calls = torch.tensor(tokens), 0
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.calls += 1
+        return torch.isin(input_ids[:, -1], self.tokens) & (self.calls % 3 == 0)
+
+
+class Recorder(StoppingCriteria):
+    """Ends nothing, and keeps what it is shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def __call__(self, input_ids, scores, **kwargs):
+        self.shown.append(input_ids.tolist())
+        return torch.zeros(len(input_ids), dtype=torch.bool)
+
+
+def plain() -> list[list[int]]:
+    """New tokens of HF's own generate, with nothing that ends them."""
+    out = MODEL.generate(IDS, attention_mask=MASK, eos_token_id=None, **GREEDY)
+    return out[:, IDS.shape[1] :].tolist()
+
+
+def reached_late() -> list[int]:
+    """A token for each row that it first writes after a different number of others."""
+    texts, found = plain(), []
+    for text, after in zip(texts, (4, 9, 2, 13), strict=True):
+        found.append(next(t for t in text[after:] if t not in text[:after]))
+    return found
+
+
+def criteria(name: str) -> StoppingCriteria:
+    if name == "until all have a text":
+        common = set.intersection(*map(set, plain()))
+        letter = TOKENIZER.decode([min(common, key=lambda t: max(x.index(t) for x in plain()))])
+        return UntilAllHave(letter, IDS.shape[1], len(IDS))
+    return {"all done": AllDone, "every third": EveryThird}[name](reached_late())
+
+
+def run(name: str, eos: int | None, **options):
+    """Sequences, and what a second criterion was shown."""
+    recorder = Recorder()
+    both = StoppingCriteriaList([criteria(name), recorder])
+    ends = {"eos_token_id": eos, "stopping_criteria": both}
+    out = MODEL.generate(IDS, attention_mask=MASK, **GREEDY, **ends, **options)
+    return out.tolist(), recorder.shown
+
+
+@pytest.mark.parametrize("name", ["until all have a text", "all done", "every third"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("how", [{}, {"steps_ahead": 1, "graphs": True}], ids=["eager", "ahead"])
+def test_criteria_with_state_see_and_end_the_batch_as_in_hf(drafter, name, how):
+    part = None if drafter == "none" else make(drafter)
+    generator = SpeculativeGenerator(MODEL, part, **how)
+    texts = plain()  # the end of a text ends a row before the criterion does, or none
+    written = {token for text in texts for token in text}
+    eos = texts[1][11] if name != "until all have a text" else min({*range(1, VOCAB)} - written)
+    expected = run(name, eos)
+    assert len(expected[1]) < 24  # the criterion ends the batch before its limit
+    assert run(name, eos, custom_generate=generator) == expected
+
+
+def test_the_record_of_a_call_ends_where_its_texts_do():
+    generator = SpeculativeGenerator(MODEL, make("model"))
+    options = {"output_scores": True, "return_dict_in_generate": True, "eos_token_id": VOCAB - 1}
+    options["stopping_criteria"] = StoppingCriteriaList([criteria("every third")])
+    out = MODEL.generate(IDS, attention_mask=MASK, custom_generate=generator, **GREEDY, **options)
+    result = generator.last_result
+    assert "stop" in result.finish_reasons
+    assert len(set(result.lengths)) > 1
+    for text, steps, length in zip(plain(), result.steps, result.lengths, strict=True):
+        assert [token for step in steps for token in step.new_tokens] == text[:length]
+        assert all(step.new_tokens for step in steps)
+    is_scored = ~torch.stack(out.scores).isnan().any(dim=2)  # [columns, B]
+    assert is_scored.sum(dim=0).tolist() == result.lengths
+
+
+def test_natively_a_criterion_sees_each_row_alone_token_by_token():
+    generator, recorder = SpeculativeGenerator(MODEL, make("model")), Recorder()
+    options = GREEDY | {"eos_token_id": []}
+    result = generator.generate(IDS, MASK, stopping_criteria=[recorder], **options)
+    for ids, mask, text in zip(IDS, MASK, result.new_tokens.tolist(), strict=True):
+        prompt = ids[mask.bool()].tolist()
+        expected = [[[*prompt, *text[: n + 1]]] for n in range(24)]
+        assert [shown for shown in recorder.shown if shown in expected] == expected
