@@ -18,7 +18,6 @@ product of the first i conditional rates is the joint rate at i.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -221,10 +220,6 @@ class SpeculationStats:
         """Counts and rates as plain Python values."""
         names = ("num_draft_tokens", *_OF_ROWS, *_OF_POSITIONS, *_RATES)
         return {name: getattr(self, name) for name in names}
-
-    def to_json(self) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict())
 
     def to_frame(self):
         """A pandas frame with one line per draft position."""

@@ -4,7 +4,6 @@ from specdec.evaluation.anchors import every_anchor, with_draft_length
 from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
-from specdec.evaluation.definitions import as_sglang, as_spec_bench, as_specforge, as_vllm
 from specdec.evaluation.draft_plan import DraftPlan, plan_drafts
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
@@ -36,10 +35,6 @@ __all__ = [
     "Table",
     "Task",
     "acceptance_by_context",
-    "as_sglang",
-    "as_spec_bench",
-    "as_specforge",
-    "as_vllm",
     "bootstrap",
     "compare",
     "costs",

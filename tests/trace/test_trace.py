@@ -94,7 +94,7 @@ def test_tracing_changes_no_text_and_no_statistics(sampler):
     result = generator.generate(IDS, MASK, trace=True, **options)
     assert plain_result.trace is None
     assert result.sequences.equal(plain_result.sequences)
-    assert result.stats.to_json() == plain_result.stats.to_json()
+    assert result.stats.to_dict() == plain_result.stats.to_dict()
     assert [[vars(s) for s in row] for row in result.trace] == [
         [vars(s) for s in row] for row in plain_result.steps
     ]
