@@ -245,7 +245,7 @@ class SlotModel:
         return {name: value for name, value in vars(self).items() if name != "_views"}
 
     def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
+        vars(self).update(state, _forwards={})  # a copied function still calls the first model
         join_weights(self.model, self._choices.joined)  # a copy has storage of its own
 
     @property

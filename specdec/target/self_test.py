@@ -134,12 +134,12 @@ def find_route(model: OverSlots) -> Route:
         if complaint is None:
             return route._replace(fault_of_trees=of_trees)
         complaints.append(complaint)
-    replaced = [f"{n or 'the model'}.forward" for n in replaced_forwards(model.model)]
-    if replaced:
-        complaints.append(f"{', '.join(replaced[:3])} was replaced by a function that may call it")
+    replaced = [f"{name or 'the model'}.forward" for name in replaced_forwards(model.model)]
+    note = "; a function in the place of {} may call another model than a view of this one"
     raise ValueError(
         f"{type(model.model).__name__} cannot be decoded over specdec's cache "
-        f"({'; then '.join(complaints)}){newer_than_tried()}. Use HF generate for this model"
+        f"({'; then '.join(complaints)}){note.format(replaced[0]) if replaced else ''}"
+        f"{newer_than_tried()}. Use HF generate for this model"
     )
 
 

@@ -1,5 +1,6 @@
 """Private views of a model: the same weights and hooks, other modules; and edits that they miss."""
 
+import copy
 from functools import partial, wraps
 from types import MethodType
 
@@ -193,6 +194,19 @@ def test_graphs_are_captured_anew_around_another_forward():
     assert calls
 
 
+def test_a_copy_of_a_model_whose_forward_calls_the_first_one_is_refused():
+    """As it is HF's own: `copy.deepcopy` leaves functions, and what they hold, as they are."""
+    model = build("llama")
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
+    replace_as_trl(model)
+    expected = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+    other = copy.deepcopy(generator)
+    with pytest.raises(ValueError, match=r"in the place of the model\.forward may call another"):
+        other.generate(IDS, MASK, max_new_tokens=4)
+    again = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+    assert torch.equal(again, expected)
+
+
 class Trainer:
     """Its model's forward is a method of its own, which calls what was there before."""
 
@@ -207,7 +221,7 @@ class Trainer:
 @pytest.mark.parametrize("is_used", [False, True])
 def test_a_forward_that_cannot_be_followed_is_refused_in_words(is_used):
     model = build("llama")
-    words = "the model.forward was replaced by a function that may call it"
+    words = r"a function in the place of the model\.forward may call another model than a view"
     if is_used:
         generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
         before = generator.generate(IDS, MASK, max_new_tokens=4).sequences
