@@ -1,12 +1,13 @@
 """`Drafter`: what a component must do to propose tokens."""
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import nn
 
 from specdec.arguments import check_integer, shown
+from specdec.drafters.tree import Tree
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
@@ -85,6 +86,32 @@ class Drafter(nn.Module, ABC):
             vocabulary; `None` instead for a deterministic proposal. A drafter of trees says as well
             which node each hangs on.
         """
+
+
+class TreeDrafter(Drafter):
+    """A drafter of chains, or of trees where it is made with one."""
+
+    drafts_trees: ClassVar[bool] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Checks a tree, and takes over its sizes."""
+        if name == "tree":
+            self._check_tree(value)
+        super().__setattr__(name, value)
+        if name == "tree" and value is not None:
+            self.num_draft_tokens, self.tree_depth = value.nodes, value.depth
+
+    def _check_tree(self, tree: Tree | None) -> None:
+        name = type(self).__name__
+        if tree is not None and not isinstance(tree, Tree):
+            raise TypeError(
+                "tree must be a shape such as Tree(nodes=32, depth=5), or None for chains, got "
+                f"{shown(tree)}"
+            )
+        if tree is not None and not self.drafts_trees:
+            raise ValueError(f"{name} drafts chains, got tree={tree}")
+        if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
+            raise ValueError(f"{name} cannot change between chains and trees; make a new one")
 
 
 def check_drafter(drafter: Drafter) -> None:

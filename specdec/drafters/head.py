@@ -18,9 +18,9 @@ from specdec.arguments import check_placement
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.family import Family
 from specdec.checkpoints.survey import survey_checkpoint
-from specdec.drafters.base import check_num_draft_tokens
+from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.tree import Tree, TreeDrafter, TreePlan
+from specdec.drafters.tree import Tree, TreePlan
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
 from specdec.target import Target

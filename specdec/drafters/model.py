@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec.arguments import check_placement
-from specdec.drafters.base import check_num_draft_tokens
+from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
-from specdec.drafters.tree import Tree, TreeDrafter, TreePass, TreePlan
+from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache

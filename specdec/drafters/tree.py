@@ -10,13 +10,12 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
-from specdec.drafters.base import Drafter
 from specdec.drafters.proposal import Proposal
 from specdec.samplers.drawing import Drawing
 from specdec.types import Draft, depths_of
@@ -161,33 +160,6 @@ class Tree:
             for width in level.widths
             for i in range(width)
         )
-
-
-class TreeDrafter(Drafter):
-    """A drafter of chains, or of trees where it is made with one."""
-
-    drafts_trees: ClassVar[bool] = True
-
-    @property
-    def tree(self) -> Tree | None:
-        """The shape; `None` for chains. Another one, with its K and D, holds from the next call."""
-        return vars(self)["tree"]
-
-    @tree.setter
-    def tree(self, tree: Tree | None) -> None:
-        name = type(self).__name__
-        if tree is not None and not isinstance(tree, Tree):
-            raise TypeError(
-                "tree must be a shape such as Tree(nodes=32, depth=5), or None for chains, got "
-                f"{shown(tree)}"
-            )
-        if tree is not None and not self.drafts_trees:
-            raise ValueError(f"{name} drafts chains, got tree={tree}")
-        if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
-            raise ValueError(f"{name} cannot change between chains and trees; make a new one")
-        vars(self)["tree"] = tree  # where settings and captured steps look for attributes
-        if tree is not None:
-            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
 
 
 class Level(NamedTuple):
