@@ -67,9 +67,8 @@ def run(version: str, is_whole: bool) -> tuple[bool, str]:
         command += [] if is_whole else [f"@{SUITE}"]
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     print(done.stdout, done.stderr[-2000:], flush=True)
-    last = re.findall(r"\d+ (?:passed|failed|error).* in .*", done.stdout)
-    summary = re.sub(r" in .*", "", last[-1]) if last else f"exit code {done.returncode}"
-    return done.returncode == 0, summary.strip("= ")
+    counts = re.findall(r"\d+ (?:passed|failed|skipped|errors?)\b", done.stdout[-400:])
+    return done.returncode == 0, ", ".join(counts) or f"exit code {done.returncode}"
 
 
 def write(results: dict[str, str], suite: str) -> None:
