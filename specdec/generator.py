@@ -26,6 +26,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter, drafter_named
 from specdec.drafters.base import check_drafter
+from specdec.hf import call_of_generate
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
 from specdec.loop.lengths import (
@@ -40,7 +41,7 @@ from specdec.loop.runner import SLOT_MULTIPLE, RunnerPool, signature_of
 from specdec.loop.state import Parts, Signature, bucket_of_rows
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
-from specdec.request.hook import HookCall, check_hook
+from specdec.request.hook import check_hook
 from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race, sampler_named
@@ -318,11 +319,13 @@ class SpeculativeGenerator:
             ValueError: another model than the generator's target, or inputs that specdec does not
             know.
         """
-        call, config = HookCall.find(), generation_config
-        streamer = call.streamer if streamer is None else streamer
+        call, config = call_of_generate(), generation_config
+        streamer = call.get("streamer") if streamer is None else streamer
         with _ending(streamer):
-            criteria = with_stop_strings(stopping_criteria, stop_strings, call.tokenizer)
-            resolved = Options.from_resolved(logits_processor, criteria, config, call.tokenizer)
+            criteria = with_stop_strings(stopping_criteria, stop_strings, call.get("tokenizer"))
+            resolved = Options.from_resolved(
+                logits_processor, criteria, config, call.get("tokenizer")
+            )
             check_hook(self.target, model, call, synced_gpus, model_kwargs)
             if not config.return_dict_in_generate:  # as in HF, nobody would see them
                 resolved = replace(resolved, keeps_scores=False, keeps_logits=False)

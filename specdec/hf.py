@@ -100,6 +100,12 @@ ROTATE = "apply_rotary_pos_emb"
 QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
 """Linear layers that read one input."""
 
+JOINED_GATE_UP, ACTIVATIONS = "gate_up_proj", ("act_fn", "activation_fn")
+"""A layer that is both of the latter, and what a gated MLP calls its activation."""
+
+EXPERTS = "is_transposed", "has_gate"
+"""Attributes of the experts whose forward HF chooses by the configuration."""
+
 WARPS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Settings of HF that `Warp` applies, with the value that does nothing."""
 

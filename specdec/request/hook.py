@@ -1,51 +1,38 @@
 """HF's decoding hook: what `model.generate` hands to a decoding function, and what it withholds."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.generation.streamers import BaseStreamer
+from transformers import PreTrainedModel
 
-from specdec.hf import CACHES, call_of_generate
+from specdec.hf import CACHES
 from specdec.target import Target
 
 
-@dataclass(frozen=True, eq=False)
-class HookCall:
-    """What `model.generate` was given and keeps from decoding functions."""
-
-    streamer: BaseStreamer | None = None  # it was handed the prompt already
-    tokenizer: PreTrainedTokenizerBase | None = None
-    assistant_model: PreTrainedModel | None = None
-    synced_gpus: bool | None = None
-
-    @classmethod
-    def find(cls) -> HookCall:
-        """The call of HF's `generate` that this call comes from; empty if there is none."""
-        given = call_of_generate()
-        return cls(**{field.name: given.get(field.name) for field in fields(cls)})
-
-
 def check_hook(
-    target: Target, model: PreTrainedModel, call: HookCall, synced_gpus: bool, model_kwargs: dict
+    target: Target,
+    model: PreTrainedModel,
+    call: Mapping[str, Any],
+    synced_gpus: bool,
+    model_kwargs: dict,
 ) -> None:
     """Raises `ValueError` for what HF may hand to a decoding method and specdec would silently
-    ignore: the model that `generate` was called on, its inputs, and what HF withheld.
+    ignore: the model that `generate` was called on, its inputs, and what HF withheld, which is in
+    `hf.call_of_generate()`.
     """
     if model is not target.model:
         raise ValueError(
             "custom_generate was called on another model than the generator's target; call "
             "generator.target.model.generate(..., custom_generate=generator)"
         )
-    if call.assistant_model is not None:
+    if call.get("assistant_model") is not None:
         raise ValueError(
             "assistant_model has no effect beside custom_generate; leave it out and build the "
             "generator with ModelDrafter(assistant_model)"
         )
-    if synced_gpus or call.synced_gpus:
+    if synced_gpus or call.get("synced_gpus"):
         raise ValueError("synced_gpus=True is not supported; generate on one process at a time")
     caches = [(name, model_kwargs[name]) for name in CACHES if model_kwargs.get(name) is not None]
     for name, cache in caches:

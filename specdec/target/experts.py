@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from specdec.hf import EXPERTS_FIELD, set_implementation
+from specdec.hf import EXPERTS, EXPERTS_FIELD, set_implementation
 
 WAITING = "eager"
 
@@ -57,4 +57,4 @@ def set_experts(view: PreTrainedModel, implementation: str) -> None:
 
 def _has_experts(module: nn.Module) -> bool:
     """Whether HF chooses the forward of a module by the configuration's word for experts."""
-    return hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+    return all(hasattr(module, name) for name in EXPERTS)

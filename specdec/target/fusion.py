@@ -16,7 +16,7 @@ from types import FunctionType, MethodType
 import torch
 from torch import Tensor, nn
 
-from specdec.hf import GATE_UP, ROTATE, without_renaming
+from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_renaming
 from specdec.kernels import scaled_linear
 from specdec.target.joint import Group, JointProduct
 
@@ -196,8 +196,8 @@ def _multiply(module: nn.Linear, x: Tensor) -> Tensor:
 def _is_gated_mlp(module: nn.Module) -> bool:
     """Linear layers around `act(gate) * up`, and nothing else."""
     names = {name for name, _ in module.named_children()}
-    has_gate = {"gate_proj", "up_proj"} <= names or "gate_up_proj" in names
-    activation = getattr(module, "act_fn", getattr(module, "activation_fn", None))
+    has_gate = {*GATE_UP} <= names or JOINED_GATE_UP in names
+    activation = next((getattr(module, n) for n in ACTIVATIONS if hasattr(module, n)), None)
     linear = [m for m in module.children() if m is not activation]
     if not has_gate or activation is None or _quantises_activations(module):
         return False  # such layers compile anew for every number of tokens

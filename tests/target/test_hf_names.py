@@ -82,6 +82,13 @@ def test_private_attributes_are_there():
     assert {"_supports_sdpa", "_is_stateful"} <= {*dir(PreTrainedModel)}
     names = inspect.unwrap(GenerationMixin.generate).__code__.co_varnames
     assert {"streamer", "assistant_model", "synced_gpus"} <= {*names}
+    layers = model.model.layers[0], build("llama").model.layers[0], build("phi3").model.layers[0]
+    experts, mlp, joined = (layer.mlp for layer in layers)
+    assert all(hasattr(experts.experts, name) for name in hf.EXPERTS)
+    assert all(hasattr(mlp, name) for name in (*hf.GATE_UP, hf.ACTIVATIONS[0]))
+    assert all(hasattr(joined, name) for name in (hf.JOINED_GATE_UP, hf.ACTIVATIONS[1]))
+    assert all(hasattr(layers[1].self_attn, name) for name in hf.QKV)
+    assert hf.ROTATE in vars(inspect.getmodule(type(layers[1])))
     assert hf.cache_argument(model) in hf.CACHES
 
 
