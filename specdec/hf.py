@@ -29,7 +29,7 @@ def cache_argument(model: PreTrainedModel) -> str:
     Raises:
         ValueError: it has none of the names that are known.
     """
-    # The class says it: a forward that took its place may take anything.
+    # Of the class: an instance's forward may have been replaced by a function of any arguments.
     parameters = inspect.signature(type(model).forward).parameters
     for name in CACHES:
         if name in parameters:

@@ -94,7 +94,7 @@ class SuffixDrafter(PromptLookupDrafter):
         self.max_spec_factor = max_spec_factor
         self.max_tokens = check_integer("max_tokens", max_tokens, 1)
         needed, there = max_ngram * max_tokens * _CELL_BYTES, memory_bytes(torch.device("cpu"))
-        if needed > (there or needed):
+        if there is not None and needed > there:
             raise ValueError(
                 f"max_ngram={max_ngram} times max_tokens={max_tokens} take {needed / 2**30:.1f} "
                 f"GiB, and cpu has {there / 2**30:.1f} GiB in all; make one of them smaller"

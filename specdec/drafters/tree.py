@@ -65,8 +65,8 @@ class Tree:
         check_integer("Tree.depth", self.depth, 1)
         check_integer("Tree.nodes", self.nodes, self.depth)
         check_integer("Tree.top_k", self.top_k, 1)
-        for name in ("rates", "parents")[: 1 if self.parents is None else 2]:
-            if not isinstance(numbers := getattr(self, name), tuple | list):
+        for name, kinds in (("rates", tuple | list), ("parents", tuple | list | None)):
+            if not isinstance(numbers := getattr(self, name), kinds):
                 raise TypeError(f"Tree.{name} must be a tuple of numbers, got {shown(numbers)}")
         for rate in self.rates:
             check_number("a rate of Tree.rates", rate, above=0, below=1)

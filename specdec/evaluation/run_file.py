@@ -114,8 +114,8 @@ class RunFile:
             except BlockingIOError:
                 raise ValueError(
                     f"{self.path} is being written by another process; measure in one process, or "
-                    "give each its part of the prompts and a file of its own: evaluate(..., "
-                    "shard=(index, count), output=...)"
+                    "pass every process another shard and output: evaluate(..., shard=(index, "
+                    "count), output=...)"
                 ) from None
             except OSError:  # a file system without locks
                 pass

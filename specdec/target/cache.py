@@ -129,7 +129,7 @@ def check_room(
     needs = Counter[torch.device]()
     for heads, key_width, value_width, dtype, device in shapes.values():
         needs[device] += num_slots * heads * (key_width + value_width) * dtype.itemsize
-    for device, kept in row_bytes(mixers or {}, max_window):
+    for device, kept in row_bytes(mixers, max_window) if mixers else ():
         needs[device] += kept
     what = "keys, values and recurrent states" if mixers else "keys and values"
     for device, needed in needs.items():

@@ -19,7 +19,7 @@ def step_experts(model: PreTrainedModel) -> tuple[str | None, str | None]:
     """The implementation for steps, and a note on it; `None` leaves the model's own, as for a model
     without experts, or on a CPU, where nothing is waited for.
     """
-    kinds = {  # of experts
+    kinds = {
         getattr(module.config, EXPERTS_FIELD, None)
         for module in model.modules()
         if _has_experts(module)

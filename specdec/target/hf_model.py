@@ -11,12 +11,12 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer, shown
@@ -37,7 +37,12 @@ from specdec.target.joint import (
 from specdec.target.memory import remember
 from specdec.target.self_test import Route, description, find_route
 from specdec.target.view import private_view, replaced_forwards, structure
-from specdec.target.wrappers import refuse_unsupported, unwrap
+from specdec.target.wrappers import (
+    refuse_adapters_by_row,
+    refuse_training,
+    refuse_unsupported,
+    unwrap,
+)
 from specdec.types import Draft, TargetOutput
 
 MAX_VOCAB_PADDING = 1024
@@ -98,7 +103,7 @@ class SlotModel:
     def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
         model = unwrap(model)
         refuse_unsupported(model)
-        _refuse_training(model)
+        refuse_training(model)
         self.model = model
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
@@ -293,8 +298,8 @@ class SlotModel:
                 "generation does not run under torch.autocast, which changes data types inside the "
                 "model; load it in the data type that you want and leave the autocast block"
             )
-        _refuse_training(self.model)
-        _refuse_adapters_by_row(self.model)
+        refuse_training(self.model)
+        refuse_adapters_by_row(self.model)
         if replaced_forwards(self.model) != self._forwards:
             other = SlotModel(self.model, fuse=self._fuse)
             self._choices, self._forwards = other._choices, other._forwards
@@ -570,30 +575,3 @@ def _position_limit(config: PreTrainedConfig) -> int | None:
             )
             limit = min(limit, original or limit)
     return limit
-
-
-def _refuse_training(model: PreTrainedModel) -> None:
-    """Training mode is that of a view of the model in evaluation mode, unless something is drawn at
-    random.
-    """
-    for path, module in model.named_modules() if model.training else ():
-        for name, value in vars(module).items():
-            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
-            is_rate = is_dropout or "drop" in name or "jitter" in name
-            if is_rate and type(value) is float and value > 0:
-                raise ValueError(
-                    f"{type(model).__name__} is in training mode, where dropout changes its output "
-                    f"({path}.{name}={value}); call model.eval() first"
-                )
-
-
-def _refuse_adapters_by_row(model: PreTrainedModel) -> None:
-    """PEFT's `adapter_names=` is, for one call, a hook on every layer that names all rows."""
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
-                raise ValueError(
-                    "adapter_names= chooses an adapter for each row, and rows leave the batch when "
-                    "they end; generate with one adapter at a time (model.set_adapter). PEFT's "
-                    "hooks stay in the layers after an error: load the model again"
-                )

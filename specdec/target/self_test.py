@@ -73,7 +73,7 @@ def _settings(module: nn.Module) -> tuple[dict, list]:
     """Plain values among a module's attributes, and its hooks and replaced forward."""
     values, code = {}, []
     for name, value in vars(module).items():
-        if name == "training":  # no view of the model is
+        if name == "training":  # views are in evaluation mode
             continue
         if isinstance(value, bool | int | float | str | None):
             values[name] = value
@@ -294,10 +294,7 @@ def _complaints(model: OverSlots, route: Route) -> tuple[str | None, str | None]
     sizes = [w.size if isinstance(w, Chunk) else w for w in windows if w is not None]
     length = max([6, *(size + 4 for size in sizes if size <= LONGEST_WINDOW)])
     tokens = _tokens(model, length)
-    try:
-        plain, inputs = _plain_states(model, route, tokens, None, None)
-    except Exception as error:
-        raise ValueError(f"its own plain forward raises {type(error).__name__}: {error}") from error
+    plain, inputs = _plain_states(model, route, tokens, None, None)
     rounding = _rounding(model, route, tokens, plain, inputs)
 
     def difference(slots: Tensor, states: dict[str, Tensor]) -> str | None:
@@ -333,7 +330,11 @@ def _plain_states(
     view = model.open_view(implementation)
     trace = _Trace(view, model.num_layers, route.compared_modules)
     trace.given = given
-    states = trace.states(view(input_ids=tokens, use_cache=False).logits)
+    try:
+        logits = view(input_ids=tokens, use_cache=False).logits
+    except Exception as error:
+        raise ValueError(f"its own plain forward raises {type(error).__name__}: {error}") from error
+    states = trace.states(logits)
     return states, [trace.inputs[i] for i in range(model.num_layers)]
 
 
@@ -345,14 +346,14 @@ def _rounding(
     Where a model has one attention implementation only or none, and where two agree by chance to
     the last bit, it is what one rounding to the data type of the state does. In a wider data type
     than the model's (a residual stream in float32), that is no rounding: what a layer adds, and the
-    logits, are products in the model's. Mixers enlarge rounding: where there are some, that of a
-    state is at least what a rounding of every layer's input does to it.
+    logits, are products in the model's. Mixers enlarge rounding: with them, the rounding
+    of a state is at least the change that a rounding of every layer's input makes in it.
     """
     other = plain
     # By sdpa some would run without what they have beyond softmax.
     second = "eager" if model.config._attn_implementation != "eager" else "sdpa"
     if second == "eager" or model.model._supports_sdpa:
-        with suppress(RuntimeError):  # of Kimi Linear, HF's eager one counts heads wrongly
+        with suppress(ValueError):  # HF's eager attention of Kimi Linear counts heads wrongly
             other, _ = _plain_states(model, route, tokens, second, inputs)
     products = {"the logits": plain["the logits"]}
     for i, given in enumerate(inputs):

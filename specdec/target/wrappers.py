@@ -1,6 +1,8 @@
-"""Which models are decoded: wrappers that are taken off, and what is refused."""
+"""Which models are decoded: wrappers that are taken off, and what is refused, once or by call."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +68,35 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             f"{name} has layers that specdec cannot run over slots: {layers}; use HF generate for "
             "this model"
         )
+
+
+def refuse_training(model: PreTrainedModel) -> None:
+    """Raises `ValueError` in training mode where a module draws at random (dropout, jitter); all
+    else computes what it does in evaluation mode, which views are in.
+    """
+    for path, module in model.named_modules() if model.training else ():
+        for name, value in vars(module).items():
+            is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+            is_rate = is_dropout or "drop" in name or "jitter" in name
+            if is_rate and type(value) is float and value > 0:
+                raise ValueError(
+                    f"{type(model).__name__} is in training mode, where dropout changes its output "
+                    f"({path}.{name}={value}); call model.eval() first"
+                )
+
+
+def refuse_adapters_by_row(model: PreTrainedModel) -> None:
+    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a name
+    for each row of the batch.
+    """
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, partial) and "adapter_names" in hook.keywords:
+                raise ValueError(
+                    "adapter_names= chooses an adapter for each row, and rows leave the batch when "
+                    "they end; generate with one adapter at a time (model.set_adapter). PEFT's "
+                    "hooks stay in the layers after an error: load the model again"
+                )
 
 
 @torch.inference_mode()
