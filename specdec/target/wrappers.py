@@ -86,8 +86,8 @@ def refuse_training(model: PreTrainedModel) -> None:
 
 
 def refuse_adapters_by_row(model: PreTrainedModel) -> None:
-    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a name
-    for each row of the batch.
+    """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
+    name for each row of the batch.
     """
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
