@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pkgutil
 import sys
 from pathlib import Path
 from urllib.parse import quote
@@ -28,8 +27,8 @@ from urllib.parse import quote
 import torch
 
 from specdec import BlockSampler, CouplingSampler, RejectionSampler, SpeculativeGenerator
-from specdec.cli.loading import HEADS, load_target, make_drafter
 from specdec.evaluation import evaluate, own_prompts, read_prompts
+from specdec.loading import load_drafter, load_target
 
 SAMPLERS = {"block": BlockSampler, "rejection": RejectionSampler, "coupling": CouplingSampler}
 
@@ -45,10 +44,7 @@ def main() -> None:
     target, tokenizer = load_target(arguments.target, **place)
     shared = target  # its self-test is needed once
     for name, k, temperature, sampler, proposal in _cells(arguments):
-        if _is_own(name):
-            drafter = pkgutil.resolve_name(name)(target, k)
-        else:
-            drafter = make_drafter(name, target, k, **place, tokenizer=tokenizer, **proposal)
+        drafter = load_drafter(name, target, k, **place, tokenizer=tokenizer, **proposal)
         generator = SpeculativeGenerator(shared, drafter, SAMPLERS[sampler]())
         shared = generator.target
         folder = arguments.output / quote(name, safe=":")
@@ -90,7 +86,11 @@ def _cells(arguments: argparse.Namespace) -> list[tuple[str, int, float, str, di
 
 def _is_own(name: str) -> bool:
     kind, is_named, _ = name.partition(":")
-    return bool(is_named) and kind.replace(".", "").isidentifier() and kind not in (*HEADS, "zoo")
+    return (
+        bool(is_named)
+        and kind.replace(".", "").isidentifier()
+        and kind not in ("eagle", "mtp", "zoo")
+    )
 
 
 def _has_probs(name: str) -> bool:

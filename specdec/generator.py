@@ -24,9 +24,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_choice, check_integer, shown
-from specdec.drafters import Drafter, NoDrafter, drafter_named
+from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.base import check_drafter
 from specdec.hf import call_of_generate
+from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
 from specdec.loop.lengths import (
@@ -44,7 +45,7 @@ from specdec.request import GenerateOptions, Request
 from specdec.request.hook import check_hook
 from specdec.request.options import Options, with_stop_strings
 from specdec.results import GenerationResult
-from specdec.samplers import Sampler, draw_by_race, sampler_named
+from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.target import Target
@@ -56,11 +57,10 @@ class SpeculativeGenerator:
     Args:
         target: an HF causal LM in eval mode, or a `Target`. `torch.compile` and PEFT wrappers are
             taken off, see `specdec.target.wrappers.unwrap`.
-        drafter: proposes K tokens per step; `None` (or `"none"`) decodes plainly through the same
-            loop, `"lookup"` is `PromptLookupDrafter()`.
+        drafter: proposes K tokens per step; `None` decodes plainly through the same loop. A name,
+            such as `"lookup"`, `"zoo:eagle3"` or `"mine.py:make"`, is loaded by `load_drafter`.
         sampler: decides what is accepted; `"auto"` is `BlockSampler()`, which for point masses is
-            `RejectionSampler()`. The other names of the command line work too: `"block"`,
-            `"rejection"`, `"coupling"`, `"typical"`.
+            `RejectionSampler()`. A name is loaded by `load_sampler`.
         prefill_chunk_size: prompts are read in chunks of so many tokens, which bounds the memory
             that reading takes.
         graphs: whether steps are captured as CUDA graphs, one for each set of options in use (rows
@@ -113,9 +113,11 @@ class SpeculativeGenerator:
         steps_ahead: int | None = None,
         draft_length: ChooseLength | Literal["auto"] | None = None,
     ):
-        drafter = NoDrafter() if drafter is None else drafter
-        self.drafter = _as_part("drafter", drafter, Drafter, drafter_named)
-        self.sampler = _as_part("sampler", sampler, Sampler, sampler_named)
+        if isinstance(drafter, str):
+            drafter = load_drafter(drafter, target)
+        self.drafter = _as_part("drafter", NoDrafter() if drafter is None else drafter, Drafter)
+        sampler = load_sampler(sampler) if isinstance(sampler, str) else sampler
+        self.sampler = _as_part("sampler", sampler, Sampler)
         check_drafter(self.drafter)
         check_sampler(self.sampler)
         check_integer("prefill_chunk_size", prefill_chunk_size, 1)
@@ -442,16 +444,15 @@ class SpeculativeGenerator:
         generation.close()
 
 
-def _as_part(name: str, value: Any, kind: type, named: Callable[[str], Any]) -> Any:
-    """A drafter or sampler, given itself or its name."""
-    part = named(value) if isinstance(value, str) else value
+def _as_part(name: str, value: Any, kind: type) -> Any:
+    """A drafter or sampler, and nothing else."""
     if isinstance(value, type):
         made = f"{value.__name__}()"
         raise TypeError(f"{name} must be a specdec {kind.__name__}, got the class; pass {made}")
-    if not isinstance(part, kind):
+    if not isinstance(value, kind):
         advice = "; wrap a draft model as ModelDrafter(model)" if kind is Drafter else ""
         raise TypeError(f"{name} must be a specdec {kind.__name__}, got {shown(value)}{advice}")
-    return part
+    return value
 
 
 @contextmanager

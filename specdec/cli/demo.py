@@ -6,7 +6,6 @@ import argparse
 import sys
 from statistics import median
 
-from specdec.cli.loading import tree_of
 from specdec.cli.parser import TREE_HELP, positive, tree_size
 
 DRAFTERS = {
@@ -36,11 +35,11 @@ def add_parser(commands) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 if the outputs are equal, else 1."""
-    from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
+    from specdec import PromptLookupDrafter, SpeculativeGenerator, Tree, zoo
     from specdec.evaluation import evaluate
     from specdec.show.tokens import colour_key, coloured_text
 
-    tree = tree_of(arguments)
+    tree = None if arguments.tree is None else Tree(*arguments.tree)
     k = 4 if arguments.num_draft_tokens is None else arguments.num_draft_tokens
     lookup = PromptLookupDrafter(k)
     if tree is not None:

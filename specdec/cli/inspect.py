@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 
-from specdec.cli.loading import check_device, load_target
 from specdec.cli.parser import add_place_arguments, positive, refuse_given, text
 
 PROMPTS = (
@@ -49,10 +48,10 @@ def add_parser(commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Prints the reading, and with a target the parity check."""
     from specdec.checkpoints import survey_checkpoint
-    from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
+    from specdec.drafters import head_drafters
     from specdec.inspection import alternatives, describe, table, try_readings
 
-    drafters = {d.family: d for d in (EagleDrafter, MaskTokenDrafter, MTPDrafter)}
+    drafters = {d.family: d for d in head_drafters().values()}
     names = ("allow_pickle", "revision", "layer_convention", "rope_theta", "feature_layers")
     options = {name: getattr(arguments, name) for name in (*names, "mask_token_id")}
     model = None
@@ -97,7 +96,8 @@ def _layers(argument: str) -> tuple[int | str, ...]:
 
 def _load_target(arguments: argparse.Namespace):
     """Model, tokenizer and prompts."""
-    check_device(arguments.device)
+    from specdec.loading import load_target
+
     model, tokenizer = load_target(arguments.target, dtype=arguments.dtype, device=arguments.device)
     if arguments.target == "zoo":
         from specdec import zoo

@@ -15,11 +15,12 @@ import torch
 from accelerate.utils import broadcast, parse_flag_from_env
 from transformers import HfArgumentParser, TrainerState
 
-from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator, zoo
-from specdec.cli.loading import bar, find_pretrained, load_model, load_tokenizer
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
+from specdec.cli.loading import bar
 from specdec.cli.parser import LONGEST_ROWS, TRAINING_STEPS, OneLineParser, refuse_given
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
+from specdec.loading import find_pretrained, load_target
 from specdec.settings import differences
 from specdec.training import eagle, mask_token, mtp
 from specdec.training.callbacks import AcceptanceCallback
@@ -77,7 +78,12 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
         _check_same_run(folder, record)
         if _is_complete(folder, options, args):
             return
-    tokenizer, documents = _load_data(options, args)
+    target, tokenizer = load_target(options.target)
+    if len(tokenizer) > (size := target.get_input_embeddings().weight.shape[0]):
+        raise ValueError(
+            f"the tokenizer of {options.target} has {len(tokenizer)} tokens, its model only {size}"
+        )
+    documents = _load_documents(options, args, tokenizer)
     trained_on, held_out = hold_out(documents, options.evaluation_prompts)
     if len(held_out) < options.evaluation_prompts:
         pieces = sum(len(ids) >= PROMPT_TOKENS for ids in [*trained_on, *held_out])
@@ -88,7 +94,6 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
             f"and the data has {pieces}",
         )
     stream = PackedStream(trained_on, seed=options.seed)
-    target = _load_target(options.target, tokenizer)
     if options.length is None:
         args.row_lengths = _row_lengths(args, target)
     ids = _draft_ids(options, args, target, trained_on)
@@ -270,27 +275,11 @@ def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
     return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
 
 
-def _load_data(options: argparse.Namespace, args):
-    """The target's tokenizer, and ids of each document."""
-    if options.target == "zoo":
-        tokenizer = zoo.load_tokenizer()
-    else:
-        tokenizer = load_tokenizer(options.target, local_only=find_pretrained(options.target))
+def _load_documents(options: argparse.Namespace, args, tokenizer):
+    """Ids of each text."""
     _say(args, f"encoding {options.data}")
     if options.data == "zoo":
         texts = (corpus.read_source(path) for path in corpus.library_files())
     else:
         texts = read_texts(options.data, tokenizer)
-    return tokenizer, encode_texts(texts, tokenizer)
-
-
-def _load_target(name: str, tokenizer):
-    if name == "zoo":
-        return zoo.load_target()
-    model = load_model(name, dtype="auto", device="cpu", local_only=find_pretrained(name))
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    if len(tokenizer) > vocab_size:
-        raise ValueError(
-            f"the tokenizer of {name} has {len(tokenizer)} tokens and its model only {vocab_size}"
-        )
-    return model
+    return encode_texts(texts, tokenizer)

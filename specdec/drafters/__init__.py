@@ -1,6 +1,9 @@
 """Drafters: components that propose tokens."""
 
+from __future__ import annotations
+
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from specdec.drafters.base import Drafter, NoDrafter, NoState
 from specdec.drafters.join import FirstMatch
@@ -10,6 +13,9 @@ from specdec.drafters.proposal import Proposal
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafters.tree import Tree
 from specdec.drafters.vocabulary import CommonVocabulary
+
+if TYPE_CHECKING:
+    from specdec.drafters.head import HeadDrafter
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -35,30 +41,21 @@ __all__ = [
     "Proposal",
     "SuffixDrafter",
     "Tree",
-    "drafter_named",
+    "head_drafters",
     *_OF_FAMILIES,
 ]
 
 
-def drafter_named(name: str) -> Drafter:
-    """The drafter of a name that the command line knows and that needs no files.
-
-    Raises:
-        ValueError: there is none; the message names the line that loads a drafter from files.
+def head_drafters() -> dict[str, type[HeadDrafter]]:
+    """The drafters of all families of heads that are read, by the kinds in names of drafters
+    (`eagle:PATH`).
 
     Example:
-        >>> drafter_named("lookup").num_draft_tokens
-        8
+        >>> list(head_drafters())
+        ['eagle', 'mask-token', 'mtp']
     """
-    if name == "none":
-        return NoDrafter()
-    if name == "lookup":
-        return PromptLookupDrafter()
-    raise ValueError(
-        f"there is no drafter {name!r}; expected 'lookup', 'none', or a Drafter: "
-        "ModelDrafter(model) for a draft model, EagleDrafter.from_pretrained(path, target) for a "
-        "head"
-    )
+    kinds = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
+    return {kind: __getattr__(name) for kind, name in kinds.items()}
 
 
 def __getattr__(name: str):

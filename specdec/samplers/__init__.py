@@ -1,6 +1,5 @@
 """Samplers: from a draft and the target's logits to a verdict."""
 
-from specdec.arguments import check_choice
 from specdec.kernels import philox
 from specdec.samplers.base import Sampler
 from specdec.samplers.block import BlockSampler
@@ -18,24 +17,9 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "rejection": RejectionSampler,
     "coupling": CouplingSampler,
     "typical": TypicalSampler,
+    "ensemble": EnsembleSampler,
 }
-"""Samplers that need no arguments, by the names of the command line."""
-
-
-def sampler_named(name: str) -> Sampler:
-    """The sampler of a name that the command line knows.
-
-    Raises:
-        ValueError: there is none, or it needs arguments.
-
-    Example:
-        >>> sampler_named("rejection")
-        RejectionSampler()
-    """
-    if name == "ensemble":
-        raise ValueError("the ensemble sampler needs a weight: pass EnsembleSampler(0.9)")
-    return SAMPLERS[check_choice("sampler", name, SAMPLERS, advice="or pass a Sampler")]()
-
+"""Samplers by name; the last needs a weight."""
 
 __all__ = [
     "BlockSampler",
@@ -53,5 +37,4 @@ __all__ = [
     "draw_by_inversion",
     "draw_by_race",
     "philox",
-    "sampler_named",
 ]

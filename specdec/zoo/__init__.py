@@ -19,7 +19,7 @@ from specdec.arguments import check_choice, shown
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
-    from specdec.drafters import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter
+    from specdec.drafters import Drafter
 
 __all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
 
@@ -64,9 +64,7 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def load_drafter(
-    name: str, target: LlamaForCausalLM | None = None, **kwargs: object
-) -> ModelDrafter | EagleDrafter | MaskTokenDrafter | MTPDrafter:
+def load_drafter(name: str, target: LlamaForCausalLM | None = None, **kwargs: object) -> Drafter:
     """Load one of the zoo's trained drafters.
 
     Args:
@@ -89,7 +87,8 @@ def load_drafter(
     if name not in DRAFTERS:
         raise ValueError(f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTERS)}")
     # Imported here, so that models and prompts load without the rest of the library.
-    from specdec.drafters import EagleDrafter, MaskTokenDrafter, ModelDrafter, MTPDrafter
+    from specdec.checkpoints.survey import family_of
+    from specdec.drafters import ModelDrafter, head_drafters
 
     if target is not None:
         for attribute in ("dtype", "device"):  # of models, and of targets over them
@@ -101,9 +100,10 @@ def load_drafter(
     if target is None:
         raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
     folder = _folder(DRAFTERS[name], holding="model.safetensors")
-    heads = {"eagle3": EagleDrafter, "mask-token": MaskTokenDrafter, "mtp": MTPDrafter}
-    drafter_class = heads[name]
-    drafter = drafter_class.from_pretrained(folder, target, **kwargs)
+    heads = {drafter.family: drafter for drafter in head_drafters().values()}
+    drafter = heads[family_of(folder, families=tuple(heads))].from_pretrained(
+        folder, target, **kwargs
+    )
     return drafter.to(target.device, target.dtype)
 
 

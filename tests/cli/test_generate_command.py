@@ -32,8 +32,8 @@ def test_trees_are_drafted_where_they_are_asked_for(drafter, capsys):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--tree", "6x3", "--num-draft-tokens", "3"], "--num-draft-tokens belongs to chains"),
-        (["--tree", "6x3", "--drafter", "none"], "--tree belongs to a drafter"),
+        (["--tree", "6x3", "--num-draft-tokens", "3"], "num_draft_tokens belongs to chains"),
+        (["--tree", "6x3", "--drafter", "none"], "tree belongs to a drafter"),
         (["--tree", "7x3", "--drafter", "lookup"], "a multiple of 3 nodes, 6x3 for instance"),
         (["--tree", "2x3"], "Tree.nodes must be an integer >= 3, got 2"),
     ],

@@ -63,11 +63,11 @@ def test_unknown_names_are_refused_with_the_list(data, capsys):
         (["--sets", "gsm9k"], "a set must be"),
         (["--budgets", "7"], "a budget must be"),
         (["--sets", "alpaca"], "does not hold the set alpaca"),
-        (["--drafter", "none"], "--num-draft-tokens belongs to a drafter"),
+        (["--drafter", "none"], "num_draft_tokens belongs to a drafter"),
     ],
 )
 def test_what_cannot_be_is_one_line(more, message, data, capsys, monkeypatch):
-    monkeypatch.setattr("specdec.cli.loading.load_target", None)
+    monkeypatch.setattr("specdec.loading.load_target", None)
     assert main([*command("dspark-table1", data), *more]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

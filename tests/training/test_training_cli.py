@@ -314,7 +314,7 @@ def test_a_run_that_is_complete_says_so_at_once(target, text, tmp_path, capsys, 
         raise OSError("something was loaded")
 
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.cli.training_run._load_data", loaded)
+        patch.setattr("specdec.cli.training_run.load_target", loaded)
         for change in ([], ["--steps", "1"]):
             assert run(*arguments, *change) == 0
             shown = capsys.readouterr().out.splitlines()

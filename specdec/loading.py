@@ -1,0 +1,401 @@
+"""Names become parts: a target, a drafter and a sampler by what is written in a command, a file of
+a study, or the arguments of a generator.
+
+What a name means is found, and refused, before anything large is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import traceback
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
+from inspect import signature
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from specdec.arguments import check_choice, shown
+from specdec.checkpoints.hub import check_reachable, is_repository_id
+from specdec.checkpoints.survey import family_of
+from specdec.drafters import (
+    CommonVocabulary,
+    Drafter,
+    ModelDrafter,
+    PromptLookupDrafter,
+    SuffixDrafter,
+    Tree,
+    head_drafters,
+)
+from specdec.drafters.model import check_same_tokenizer
+from specdec.samplers import SAMPLERS, Sampler
+from specdec.show.text import one_line, printable
+from specdec.target import Target
+
+MakeDrafter = Callable[..., Drafter | None]
+"""(target, *, tokenizer, dtype, device) -> the drafter of a name that was found."""
+
+NAMES = (
+    "none, lookup, suffix, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
+    "mask-token:PATH, mtp:PATH, PATH_OR_ID, mine.py:make or package.module:function"
+)
+_ADVICE = (
+    ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
+    ("mask-token dflash dspark p-eagle pard", "mask-token:PATH, or zoo:mask-token"),
+    ("mtp", "mtp:PATH, or zoo:mtp"),
+    ("ngram n-gram pld prompt-lookup", "lookup"),
+    ("zoo draft model", "zoo:model, or the folder or Hugging Face id of a model"),
+    ("medusa hydra", "mine.py:make, a drafter of your own; no such heads are read"),
+)
+"""What to write instead of names of the field that are none here, or only the half of one."""
+
+
+def load_target(
+    name: str, *, dtype: str | torch.dtype = "auto", device: str | torch.device = "cpu"
+) -> tuple[PreTrainedModel, Any]:
+    """Loads a causal LM, in eval mode, and its tokenizer.
+
+    Args:
+        name: `"zoo"`, a folder, or a Hugging Face id.
+        dtype: of the parameters; `"auto"` takes that of the files, float32 for the zoo.
+        device: where it is moved to.
+
+    Raises:
+        ValueError: there is no such model, its files lack weights, or the device cannot be used.
+
+    Example:
+        >>> model, tokenizer = load_target("zoo")
+        >>> model.config.num_hidden_layers
+        16
+    """
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:  # torch raises RuntimeError, AssertionError and others
+        reason = one_line(error)[:120]
+        raise ValueError(f"device {device} cannot be used here: {reason}; try cpu") from error
+    if name == "zoo":
+        from specdec import zoo
+
+        dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
+        return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
+    is_local = find_pretrained(name)
+    tokenizer = _load_tokenizer(name, is_local=is_local)
+    return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
+
+
+def load_drafter(
+    name: str,
+    target: PreTrainedModel | Target,
+    num_draft_tokens: int | None = None,
+    *,
+    tree: Tree | None = None,
+    tokenizer: Any = None,
+    dtype: str | torch.dtype = "auto",
+    device: str | torch.device | None = None,
+    **options: Any,
+) -> Drafter | None:
+    """Makes the drafter of a name.
+
+    Args:
+        name: `"none"`, for plain decoding; `"lookup"`, `"suffix"`; a drafter of the zoo,
+            `"zoo:eagle3"`; a head as `"eagle:PATH"`, `"mask-token:PATH"` or `"mtp:PATH"`, a folder
+            or Hugging Face id (in local folders the first two are recognised); that of a draft
+            model; or your own, `"mine.py:make"` or `"package.module:function"`: a function or class
+            of (target, num_draft_tokens), and of `tree` and `options` where these are given.
+        target: the model that it drafts for.
+        num_draft_tokens: K; `None` for the drafter's own default.
+        tree: drafted instead of chains of K tokens.
+        tokenizer: the target's; a draft model with another one drafts what both have in common.
+        dtype: of a draft model; `"auto"` takes that of its files.
+        device: of a draft model; the target's by default.
+        options: `proposal` and `draft_temperature`, of drafters with probabilities; `None` counts
+            as not given.
+
+    Returns:
+        The drafter; `None` for `"none"`.
+
+    Raises:
+        ValueError: there is no such drafter, it cannot be loaded, or does not take an argument.
+
+    Example:
+        >>> from specdec import zoo
+        >>> load_drafter("zoo:eagle3", zoo.load_target(), 5).num_draft_tokens
+        5
+    """
+    make = find_drafter(name, num_draft_tokens, tree=tree, **options)
+    return make(target, tokenizer=tokenizer, dtype=dtype, device=device)
+
+
+def find_drafter(
+    name: str, num_draft_tokens: int | None = None, *, tree: Tree | None = None, **options: Any
+) -> MakeDrafter:
+    """Finds what `load_drafter` will load, without loading any weights.
+
+    Args:
+        name, num_draft_tokens, tree, options: as there.
+
+    Raises:
+        ValueError: as there, as far as it can be known without the target.
+    """
+    given = {"num_draft_tokens": num_draft_tokens, "tree": tree, **options}
+    given = {key: value for key, value in given.items() if value is not None}
+    kind, _, path = name.partition(":")
+    if num_draft_tokens is not None and tree is not None:
+        raise ValueError("num_draft_tokens belongs to chains; leave it out beside tree")
+    if name == "none":
+        _refuse(given, "belongs to a drafter; there is none")
+        return lambda target, **_: None
+    if name in ("lookup", "suffix"):
+        drafter = _of_text(name, **given)
+        return lambda target, **_: drafter
+    if kind == "zoo" and path:
+        from specdec import zoo
+
+        check_choice("the zoo's drafter", path, zoo.DRAFTERS)
+        return lambda target, **_: zoo.load_drafter(path, target, **given)
+    if kind in head_drafters() and path:
+        find_pretrained(path)
+        return partial(_load_head, head_drafters()[kind], path, given)
+    advice = [text for names, text in _ADVICE if kind in names.split()]
+    if advice and not Path(name).exists():
+        raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
+    if (make := _find_own(name)) is not None:
+        return _own_drafter(name, make, **given)
+    try:
+        is_local = find_pretrained(name)
+    except ValueError as error:
+        raise ValueError(f"{error}; a drafter is {NAMES}") from error
+    # Prediction modules lie in whole models, so they are never guessed.
+    guessed = {head.family: head for kind, head in head_drafters().items() if kind != "mtp"}
+    if family := family_of(name, families=tuple(guessed)):
+        return partial(_load_head, guessed[family], name, given)
+    return partial(_load_draft_model, name, is_local, given)
+
+
+def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
+    """Makes the sampler of a name.
+
+    Args:
+        name: `"auto"` (block), `"block"`, `"rejection"`, `"coupling"`, `"typical"`, `"ensemble"`,
+            or your own, `"mine.py:Rule"` or `"package.module:Rule"`: an instance, or a class that
+            needs no arguments.
+        target_weight: of `"ensemble"`, 0.9 by default.
+
+    Raises:
+        ValueError: there is no such sampler, or it has no such weight.
+
+    Example:
+        >>> load_sampler("rejection")
+        RejectionSampler()
+    """
+    options = {} if target_weight is None else {"target_weight": target_weight}
+    if name != "ensemble":
+        _refuse(options, "belongs to the sampler ensemble")
+    elif not options:
+        options["target_weight"] = 0.9
+    own = _find_own(name)
+    if own is None:
+        advice = "or your own as mine.py:Rule or package.module:Rule"
+        return SAMPLERS[check_choice("sampler", name, SAMPLERS, advice=advice)](**options)
+    with _code_of(name):
+        sampler = own() if isinstance(own, type) else own
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{name} must be a specdec Sampler or its class, got {shown(sampler)}")
+    return sampler
+
+
+def find_pretrained(name: str) -> bool:
+    """Looks for a model's files, before anything large is loaded.
+
+    Returns:
+        Whether only local files may be read: a folder, or the cache while the hub is out of reach.
+
+    Raises:
+        ValueError: nothing is there; the message names the places that were searched.
+    """
+    path = Path(name).expanduser()
+    if name and (path / "config.json").is_file():
+        return True
+    is_local = path.exists() or not name or "\\" in name or "/" in name
+    if is_local and (path.exists() or not is_repository_id(name)):
+        raise ValueError(
+            f"cannot load {name!r}: it must be a folder with a config.json or a Hugging Face id, "
+            "and there is no such folder"
+        )
+    try:
+        return not check_reachable(name)
+    except ValueError as error:
+        raise ValueError(f"cannot load {name!r}: {error}") from error
+
+
+def _load_tokenizer(name: str, *, is_local: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return _load_pretrained(AutoTokenizer, name, local_files_only=is_local)
+
+
+def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTrainedModel:
+    """A causal LM in eval mode; `ValueError` where its files lack weights, which HF would draw at
+    random.
+    """
+    from transformers import AutoModelForCausalLM
+
+    options = {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
+    model, info = _load_pretrained(AutoModelForCausalLM, name, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{name} is no whole causal LM: its files lack {len(missing)} tensors, "
+            f"{', '.join(map(printable, missing[:3]))} among them; as a drafter a head is "
+            f"eagle:{name} (or mask-token:, mtp:)"
+        )
+    return model.to(device).eval()
+
+
+def _load_pretrained(auto_class: type, name: str, **options: Any) -> Any:
+    try:
+        return auto_class.from_pretrained(name, **options)
+    except Exception as error:  # damaged or hostile files end in errors of any kind
+        raise ValueError(
+            f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
+            f"its tokenizer ({type(error).__name__}: {error})"
+        ) from error
+
+
+def _of_text(
+    name: str, num_draft_tokens: int = 8, tree: Tree | None = None, **options: Any
+) -> Drafter:
+    """A drafter that reads nothing but the text."""
+    _refuse(options, f"belongs to drafters with probabilities, not to {name}")
+    if name == "suffix":
+        if tree is not None:
+            raise ValueError(f"suffix drafts chains, got {tree}; lookup and heads draft trees")
+        return SuffixDrafter(num_draft_tokens)
+    if tree is None:
+        return PromptLookupDrafter(num_draft_tokens)
+    nodes, depth = tree.nodes, tree.depth
+    if nodes % depth:
+        raise ValueError(
+            f"a tree of {nodes}x{depth} for lookup is made of continuations of {depth} tokens "
+            f"each; pass a multiple of {depth} nodes, {nodes - nodes % depth}x{depth} for instance"
+        )
+    return PromptLookupDrafter(nodes, num_continuations=nodes // depth)
+
+
+def _load_head(head: Any, path: str, options: dict[str, Any], target: Any, **_: Any) -> Drafter:
+    return head.from_pretrained(path, target, **options)
+
+
+def _load_draft_model(
+    name: str, is_local: bool, options: dict[str, Any], target: Any, *, tokenizer, dtype, device
+) -> Drafter:
+    vocabulary = None if tokenizer is None else _common_vocabulary(name, tokenizer, is_local)
+    device = target.device if device is None else device
+    model = _load_model(name, dtype=dtype, device=device, is_local=is_local)
+    return ModelDrafter(model, vocabulary=vocabulary, **options)
+
+
+def _common_vocabulary(name: str, tokenizer: Any, is_local: bool) -> CommonVocabulary | None:
+    """Of a draft model's tokenizer, if it has one, and the target's; `None` where both are one."""
+    try:
+        own = _load_tokenizer(name, is_local=is_local)
+    except ValueError:  # a draft model need not come with one; then only sizes can be compared
+        return None
+    try:
+        check_same_tokenizer(tokenizer, own)
+    except ValueError:
+        return CommonVocabulary.of(tokenizer, own)
+    return None
+
+
+def _own_drafter(
+    name: str, make: Any, num_draft_tokens: int | None = None, **options: Any
+) -> MakeDrafter:
+    """The maker of a user's drafter; what is given must fit the signature."""
+    count = options["tree"].nodes if "tree" in options else num_draft_tokens
+    sizes = () if count is None else (count,)
+    try:
+        signature(make).bind(None, *sizes, **options)
+    except TypeError as error:
+        given = ", ".join(["(target, num_draft_tokens", *(f"{key}=" for key in options)]) + ")"
+        raise ValueError(
+            f"{name} must be a function or class of {given} that returns a Drafter: {error}"
+        ) from error
+
+    def made(target: Any, **_: Any) -> Drafter:
+        with _code_of(name):
+            drafter = make(target, *sizes, **options)
+        if not isinstance(drafter, Drafter):
+            raise ValueError(f"{name} must return a specdec Drafter, got {shown(drafter)}")
+        return drafter
+
+    return made
+
+
+def _find_own(name: str) -> Any:
+    """What `file.py:name` or `package.module:name` names; `None` for names of other forms."""
+    where, _, attribute = name.rpartition(":")
+    is_module = not where.endswith(".py")
+    has_module = all(part.isidentifier() for part in where.split("."))
+    if not attribute.isidentifier() or (is_module and not has_module):
+        return None
+    path = Path(where).expanduser().resolve()
+    if not is_module and not path.is_file():
+        raise ValueError(f"there is no file {where} to take {attribute} from")
+    with _code_of(name), _importing_from(Path.cwd() if is_module else path.parent):
+        module = importlib.import_module(where) if is_module else _run_file(path)
+    if not hasattr(module, attribute):
+        own = (part for part in vars(module).values() if hasattr(part, "__qualname__"))
+        there = ", ".join(part.__qualname__ for part in own if part.__module__ == module.__name__)
+        raise ValueError(f"{where} has no {attribute}; it has {there or 'no functions or classes'}")
+    return getattr(module, attribute)
+
+
+def _run_file(path: Path) -> ModuleType:
+    """The module of a file, under a name of its own; an edited file is another module."""
+    key = zlib.crc32(f"{path} {path.stat().st_mtime_ns}".encode())
+    name = f"{path.stem}_{key:08x}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path)
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for themselves there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """As a script does that lies in the folder."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+
+
+@contextmanager
+def _code_of(name: str) -> Iterator[None]:
+    """Errors of a user's code in one sentence, with the line that they come from."""
+    try:
+        yield
+    except Exception as error:
+        ours = (__file__, importlib.__file__)
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
+        theirs = [f"{f.filename}, line {f.lineno}: " for f in frames if f.filename[0] != "<"]
+        where = "".join(theirs[:1])
+        raise ValueError(f"{name}: {where}{type(error).__name__}: {error}") from error
+
+
+def _refuse(given: dict[str, Any], why: str) -> None:
+    for name in given:
+        raise ValueError(f"{name} {why}")

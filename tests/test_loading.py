@@ -1,0 +1,148 @@
+"""Names become parts, those of a user's file among them; each mistake is a sentence of its own."""
+
+import re
+import sys
+
+import pytest
+
+from specdec import PromptLookupDrafter, SpeculativeGenerator, SuffixDrafter, Tree, zoo
+from specdec.loading import load_drafter, load_sampler, load_target
+from specdec.samplers import BlockSampler, EnsembleSampler
+
+MINE = """
+from dataclasses import dataclass
+from specdec import PromptLookupDrafter, RejectionSampler
+import beside
+
+@dataclass
+class Sizes:
+    longest: "int" = beside.LONGEST
+
+def make(target, num_draft_tokens):
+    return PromptLookupDrafter(num_draft_tokens, max_ngram=Sizes().longest)
+
+def trees(target, k=4, *, tree=None):
+    return PromptLookupDrafter(k, num_continuations=1 if tree is None else tree.nodes // tree.depth)
+
+def no_drafter(target, k):
+    return target
+
+def broken(target, k):
+    return target.nothing
+
+class Rule(RejectionSampler):
+    pass
+
+rule = Rule()
+"""
+TREE = Tree(6, 3)
+
+
+@pytest.fixture
+def mine(tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    (tmp_path / "beside.py").write_text("LONGEST = 7")
+    (tmp_path / "torn.py").write_text("def make(:")
+    (tmp_path / "bare.py").write_text("import nothing_here")
+    return tmp_path
+
+
+def test_a_file_makes_drafters_and_samplers(mine, monkeypatch):
+    path = list(sys.path)
+    drafter = load_drafter(f"{mine}/mine.py:make", None, 5)
+    assert (drafter.num_draft_tokens, drafter.max_ngram) == (5, 7)
+    assert load_drafter(f"{mine}/mine.py:trees", None).num_draft_tokens == 4
+    assert load_drafter(f"{mine}/mine.py:trees", None, tree=TREE).num_continuations == 2
+    rule = load_sampler(f"{mine}/mine.py:Rule")
+    assert type(load_sampler(f"{mine}/mine.py:rule")) is type(rule)  # the file runs once
+    monkeypatch.chdir(mine)
+    assert load_drafter("mine:make", None, 5).max_ngram == 7
+    assert sys.path == path
+
+
+def test_an_edited_file_is_read_again(mine):
+    file = mine / "mine.py"
+    load_drafter(f"{file}:make", None, 5)
+    file.write_text(MINE.replace("beside.LONGEST", "9"))
+    assert load_drafter(f"{file}:make", None, 5).max_ngram == 9
+
+
+def test_names_become_drafters():
+    target, tokenizer = load_target("zoo")
+    assert load_drafter("none", target) is None
+    assert type(load_drafter("lookup", target)) is PromptLookupDrafter
+    assert type(load_drafter("suffix", target, 3)) is SuffixDrafter
+    for name in zoo.DRAFTERS:
+        assert load_drafter(f"zoo:{name}", target, 3).num_draft_tokens == 3
+        one = zoo.WEIGHTS_DIR / zoo.DRAFTERS[name]
+        prefix = "mtp:" if name == "mtp" else ""  # the others are recognised
+        drafter = load_drafter(f"{prefix}{one}", target, 3, tokenizer=tokenizer, proposal="argmax")
+        assert type(drafter) is type(load_drafter(f"zoo:{name}", target))
+        assert drafter.proposal.kind == "argmax"
+    generator = SpeculativeGenerator(target, "zoo:eagle3", "ensemble")
+    assert generator.drafter.settings() == zoo.load_drafter("eagle3", target).settings()
+    assert generator.sampler.target_weight == 0.9
+
+
+def test_names_become_samplers():
+    assert type(load_sampler("auto")) is BlockSampler
+    assert type(load_sampler("ensemble", target_weight=0.5)) is EnsembleSampler
+
+
+REFUSED = {
+    "eagle3": "write eagle:PATH, or zoo:eagle3",
+    "medusa:head": "write mine.py:make",
+    "ngram": "write lookup",
+    "zoo:eagle": "the zoo's drafter must be 'model', 'eagle3', 'mask-token' or 'mtp', got 'eagle'",
+    "./none": "there is no such folder; a drafter is none, lookup, suffix, zoo:model, .*mine.py:make",
+    "none.py:make": "there is no file none.py to take make from",
+    "no_module:make": "no_module:make: ModuleNotFoundError: No module named 'no_module'",
+    "torn.py:make": r"torn.py:make: SyntaxError: invalid syntax \(torn.py, line 1\)",
+    "bare.py:make": "bare.py, line 1: ModuleNotFoundError: No module named 'nothing_here'",
+    "mine.py:other": "mine.py has no other; it has Sizes, make, trees, no_drafter, broken, Rule$",
+    "mine.py:Sizes": r"must be a function or class of \(target, num_draft_tokens\) .*: too many",
+    "mine.py:no_drafter": "mine.py:no_drafter must return a specdec Drafter, got 0",
+    "mine.py:broken": "mine.py, line 20: AttributeError: 'int' object has no attribute 'nothing'",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_names_nothing_is_told(name, mine, monkeypatch):
+    monkeypatch.chdir(mine)
+    with pytest.raises(ValueError, match=REFUSED[name]) as caught:
+        load_drafter(name, 0, 4)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("none", {"num_draft_tokens": 4}, "num_draft_tokens belongs to a drafter; there is none"),
+        ("lookup", {"proposal": "argmax"}, "proposal belongs to drafters with probabilities"),
+        ("lookup", {"tree": Tree(7, 3)}, "pass a multiple of 3 nodes, 6x3 for instance"),
+        ("suffix", {"tree": TREE}, "suffix drafts chains"),
+        ("zoo:eagle3", {"tree": TREE, "num_draft_tokens": 4}, "num_draft_tokens belongs to chains"),
+        ("mine.py:make", {}, "missing a required argument: 'num_draft_tokens'"),
+        ("mine.py:make", {"tree": TREE}, "unexpected keyword argument 'tree'"),
+    ],
+)
+def test_what_a_drafter_does_not_take_is_told(name, options, message, mine, monkeypatch):
+    monkeypatch.chdir(mine)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_drafter(name, 0, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("best", "'typical' or 'ensemble', got 'best'; or your own as mine.py:Rule"),
+        ("mine.py:make", "mine.py:make must be a specdec Sampler or its class, got a function"),
+        ("mine.py:broken2", "mine.py has no broken2"),
+    ],
+)
+def test_what_is_no_sampler_is_told(name, message, mine, monkeypatch):
+    monkeypatch.chdir(mine)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_sampler(name)
+    with pytest.raises(ValueError, match="target_weight belongs to the sampler ensemble"):
+        load_sampler("block", target_weight=0.5)
