@@ -21,7 +21,7 @@ from checkpoint_layouts import (
     z_lab,
 )
 from eagle_heads import flagged, head_for
-from fitted_heads import learn_by_heart
+from eagle_heads import learned as learned_eagle
 from mask_heads import learned
 from safetensors.torch import load_file, save_file
 
@@ -49,9 +49,9 @@ def head_that_knows(name):
     text = generator.generate(PROMPTS, max_new_tokens=NEW_TOKENS, do_sample=False).sequences
     if name == "dflash":
         return learned(TARGET, name, 2, text, feature_layers=(3, 5), rope=ROPE)
-    flags = {"norm_before_residual": True} if name == "residual" else {}
-    head = head_for(TARGET, rope=ROPE, feature_layers=(3, 5, 6), **flags)
-    return learn_by_heart(TARGET, head, text, is_blind=name == "residual")
+    wide = {"hidden_size": 128, "intermediate_size": 128, "has_embed_tokens": True}
+    flags = wide | {"norm_before_residual": name == "residual", "rope": ROPE}
+    return learned_eagle(TARGET, head_for(TARGET, feature_layers=(3, 5, 6), **flags), text)
 
 
 def misread(head, **changes):

@@ -124,7 +124,7 @@ TEXTS = [
     Fault(
         "lookup does not remember the last committed token",
         "vllm#4212",
-        "drafters/test_lookup_drafter.py",
+        "drafters/test_ngrams.py",
         Edit(
             "drafters.lookup:PromptLookupDrafter.prefill", "offsets <= context", "offsets < context"
         ),
@@ -132,7 +132,7 @@ TEXTS = [
     Fault(
         "a remembered text goes on into the next one",
         "vllm#25784",
-        "drafters/test_suffix_drafter.py",
+        "drafters/test_ngrams.py",
         Edit("drafters.suffix:SuffixDrafter._in_memory", "(tokens >= 0)", "(tokens >= PAD_TOKEN)"),
     ),
     Fault(
