@@ -4,6 +4,8 @@ from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import torch
+import torch.nn.functional as F
+from eagle_reference import draft_outputs
 from plain_loop import PlainLoop
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
@@ -170,6 +172,27 @@ def informed(model: PreTrainedModel, head: EagleHead, *, seed: int = 5) -> Eagle
     if head.target_ids is not None:
         y = y[:, head.target_ids]
     head.lm_head.weight.copy_(fitted(x, y))
+    return head
+
+
+@torch.no_grad()
+def learned(model: PreTrainedModel, head: EagleHead, text: Tensor, count: int = 2) -> EagleHead:
+    """The same random wide head with a vocabulary head that is solved for: at every place of a text
+    it predicts the tokens that follow, and hardly any of them when it is wired otherwise.
+    """
+    config, xs, labels = head.config, [], []
+    exact = {name: tensor.double() for name, tensor in head.state_dict().items()}
+    exact["lm_head.weight"] = torch.eye(config.hidden_size).double()
+    tables = [table.double() for table in tables_of(model)]
+    for row in text:
+        features = features_and_logits(model, row[None], config.feature_layers)[0][0].double()
+        for known in range(3, len(row) - count + 1):
+            path = row[known : known + count]
+            case = row[:known].tolist(), features[: known - 1], path.tolist()
+            xs.append(draft_outputs(config, exact, tables, *case)[0])
+            labels.append(path)
+    y = F.one_hot(torch.cat(labels), config.vocab_size).double()
+    head.lm_head.weight.copy_(fitted(torch.cat(xs), y, 1e-7))
     return head
 
 

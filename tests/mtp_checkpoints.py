@@ -113,6 +113,36 @@ def write_mtp_names(
     return tensors
 
 
+def eager(config):
+    """A copy of a configuration, with attention that any mask can be given to."""
+    config = type(config).from_dict(config.to_dict())
+    config._attn_implementation = "eager"
+    return config
+
+
+@torch.no_grad()
+def run_layer(
+    model: PreTrainedModel, layer: nn.Module, like: int, x: Tensor, config=None
+) -> Tensor:
+    """HF's own decoder layer over whole texts `[B, T, H]`, as layer `like` of a model."""
+    config, positions = (
+        config or eager(model.config.get_text_config()),
+        torch.arange(x.shape[1])[None],
+    )
+    decoder = getattr(model.base_model, "language_model", model.base_model)
+    rotary, types = type(decoder.rotary_emb)(config), getattr(config, "layer_types", None)
+    kind = types[like % len(types)] if types else "full_attention"
+    turned = positions.expand(3, 1, -1) if hasattr(rotary, "mrope_section") else positions
+    is_nested = kind in config.rope_parameters
+    angles = rotary(x, turned, **({"layer_type": kind} if is_nested else {}))
+    distance = positions.T - positions
+    is_near = distance < config.sliding_window if kind == "sliding_attention" else True
+    mask = torch.zeros(distance.shape).masked_fill(~((distance >= 0) & is_near), -torch.inf)
+    options = {"attention_mask": mask[None, None], "position_ids": positions}
+    out = layer(x, position_embeddings=angles, **options)
+    return out[0] if isinstance(out, tuple) else out
+
+
 def unfused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Experts one by one, as checkpoints store them."""
     result = {}

@@ -134,13 +134,13 @@ def run(drafter: str, warp: str):
     return sample(DRAFTERS[drafter](), "auto", warp)
 
 
-def sample(drafter, sampler, warp: str):
+def sample(drafter, sampler, warp: str, rows: int = ROWS):
     generator = SpeculativeGenerator(tiny(TARGET), drafter, sampler)
     return generator.generate(
-        torch.tensor([PROMPT]).expand(ROWS, -1),
+        torch.tensor([PROMPT]).expand(rows, -1),
         max_new_tokens=NUM_NEW,
         do_sample=True,
-        seed=list(range(ROWS)),
+        seed=list(range(rows)),
         trace=True,
         **WARPS[warp][0],
     )

@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 from architectures import VOCAB, build
-from checkpoint_cases import CASES
-from checkpoint_parts import HIDDEN, TARGET, read_checkpoint, tiny_llama
+from checkpoint_cases import LLAMA3
+from checkpoint_files import HIDDEN, TARGET, read, rope, tiny_llama
+from checkpoint_layouts import IDS
 from eagle_heads import head_for, random_head
 from mask_heads import WIRINGS, config_for
 from mask_heads import random_head as random_mask_head
@@ -25,7 +26,7 @@ from specdec.drafters import EagleDrafter
 from specdec.heads.correction import DominoConfig, MarkovConfig
 
 MODEL = build("llama")
-LLAMA3 = CASES["SpecForge, llama3 rope"][1].layer.rope
+LLAMA3 = rope(1e6, rope_type="llama3", **LLAMA3)
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 SCALED_DYNAMIC = LINEAR | {"rope_type": "dynamic", "original_max_position_embeddings": 64}
 FEW_IDS = {"draft_vocab_size": 20}
@@ -193,80 +194,55 @@ def test_what_a_layout_cannot_express_is_refused(obstacle, make, name, layout, f
     assert not (tmp_path / "head").exists()
 
 
-def test_other_layouts_and_what_no_layout_has_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="of 'input' heads must be 'safeailab', got 'speculators'"):
-        eagle("input").save_pretrained(tmp_path, "speculators")
-    with pytest.raises(ValueError, match="must be 'speculators' or 'vllm', got 'z-lab'"):
-        mask("p-eagle").save_pretrained(tmp_path, "z-lab")
-    head = random_mask_head(config_for(MODEL, "pard"), dtype=torch.float32)
-    with pytest.raises(ValueError, match="cannot express max_positions other than max_pos"):
-        MaskTokenDrafter(head, MODEL, 2).save_pretrained(tmp_path)
-    head = random_head(eagle().config, dtype=torch.float32)
-    head.target_ids = torch.arange(VOCAB).flip(0)
-    with pytest.raises(ValueError, match="can express a permuted full vocabulary"):
-        EagleDrafter(head, TARGET).save_pretrained(tmp_path)
+def test_what_no_layout_has_is_refused(tmp_path):
+    permuted = random_head(eagle().config, dtype=torch.float32)
+    permuted.target_ids = torch.arange(VOCAB).flip(0)
+    longer = random_mask_head(config_for(MODEL, "pard"), dtype=torch.float32)
+    for drafter, layout, message in (
+        (eagle("input"), "speculators", "of 'input' heads must be 'safeailab', got 'speculators'"),
+        (mask("p-eagle"), "z-lab", "must be 'speculators' or 'vllm', got 'z-lab'"),
+        (eagle(), "speculators", "names its target: pass verifier=, a Hugging Face id"),
+        (MaskTokenDrafter(longer, MODEL, 2), None, "cannot express max_positions other than max_p"),
+        (EagleDrafter(permuted, TARGET), None, "can express a permuted full vocabulary"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            drafter.save_pretrained(tmp_path / "head", *([layout] if layout else []))
+    tables = {"verifier": "a/b", "lm_head": None}
+    for table in (None, torch.zeros(VOCAB, HIDDEN, dtype=torch.int8), torch.zeros(3, HIDDEN)):
+        with pytest.raises(ValueError, match="pass them as embed_tokens"):
+            save_head(eagle().head, tmp_path / "head", "speculators", embed_tokens=table, **tables)
     assert not list(tmp_path.iterdir())
 
 
-def saved(drafter, folder, layout=None, **options):
+def saved(drafter, folder, layout="safeailab", verifier="a/b"):
     """The keys and the tensors of a head's files."""
-    config = drafter.config
-    layout = layout or layouts_of(getattr(config, "fusion", None) or config.alignment)[0]
-    drafter.save_pretrained(folder, layout, **options)
+    drafter.save_pretrained(folder, layout, verifier=verifier)
     return json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
-
-
-@pytest.mark.parametrize("name", ["p-eagle", "pard", "dflash", "dspark"])
-def test_the_default_layout_is_that_of_the_alignment(name, tmp_path):
-    drafter = mask(name)
-    drafter.save_pretrained(tmp_path / "usual", verifier="a/b")
-    saved(drafter, tmp_path / "named", verifier="a/b")
-    for file in ("config.json", "model.safetensors"):
-        usual, named = (tmp_path / folder / file for folder in ("usual", "named"))
-        assert usual.read_bytes() == named.read_bytes()
 
 
 @pytest.mark.parametrize("has_own", [True, False])
 def test_a_speculators_file_holds_embeddings_and_names_its_target(has_own, tmp_path):
     """speculators reads a file without embeddings into memory that nobody has written."""
-    drafter = eagle(has_embed_tokens=has_own)
-    with pytest.raises(ValueError, match="names its target: pass verifier=, a Hugging Face id"):
-        drafter.save_pretrained(tmp_path / "head", "speculators")
-    assert not (tmp_path / "head").exists()
-    _, tensors = saved(drafter, tmp_path / "head", "speculators", verifier="a/b")
-    own = drafter.head.embed_tokens.weight if has_own else TARGET.model.embed_tokens.weight
-    assert tensors["embed_tokens.weight"].equal(own)
-
-
-def test_the_verifier_is_where_the_target_was_loaded_from(tmp_path):
     TARGET.save_pretrained(tmp_path / "target")
     target = AutoModelForCausalLM.from_pretrained(tmp_path / "target").eval()
-    keys, _ = saved(EagleDrafter(eagle().head, target), tmp_path, "speculators")
+    drafter = EagleDrafter(eagle(has_embed_tokens=has_own).head, target)
+    keys, tensors = saved(drafter, tmp_path / "head", "speculators", verifier=None)
+    own = drafter.head.embed_tokens.weight if has_own else TARGET.model.embed_tokens.weight
+    assert tensors["embed_tokens.weight"].equal(own)
     assert keys["speculators_config"]["verifier"]["name_or_path"] == str(tmp_path / "target")
 
 
-def test_embeddings_that_cannot_be_copied_are_refused(tmp_path):
-    tables = {"verifier": "a/b", "lm_head": None}
-    for table in (None, torch.zeros(VOCAB, HIDDEN, dtype=torch.int8), torch.zeros(3, HIDDEN)):
-        with pytest.raises(ValueError, match="pass them as embed_tokens"):
-            save_head(eagle().head, tmp_path / "x", "speculators", embed_tokens=table, **tables)
-    assert not (tmp_path / "x").exists()
+NOTED = {
+    "cannot load rope_scaling of type 'llama3'": {"rope": LLAMA3},
+    "a rope base of 10000 with scaling, not 500": {"rope": LINEAR | {"rope_theta": 5e5}},
+    "always reads boundaries [2, 4, 5], not [1, 4, 7]": {"feature_layers": (1, 4, 7)},
+    "takes hidden_size / heads for head_dim, not 10": {"head_dim": 10},
+}
 
 
-@pytest.mark.parametrize(
-    ("flags", "note"),
-    [
-        ({"rope": LLAMA3}, "cannot load rope_scaling of type 'llama3'"),
-        (
-            {"rope": LINEAR | {"rope_theta": 5e5}},
-            "takes a rope base of 10000 with scaling, not 500",
-        ),
-        ({"feature_layers": (1, 4, 7)}, "always reads boundaries [2, 4, 5], not [1, 4, 7]"),
-        ({"head_dim": 10}, "takes hidden_size / heads for head_dim, not 10"),
-    ],
-)
-def test_what_only_safeailabs_own_code_misreads_is_noted(flags, note, tmp_path):
-    flags = {"feature_layers": (2, 4, 5), "head_dim": 8} | flags
+@pytest.mark.parametrize("note", NOTED)
+def test_what_only_safeailabs_own_code_misreads_is_noted(note, tmp_path):
+    flags = {"feature_layers": (2, 4, 5), "head_dim": 8} | NOTED[note]
     (said,) = eagle(**flags).save_pretrained(tmp_path)
     assert note in said
 
@@ -294,70 +270,72 @@ def test_the_safeailab_layout_has_the_reference_names_and_keys(tmp_path):
     assert (keys["bias"], keys["qkv_bias"], keys["num_hidden_layers"]) == (True, False, 1)
 
 
+TABLE = {"embed_tokens.weight": (VOCAB, HIDDEN)}
+FOUR = {"feature_layers": (0, 1, 2, 3), "fc_norm": True}
+FOUR_KEPT = {"num_aux_hidden_states": 4, "fc_norm": True}
+
+
+def test_files_hold_what_their_readers_expect(tmp_path):
+    """vLLM 0.32.0 takes a missing `norm_before_residual` for true. Of a speculators file it keeps
+    little more than `transformer_layer_config`, and its P-EAGLE head takes three features and no
+    norms without these keys (`update_peagle`). `sliding_window_non_causal: false` makes every layer
+    causal, and a file of kind `dflash` is run in the same position whatever `sample_from_anchor`
+    says (`update_dflash`, `v1/spec_decode/dflash.py`). A head of six rows drafts six tokens, but
+    five if it is `dflash`.
+    """
+
+    def check(drafter, layout, shapes, tokens=None, of_layers=None, **keys):
+        held, tensors = saved(drafter, tmp_path / str(len(list(tmp_path.iterdir()))), layout)
+        assert held | keys == held
+        assert all(tuple(tensors[name].shape) == shape for name, shape in shapes.items())
+        if layout == "speculators":
+            assert held["transformer_layer_config"].items() >= (of_layers or {}).items()
+            proposal = held["speculators_config"]["proposal_methods"][0]
+            assert proposal["speculative_tokens"] == tokens or tokens is None
+            assert held["speculators_config"]["verifier"]["name_or_path"] == "a/b"
+        return tensors
+
+    p_eagle, three = mask("p-eagle", **FOUR), {"num_aux_hidden_states": 3}
+    first = {"layers.0.hidden_norm.weight": (HIDDEN,)}
+    check(eagle(), "speculators", first, 3, three, norm_before_residual=False)
+    mask_id = {"speculators_model_type": "peagle", "mask_token_id": 7, IDS: [1, 2, 3]}
+    check(mask("p-eagle"), "speculators", {"mask_hidden": (1, 1, 96), **TABLE}, **mask_id)
+    check(p_eagle, "vllm", {}, **FOUR_KEPT)
+    check(p_eagle, "speculators", {}, of_layers=FOUR_KEPT)
+    markov, kind = {"markov_head.markov_w2.weight": (VOCAB, 3)}, "vanilla"
+    drafter = mask("p-eagle, markov")
+    check(drafter, "speculators", markov, markov_rank=3, markov_head_type=kind)
+    flash = {"target_layer_ids": [0, 1], "mask_token_id": 7}
+    tensors = check(mask("dflash"), "z-lab", {}, block_size=6, dflash_config=flash)
+    assert "embed_tokens.weight" not in tensors
+    check(mask("dflash"), "speculators", TABLE, aux_hidden_state_layer_ids=[1, 2])
+    for kind, count in (("dflash", 5), ("dspark", 6)):
+        keys = {"speculators_model_type": kind, "sliding_window_non_causal": True}
+        keys["sample_from_anchor"] = kind == "dspark"
+        check(mask(kind), "speculators", {}, count, **keys)
+    check(mask("pard"), "huggingface", {}, pard_token=7, spd_type="pard")
+
+
+@pytest.mark.parametrize("name", ["p-eagle", "pard", "dflash", "dspark"])
+def test_the_default_layout_is_the_first_of_its_alignment(name, tmp_path):
+    drafter = mask(name)
+    saved(drafter, tmp_path / "named", layouts_of(drafter.config.alignment)[0])
+    drafter.save_pretrained(tmp_path / "usual", verifier="a/b")
+    for file in ("config.json", "model.safetensors"):
+        named, usual = (tmp_path / folder / file for folder in ("named", "usual"))
+        assert named.read_bytes() == usual.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("flags", "kind"), [({}, LlamaConfig), ({"has_qk_norm": True}, Qwen3Config)]
 )
 def test_the_speculators_layout_is_a_difference_to_hfs_defaults(flags, kind, tmp_path):
-    keys, tensors = saved(eagle(**flags), tmp_path, "speculators", verifier="a/b")
-    assert keys["speculators_model_type"] == "eagle3"
-    assert keys["norm_before_residual"] is False  # vLLM would take a missing key for true
-    assert keys["speculators_config"]["verifier"]["name_or_path"] == "a/b"
-    assert keys["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    keys, _ = saved(eagle(**flags), tmp_path, "speculators")
     layers = keys["transformer_layer_config"]
-    assert layers["num_aux_hidden_states"] == 3  # vLLM reads it there
     assert layers["model_type"] == kind.model_type
     filled = kind(**{key: value for key, value in layers.items() if key != "model_type"})
     assert (filled.hidden_size, filled.head_dim, filled.vocab_size) == (HIDDEN, 6, VOCAB)
     assert filled.rope_parameters["rope_theta"] == 10000.0
-    assert "layers.0.hidden_norm.weight" in tensors
-
-
-def test_mask_token_files_hold_what_their_readers_expect(tmp_path):
-    table = MODEL.get_input_embeddings().weight
-    keys, tensors = saved(mask("p-eagle"), tmp_path / "a", verifier="a/b")
-    assert (keys["speculators_model_type"], keys["mask_token_id"]) == ("peagle", 7)
-    assert keys["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    assert tensors["mask_hidden"].shape == (1, 1, 96)
-    assert tensors["embed_tokens.weight"].equal(table)
-    keys, tensors = saved(mask("p-eagle, markov"), tmp_path / "e", verifier="a/b")
-    assert (keys["markov_rank"], keys["markov_head_type"]) == (3, "vanilla")
-    assert tensors["markov_head.markov_w2.weight"].shape == (VOCAB, 3)
-    keys, tensors = saved(mask("dflash"), tmp_path / "b")
-    assert keys["dflash_config"] == {"target_layer_ids": [0, 1], "mask_token_id": 7}
-    assert keys["block_size"] == 6
-    assert "embed_tokens.weight" not in tensors
-    keys, tensors = saved(mask("dflash"), tmp_path / "c", "speculators", verifier="a/b")
-    assert keys["aux_hidden_state_layer_ids"] == [1, 2]
-    assert tensors["embed_tokens.weight"].equal(table)
-    keys, _ = saved(mask("pard"), tmp_path / "d")
-    assert (keys["pard_token"], keys["spd_type"]) == (7, "pard")
-
-
-@pytest.mark.parametrize("layout", ["speculators", "vllm"])
-def test_vllm_learns_the_number_of_features_and_their_norms(layout, tmp_path):
-    """Its P-EAGLE head takes three features and no norms without these keys, and of a speculators
-    file it keeps little more than `transformer_layer_config` (vLLM 0.32.0, `update_peagle`).
-    """
-    drafter = mask("p-eagle", feature_layers=(0, 1, 2, 3), fc_norm=True)
-    keys, _ = saved(drafter, tmp_path, layout, verifier="a/b")
-    kept = keys if layout == "vllm" else keys["transformer_layer_config"]
-    assert (kept["num_aux_hidden_states"], kept["fc_norm"]) == (4, True)
-
-
-@pytest.mark.parametrize(("kind", "num_tokens"), [("dflash", 5), ("dspark", 6)])
-def test_vllm_runs_a_block_in_both_directions_and_in_its_own_alignment(kind, num_tokens, tmp_path):
-    """`sliding_window_non_causal: false` makes every layer causal, and a file of kind `dflash` is
-    run in the same position whatever `sample_from_anchor` says (vLLM 0.32.0, `update_dflash` and
-    `v1/spec_decode/dflash.py`).
-    """
-    keys, _ = saved(mask(kind), tmp_path, "speculators", verifier="a/b")
-    assert keys["speculators_model_type"] == kind
-    assert keys["sliding_window_non_causal"] is True
-    assert keys["sample_from_anchor"] is (kind == "dspark")
-    assert keys.get("markov_rank", 0) == 0
-    # Six rows; vLLM's blocks have as many rows as draft tokens, and one more for `dflash`.
-    proposal = keys["speculators_config"]["proposal_methods"][0]
-    assert proposal["speculative_tokens"] == num_tokens
 
 
 @pytest.mark.parametrize("flags", [{}, {"has_qk_norm": True}, {"attention_bias": True}])
@@ -381,7 +359,7 @@ def test_weights_keep_their_type(tmp_path):
     _, tensors = saved(EagleDrafter(head, target), tmp_path)
     assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
     assert tensors["lm_head.weight"].equal(target.lm_head.weight)
-    assert "lm_head" in read_checkpoint(tmp_path, target).shared
+    assert "lm_head" in read(tmp_path, target).shared
 
 
 def test_a_head_whose_ids_are_in_no_order_drafts_alike_when_it_is_loaded(tmp_path):

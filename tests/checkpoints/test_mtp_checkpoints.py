@@ -4,13 +4,23 @@ The reference of each decoder layer is the HF layer itself, called with eager at
 mask over a whole text. Tensors go into the file under names that are written down here once more.
 """
 
-from dataclasses import dataclass, fields, replace
+import shutil
+from dataclasses import dataclass, field, fields, replace
 
 import pytest
 import torch
 import transformers
 from architectures import ARCHITECTURES, VOCAB
-from mtp_checkpoints import edit_config, random_model, shard, unfused, write_numbered
+from mtp_checkpoints import (
+    eager,
+    edit_config,
+    random_model,
+    run_layer,
+    shard,
+    unfused,
+    write_numbered,
+)
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
@@ -65,55 +75,39 @@ _STEP = COMMON | {
 
 @dataclass(frozen=True)
 class Producer:
-    """How a producer's file looks.
-
-    Args:
-        family, config: of the target.
-        prefix: of the names of a depth, with `{d}` (depth) or `{n}` (target's layers and depth).
-        names: `enorm`, `hnorm`, `eh_proj`, `norm` in the file.
-        expected: flags of the head.
-        block: prefix of the decoder layer's tensors after `prefix`.
-        renamed: names of the layer's tensors that differ from HF's.
-        like: layer of the target that the module is built as.
-        changes: to the configuration that the module's layer is built with.
-        num_depths: in the file.
-        keys: added to config.json.
+    """How a producer's file looks; in `prefix`, `{d}` is a depth and `{n}` that of the target and
+    the depth together.
     """
 
-    family: str
+    family: str  # with config, the target
     config: dict
-    prefix: str
-    names: dict
-    expected: dict
-    block: str = ""
-    renamed: tuple = ()
-    like: int = -1
-    changes: dict | None = None
-    num_depths: int = 1
-    keys: dict | None = None
+    prefix: str  # of the names of a depth
+    names: dict  # enorm, hnorm, eh_proj and norm in the file
+    expected: dict  # flags of the head
+    block: str = ""  # prefix of the decoder layer's tensors after `prefix`
+    renamed: tuple = ()  # names of the layer's tensors that differ from HF's
+    like: int = -1  # layer of the target that the module is built as
+    changes: dict = field(default_factory=dict)  # to the configuration of the module's layer
+    num_depths: int = 1  # in the file
+    keys: dict = field(default_factory=dict)  # added to config.json
 
 
+SEVEN = {"rope_type": "default", "rope_theta": 7.0}
 _EH = {"enorm": "enorm", "hnorm": "hnorm", "eh_proj": "eh_proj"}
+_OF_QWEN = (
+    "mtp.",
+    {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
+    | {"norm": "norm"},
+    {"centred_norms": True, "target_state": "final", "feedback_norm": True},
+    "layers.0.",
+)
 PRODUCERS = {
     "Qwen": Producer(
         "Qwen3Next",
         _QWEN | _MOE | {"shared_expert_intermediate_size": 24, "mlp_only_layers": []},
-        "mtp.",
-        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
-        | {"norm": "norm"},
-        {"centred_norms": True, "target_state": "final", "feedback_norm": True},
-        block="layers.0.",
+        *_OF_QWEN,
     ),
-    "Qwen, 3.5": Producer(
-        "Qwen3_5Text",
-        _QWEN,
-        "mtp.",
-        {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc"}
-        | {"norm": "norm"},
-        {"centred_norms": True, "target_state": "final", "feedback_norm": True},
-        block="layers.0.",
-        keys={"mtp_num_hidden_layers": 1},
-    ),
+    "Qwen, 3.5": Producer("Qwen3_5Text", _QWEN, *_OF_QWEN, keys={"mtp_num_hidden_layers": 1}),
     "MiMo": Producer(
         "Qwen2",
         ARCHITECTURES["qwen2"][1],
@@ -176,7 +170,7 @@ class Written:
             self.model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
         self.num_layers = self.model.config.get_text_config().num_hidden_layers
         config.save_pretrained(folder)
-        edit_config(folder, **(producer.keys or {}))
+        edit_config(folder, **producer.keys)
         self.layers = [self._layer() for _ in range(producer.num_depths)]
         self.parts = [self._parts() for _ in self.layers]
         tensors = {"model.embed_tokens.weight": torch.zeros(2, 2)}  # of the rest of the target
@@ -197,14 +191,11 @@ class Written:
     @torch.no_grad()
     def _layer(self) -> nn.Module:
         producer = self.producer
-        config = type(self.model.config.get_text_config()).from_dict(
-            self.model.config.get_text_config().to_dict()
-        )
-        if producer.family.startswith("Step"):
-            config = self.model.config.get_mtp_config()
-        for name, value in (producer.changes or {}).items():
+        is_step = producer.family.startswith("Step")
+        text = self.model.config.get_text_config()
+        config = eager(self.model.config.get_mtp_config() if is_step else text)
+        for name, value in producer.changes.items():
             setattr(config, name, value)
-        config._attn_implementation = "eager"
         layers = self.model.base_model.layers
         layer = type(layers[0])(config, producer.like % len(layers)).float().eval()
         for tensor in (*layer.parameters(), *layer.buffers()):
@@ -220,24 +211,8 @@ class Written:
             "lm_head": self.normal(VOCAB, WIDTH),
         }
 
-    @torch.no_grad()
     def run(self, layer, x):
-        config, count = self.config, x.shape[1]
-        positions = torch.arange(count)[None]
-        rotary = type(self.model.base_model.rotary_emb)(config)
-        types = getattr(config, "layer_types", None)
-        kind = types[self.producer.like % len(types)] if types else "full_attention"
-        is_nested = kind in config.rope_parameters
-        turned = positions.expand(3, 1, -1) if hasattr(rotary, "mrope_section") else positions
-        angles = rotary(x, turned, **({"layer_type": kind} if is_nested else {}))
-        distance = positions.T - positions
-        visible = distance >= 0
-        if kind == "sliding_attention":
-            visible &= distance < config.sliding_window
-        mask = torch.zeros(1, 1, count, count).masked_fill(~visible, -torch.inf)
-        options = {"attention_mask": mask, "position_ids": positions}
-        out = layer(x, position_embeddings=angles, **options)
-        return out[0] if isinstance(out, tuple) else out
+        return run_layer(self.model, layer, self.producer.like, x, self.config)
 
 
 def whole_text(config, count) -> Pass:
@@ -337,84 +312,6 @@ def test_the_bias_that_chooses_experts_stays_float32(tmp_path):
     assert gate.weight.dtype == torch.bfloat16 == drafter.head.dtype
 
 
-def edited(folder, change):
-    """The folder with its tensors changed."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _drop(name):
-    return lambda tensors: tensors.pop(name)
-
-
-_THIRD = "model.layers.3"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (_drop(f"{_THIRD}.hnorm.weight"), "missing layers.0.hnorm.weight"),
-        (
-            _drop(f"{_THIRD}.mlp.experts.1.up_proj.weight"),
-            "missing layers.0.block.layer.mlp.experts.gate_up_proj",
-        ),
-        (
-            lambda t: t.update({f"{_THIRD}.surprise.weight": torch.zeros(2)}),
-            "unexpected layers.0.block.layer.surprise.weight",
-        ),
-        (
-            lambda t: t.update(
-                {f"{_THIRD}.eh_proj.weight": torch.zeros(32, 64).to(torch.float8_e4m3fn)}
-            ),
-            r"not supported: quantised weights \(F8_E4M3\)",
-        ),
-        (
-            lambda t: t.update({"layers.3.enorm.weight": torch.ones(32)}),
-            "are two names for one tensor",
-        ),
-        (
-            lambda t: t.update({"model.layers.90.enorm.weight": torch.ones(32)}),
-            r"not supported: 88 depths \(at most 32\)",
-        ),
-        (
-            lambda t: t.update({f"{_THIRD}.eh_proj.weight_scale_inv": torch.ones(1, 1)}),
-            "not supported: quantised weights",
-        ),
-    ],
-)
-def test_tensors_that_do_not_fit_are_refused(tmp_path, change, message):
-    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1)
-    edited(tmp_path, change)
-    with pytest.raises(ValueError, match=message):
-        MTPDrafter.from_pretrained(tmp_path, model)
-
-
-def test_other_contradictions_are_refused(tmp_path):
-    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=2)
-    other = random_model("DeepseekV3", vocab_size=VOCAB + 3)
-    with pytest.raises(ValueError, match="a vocabulary of 61, but DeepseekV3ForCausalLM has 64"):
-        MTPDrafter.from_pretrained(tmp_path, other)
-    with pytest.raises(TypeError, match="unknown option hidden_last"):
-        MTPDrafter.from_pretrained(tmp_path, model, hidden_last=True)
-    with pytest.raises(ValueError, match="semantics must be 'chain' or 'target', got 'both'"):
-        MTPDrafter.from_pretrained(tmp_path, model, semantics="both")
-    with pytest.raises(ValueError, match="one feature, 'final' or a boundary"):
-        MTPDrafter.from_pretrained(tmp_path, model, feature_layers=(1, 2))
-    with pytest.raises(ValueError, match="rope_theta is for heads of the library's own layers"):
-        MTPDrafter.from_pretrained(tmp_path, model, rope_theta=5.0)
-    edit_config(tmp_path, num_nextn_predict_layers=1)
-    with pytest.raises(ValueError, match="num_nextn_predict_layers is 1, but the files hold 2"):
-        MTPDrafter.from_pretrained(tmp_path, model)
-    edit_config(tmp_path, num_nextn_predict_layers=2, model_type="unheard_of")
-    with pytest.raises(ValueError, match="no model_type 'unheard_of'; pass the target"):
-        survey_checkpoint(tmp_path, families=(MTP,))
-    plain = tmp_path / "plain"
-    random_model("DeepseekV3").save_pretrained(plain)
-    with pytest.raises(ValueError, match="look like a head of none of the families"):
-        MTPDrafter.from_pretrained(plain, model)
-
-
 def test_options_are_what_a_caller_knows_better(tmp_path):
     model, _ = write_numbered(tmp_path, "Glm4Moe", num_depths=2)
     options = {"semantics": "target", "feedback_norm": False, "hidden_first": True}
@@ -444,33 +341,6 @@ def test_inspect_shows_the_reading_and_every_misreading_has_its_option(tmp_path)
         reading.checkpoint.build()
 
 
-OTHER_MODELS = {
-    "rope_theta": ({"rope_parameters": None, "rope_theta": 7.0}, r"rope_parameters is .*7\.0"),
-    "rope_parameters": (
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 7.0}},
-        r"rope_parameters is .*7\.0.* and .*10000\.0",
-    ),
-    "heads": ({"num_attention_heads": 2}, r"num_attention_heads is 2 and 4"),
-    "width": ({"hidden_size": 31}, r"hidden_size is 31 and 32"),
-    "kind": ({"model_type": "llama"}, r"model_type is 'llama' and 'deepseek_v3'"),
-    "kind that HF does not have": (
-        {"model_type": "unheard_of", "rms_norm_eps": 0.5},
-        r"rms_norm_eps is 0\.5 and 1e-06",
-    ),
-    "a default": ({"routed_scaling_factor": None}, r"routed_scaling_factor is .* and 3\.0"),
-    "a value that HF refuses": ({"hidden_act": [1]}, r"config\.json: .*hidden_act"),
-}
-
-
-@pytest.mark.parametrize("name", OTHER_MODELS)
-def test_modules_of_a_model_that_the_target_is_not_are_refused(tmp_path, name):
-    model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1, routed_scaling_factor=3.0)
-    changes, message = OTHER_MODELS[name]
-    edit_config(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message):
-        survey_checkpoint(tmp_path, model, families=(MTP,))
-
-
 def test_keys_that_shape_no_layer_and_other_spellings_may_differ(tmp_path):
     model, _ = write_numbered(tmp_path, "DeepseekV3", num_depths=1)
     expected = survey_checkpoint(tmp_path, model, families=(MTP,)).load(model).build().state_dict()
@@ -487,26 +357,89 @@ def test_keys_that_shape_no_layer_and_other_spellings_may_differ(tmp_path):
     assert all(found[name].equal(tensor) for name, tensor in expected.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("Qwen", {"rope_parameters": None, "rope_theta": -100}, r"rope_theta must be a pos.* -100"),
-        (
-            "Qwen",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": -100}},
-            r"config\.json: rope_parameters: rope_theta must be a positive number, got -100",
-        ),
-        ("Qwen", {"rms_norm_eps": -1.0}, r"rms_norm_eps must be a positive number, got -1\.0"),
-        ("Qwen", {"sliding_window": -1}, r"sliding_window must be an integer in 1.* got -1"),
-        ("MiMo-V2", {"sliding_window": -1}, r"config\.json: sliding_window must .* got -1"),
-        ("MiMo-V2", {"sliding_window": 2.5}, r"sliding_window must be an integer .* got 2\.5"),
-    ],
-)
+# What does not fit is refused: tensors of the file (`None` is gone), keys of its configuration
+# (`None` is gone) and options, each with pieces of the error.
+
+THIRD = "model.layers.3"
+FLOAT8 = torch.zeros(32, 64).to(torch.float8_e4m3fn)
+REFUSED = [
+    ("missing layers.0.hnorm.weight", {f"{THIRD}.hnorm.weight": None}, {}, {}),
+    (
+        *("missing layers.0.block.layer.mlp.experts.gate_up_proj",),
+        *({f"{THIRD}.mlp.experts.1.up_proj.weight": None}, {}, {}),
+    ),
+    (
+        *("unexpected layers.0.block.layer.surprise.weight",),
+        *({f"{THIRD}.surprise.weight": torch.zeros(2)}, {}, {}),
+    ),
+    ("quantised weights (F8_E4M3)", {f"{THIRD}.eh_proj.weight": FLOAT8}, {}, {}),
+    ("quantised weights", {f"{THIRD}.eh_proj.weight_scale_inv": torch.ones(1, 1)}, {}, {}),
+    ("are two names for one tensor", {"layers.3.enorm.weight": torch.ones(32)}, {}, {}),
+    ("88 depths (at most 32)", {"model.layers.90.enorm.weight": torch.ones(32)}, {}, {}),
+    ("unknown option hidden_last", {}, {}, {"hidden_last": True}),
+    ("must be 'chain' or 'target', got 'both'", {}, {}, {"semantics": "both"}),
+    ("one feature, 'final' or a boundary", {}, {}, {"feature_layers": (1, 2)}),
+    ("rope_theta is for heads of the library's own layers", {}, {}, {"rope_theta": 5.0}),
+    ("layers is 2, but the files hold 1", {}, {"num_nextn_predict_layers": 2}, {}),
+    ("rope_parameters is .. 7.0", {}, {"rope_parameters": None, "rope_theta": 7.0}, {}),
+    ("rope_parameters is .. 7.0 .. and .. 10000.0", {}, {"rope_parameters": SEVEN}, {}),
+    ("num_attention_heads is 2 and 4", {}, {"num_attention_heads": 2}, {}),
+    ("hidden_size is 31 and 32", {}, {"hidden_size": 31}, {}),
+    ("model_type is 'llama' and 'deepseek_v3'", {}, {"model_type": "llama"}, {}),
+    ("is 0.5 and 1e-06", {}, {"model_type": "unheard_of", "rms_norm_eps": 0.5}, {}),
+    ("routed_scaling_factor is .. and 3.0", {}, {"routed_scaling_factor": None}, {}),
+    ("config.json: .. hidden_act", {}, {"hidden_act": [1]}, {}),
+]
+
+
+@pytest.fixture(scope="module", name="numbered")
+def _numbered(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("numbered")
+    return write_numbered(folder, "DeepseekV3", num_depths=1, routed_scaling_factor=3.0)[0], folder
+
+
+@pytest.mark.parametrize(("message", "tensors", "keys", "options"), REFUSED)
+def test_what_does_not_fit_is_refused(numbered, tmp_path, message, tensors, keys, options):
+    (model, folder), written = numbered, shutil.copytree(numbered[1], tmp_path / "head")
+    found = load_file(folder / "model.safetensors") | tensors
+    found = {name: tensor for name, tensor in found.items() if tensor is not None}
+    save_file(found, written / "model.safetensors", metadata={"format": "pt"})
+    edit_config(written, **keys)
+    with refused(message):
+        MTPDrafter.from_pretrained(written, model, **options)
+
+
+def test_modules_of_another_target_or_of_none_are_refused(numbered, tmp_path):
+    model, folder = numbered
+    other = random_model("DeepseekV3", vocab_size=VOCAB + 3)
+    with refused("a vocabulary of 61, but DeepseekV3ForCausalLM has 64"):
+        MTPDrafter.from_pretrained(folder, other)
+    random_model("DeepseekV3").save_pretrained(tmp_path / "plain")
+    with refused("look like a head of none of the families"):
+        MTPDrafter.from_pretrained(tmp_path / "plain", model)
+    unheard = shutil.copytree(folder, tmp_path / "unheard")
+    edit_config(unheard, model_type="unheard_of")
+    with refused("no model_type 'unheard_of'; pass the target"):
+        survey_checkpoint(unheard, families=(MTP,))
+
+
+NEGATIVE = {"rope_type": "default", "rope_theta": -100}
+NUMBERS = [
+    ("Qwen", {"rope_parameters": None, "rope_theta": -100}, "rope_theta must be a pos .. -100"),
+    ("Qwen", {"rope_parameters": NEGATIVE}, "rope_theta must be a positive number, got -100"),
+    ("Qwen", {"rms_norm_eps": -1.0}, "rms_norm_eps must be a positive number, got -1.0"),
+    ("Qwen", {"sliding_window": -1}, "sliding_window must be an integer in 1 .. got -1"),
+    ("MiMo-V2", {"sliding_window": -1}, "config.json: sliding_window must .. got -1"),
+    ("MiMo-V2", {"sliding_window": 2.5}, "sliding_window must be an integer .. got 2.5"),
+]
+
+
+@pytest.mark.parametrize(("name", "keys", "message"), NUMBERS)
 def test_numbers_that_no_layer_computes_with_are_refused_without_a_target(
-    tmp_path, name, changes, message
+    tmp_path, name, keys, message
 ):
-    Written(tmp_path / "theirs", PRODUCERS[name])
-    survey_checkpoint(tmp_path / "theirs", families=(MTP,))
-    edit_config(tmp_path / "theirs", **changes)
-    with pytest.raises(ValueError, match=message):
-        survey_checkpoint(tmp_path / "theirs", families=(MTP,))
+    Written(tmp_path, PRODUCERS[name])
+    survey_checkpoint(tmp_path, families=(MTP,))
+    edit_config(tmp_path, **keys)
+    with refused(message):
+        survey_checkpoint(tmp_path, families=(MTP,))

@@ -5,7 +5,7 @@ the same head. It is not among the package's dependencies; install it to run thi
 
 import pytest
 import torch
-from checkpoint_parts import tiny_llama
+from checkpoint_files import tiny_llama
 from eagle_heads import head_for
 
 from specdec.drafters import EagleDrafter

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import toy_mask_token
 from architectures import build
-from checkpoint_parts import TARGET
-from checkpoint_writer import safeailab_eagle3
+from checkpoint_files import TARGET
+from checkpoint_layouts import safeailab_eagle3
 from toy_mask_token import TOY
 
 import specdec

@@ -41,7 +41,7 @@ from hypothesis import strategies as st
 from mask_heads import head_for as mask_head_for
 from scipy import stats
 from state_tensors import addresses
-from text_laws import ALPHA, PROMPT, TARGET, p_values_of_texts, sample, tiny
+from text_laws import ALPHA, PROMPT, ROWS, TARGET, p_values_of_texts, sample, tiny
 
 from specdec import (
     BlockSampler,
@@ -66,42 +66,21 @@ WARPS = {
     "warped": {"temperature": 0.7, "top_k": 12, "top_p": 0.9},
     "greedy": {"temperature": 0},
 }
+SLOW = ("model, qwen3_5", "model, mamba")
+MOST_DRAFTERS = [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DRAFTERS]
+"""Of recurrent draft models, one by default where whole texts are generated."""
 seeds = st.integers(0, 2**32 - 1)
 
 
 # Law 2.
 
-OF_TINY = {
-    "eagle1": lambda model: EagleDrafter(eagle_head_for(model, kind="input"), model, 2),
-    "p-eagle, argmax, fewer ids": lambda model: MaskTokenDrafter(
-        mask_head_for(
-            model,
-            "p-eagle",
-            **{"has_lm_head": True, "feature_layers": (0, 1, "final"), "mask_token_id": 5},
-            draft_vocab_size=4,
-        ),
-        model,
-        2,
-        proposal="argmax",
-    ),
-    "mtp": lambda model: MTPDrafter(mtp_heads.head_for(model, num_depths=2), model, 2),
-    # Ends drafts by what was drawn before, which the block rule allows too: a draft of one length
-    # is the end of a branch.
-    "dspark, markov, sure ones": lambda model: MaskTokenDrafter(
-        mask_head_for(model, "dspark, markov", feature_layers=(0, 1), mask_token_id=5),
-        model,
-        3,
-        confidence_threshold=0.5,
-    ),
-    "eagle1, tree": lambda model: EagleDrafter(
-        eagle_head_for(model, kind="input"), model, tree=SMALL_TREE
-    ),
-    "model, tree": lambda model: ModelDrafter(perturbed(model), tree=SMALL_TREE),
-    "lookup or model": lambda model: FirstMatch(
-        PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
-    ),
-    "suffix": lambda model: remembering_samples(model),
-}
+FEW_ROWS, SMALL_TREE = 2500, Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
+FINAL = {"has_lm_head": True, "feature_layers": (0, 1, "final"), "draft_vocab_size": 4}
+
+
+def of_masks(model, name, num_draft_tokens, options, **flags):
+    head = mask_head_for(model, name, mask_token_id=5, **flags)
+    return MaskTokenDrafter(head, model, num_draft_tokens, **options)
 
 
 def remembering_samples(model):
@@ -113,25 +92,43 @@ def remembering_samples(model):
     return drafter
 
 
-SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
+OF_TINY = {
+    "eagle1": lambda model: EagleDrafter(eagle_head_for(model, kind="input"), model, 2),
+    # Cannot propose two of the six ids.
+    "p-eagle, fewer ids": lambda model: of_masks(
+        model, "p-eagle", 2, {"proposal": "argmax"}, **FINAL
+    ),
+    "mtp": lambda model: MTPDrafter(mtp_heads.head_for(model, num_depths=2), model, 2),
+    # Ends drafts by what was drawn before, which the block rule allows too: a draft of one length
+    # is the end of a branch.
+    "dspark, sure ones": lambda model: of_masks(
+        model, "dspark, markov", 3, {"confidence_threshold": 0.5}, feature_layers=(0, 1)
+    ),
+    "eagle1, tree": lambda model: EagleDrafter(
+        eagle_head_for(model, kind="input"), model, tree=SMALL_TREE
+    ),
+    "model, tree": lambda model: ModelDrafter(perturbed(model), tree=SMALL_TREE),
+    "lookup or model": lambda model: FirstMatch(
+        PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
+    ),
+    "suffix": remembering_samples,
+}
+PAIRS = [
+    *((name, "truncated" if "fewer" in name else "plain", "auto") for name in OF_TINY),
+    ("dspark, sure ones", "plain", RejectionSampler()),
+    ("eagle1, tree", "truncated", BlockSampler()),
+    ("model, tree", "plain", RejectionSampler()),
+    ("model, tree", "truncated", CouplingSampler()),
+]
 
 
-@pytest.mark.parametrize(
-    ("name", "warp", "sampler"),
-    [
-        *((n, "truncated" if "fewer" in n else "plain", "auto") for n in OF_TINY),
-        ("dspark, markov, sure ones", "plain", RejectionSampler()),
-        ("eagle1, tree", "truncated", BlockSampler()),
-        ("model, tree", "plain", RejectionSampler()),
-        ("model, tree", "truncated", CouplingSampler()),
-    ],
-    ids=str,
-)
-def test_texts_have_the_targets_distribution(name, warp, sampler):
-    """Chi-square of 10000 rows; false-alarm rate and resolution as in `test_sampling_runs`. The
-    second head cannot propose two of the six ids.
+@pytest.mark.parametrize("rows", [FEW_ROWS, pytest.param(ROWS, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "warp", "sampler"), PAIRS, ids=str)
+def test_texts_have_the_targets_distribution(name, warp, sampler, rows):
+    """Chi-square; false-alarm rate and resolution as in `test_sampling_runs`, by default of fewer
+    rows.
     """
-    result = sample(OF_TINY[name](tiny(TARGET)), sampler, warp)
+    result = sample(OF_TINY[name](tiny(TARGET)), sampler, warp, rows)
     for length, p in p_values_of_texts(result, warp).items():
         assert p > ALPHA, f"texts of {length} tokens"
     assert 0.1 < result.stats.acceptance_rate < 0.95  # both branches are exercised
@@ -168,7 +165,7 @@ def check_greedy_text(model, drafter):
     return result
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", MOST_DRAFTERS)
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name):
     drafter = make(name)
     result = check_greedy_text(MODEL, drafter)
@@ -213,19 +210,15 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "sampler"),
-    [
-        *((name, {}, "auto") for name in DRAFTERS),
-        ("eagle3, fewer ids", {"draft_temperature": 0.6}, "auto"),
-        ("p-eagle", {"proposal": "argmax"}, "auto"),
-        ("mtp", {}, CouplingSampler()),
-    ],
-    ids=str,
-)
-def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(
-    name, options, sampler
-):
+OTHERS = {
+    "eagle3, fewer ids": ({"draft_temperature": 0.6}, "auto"),
+    "p-eagle": ({"proposal": "argmax"}, "auto"),
+    "mtp": ({}, CouplingSampler()),
+}
+
+
+@pytest.mark.parametrize("name", MOST_DRAFTERS)
+def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(name):
     def sampled(generator, rows=(0, 1, 2, 3), ids=BATCH, mask=BATCH_MASK):
         """Every step of the rows, generated together, each with settings of its own."""
         own = {key: [values[row] for row in rows] for key, values in SETTINGS.items()}
@@ -238,6 +231,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch_order_padding_and_chunking(
         result = generator.generate(ids[list(rows)], mask[list(rows)], **own)
         return dict(zip(rows, steps_of(result), strict=True))
 
+    options, sampler = OTHERS.get(name, ({}, "auto"))
     drafter, alone = make(name, **options), {}
     generator = SpeculativeGenerator(MODEL, drafter, sampler)
     for row, length in enumerate(LENGTHS):
@@ -374,7 +368,7 @@ def chi_square_p_value(tokens, expected):
     ("name", "options"),
     [
         *((name, {}) for name in WITH_LOGITS if name not in RECURRENT),
-        ("model, bamba", {"warp": {"temperature": 1.0}}),
+        pytest.param("model, bamba", {"warp": {"temperature": 1.0}}, marks=pytest.mark.slow),
         ("p-eagle, fewer ids", {"draft_temperature": 0.3}),
         ("mtp", {"draft_temperature": 0.2}),
         *(("model", {"warp": warp}) for warp in FILTERS),
@@ -386,7 +380,7 @@ def test_tokens_drawn_many_times_match_the_probabilities_that_come_with_them(nam
     """False-alarm rate 1e-9 per check. Distributions half a temperature apart fail it by far."""
     options = dict(options)
     warp = options.pop("warp", {"temperature": 0.25, "top_p": 0.95})
-    rows, drafter = 6000, make(name, 2, **options)
+    rows, drafter = 6000 if name == "model" else 3000, make(name, 2, **options)
     loop = loop_of(drafter, [[5, 17, 3, 8]] * rows)
     if isinstance(loop, FeatureLoop):
         loop.table = loop.table[:1].expand(rows, -1, -1)

@@ -10,11 +10,18 @@ import re
 
 import pytest
 import torch
-from checkpoint_parts import tiny_llama
-from checkpoint_writer import nvidia, safeailab_eagle1, safeailab_eagle3, specforge
+from checkpoint_files import tiny_llama
+from checkpoint_layouts import (
+    nvidia,
+    pard,
+    safeailab_eagle1,
+    safeailab_eagle3,
+    specforge,
+    specforge_peagle,
+    z_lab,
+)
 from eagle_heads import flagged, head_for
-from fitted_heads import learn_by_heart
-from mask_checkpoints import pard, specforge_peagle, z_lab
+from eagle_heads import learned as learned_eagle
 from mask_heads import learned
 from safetensors.torch import load_file, save_file
 
@@ -42,9 +49,9 @@ def head_that_knows(name):
     text = generator.generate(PROMPTS, max_new_tokens=NEW_TOKENS, do_sample=False).sequences
     if name == "dflash":
         return learned(TARGET, name, 2, text, feature_layers=(3, 5), rope=ROPE)
-    flags = {"norm_before_residual": True} if name == "residual" else {}
-    head = head_for(TARGET, rope=ROPE, feature_layers=(3, 5, 6), **flags)
-    return learn_by_heart(TARGET, head, text, is_blind=name == "residual")
+    wide = {"hidden_size": 128, "intermediate_size": 128, "has_embed_tokens": True}
+    flags = wide | {"norm_before_residual": name == "residual", "rope": ROPE}
+    return learned_eagle(TARGET, head_for(TARGET, feature_layers=(3, 5, 6), **flags), text)
 
 
 def misread(head, **changes):
@@ -156,9 +163,7 @@ def test_a_small_advantage_is_called_noise(tmp_path):
 
 def test_the_report_names_every_decision(tmp_path, capsys):
     folder = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True, odd_key=3)
-    folder = folder.plus(**{f"fc_norm.{i}.weight": torch.ones(32) for i in range(3)}).write(
-        tmp_path
-    )
+    folder = folder.plus({f"fc_norm.{i}.weight": (32,) for i in range(3)}).write(tmp_path)
     assert main(["inspect", str(folder)]) == 0
     report = capsys.readouterr().out
     for line in (
@@ -195,7 +200,7 @@ def test_every_saved_head_names_its_producer(tmp_path):
 
 
 def test_a_faulty_checkpoint_is_reported_and_ends_in_one_line(tmp_path, capsys):
-    folder = safeailab_eagle3().but("fc.weight").plus(y=torch.ones(1)).write(tmp_path)
+    folder = safeailab_eagle3().but("fc.weight").plus({"y": (1,)}).write(tmp_path)
     assert main(["inspect", str(folder)]) == 2
     printed = capsys.readouterr()
     assert re.search("fault +missing fc.weight\nfault +unexpected y\n", printed.out)

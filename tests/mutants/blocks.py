@@ -2,10 +2,7 @@
 
 from mutation import Edit, Fault
 
-_PARITY = (
-    "drafters/test_mask_token_parity.py::"
-    "test_every_draft_is_that_of_the_wiring_recomputed_without_cache"
-)
+_PARITY = "drafters/test_parity.py::test_every_draft_is_that_of_the_wiring_recomputed_without_cache"
 _SPECFORGE = "SpecForge 0.2.0, modeling/draft/dspark.py"
 _KIND = "heads.correction:{}".format
 
@@ -99,7 +96,7 @@ BLOCKS = [
     Fault(
         "a draft keeps the first token that the head is not sure of",
         "DeepSpec, eval/dspark/draft_ops.py",
-        "drafters/test_mask_token_parity.py::"
+        "drafters/test_parity.py::"
         "test_a_draft_ends_before_the_first_token_that_the_head_is_not_sure_of",
         Edit(
             "drafters.mask_token:MaskTokenDrafter._num_valid",

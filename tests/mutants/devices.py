@@ -155,7 +155,7 @@ DEVICES = [
     Fault(
         "d2t is read as absolute ids",
         "verl-SpeCo#67, SpecForge#534",
-        "checkpoints/test_eagle_checkpoints.py",
+        "checkpoints/test_checkpoint_layouts.py",
         Edit("checkpoints.vocab_map:read_vocab_map", "own + d2t.long()", "d2t.long()"),
     ),
     Fault(

@@ -11,7 +11,7 @@ _POISON = _LAWS("test_what_must_not_be_read_changes_nothing")
 _ATTENTION = "target/test_slot_attention.py::{}".format
 _CONTRACT = "generator/test_generate_contract.py"
 _CACHE = "target/test_slot_cache.py::TestCacheAgainstLists"
-_MASKS = "drafters/test_mask_token_parity.py"
+_MASKS = "drafters/test_parity.py"
 _COMMIT = "loop.state:TokenBuffer.commit"
 
 
@@ -77,13 +77,13 @@ TEXTS = [
     Fault(
         "draft tokens lie one slot behind their positions",
         "lablup/mlxcel#994",
-        "drafters/test_eagle_parity.py",
+        "drafters/test_parity.py",
         Edit("heads.window:read_context", "context.start + counts", "context.start + counts + 1"),
     ),
     Fault(
         "later passes are fed the hidden state of the first",
         "vllm#36531",
-        "drafters/test_eagle_parity.py",
+        "drafters/test_parity.py",
         Edit(
             "drafters.eagle:EagleDrafter.propose",
             "self.head.feedback(out)",
@@ -93,7 +93,7 @@ TEXTS = [
     Fault(
         "the normalised state is fed to the next pass",
         "ROCm/ATOM#882",
-        "drafters/test_eagle_parity.py",
+        "drafters/test_parity.py",
         Swap(
             "heads.eagle:EagleHead.feedback",
             lambda right: lambda self, out: self.norm(out) if self.config.output_norm else out,
@@ -124,7 +124,7 @@ TEXTS = [
     Fault(
         "lookup does not remember the last committed token",
         "vllm#4212",
-        "drafters/test_lookup_drafter.py",
+        "drafters/test_ngrams.py",
         Edit(
             "drafters.lookup:PromptLookupDrafter.prefill", "offsets <= context", "offsets < context"
         ),
@@ -132,7 +132,7 @@ TEXTS = [
     Fault(
         "a remembered text goes on into the next one",
         "vllm#25784",
-        "drafters/test_suffix_drafter.py",
+        "drafters/test_ngrams.py",
         Edit("drafters.suffix:SuffixDrafter._in_memory", "(tokens >= 0)", "(tokens >= PAD_TOKEN)"),
     ),
     Fault(
