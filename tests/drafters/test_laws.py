@@ -128,7 +128,7 @@ SMALL_TREE = Tree(nodes=4, depth=2, top_k=2, rates=(0.5, 0.4))
     ids=str,
 )
 def test_texts_have_the_targets_distribution(name, warp, sampler):
-    """Chi-square of 10000 rows; false-alarm rate and resolution as in `test_sampling_runs`. The
+    """Chi-square of 3000 rows; false-alarm rate and resolution as in `test_sampling_runs`. The
     second head cannot propose two of the six ids.
     """
     result = sample(OF_TINY[name](tiny(TARGET)), sampler, warp)

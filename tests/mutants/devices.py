@@ -117,7 +117,7 @@ DEVICES = [
     Fault(
         "processors see one committed token of each step",
         "sglang#33643",
-        "generator/test_generate_contract.py",
+        "request/test_rows_alone.py",
         Edit(
             "loop.processors:process_step",
             "tokens[start:end]",
