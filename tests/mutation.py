@@ -93,15 +93,14 @@ class Fault:
     """A fault like one that the field has shipped.
 
     Args:
-        name: what is done wrong, in words.
-        source: where the field did so, as repository#number where it is public.
+        name: what is done wrong, in words, and where the field did so, as repository#number where
+            it is public.
         caught_by: the test or the file of tests that must fail, as pytest names it within the
             tests' folder.
         plant: changes the package in memory.
     """
 
     name: str
-    source: str
     caught_by: str
     plant: Swap | Edit
 

@@ -18,13 +18,10 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from specdec import (
-    ModelDrafter,
-    PromptLookupDrafter,
-    SpeculativeGenerator,
-)
+from specdec import SpeculativeGenerator
 
-VOCAB, ROWS, NUM_NEW = 6, 10_000, 3
+VOCAB, NUM_NEW = 6, 3
+ROWS, MANY = 3_000, 10_000  # texts of a test, and of a slow one
 TARGET, DRAFT = 3, 27  # they share 60 % of their first token's law
 ALPHA, POWER = 1e-9, 0.99
 PROMPT = [1, 4, 2, 1, 4]  # n-gram lookup proposes 2, 1 behind it
@@ -62,13 +59,6 @@ def tiny(seed: int) -> LlamaForCausalLM:
             if parameter.dim() > 1:
                 parameter.normal_(0.0, 0.3, generator=generator)
     return model
-
-
-DRAFTERS = {
-    "none": lambda: None,
-    "model": lambda: ModelDrafter(tiny(DRAFT), num_draft_tokens=2),
-    "lookup": lambda: PromptLookupDrafter(num_draft_tokens=2),
-}
 
 
 @cache
@@ -109,11 +99,6 @@ def step_law(warp: str) -> dict[tuple, float]:
     return laws
 
 
-def conditional(laws: dict[tuple, float], count: int) -> dict[tuple, float]:
-    total = sum(p for (accepted, _), p in laws.items() if accepted == count)
-    return {end: p / total for (accepted, end), p in laws.items() if accepted == count}
-
-
 def p_value(observed: Counter, laws: dict) -> float:
     """Of Pearson's chi-square; cells that expect fewer than 10 are merged into one."""
     assert sum(laws.values()) == pytest.approx(1)
@@ -127,11 +112,6 @@ def p_value(observed: Counter, laws: dict) -> float:
     pairs = [pair for pair in pairs if pair[1] > 0]
     statistic = sum((seen - count) ** 2 / count for seen, count in pairs)
     return float(scipy.stats.chi2.sf(statistic, len(pairs) - 1))
-
-
-@cache
-def run(drafter: str, warp: str):
-    return sample(DRAFTERS[drafter](), "auto", warp)
 
 
 def sample(drafter, sampler, warp: str, rows: int = ROWS):

@@ -1,9 +1,9 @@
 """A processor may leave no token after a drafted one. That is an error where the text needs a token
 from there, and nothing where the draft is rejected or the text ends before.
 
-The law is exact: 4000 texts of two tokens of a six-token target, whose second token may be one that
+The law is exact: 2500 texts of two tokens of a six-token target, whose second token may be one that
 leads nowhere, so that steps end in such rows of the window. False-alarm rate 1e-9 per assertion;
-chi-square shows a total variation of 0.09 with 99 % power.
+chi-square shows a total variation of 0.114 with 99 % power.
 """
 
 from collections import Counter
@@ -13,26 +13,18 @@ import torch
 from text_laws import ALPHA, DRAFT, PROMPT, TARGET, VOCAB, p_value, tiny
 from transformers import LogitsProcessorList
 
-from specdec import (
-    BlockSampler,
-    CouplingSampler,
-    ModelDrafter,
-    RejectionSampler,
-    SpeculativeGenerator,
-)
-from specdec.drafters.tree import Tree
+from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator, Tree
 from specdec.types import Fault
 
-ROWS, DEAD, K = 4000, 3, 3
+ROWS, DEAD, K = 2500, 3, 3
 TREE = Tree(nodes=5, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 IDS = torch.tensor([PROMPT])
-SAMPLERS = {"block": BlockSampler(), "rejection": RejectionSampler(), "coupling": CouplingSampler()}
 DRAFTS = {
     "chain": lambda: ModelDrafter(tiny(DRAFT), K),
     "itself": lambda: ModelDrafter(tiny(TARGET), K),
     "tree": lambda: ModelDrafter(tiny(DRAFT), tree=TREE),
 }
-CASES = [(draft, sampler) for draft in DRAFTS for sampler in SAMPLERS]
+CASES = [("chain", "block"), ("itself", "rejection"), ("tree", "block"), ("tree", "coupling")]
 
 
 def no_way_on(ids, scores):
@@ -48,7 +40,7 @@ no_way_on.is_stateless = True
 
 
 def generator_of(draft, sampler):
-    return SpeculativeGenerator(tiny(TARGET), DRAFTS[draft](), SAMPLERS[sampler])
+    return SpeculativeGenerator(tiny(TARGET), DRAFTS[draft](), sampler)
 
 
 def hooked(generator, rows, num_new, **options):
@@ -94,7 +86,7 @@ def test_coupled_texts_up_to_a_dead_end_are_those_of_plain_decoding(draft):
     assert hooked(generator_of(draft, "coupling"), 64, 2, **options) == expected
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", ["block", "rejection", "coupling"])
 @pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
 def test_no_token_may_come_twice(sampler, do_sample):
     """Of six tokens the prompt has three, so a text may have three, and no fourth is possible."""

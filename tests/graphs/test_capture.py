@@ -59,7 +59,9 @@ def values(outputs) -> list:
 def test_a_captured_function_gives_what_the_function_gives(seeds, warmup):
     captured = Captured(mix, tree(0), warmup=warmup)
     for seed in seeds:
-        assert values(captured(*tree(seed))) == values(mix(*tree(seed)))
+        with no_host_sync():
+            outputs = captured(*tree(seed))
+        assert values(outputs) == values(mix(*tree(seed)))
     assert captured.num_calls == len(seeds)
 
 
@@ -96,34 +98,30 @@ def test_warm_up_calls_are_real_ones_and_pool_run_stands_for_them():
     assert float(Captured(add, (torch.ones(()),), pool=pool, warmup=0)(torch.ones(()))) == 9.0
 
 
-CHANGED = {
-    "another shape": (lambda t: (t[0], t[1]._replace(x=torch.zeros(1, 2))), r"\[1\]\.x.*\[2, 2\]"),
-    "another dtype": (lambda t: (t[0], t[1]._replace(x=t[1].x.double())), "float32.*float64"),
-    "a tensor for none": (lambda t: (t[0], t[1]._replace(y=t[1].x)), r"\[1\]\.y.*None.*float32"),
-    "another number": (lambda t: (t[0], t[1]._replace(count=8)), "captured with 7.*with 8.*host"),
-    "a missing key": (
-        lambda t: (Pair(t[0].first, {"a": t[0].second["a"]}), t[1]),
+CHANGED = [
+    (r"\[1\]\.x.*\[2, 2\]", lambda a, b: (a, b._replace(x=torch.zeros(1, 2)))),
+    ("float32.*float64", lambda a, b: (a, b._replace(x=b.x.double()))),
+    (r"\[1\]\.y.*None.*float32", lambda a, b: (a, b._replace(y=b.x))),
+    ("captured with 7.*with 8.*host", lambda a, b: (a, b._replace(count=8))),
+    ("on cpu.*on meta", lambda a, b: (a, b._replace(x=torch.empty(2, 2, device="meta")))),
+    (
         r"missing \[\"\[0\]\.second\['b'\]\"\]",
+        lambda a, b: (Pair(a.first, {"a": a.second["a"]}), b),
     ),
-    "a longer list": (
-        lambda t: (Pair(t[0].first, t[0].second | {"a": [torch.zeros(2), None, 1]}), t[1]),
+    (
         "not expected",
+        lambda a, b: (Pair(a.first, a.second | {"a": [torch.zeros(2), None, 1]}), b),
     ),
-    "fewer arguments": (lambda t: t[:1], "missing"),
-    "another device": (
-        lambda t: (t[0], t[1]._replace(x=torch.empty(2, 2, device="meta"))),
-        "on cpu.*on meta",
-    ),
-}
+    ("missing", lambda a, b: (a,)),
+]
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_other_inputs_than_captured_are_refused_and_nothing_is_computed(name):
-    change, message = CHANGED[name]
+@pytest.mark.parametrize(("words", "change"), CHANGED)
+def test_other_inputs_than_captured_are_refused_and_nothing_is_computed(words, change):
     captured = Captured(mix, tree(0))
     outputs = values(captured(*tree(1)))
-    with pytest.raises(ValueError, match=message):
-        captured(*change(tree(2)))
+    with pytest.raises(ValueError, match=words):
+        captured(*change(*tree(2)))
     assert values(captured.outputs) == outputs
     assert captured.num_calls == 1
     assert values(captured(*tree(3))) == values(mix(*tree(3)))
@@ -163,13 +161,6 @@ def test_a_captured_call_runs_under_every_mode_of_autograd():
     for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
         with mode():
             assert captured(torch.tensor([2.0, 3.0])).tolist() == [2.0, 3.0]
-
-
-def test_a_captured_call_makes_no_host_synchronisation():
-    captured = Captured(mix, tree(0))
-    captured(*tree(1))
-    with no_host_sync():
-        captured(*tree(2))
 
 
 def test_owned_tensors_are_found_through_objects_and_cycles_and_once():

@@ -68,7 +68,7 @@ def _bfloat16_products_are_of_numbers(monkeypatch):
 
 
 @interpreted
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(sizes, options, cuts, st.sampled_from(DTYPES), seeds)
 def test_the_kernels_are_the_definition(sizes, options, tiles, dtype, seed):
     case = random_case(sizes, seed, dtype=dtype, **options)

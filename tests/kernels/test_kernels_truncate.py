@@ -32,8 +32,8 @@ def doubles(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def assert_kept_alike(logits: torch.Tensor, temperature, truncation: Truncation, **options) -> None:
-    """The kernel keeps those possible tokens that the definition keeps."""
+def kept_alike(logits: torch.Tensor, temperature, truncation: Truncation, **options):
+    """The kernel keeps those possible tokens that the definition keeps; returns its cutoff."""
     cutoffs = (
         triton.find_cutoff(logits, temperature, truncation, **(SMALL | options)),
         find_cutoff(logits, temperature, truncation),
@@ -41,6 +41,7 @@ def assert_kept_alike(logits: torch.Tensor, temperature, truncation: Truncation,
     scaled = scale(logits, temperature)
     kept = [is_kept(scaled, cutoff) & (scaled > -torch.inf) for cutoff in cutoffs]
     assert torch.equal(*kept), truncation
+    return cutoffs[0]
 
 
 @few
@@ -51,13 +52,12 @@ def test_a_cutoff_keeps_what_the_definitions_keeps(rows, vocab, dtype, capacity,
     temperature = torch.rand(rows, generator=generator).double() + 0.3 if seed % 2 else None
     truncation, options = random_truncation(rows, seed), {**SMALL, "capacity": capacity}
     assert_cutoff_near(logits, temperature, truncation, **options)
-    for alone in (0, 1, 2):
-        kept = [value if i == alone else None for i, value in enumerate(truncation[:3])]
-        truncation_of_one = Truncation(*kept, truncation.max_top_k)
-        assert_cutoff_near(logits[:, 0], temperature, truncation_of_one, **options)
+    kept = [value if i == seed % 3 else None for i, value in enumerate(truncation[:3])]
+    alone = Truncation(*kept, truncation.max_top_k)
+    assert_cutoff_near(logits[:, 0], temperature, alone, **options)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(
     st.sampled_from(DTYPES),
     st.integers(0, 6),
@@ -74,7 +74,7 @@ def test_of_equal_logits_at_the_edge_of_top_p_the_lowest_ids_are_dropped(
     logits = torch.full((1, 70), -torch.inf)
     logits[0, torch.randperm(70, generator=generator)[: 2**log_count]] = float(seed % 3 - 1)
     truncation = Truncation(torch.tensor([top_k]), doubles(1 - dropped / 64), None, top_k or 1)
-    assert_kept_alike(logits.to(dtype), None, truncation, capacity=capacity)
+    kept_alike(logits.to(dtype), None, truncation, capacity=capacity)
 
 
 @pytest.mark.parametrize(("sampled", "capacity"), [(-9.0, 8), (9.0, 200)])
@@ -82,9 +82,9 @@ def test_a_sample_that_misleads_costs_time_only(sampled, capacity):
     """The sample holds every twelfth token; these are unlike the others."""
     logits = torch.randn(1, 200, generator=torch.Generator().manual_seed(0))
     logits[0, torch.arange(200) % 12 == 0] += sampled
-    for top_k, top_p in ((0, 0.9), (5, 0.5), (150, 0.9)):
+    for top_k, top_p in ((0, 0.9), (150, 0.9)):
         truncation = Truncation(torch.tensor([top_k]), doubles(top_p), None, top_k or 1)
-        assert_kept_alike(logits, doubles(0.7), truncation, capacity=capacity, part=64)
+        kept_alike(logits, doubles(0.7), truncation, capacity=capacity, part=64)
 
 
 def test_a_list_that_holds_the_cutoff_is_all_that_is_searched(monkeypatch):
@@ -115,8 +115,7 @@ def test_rows_of_one_batch_are_truncated_each_in_its_way():
         60,
     )
     temperature = doubles(1, 1, 1, 1, 2, 0.5, 1, 1)
-    assert_kept_alike(logits, temperature, truncation, capacity=9, part=64)
-    cutoff = triton.find_cutoff(logits, temperature, truncation, **SMALL)
+    cutoff = kept_alike(logits, temperature, truncation, capacity=9, part=64)
     assert bool(is_kept(scale(logits, temperature), cutoff)[0].all())
 
 
@@ -128,7 +127,7 @@ def test_scaled_logits_that_are_equal_are_ties_though_the_logits_differ():
         logits[1] = logits[0]
         logits[0] = torch.nextafter(logits[0], torch.tensor(9.0))
     truncation = Truncation(None, doubles(0.5))
-    assert_kept_alike(logits[None], temperature[None].double(), truncation)
+    kept_alike(logits[None], temperature[None].double(), truncation)
 
 
 def test_rows_that_have_no_distribution_end_and_harm_no_other_row():

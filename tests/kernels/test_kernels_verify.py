@@ -116,11 +116,10 @@ def test_what_is_wrong_with_the_inputs_is_found_where_it_matters(rule):
 
     counts, faults = broken_by(lambda case: None)
     assert faults == [0] * 3
-    for value in (torch.nan, torch.inf):
-        _, faults = broken_by(lambda case, value=value: case.logits[:, 0, 3].fill_(value))
-        assert faults == [Fault.TARGET_LOGITS] * 3
-        _, faults = broken_by(lambda case, value=value: case.logits[:, 2, 3].fill_(value))
-        assert faults == [Fault.TARGET_LOGITS * (n == 2) for n in counts]  # else nobody reads it
+    _, faults = broken_by(lambda case: case.logits[:, 0, 3].fill_(torch.nan))
+    assert faults == [Fault.TARGET_LOGITS] * 3
+    _, faults = broken_by(lambda case: case.logits[:, 2, 3].fill_(torch.inf))
+    assert faults == [Fault.TARGET_LOGITS * (n == 2) for n in counts]  # else nobody reads it
     if rule == "point":
         return
 

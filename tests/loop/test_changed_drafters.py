@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 from architectures import VOCAB
-from drafter_table import MODEL, ONE_OF_EACH, make
+from drafter_table import MODEL, make
 from drafting import ragged_prompts
 
 from specdec import SpeculativeGenerator, evaluate
@@ -15,8 +15,8 @@ from specdec import SpeculativeGenerator, evaluate
 PROMPTS = ragged_prompts(VOCAB, 5, 2, 9)
 OPTIONS = {"do_sample": True, "top_k": 9, "seed": [1, 2, 3], "eos_token_id": None}
 
-HEADS = [(name, False) for name in ONE_OF_EACH if name not in ("model", "lookup")]
-HEADS.append(("eagle3", True))
+HEADS = [("p-eagle", False), ("mtp, looped", False), ("own", False), ("eagle3", True)]
+OTHERS = [("model", False), ("lookup", False), ("suffix", True)]
 
 
 def generator_of(name, num_draft_tokens, **options):
@@ -32,7 +32,7 @@ def steps_of(generator, room, **options):
     return plain(generator.generate(*PROMPTS, max_new_tokens=room, **OPTIONS, **options).steps)
 
 
-@pytest.mark.parametrize(("name", "graphs"), [("model", False), ("lookup", False), *HEADS])
+@pytest.mark.parametrize(("name", "graphs"), [*OTHERS, *HEADS])
 def test_another_number_of_draft_tokens_holds_from_the_next_call_on(name, graphs):
     """Also where a call leaves room for one draft token alone; a generation under way goes on with
     the number that it began with.

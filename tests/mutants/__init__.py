@@ -1,14 +1,30 @@
 """Faults to plant by hand, at least one per law of `tests/README.md`, each after one that a public
 project, or a trial of this one, has shown.
 
-Most are patches of behaviour at seams that outlive a rewording (`Swap`); where a fault lies within
-a function, a small piece of its source is exchanged (`Edit`).
+`edits.txt` exchanges small pieces of source, `swaps.py` functions at seams.
 """
 
-from mutants.blocks import BLOCKS
-from mutants.devices import DEVICES
-from mutants.drawing import DRAWING
-from mutants.texts import TEXTS
-from mutants.trees import TREES
+from pathlib import Path
 
-FAULTS = [*DRAWING, *TEXTS, *DEVICES, *TREES, *BLOCKS]
+from mutation import Edit, Fault
+
+from mutants.swaps import SWAPS
+
+
+def read_edits(text: str) -> list[Fault]:
+    """Paragraphs: `# ` and the test that catches those after it; or a fault, which has a line of
+    words and its source in brackets, a place, and the piece there after `- ` and what takes its
+    place after `+ `.
+    """
+    faults, test = [], ""
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith("# "):
+            test = paragraph.removeprefix("# ")
+            continue
+        words, where, *pieces = paragraph.strip("\n").split("\n")
+        old, new = ("\n".join(p[2:] for p in pieces if p[0] == sign) for sign in "-+")
+        faults.append(Fault(words, test, Edit(where, old, new)))
+    return faults
+
+
+FAULTS = [*read_edits((Path(__file__).parent / "edits.txt").read_text()), *SWAPS]

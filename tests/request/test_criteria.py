@@ -15,7 +15,14 @@ from specdec import SpeculativeGenerator
 TOKENIZER = letter_tokenizer()
 IDS, MASK = ragged_prompts(VOCAB, 3, 5, 8, 8, seed=4)
 GREEDY = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-DRAFTERS = ["none", "lookup", "eagle3", "model", "model, tree"]
+TEXTS = MODEL.generate(IDS, attention_mask=MASK, eos_token_id=None, **GREEDY)
+TEXTS = TEXTS[:, IDS.shape[1] :].tolist()
+LATE = [
+    next(token for token in text[after:] if token not in text[:after])
+    for text, after in zip(TEXTS, (4, 9, 2, 13), strict=True)
+]
+"""A token for each row that it first writes after a different number of others."""
+COMMON = max(set.intersection(*map(set, TEXTS)), key=lambda t: max(x.index(t) for x in TEXTS))
 
 
 class UntilAllHave(StoppingCriteria):
@@ -23,37 +30,23 @@ class UntilAllHave(StoppingCriteria):
     its new tokens hold a text, and ends the batch when all do.
     """
 
-    def __init__(self, text: str, first: int, rows: int):
-        self.text, self.first, self.done = text, first, [False] * rows
+    def __init__(self):
+        self.text, self.done = TOKENIZER.decode([COMMON]), [False] * len(IDS)
 
     def __call__(self, input_ids, scores, **kwargs):
-        new = TOKENIZER.batch_decode(input_ids[:, self.first :][:, -len(self.text) - 2 :])
-        for row, is_done in enumerate(self.done):
-            if not is_done:
-                self.done[row] = self.text in new[row]
-        return False not in self.done
-
-
-class AllDone(StoppingCriteria):
-    """Notes which rows have written one of some tokens, and ends the batch when all have."""
-
-    def __init__(self, tokens: list[int]):
-        self.tokens, self.done = torch.tensor(tokens), torch.zeros(1, dtype=torch.bool)
-
-    def __call__(self, input_ids, scores, **kwargs):
-        self.done = self.done | torch.isin(input_ids[:, -1], self.tokens)
-        return self.done.all()
+        new = TOKENIZER.batch_decode(input_ids[:, IDS.shape[1] :][:, -len(self.text) - 2 :])
+        self.done = [done or self.text in text for done, text in zip(self.done, new, strict=True)]
+        return all(self.done)
 
 
 class EveryThird(StoppingCriteria):
     """Ends the rows whose last token is in a set, at every third call only."""
 
-    def __init__(self, tokens: list[int]):
-        self.tokens, self.calls = torch.tensor(tokens), 0
+    calls = 0
 
     def __call__(self, input_ids, scores, **kwargs):
         self.calls += 1
-        return torch.isin(input_ids[:, -1], self.tokens) & (self.calls % 3 == 0)
+        return torch.isin(input_ids[:, -1], torch.tensor(LATE)) & (self.calls % 3 == 0)
 
 
 class Recorder(StoppingCriteria):
@@ -67,60 +60,42 @@ class Recorder(StoppingCriteria):
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
-def plain() -> list[list[int]]:
-    """New tokens of HF's own generate, with nothing that ends them."""
-    out = MODEL.generate(IDS, attention_mask=MASK, eos_token_id=None, **GREEDY)
-    return out[:, IDS.shape[1] :].tolist()
-
-
-def reached_late() -> list[int]:
-    """A token for each row that it first writes after a different number of others."""
-    texts, found = plain(), []
-    for text, after in zip(texts, (4, 9, 2, 13), strict=True):
-        found.append(next(t for t in text[after:] if t not in text[:after]))
-    return found
-
-
-def criteria(name: str) -> StoppingCriteria:
-    if name == "until all have a text":
-        common = set.intersection(*map(set, plain()))
-        letter = TOKENIZER.decode([min(common, key=lambda t: max(x.index(t) for x in plain()))])
-        return UntilAllHave(letter, IDS.shape[1], len(IDS))
-    return {"all done": AllDone, "every third": EveryThird}[name](reached_late())
-
-
-def run(name: str, eos: int | None, **options):
+def run(kind, eos: int | None, **options):
     """Sequences, and what a second criterion was shown."""
     recorder = Recorder()
-    both = StoppingCriteriaList([criteria(name), recorder])
-    ends = {"eos_token_id": eos, "stopping_criteria": both}
+    ends = {"eos_token_id": eos, "stopping_criteria": StoppingCriteriaList([kind(), recorder])}
     out = MODEL.generate(IDS, attention_mask=MASK, **GREEDY, **ends, **options)
     return out.tolist(), recorder.shown
 
 
-@pytest.mark.parametrize("name", ["until all have a text", "all done", "every third"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("how", [{}, {"steps_ahead": 1, "graphs": True}], ids=["eager", "ahead"])
-def test_criteria_with_state_see_and_end_the_batch_as_in_hf(drafter, name, how):
+AHEAD = {"steps_ahead": 1, "graphs": True}
+CASES = [
+    *(("none", EveryThird, {}), ("lookup", UntilAllHave, {}), ("eagle3", EveryThird, AHEAD)),
+    *(("model", UntilAllHave, AHEAD), ("model", EveryThird, {}), ("model, tree", EveryThird, {})),
+]
+
+
+@pytest.mark.parametrize(("drafter", "kind", "how"), CASES)
+def test_criteria_with_state_see_and_end_the_batch_as_in_hf(drafter, kind, how):
     part = None if drafter == "none" else make(drafter)
     generator = SpeculativeGenerator(MODEL, part, **how)
-    texts = plain()  # the end of a text ends a row before the criterion does, or none
-    written = {token for text in texts for token in text}
-    eos = texts[1][11] if name != "until all have a text" else min({*range(1, VOCAB)} - written)
-    expected = run(name, eos)
+    written = {token for text in TEXTS for token in text}
+    # The end of a text ends a row before the criterion does, or none.
+    eos = TEXTS[1][11] if kind is EveryThird else min({*range(1, VOCAB)} - written)
+    expected = run(kind, eos)
     assert len(expected[1]) < 24  # the criterion ends the batch before its limit
-    assert run(name, eos, custom_generate=generator) == expected
+    assert run(kind, eos, custom_generate=generator) == expected
 
 
 def test_the_record_of_a_call_ends_where_its_texts_do():
     generator = SpeculativeGenerator(MODEL, make("model"))
     options = {"output_scores": True, "return_dict_in_generate": True, "eos_token_id": VOCAB - 1}
-    options["stopping_criteria"] = StoppingCriteriaList([criteria("every third")])
+    options["stopping_criteria"] = StoppingCriteriaList([EveryThird()])
     out = MODEL.generate(IDS, attention_mask=MASK, custom_generate=generator, **GREEDY, **options)
     result = generator.last_result
     assert "stop" in result.finish_reasons
     assert len(set(result.lengths)) > 1
-    for text, steps, length in zip(plain(), result.steps, result.lengths, strict=True):
+    for text, steps, length in zip(TEXTS, result.steps, result.lengths, strict=True):
         assert [token for step in steps for token in step.new_tokens] == text[:length]
         assert all(step.new_tokens for step in steps)
     is_scored = ~torch.stack(out.scores).isnan().any(dim=2)  # [columns, B]

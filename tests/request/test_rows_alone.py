@@ -104,6 +104,23 @@ def test_through_the_hook_a_batch_gets_the_text_that_hf_gives_the_batch(name, en
     assert torch.equal(MODEL.generate(ids, **options, custom_generate=GENERATOR), expected)
 
 
+@pytest.mark.parametrize("drafter", [None, GENERATOR.drafter], ids=["none", "model"])
+def test_through_the_hook_a_constraint_is_told_the_rows_of_the_batch(drafter):
+    """Rows of unequal progress must not trade places."""
+
+    def own_third(row, ids):
+        return list(range(row, VOCAB, 3))
+
+    own_third.is_stateless = True  # it reads VOCAB
+    options = {"attention_mask": MASK, "max_new_tokens": NUM_NEW, "do_sample": False}
+    options |= {"prefix_allowed_tokens_fn": own_third, "pad_token_id": 0}
+    expected = MODEL.generate(IDS, **options)
+    thirds = expected[:, IDS.shape[1] :] % 3
+    assert thirds.equal(torch.arange(3)[:, None].expand_as(thirds))
+    generator = SpeculativeGenerator(MODEL, drafter)
+    assert MODEL.generate(IDS, **options, custom_generate=generator).equal(expected)
+
+
 def test_rows_of_one_prompt_see_processors_alone_too():
     config = GenerationConfig(repetition_penalty=1.5, max_new_tokens=NUM_NEW, pad_token_id=PAD)
     options = {"generation_config": config, "do_sample": True, "top_k": 5, "seed": 3}

@@ -67,13 +67,9 @@ def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk
             seen = features[row, : max(0, count - offset)]
             wanted = expected[row][offset : min(count, offset + chunk_size)]
             torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
-    wrong = Draft(torch.full((3, 2), 5))
-    for draft in (
-        wrong,
-        Draft(IDS.gather(1, NUM_READ[:, None] + 1 + torch.arange(2).clamp(max=1))),
-    ):
-        anchor = IDS.gather(1, NUM_READ[:, None])[:, 0]
-        features = target.verify(cache, NUM_READ, anchor, draft, num_attended=11).features
+    anchor, *right = IDS.gather(1, NUM_READ[:, None] + torch.arange(3)).T
+    for tokens in (torch.full((3, 2), 5), torch.stack(right, dim=1)):  # the first are rejected
+        features = target.verify(cache, NUM_READ, anchor, Draft(tokens), num_attended=11).features
     for row, count in enumerate(NUM_READ.tolist()):
         wanted = expected[row][count : count + 3]
         seen = features[row, : len(wanted)]
@@ -100,23 +96,20 @@ class Watcher(NoDrafter):
         self.seen: list[dict[int, tuple[int, Tensor]]] = [{} for _ in LENGTHS]
 
     def prefill(self, context, state):
-        """Notes every valid pair: position of the feature, next token, feature."""
         for row, seen in enumerate(self.seen):
             for j in range(int(context.num_new[row])):
                 token = int(context.tokens[row, j + 1])
                 seen[int(context.start[row]) + j] = token, context.features[row, j].clone()
 
     def propose(self, context, state, drawing):
-        """Nothing, after a note."""
         self.prefill(context, state)
         return Draft(context.tokens[:, :1], None, torch.zeros_like(context.start))
 
 
-@pytest.mark.parametrize("chunk_size", [4])
-def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model, chunk_size):
+def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model):
     layers = (1, "final")
     watcher = Watcher(layers)
-    generator = SpeculativeGenerator(model, watcher, prefill_chunk_size=chunk_size)
+    generator = SpeculativeGenerator(model, watcher, prefill_chunk_size=4)
     result = generator.generate(IDS, MASK, max_new_tokens=6)
     for row, length in enumerate(LENGTHS):
         text = torch.cat([IDS[row, :length], result.new_tokens[row]])

@@ -11,7 +11,7 @@ import torch
 from architectures import VOCAB, build
 from drafting import ragged_prompts
 from transformers import AttentionInterface
-from transformers.models.llama.modeling_llama import eager_attention_forward
+from transformers.models.llama.modeling_llama import eager_attention_forward as eager
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.target.fusion import Fusion
@@ -23,16 +23,15 @@ OPTIONS = {"max_new_tokens": 6, "eos_token_id": None, "pad_token_id": 0}
 @pytest.fixture(autouse=True)
 def _without_inductor(monkeypatch):
     """What is compiled is traced only."""
-
-    eager = partialmethod(Fusion.__init__, lambda graph, example_inputs: graph)
-    monkeypatch.setattr(Fusion, "__init__", eager)
+    traced = partialmethod(Fusion.__init__, lambda graph, example_inputs: graph)
+    monkeypatch.setattr(Fusion, "__init__", traced)
 
 
 class Watched:
     """A model that counts its forwards, those of its views among them."""
 
-    def __init__(self, name: str = "llama"):
-        self.model, self.calls = build(name), 0
+    def __init__(self):
+        self.model, self.calls = build("llama"), 0
         self.model.lm_head.register_forward_hook(self._count)
 
     def _count(self, *args):
@@ -63,19 +62,8 @@ def replace_a_module(model):
     model.model.layers[1] = build("llama", seed=5).model.layers[1]
 
 
-def choose_another_attention(model):
-    model.set_attn_implementation("eager")
-
-
 def register_another_attention(model):
-    def attention(*args, **kwargs):
-        return eager_attention_forward(*args, **kwargs)
-
-    AttentionInterface.register("sdpa", attention)
-
-
-def cast(model):
-    model.to(torch.bfloat16)
+    AttentionInterface.register("sdpa", lambda *args, **options: eager(*args, **options))
 
 
 def change_the_configuration(model):
@@ -96,23 +84,18 @@ def hook(model):
     model.model.layers[1].mlp.register_forward_hook(lambda module, args, out: 2 * out)
 
 
-@pytest.mark.parametrize(
-    "edit",
-    [
-        replace_a_module,
-        choose_another_attention,
-        register_another_attention,
-        cast,
-        change_the_configuration,
-        change_a_setting,
-        replace_a_forward,
-        hook,
-    ],
-)
+EDITS = [
+    *(replace_a_module, register_another_attention, change_the_configuration, change_a_setting),
+    *(replace_a_forward, hook),
+    lambda model: model.set_attn_implementation("eager"),
+    lambda model: model.to(torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("edit", EDITS)
 def test_a_model_that_was_edited_is_tried_again(edit, monkeypatch):
-    monkeypatch.setattr(
-        AttentionInterface, "_global_mapping", {**AttentionInterface._global_mapping}
-    )
+    known = {**AttentionInterface._global_mapping}
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", known)
     watched = Watched()
     Target(watched.model)
     edit(watched.model)

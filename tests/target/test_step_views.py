@@ -22,7 +22,6 @@ from specdec.target.fusion import Fusion
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
 FEW = OPTIONS | {"max_new_tokens": 6}
-MIXTURES = ["qwen3_moe", "mixtral", "gpt_oss", "deepseek_v3"]
 
 
 @pytest.fixture(name="on_a_gpu")
@@ -53,12 +52,11 @@ def test_experts_are_run_by_what_does_not_wait(own, dtype, capability, expected)
     assert experts.choose(own, dtype, capability) == expected
 
 
-@pytest.mark.parametrize("name", ["llama", MIXTURES[0]])
-def test_a_model_on_a_cpu_keeps_its_own_experts(name):
-    assert experts.step_experts(build(name)) == (None, None)
+def test_a_model_on_a_cpu_keeps_its_own_experts():
+    assert experts.step_experts(build("qwen3_moe")) == (None, None)
 
 
-@pytest.mark.parametrize("name", MIXTURES)
+@pytest.mark.parametrize("name", ["mixtral", "gpt_oss"])
 def test_a_mixture_that_waits_is_captured_with_other_experts(name, on_a_gpu, monkeypatch):
     model = build(name)
     model.set_experts_implementation("eager")
@@ -209,7 +207,7 @@ def test_many_models_are_fused_one_after_the_other(calls):
 
 
 def test_a_fused_target_is_copied_and_pickled(calls):
-    target = Target(build("llama"), fuse=True)
+    target = Target(build("llama", num_hidden_layers=1), fuse=True)
     expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
     for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
         calls.clear()
@@ -270,7 +268,7 @@ def serve_random_calls(model, compiled) -> None:
     assert len(compiled) <= 2 * (kinds - 1) + 4
 
 
-@pytest.mark.parametrize("name", ["qwen3", "phi3"])
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("phi3", marks=pytest.mark.slow)])
 def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, monkeypatch):
     backend, compiled = counting_backend(lambda graph, example_inputs: graph)
     compile_with(backend, monkeypatch)

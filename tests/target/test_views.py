@@ -12,7 +12,7 @@ from architectures import ARCHITECTURES, VOCAB, build
 from drafting import ragged_prompts
 from fingerprint import fingerprint
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, zoo
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, zoo
 from specdec.target.view import private_view
 
 IDS, MASK = ragged_prompts(VOCAB, 2, 5)
@@ -76,25 +76,45 @@ def replace_layer(model):
     model.model.layers[1] = build("llama", seed=5).model.layers[1]
 
 
-def resize_embeddings(model):
-    model.resize_token_embeddings(VOCAB + 3)
-
-
 def add_layer(model):
     model.config.num_hidden_layers += 1
     model.model.layers.append(build("llama", seed=5).model.layers[1])
     model.model.layers[-1].self_attn.layer_idx = 3
 
 
-@pytest.mark.parametrize("edit", [replace_layer, resize_embeddings, add_layer])
-def test_a_model_that_was_edited_is_noticed_at_the_next_call(edit):
-    model = build("llama")
-    generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
+def train(model):
+    model.train()
+    model.model.layers[0].self_attn.attention_dropout = 0.1
+
+
+EDITS = [
+    ("target", replace_layer, r"was edited after .* build the generator again"),
+    ("target", lambda m: m.resize_token_embeddings(VOCAB + 3), "was edited after .* build the gen"),
+    ("target", add_layer, r"was edited after .* build the generator again"),
+    ("target", lambda m: m.half(), r"was torch.float32 when .* is torch.float16 now; build"),
+    ("target", train, r"training mode.*self_attn\.attention_dropout=0\.1"),
+    ("draft", lambda m: m.double(), "when specdec wrapped it"),
+    ("draft", train, "is in training mode"),
+]
+
+
+@pytest.mark.parametrize(("whose", "edit", "words"), EDITS)
+def test_a_model_that_was_edited_is_noticed_at_the_next_call(whose, edit, words):
+    target, draft = build("llama"), build("llama", seed=1)
+    generator = SpeculativeGenerator(target, ModelDrafter(draft, 3))
     generator.generate(IDS, MASK, max_new_tokens=4)
-    edit(model)
-    with pytest.raises(ValueError, match=r"was edited after .* build the generator again"):
+    edit(target if whose == "target" else draft)
+    with pytest.raises(ValueError, match=words):
         generator.generate(IDS, MASK, max_new_tokens=4)
-    Target(model)  # which is all that it takes
+    target.eval(), draft.eval()
+    SpeculativeGenerator(target, ModelDrafter(draft, 3))  # which is all that it takes
+
+
+def test_a_call_under_autocast_is_refused():
+    generator = SpeculativeGenerator(build("llama"), None)
+    autocast = torch.autocast("cpu", dtype=torch.bfloat16)
+    with autocast, pytest.raises(ValueError, match=r"does not run under torch.autocast"):
+        generator.generate(IDS, MASK, max_new_tokens=4)
 
 
 def log_calls(model):
@@ -110,7 +130,7 @@ def log_calls(model):
     return calls
 
 
-def replace_plainly(model, forward=None):
+def replace_plainly(model):
     own = model.forward
     model.forward = lambda *args, forward=own, **kwargs: forward(*args, **kwargs)
 
@@ -137,9 +157,17 @@ def replace_as_accelerate(model):
     model.forward = MethodType(convert_outputs_to_fp32(in_bfloat16), model)
 
 
+BEFORE, LATER, BETWEEN = "before the generator", "before its first call", "between calls"
 REPLACEMENTS = [
-    *(log_calls, replace_plainly, compile_forward, replace_as_trl, replace_as_accelerate),
+    *((log_calls, BEFORE, "eagle3"), (log_calls, BETWEEN, "lookup")),
+    *((replace_plainly, LATER, "model"), (replace_plainly, BETWEEN, "none")),
+    *((compile_forward, BEFORE, "none"), (compile_forward, BETWEEN, "model")),
+    *((replace_as_trl, BEFORE, "lookup"), (replace_as_trl, LATER, "eagle3")),
+    (replace_as_trl, BETWEEN, "model"),
+    *((replace_as_accelerate, BEFORE, "model"), (replace_as_accelerate, LATER, "lookup")),
+    (replace_as_accelerate, BETWEEN, "eagle3"),
 ]
+"""Each replacement with several moments and drafters."""
 DRAFTERS = {
     "none": lambda target: None,
     "lookup": lambda target: PromptLookupDrafter(3),
@@ -153,19 +181,17 @@ def accepted(result):
     return [[(step.draft_tokens, step.num_accepted) for step in row] for row in result.steps]
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("when", ["before the generator", "before its first call", "between calls"])
-@pytest.mark.parametrize("replace", REPLACEMENTS)
+@pytest.mark.parametrize(("replace", "when", "drafter"), REPLACEMENTS)
 def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
     target = zoo.load_target()
     expected = SpeculativeGenerator(target, DRAFTERS[drafter](target))
     expected = expected.generate(TEXT, max_new_tokens=20)
-    if when == "before the generator":
+    if when == BEFORE:
         replace(target)
     generator = SpeculativeGenerator(target, DRAFTERS[drafter](target))
-    if when == "between calls":
+    if when == BETWEEN:
         generator.generate(TEXT, max_new_tokens=3)
-    if when != "before the generator":
+    if when != BEFORE:
         replace(target)
     found = generator.generate(TEXT, max_new_tokens=20)
     text = target.generate(TEXT, attention_mask=torch.ones_like(TEXT), max_new_tokens=20)
@@ -184,13 +210,11 @@ def test_a_draft_model_whose_forward_is_replaced_accepts_as_before():
 
 
 def test_graphs_are_captured_anew_around_another_forward():
-    target = zoo.load_target()
-    options = {"graphs": True, "steps_ahead": 0}
-    generator = SpeculativeGenerator(target, PromptLookupDrafter(3), **options)
-    before = generator.generate(TEXT, max_new_tokens=12)
+    target = build("llama")
+    generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
+    before = generator.generate(IDS, max_new_tokens=30)
     calls = log_calls(target)
-    again = generator.generate(TEXT, max_new_tokens=12)
-    assert torch.equal(before.sequences, again.sequences)
+    assert torch.equal(generator.generate(IDS, max_new_tokens=30).sequences, before.sequences)
     assert calls
 
 
@@ -218,21 +242,17 @@ class Trainer:
         return self.own_forward(*args, **kwargs)
 
 
-@pytest.mark.parametrize("is_used", [False, True])
-def test_a_forward_that_cannot_be_followed_is_refused_in_words(is_used):
+def test_a_forward_that_cannot_be_followed_is_refused_in_words():
+    """When a generator is made, and when it is called."""
     model = build("llama")
     words = r"a function in the place of the model\.forward may call another model than a view"
-    if is_used:
-        generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
-        before = generator.generate(IDS, MASK, max_new_tokens=4).sequences
-        own = model.forward
-        Trainer(model)
-        with pytest.raises(ValueError, match=words):
-            generator.generate(IDS, MASK, max_new_tokens=4)
-        model.forward = own
-        again = generator.generate(IDS, MASK, max_new_tokens=4).sequences
-        assert torch.equal(before, again)
-        return
+    generator = SpeculativeGenerator(model, PromptLookupDrafter(3))
+    before = generator.generate(IDS, MASK, max_new_tokens=4).sequences
+    own = model.forward
     Trainer(model)
     with pytest.raises(ValueError, match=words):
         SpeculativeGenerator(model, None)
+    with pytest.raises(ValueError, match=words):
+        generator.generate(IDS, MASK, max_new_tokens=4)
+    model.forward = own
+    assert torch.equal(generator.generate(IDS, MASK, max_new_tokens=4).sequences, before)
