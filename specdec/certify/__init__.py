@@ -22,12 +22,8 @@ from specdec.certify.foreign import (
     huggingface_rule,
 )
 from specdec.certify.generator.report import RunReport, certify_generator
-from specdec.certify.sampler.exact import (
-    DrawnEvidence,
-    Failure,
-    SamplerReport,
-    certify_sampler,
-)
+from specdec.certify.sampler.exact import certify_sampler
+from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 
