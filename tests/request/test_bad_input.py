@@ -90,7 +90,7 @@ OPTIONS = [
     (ValueError, "max_new_tokens", {"max_new_tokens": 0}),
     (ValueError, "min_new_tokens", {"min_new_tokens": -1}),
     (ValueError, "min_new_tokens=5 is more", {"min_new_tokens": 5}),
-    (ValueError, "temperature=0.7 has no effect", {"temperature": 0.7}),
+    (ValueError, "temperature=0.7 samples", {"temperature": 0.7, "do_sample": False}),
     (ValueError, "top_k=5 has no effect", {"top_k": 5}),
     (ValueError, "num_return_sequences", {"num_return_sequences": 2}),
     (ValueError, "beams=3 is not supported", {"generation_config": BEAMS}),
