@@ -16,12 +16,12 @@ from specdec.drafters.vocabulary import CommonVocabulary
 
 if TYPE_CHECKING:
     from specdec.drafters.eagle import EagleDrafter
+    from specdec.drafters.head import HeadDrafter
     from specdec.drafters.mask_token import MaskTokenDrafter
     from specdec.drafters.mtp import MTPDrafter
     from specdec.heads.eagle import EagleConfig, EagleHead
     from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
     from specdec.heads.mtp import MTPConfig, MTPHead
-    from specdec.drafters.head import HeadDrafter
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
