@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from specdec import certify
+    from specdec.certify import certify
     from specdec.drafters import (
         Drafter,
         EagleDrafter,

@@ -187,7 +187,9 @@ def test_public_names_are_imported_on_first_use_from_where_type_checkers_see_the
     seen = {alias.name: line.module for line in block.body for alias in line.names}
     assert sorted(seen) == sorted(specdec.__all__)
     for name, home in seen.items():
-        assert getattr(specdec, name) is getattr(importlib.import_module(home), name)
+        module = importlib.import_module(home)
+        # To a type checker a module that can be called is its function.
+        assert getattr(specdec, name) is (module if name == "certify" else getattr(module, name))
     assert set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"):
         _ = specdec.nothing

@@ -7,11 +7,13 @@ The module is its main function as well: `specdec.certify(sampler)` is
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, overload
 
+import torch
 from torch import Tensor
 
 from specdec.certify.foreign import (
@@ -21,13 +23,10 @@ from specdec.certify.foreign import (
     RuleNoise,
     huggingface_rule,
 )
+from specdec.certify.generator.law import NUM_TOKENS
 from specdec.certify.generator.report import RunReport, certify_generator
-from specdec.certify.sampler.exact import (
-    DrawnEvidence,
-    Failure,
-    SamplerReport,
-    certify_sampler,
-)
+from specdec.certify.sampler.exact import Sizes, certify_sampler
+from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 
@@ -45,6 +44,38 @@ __all__ = [
     "certify_sampler",
     "huggingface_rule",
 ]
+
+
+@overload
+def certify(
+    subject: Sampler,
+    *,
+    sizes: Sizes | None = None,
+    trees: tuple[tuple[int, ...], ...] | None = None,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float64,
+    num_draws: int | None = None,
+    false_alarm: float = 1e-6,
+    progress: Callable[[list], Iterable] = iter,
+) -> SamplerReport:
+    """Finds the exact law of a sampler on small worlds, see `certify_sampler`."""
+
+
+@overload
+def certify(
+    subject: SpeculativeGenerator,
+    prompts: Sequence[Sequence[int]] | Tensor,
+    *,
+    num_samples: int = 4096,
+    num_tokens: int = NUM_TOKENS,
+    top_k: int = 4,
+    temperature: float = 1.0,
+    audit_tokens: int = 64,
+    false_alarm: float = 1e-6,
+    batch_size: int = 128,
+    progress: Callable[[list], Iterable] = iter,
+) -> RunReport:
+    """Audits and tests the runs of a generator on prompts, see `certify_generator`."""
 
 
 def certify(
@@ -84,6 +115,20 @@ def certify(
         f"expected a Sampler or a SpeculativeGenerator, got {type(subject).__name__}; wrap a rule "
         "(draft_tokens, draft_probs, target_probs, noise) -> tokens as ForeignSampler(rule)"
     )
+
+
+def _whole_signature() -> inspect.Signature:
+    """Of `certify` with the options of both ways in, so that they complete in a notebook."""
+    ways = [
+        inspect.signature(way).parameters.values() for way in (certify_sampler, certify_generator)
+    ]
+    keywords = {p.name: p for way in ways for p in way if p.kind is p.KEYWORD_ONLY}
+    own = inspect.signature(certify)
+    subject, prompts, _ = own.parameters.values()
+    return own.replace(parameters=[subject, prompts, *keywords.values()])
+
+
+__signature__ = certify.__signature__ = _whole_signature()
 
 
 class _CallableModule(ModuleType):

@@ -9,6 +9,10 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Mapping
 
+DETECTABLE = (
+    "detectable TV: the total variation (half the sum of |differences of probabilities|) that a "
+    "test sees with 99 % power"
+)
 SMALLEST_CELL = 10.0
 """Cells that expect fewer counts are merged into one."""
 

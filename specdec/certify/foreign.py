@@ -141,8 +141,7 @@ class ForeignSampler(ForeignBatchSampler):
 
     Args:
         rule: see `Rule`.
-        name: for reports; the rule's own by default.
-        options: of `ForeignBatchSampler`.
+        name, races, bits, tolerance: as for `ForeignBatchSampler`.
 
     Example:
         >>> from specdec.certify import ForeignSampler, certify
@@ -152,9 +151,17 @@ class ForeignSampler(ForeignBatchSampler):
         False
     """
 
-    def __init__(self, rule: Rule, name: str | None = None, **options):
+    def __init__(
+        self,
+        rule: Rule,
+        name: str | None = None,
+        *,
+        races: bool = False,
+        bits: int = 52,
+        tolerance: float = 0.0,
+    ):
         name = name or getattr(rule, "__name__", type(rule).__name__)
-        super().__init__(self._by_row, name, **options)
+        super().__init__(self._by_row, name, races=races, bits=bits, tolerance=tolerance)
         self.row_rule = rule
 
     def _by_row(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:

@@ -15,7 +15,13 @@ from specdec.drafters.tree import Tree
 from specdec.drafters.vocabulary import CommonVocabulary
 
 if TYPE_CHECKING:
+    from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.head import HeadDrafter
+    from specdec.drafters.mask_token import MaskTokenDrafter
+    from specdec.drafters.mtp import MTPDrafter
+    from specdec.heads.eagle import EagleConfig, EagleHead
+    from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
+    from specdec.heads.mtp import MTPConfig, MTPHead
 
 _OF_FAMILIES = {
     "EagleConfig": "specdec.heads.eagle",
@@ -33,7 +39,16 @@ _OF_FAMILIES = {
 __all__ = [
     "CommonVocabulary",
     "Drafter",
+    "EagleConfig",
+    "EagleDrafter",
+    "EagleHead",
     "FirstMatch",
+    "MTPConfig",
+    "MTPDrafter",
+    "MTPHead",
+    "MaskTokenConfig",
+    "MaskTokenDrafter",
+    "MaskTokenHead",
     "ModelDrafter",
     "NoDrafter",
     "NoState",
@@ -42,7 +57,6 @@ __all__ = [
     "SuffixDrafter",
     "Tree",
     "head_drafters",
-    *_OF_FAMILIES,
 ]
 
 

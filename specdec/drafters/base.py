@@ -94,24 +94,18 @@ class TreeDrafter(Drafter):
     drafts_trees: ClassVar[bool] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Checks a tree, and takes over its sizes."""
-        if name == "tree":
-            self._check_tree(value)
-        super().__setattr__(name, value)
-        if name == "tree" and value is not None:
-            self.num_draft_tokens, self.tree_depth = value.nodes, value.depth
-
-    def _check_tree(self, tree: Tree | None) -> None:
-        name = type(self).__name__
-        if tree is not None and not isinstance(tree, Tree):
-            raise TypeError(
-                "tree must be a shape such as Tree(nodes=32, depth=5), or None for chains, got "
-                f"{shown(tree)}"
-            )
+        """Reads a tree as `Tree.of` does, checks it, and takes over its sizes."""
+        if name != "tree":
+            return super().__setattr__(name, value)
+        tree, own = Tree.of(value), type(self).__name__
         if tree is not None and not self.drafts_trees:
-            raise ValueError(f"{name} drafts chains, got tree={tree}")
+            raise ValueError(f"{own} drafts chains, got tree={tree}")
         if (vars(self).get("tree", tree) is None) != (tree is None):  # generators looked at it
-            raise ValueError(f"{name} cannot change between chains and trees; make a new one")
+            raise ValueError(f"{own} cannot change between chains and trees; make a new one")
+        super().__setattr__(name, tree)
+        if tree is not None:
+            self.num_draft_tokens, self.tree_depth = tree.nodes, tree.depth
+        return None
 
 
 def check_drafter(drafter: Drafter) -> None:

@@ -63,7 +63,8 @@ class HeadDrafter(TreeDrafter):
         proposal: `"sample"` draws draft tokens and returns their probabilities; `"argmax"` proposes
             the most likely tokens, a deterministic proposal.
         draft_temperature: of the draft where the target samples; `None` is the target's own.
-        tree: drafts trees of this shape instead of chains; K is then its nodes.
+        tree: drafts trees of this shape instead of chains; K is then its nodes. "32x6" is
+            `Tree(nodes=32, depth=6)`.
 
     Raises:
         TypeError: no head, or no HF model as target.
@@ -83,7 +84,7 @@ class HeadDrafter(TreeDrafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
-        tree: Tree | None = None,
+        tree: Tree | str | None = None,
     ):
         super().__init__()
         self.num_draft_tokens = check_num_draft_tokens(num_draft_tokens)
@@ -136,7 +137,7 @@ class HeadDrafter(TreeDrafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
-        tree: Tree | None = None,
+        tree: Tree | str | None = None,
         **options: Any,
     ) -> Self:
         """Loads a public head; `specdec inspect` shows how it is read.

@@ -7,19 +7,23 @@ of the head.
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec.arguments import check_number
 from specdec.checkpoints.mask_token import MASK_TOKEN
 from specdec.drafters.head import HeadDrafter, HeadState
-from specdec.drafters.tree import TreePass, TreePlan
+from specdec.drafters.proposal import Kind
+from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.heads.mask_token import MaskTokenHead
 from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
 from specdec.heads.window import WindowPlan
 from specdec.samplers.drawing import Drawing
+from specdec.target import Target
 from specdec.types import Context, Draft
 
 
@@ -65,16 +69,33 @@ class MaskTokenDrafter(HeadDrafter):
     head_type = MaskTokenHead
     confidence_threshold: float | None = None
 
-    def __init__(self, *args: Any, confidence_threshold: float | None = None, **options: Any):
-        super().__init__(*args, **options)
+    def __init__(
+        self,
+        head: MaskTokenHead,
+        target: PreTrainedModel | Target,
+        num_draft_tokens: int = 4,
+        *,
+        proposal: Kind = "sample",
+        draft_temperature: float | None = None,
+        tree: Tree | str | None = None,
+        confidence_threshold: float | None = None,
+    ):
+        options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+        super().__init__(head, target, num_draft_tokens, **options)
         self._stop_below(confidence_threshold)
 
     @classmethod
     def from_pretrained(
-        cls, *args: Any, confidence_threshold: float | None = None, **options: Any
+        cls,
+        path_or_id: str | Path,
+        target: PreTrainedModel | Target,
+        num_draft_tokens: int = 4,
+        *,
+        confidence_threshold: float | None = None,
+        **options: Any,
     ) -> Self:
         """As `HeadDrafter.from_pretrained`, with `confidence_threshold` as for the class."""
-        drafter = super().from_pretrained(*args, **options)
+        drafter = super().from_pretrained(path_or_id, target, num_draft_tokens, **options)
         drafter._stop_below(confidence_threshold)
         return drafter
 

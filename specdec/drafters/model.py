@@ -72,7 +72,8 @@ class ModelDrafter(TreeDrafter):
             the most likely tokens, point masses.
         draft_temperature: of the draft distribution where the target samples; `None` is the
             target's own.
-        tree: drafts trees of this shape instead of chains; K is then its nodes.
+        tree: drafts trees of this shape instead of chains; K is then its nodes. "32x6" is
+            `Tree(nodes=32, depth=6)`.
         vocabulary: what the draft model and the target have in common, where it has a tokenizer of
             its own: `CommonVocabulary.of(target_tokenizer, draft_tokenizer)`.
 
@@ -97,7 +98,7 @@ class ModelDrafter(TreeDrafter):
         *,
         proposal: Kind = "sample",
         draft_temperature: float | None = None,
-        tree: Tree | None = None,
+        tree: Tree | str | None = None,
         vocabulary: CommonVocabulary | None = None,
     ):
         super().__init__()

@@ -79,6 +79,34 @@ class Tree:
                 f"fewer than {self.nodes} nodes"
             )
 
+    @classmethod
+    def of(cls, shape: Tree | str | None) -> Tree | None:
+        """A tree as users write it: itself, "32x6" for `Tree(nodes=32, depth=6)`, or `None` for
+        chains.
+
+        Raises:
+            ValueError: another text, or a shape that cannot be.
+            TypeError: something else.
+
+        Example:
+            >>> Tree.of("12x3") == Tree(nodes=12, depth=3)
+            True
+        """
+        if shape is None or isinstance(shape, Tree):
+            return shape
+        if not isinstance(shape, str):
+            raise TypeError(
+                'tree must be Tree(nodes=32, depth=6), "32x6" for the same, or None for chains, '
+                f"got {shown(shape)}"
+            )
+        sizes = shape.split("x")
+        if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
+            raise ValueError(
+                f"tree={shape!r} is no shape; write nodes and depth with an x between them: "
+                'tree="32x6" has 32 nodes and paths of up to 6 tokens'
+            )
+        return cls(*map(int, sizes))
+
     def _check_parents(self, parents: tuple[int, ...]) -> None:
         for node, parent in enumerate(parents):
             check_integer(f"Tree.parents of node {node}", parent, -1, node - 1)

@@ -249,6 +249,7 @@ def compare(
     tokenizer: PreTrainedTokenizerBase | None = None,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
+    do_sample: bool | None = None,
     batch_size: int = 1,
     seed: int = 0,
     rounds: int = 5,
@@ -268,6 +269,7 @@ def compare(
         tokenizer: of the target, for texts.
         max_new_tokens: of each prompt.
         temperature: 0 is greedy; greedy texts are compared with the baseline's.
+        do_sample: as the temperature says; another value is refused.
         batch_size: prompts generated together.
         seed: prompt i is sampled with `seed + i`.
         rounds: r.
@@ -290,7 +292,8 @@ def compare(
     ways = {name: _contender(name, way) for name, way in contenders.items()}
     baseline = check_choice("baseline", baseline or next(iter(ways)), ways)
     check_integer("rounds", rounds, 1)
-    Plan(max_new_tokens, temperature, batch_size, seed=seed)  # checks them
+    said = {} if do_sample is None else {"do_sample": do_sample}
+    Plan(max_new_tokens, temperature, batch_size, seed=seed, options=said)  # checks them
     device = _device(contenders.values())
     encoded = [encode(prompt, [], tokenizer) for prompt in as_prompts(prompts, attention_mask)]
     tasks = [

@@ -70,7 +70,7 @@ def evaluate(
         attention_mask: `[B, T]` or `None`, for ids in a tensor.
         tokenizer: of the target; encodes texts, through its chat template where it has one.
         max_new_tokens: of each turn.
-        temperature: 0 is greedy.
+        temperature: 0 is greedy, above 0 samples; `do_sample` may be passed if it says the same.
         batch_size: prompts generated together, those of one category only; `None` is all rows of a
             tensor, and 1 for lists.
         samples: texts of each prompt.

@@ -24,7 +24,6 @@ from specdec.request.call import read_options
 from specdec.settings import fingerprint, plain
 
 _OWN = {
-    "do_sample": "a temperature above 0 samples",
     "num_return_sequences": "samples=n takes n texts of each prompt",
     "streamer": "generator.stream shows text while it is written",
     "trace": "generator.generate(..., trace=True) returns one",
@@ -60,6 +59,14 @@ class Plan:
             raise ValueError("samples > 1 are all the same at temperature 0; pass a temperature")
         for name in self.options.keys() & _OWN.keys():
             raise TypeError(f"evaluate has no option {name}: {_OWN[name]}")
+        do_sample = self.options.get("do_sample")
+        if do_sample not in (None, self.temperature > 0):
+            raise ValueError(
+                f"do_sample={do_sample} does not go with temperature {self.temperature:g}: a "
+                "temperature above 0 samples, and 0, the default, is greedy; leave do_sample out"
+            )
+        said = {name: value for name, value in self.options.items() if name != "do_sample"}
+        object.__setattr__(self, "options", said)
 
     def sampling(
         self, seeds: list[int], tokenizer: PreTrainedTokenizerBase | None = None

@@ -33,9 +33,11 @@ class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream` and `start`, with HF's names and meanings.
 
     Sampling values and the seed may be a scalar or a sequence of one value per row. What is left
-    out comes from `generation_config`, and then from the model's own, as in HF. Without a seed, a
-    sampled row draws one at random and reports it in the result. One seed for all rows gives equal
-    prompts equal samples: pass `seed=list(range(B))` for B samples of one prompt.
+    out comes from `generation_config`, and then from the model's own, as in HF. A temperature above
+    0 samples and 0 is greedy, with `do_sample` or without it (HF ignores a temperature that is
+    passed alone). Without a seed, a sampled row draws one at random and reports it in the result.
+    One seed for all rows gives equal prompts equal samples: pass `seed=list(range(B))` for B
+    samples of one prompt.
 
     `num_return_sequences=n` makes n rows of each prompt. A prompt's seed s stands for s, s + 1, ...
     s + n - 1, and every other value of a prompt for all of its rows; a sequence of B n values sets
@@ -53,8 +55,9 @@ class GenerateOptions(TypedDict, total=False):
         max_new_tokens: the most that each row may get, >= 1. As in HF, 20 where neither call nor
             configuration sets a length.
         min_new_tokens: no end-of-sequence token is sampled before so many.
-        do_sample: whether to sample; `False` is greedy.
-        temperature: logits are divided by it; 0 is greedy.
+        do_sample: whether to sample, where no temperature says so; `False` is greedy, and refused
+            beside a temperature above 0.
+        temperature: logits are divided by it; above 0 it samples, 0 is greedy.
         top_k: only so many of the most likely tokens are sampled from; 0 for all.
         top_p: only the most likely tokens whose probabilities sum to this; 1 for all.
         min_p: only tokens at least this times as likely as the most likely one; 0 for all.

@@ -137,20 +137,28 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}
+    said = given.get("do_sample", getattr(given.get("generation_config"), "do_sample", None))
     config, given = _merged(model.generation_config, given)
-    if is_neutral and config.do_sample and config.top_k is None:
-        config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
     copies = config.num_return_sequences or 1
     rows = copies * len(input_ids)
     target.check_room(rows, input_ids.shape[1])  # before anything is made for each row
     warp = {name: _per_sequence(value, rows, copies) for name, value in warp.items()}
     Warp(rows, **warp)
+    hot = _any_above_zero(warp.get("temperature", 0))
+    if hot and said is False:
+        raise ValueError(
+            f"do_sample=False is greedy, and temperature={warp['temperature']!r} samples; leave "
+            "one of them out"
+        )
+    config.do_sample = hot or config.do_sample
+    if is_neutral and config.do_sample and config.top_k is None:
+        config.top_k = WARPS["top_k"]  # HF takes 50 for one that is not set
     if not config.do_sample:
         for name, value in warp.items():
-            if (name, value) != ("temperature", 0):
+            if name != "temperature":
                 raise ValueError(
-                    f"{name}={value!r} has no effect without sampling; pass do_sample=True with "
-                    "it, or leave it out"
+                    f"{name}={value!r} has no effect without sampling; pass a temperature above 0 "
+                    "or do_sample=True with it, or leave it out"
                 )
         warp = {}
     # HF applies a value of all rows among the other processors of a configuration. Only specdec
@@ -256,6 +264,10 @@ def _per_sequence(value, rows: int, copies: int):
         return value
     is_of_prompts = copies > 1 and len(value) * copies == rows
     return [item for item in value for _ in range(copies if is_of_prompts else 1)]
+
+
+def _any_above_zero(temperature: float | list[float]) -> bool:
+    return max(temperature if isinstance(temperature, list) else [temperature]) > 0
 
 
 def _split_warpers(

@@ -9,7 +9,7 @@ Python standard library and of the packages that specdec needs, and drafters for
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args, overload
 
 import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
@@ -19,13 +19,31 @@ from specdec.arguments import check_choice, shown
 from specdec.zoo.corpus import heldout_prompts
 
 if TYPE_CHECKING:
-    from specdec.drafters import Drafter
+    from specdec.drafters import (
+        Drafter,
+        EagleDrafter,
+        MaskTokenDrafter,
+        ModelDrafter,
+        MTPDrafter,
+        Tree,
+    )
+    from specdec.drafters.proposal import Kind
 
 __all__ = ["heldout_prompts", "load_drafter", "load_target", "load_tokenizer"]
 
 WEIGHTS_DIR = Path(__file__).parent / "weights"
-DRAFTERS = {"model": "draft", "eagle3": "eagle3", "mask-token": "mask_token", "mtp": "mtp"}
+Name = Literal["model", "eagle3", "mask-token", "mtp"]
+DRAFTERS = dict(zip(get_args(Name), ("draft", "eagle3", "mask_token", "mtp"), strict=True))
 """Folder of each drafter's weights, by its name."""
+
+
+class DrafterOptions(TypedDict, total=False):
+    """Options that all drafters of the zoo have, see `ModelDrafter` and `HeadDrafter`."""
+
+    num_draft_tokens: int
+    proposal: Kind
+    draft_temperature: float | None
+    tree: Tree | str | None
 
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -64,7 +82,52 @@ def load_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
 
 
-def load_drafter(name: str, target: LlamaForCausalLM | None = None, **kwargs: object) -> Drafter:
+@overload
+def load_drafter(
+    name: Literal["model"],
+    target: LlamaForCausalLM | None = None,
+    **options: Unpack[DrafterOptions],
+) -> ModelDrafter:
+    """An independent one-layer draft LM."""
+
+
+@overload
+def load_drafter(
+    name: Literal["eagle3"], target: LlamaForCausalLM, **options: Unpack[DrafterOptions]
+) -> EagleDrafter:
+    """An EAGLE-3 head."""
+
+
+@overload
+def load_drafter(
+    name: Literal["mask-token"], target: LlamaForCausalLM, **options: Unpack[DrafterOptions]
+) -> MaskTokenDrafter:
+    """A P-EAGLE head with a Markov correction."""
+
+
+@overload
+def load_drafter(
+    name: Literal["mtp"], target: LlamaForCausalLM, **options: Unpack[DrafterOptions]
+) -> MTPDrafter:
+    """Three prediction modules."""
+
+
+@overload
+def load_drafter(
+    name: str, target: LlamaForCausalLM | None = None, **options: Unpack[DrafterOptions]
+) -> Drafter:
+    """The drafter of a name that is known when the program runs."""
+
+
+def load_drafter(
+    name: str,
+    target: LlamaForCausalLM | None = None,
+    *,
+    num_draft_tokens: int = 4,
+    proposal: Kind = "sample",
+    draft_temperature: float | None = None,
+    tree: Tree | str | None = None,
+) -> Drafter:
     """Load one of the zoo's trained drafters.
 
     Args:
@@ -75,7 +138,7 @@ def load_drafter(name: str, target: LlamaForCausalLM | None = None, **kwargs: ob
             or "mtp", three prediction modules on the target's last hidden state.
         target: The model that `load_target` gave. Heads need it; "model" takes only its dtype and
             device.
-        **kwargs: Passed on to the drafter's class, `num_draft_tokens` for instance.
+        num_draft_tokens, proposal, draft_temperature, tree: As for the drafter's class.
 
     Returns:
         A drafter, ready for the generator.
@@ -86,6 +149,8 @@ def load_drafter(name: str, target: LlamaForCausalLM | None = None, **kwargs: ob
     """
     if name not in DRAFTERS:
         raise ValueError(f"the zoo has no drafter {name!r}; expected one of {', '.join(DRAFTERS)}")
+    options = {"proposal": proposal, "draft_temperature": draft_temperature, "tree": tree}
+    options["num_draft_tokens"] = num_draft_tokens
     # Imported here, so that models and prompts load without the rest of the library.
     from specdec.checkpoints.survey import family_of
     from specdec.drafters import ModelDrafter, head_drafters
@@ -96,13 +161,13 @@ def load_drafter(name: str, target: LlamaForCausalLM | None = None, **kwargs: ob
                 raise TypeError(f"target must be an HF model, got {shown(target)}")
     if name == "model":
         draft = _load_model(DRAFTERS[name], torch.float32 if target is None else target.dtype)
-        return ModelDrafter(draft if target is None else draft.to(target.device), **kwargs)
+        return ModelDrafter(draft if target is None else draft.to(target.device), **options)
     if target is None:
         raise ValueError(f"the drafter {name!r} reads its target's hidden states; pass the target")
     folder = _folder(DRAFTERS[name], holding="model.safetensors")
     heads = {drafter.family: drafter for drafter in head_drafters().values()}
     drafter = heads[family_of(folder, families=tuple(heads))].from_pretrained(
-        folder, target, **kwargs
+        folder, target, **options
     )
     return drafter.to(target.device, target.dtype)
 

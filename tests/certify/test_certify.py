@@ -192,10 +192,11 @@ def test_a_lossless_rule_without_thresholds_is_inconclusive_and_certified_by_dra
     assert report.passed
     assert not report.is_exact
     assert report.drawn.p_value > report.drawn.threshold
-    first, second, third = str(report).splitlines()
-    assert first.startswith("PASS  DrawAndCompare: by draws, 16384 texts in each of 12 worlds")
-    assert "enumeration is inconclusive: decisions are no thresholds" in second
-    assert f"detectable TV {report.drawn.detectable:.3f}" in third
+    said = " ".join(str(report).split())
+    assert said.startswith("PASS DrawAndCompare: by draws, 16384 texts in each of 12 worlds")
+    assert "enumeration is inconclusive: decisions are no thresholds" in said
+    assert f"detectable TV {report.drawn.detectable:.3f}" in said
+    assert "detectable TV: the total variation" in said
     assert report.drawn.detectable < 0.06
 
 
@@ -326,7 +327,7 @@ def test_what_happens_at_a_uniform_of_0_alone_is_said_so():
     few = {"sizes": TINY, "progress": soft}
     zeros = [f.text for f in certify(AtU(2.0**-52), **few).failures]
     assert zeros
-    assert all("impossible, emitted at u = 0, of " in text for text in zeros)
+    assert all("impossible, emitted at u = 0" in text for text in zeros)
     accepted = [f.text for f in certify(Mistaken("<= for <"), **few).failures]
     assert accepted
     assert all("emitted at u = 0" in text for text in accepted)

@@ -229,3 +229,51 @@ def test_the_law_of_huggingface_is_exact_and_a_uniform_of_zero_is_its_one_mistak
         return huggingface_rule(draft_tokens, draft_probs, target_probs, noise)
 
     assert certify(ForeignSampler(without_zero), sizes=((2, 1, 2),), progress=first_two).passed
+
+
+def speculative(*, often=1.0, residual=True, own_uniforms=True, bonus_row=-1):
+    """Speculative sampling of a row in plain Python, right as it stands."""
+
+    def mine(draft_tokens, draft_probs, target_probs, noise):
+        for i, token in enumerate(draft_tokens.tolist()):
+            u = noise.accept[i if own_uniforms else 0]
+            if not u * draft_probs[i, token] < often * target_probs[i, token]:
+                rest = (target_probs[i] - residual * draft_probs[i]).clamp(min=0)
+                rest = rest if rest.sum() > 0 else target_probs[i]
+                return [*draft_tokens[:i].tolist(), int(noise.draw(rest))]
+        return [*draft_tokens.tolist(), int(noise.draw(target_probs[bonus_row]))]
+
+    return ForeignSampler(mine)
+
+
+WRONG = [
+    (
+        {"often": 1.2},
+        "token 0 1 target 0.4000 0.6000 draft 0.2000 0.8000 accepted if drafted 1.0000 0.9000 "
+        "target after (0,) 0.8000 0.2000 draft token 1 is accepted with chance 0.9; a lossless "
+        "rule accepts it with target / draft = 0.75 at most",
+    ),
+    (
+        {"residual": False},
+        "accepted if drafted - 0.5000 target after (0,) 0.2000 0.8000 no token is accepted too "
+        "often, so the recovered token is wrong: after a rejection it must be drawn from target - "
+        "draft * chance to accept, normalised, which is max(0, target - draft) where the chance",
+    ),
+    ({"bonus_row": -2}, "the first token is right, so the bonus token is wrong"),
+    (
+        {"own_uniforms": False},
+        "usual causes: one uniform for two decisions (two draft tokens, or accepting and drawing)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("mistake", "said"), WRONG)
+def test_the_report_of_a_wrong_rule_of_ones_own_says_what_is_wrong_with_it(mistake, said):
+    sizes, few = ((2, 1, 4), (2, 2, 4)), {"progress": lambda batches: batches[:1] + batches[6:7]}
+    assert certify(speculative(), sizes=sizes, **few).passed
+    report = str(certify(speculative(**mistake), sizes=sizes, **few))
+    assert report.startswith("FAIL  mine: ")
+    assert max(map(len, report.splitlines())) <= 100
+    text = " ".join(report.split())
+    assert said in text
+    assert "a world is a small target and draft" in text

@@ -113,11 +113,31 @@ def test_lists_of_a_shape_are_lists(fields):
         Tree(**fields)
 
 
-@pytest.mark.parametrize("tree", [3, (7, 3), Tree, "32x5", True, False, {"nodes": 8}])
+@pytest.mark.parametrize("tree", [3, (7, 3), Tree, True, False, {"nodes": 8}])
 @pytest.mark.parametrize("name", ["model", "eagle3", "p-eagle", "mtp"])
 def test_what_is_no_tree_is_refused_with_how_one_is_written(name, tree):
-    with pytest.raises(TypeError, match=r"tree must be .* as Tree\(nodes=32, depth=5\), or None"):
+    with pytest.raises(
+        TypeError, match=r'tree must be Tree\(nodes=32, .*, "32x6" for the same, or'
+    ):
         make(name, tree=tree)
+
+
+@pytest.mark.parametrize("text", ["", "32", "x", "32x", "x6", "32x6x2", "-3x2", "3.5x2", "32 x 6"])
+def test_a_text_that_is_no_tree_is_refused_in_words(text):
+    with pytest.raises(ValueError, match="is no shape; write nodes and depth with an x"):
+        make("model", tree=text)
+    with pytest.raises(ValueError, match=r"Tree.nodes must be an integer >= 6"):
+        Tree.of("3x6")
+
+
+@pytest.mark.parametrize("name", ["model", "eagle3", "p-eagle"])
+def test_a_tree_may_be_written_as_on_the_command_line(name):
+    drafter = make(name, tree="6x3")
+    assert drafter.tree == Tree(nodes=6, depth=3)
+    assert (drafter.num_draft_tokens, drafter.tree_depth) == (6, 3)
+    drafter.tree = "8x2"
+    assert (drafter.num_draft_tokens, drafter.tree_depth) == (8, 2)
+    assert Tree.of(None) is None
 
 
 @pytest.mark.parametrize(
@@ -140,7 +160,7 @@ def test_another_tree_holds_from_the_next_call_on(name, other, graphs, do_sample
     assert drafter.num_draft_tokens == other.nodes
     assert found.sequences.equal(expected.sequences)
     assert repr(found.trace) == repr(expected.trace)
-    for wrong, kind in ((None, ValueError), ("6x3", TypeError)):
+    for wrong, kind in ((None, ValueError), (6, TypeError)):
         with pytest.raises(kind, match=r"between chains and trees|tree must be"):
             drafter.tree = wrong
     assert drafter.tree is other

@@ -88,7 +88,7 @@ CALLS = [
     ("max_new_tokens", {"max_new_tokens": 0}),
     ("min_new_tokens", {"min_new_tokens": -1}),
     ("min_new_tokens=5 is more", {"min_new_tokens": 5}),
-    ("temperature=0.7 has no effect", {"temperature": 0.7}),
+    ("temperature=0.7 samples", {"temperature": 0.7, "do_sample": False}),
     ("top_k=5 has no effect", {"top_k": 5}),
     ("num_return_sequences", {"num_return_sequences": 2}),
     ("'num_beams': specdec decodes greedily or", {"num_beams": 3}),

@@ -7,6 +7,7 @@ from operator import index
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_number
+from specdec.certify.chisquare import DETECTABLE
 from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.rows import RowsAudit, audit_rows
@@ -67,14 +68,14 @@ class RunReport:
             else f"{_verdict(self.rows)}    {self.rows}",
             f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.sampling}; "
             f"false alarm {self.false_alarm:.0e} over all tests",
-            "          prompt  tokens   texts  samples   p-value  detectable TV (99 % power)",
+            "          prompt  tokens   texts  samples   p-value  detectable TV",
         ]
         for test in self.tests:
             lines.append(
                 f"{_verdict(test)}      {test.prompt:>6}  {test.length:>6}  {test.num_cells:>6}  "
                 f"{test.num_samples:>7}  {test.p_value:>8.2g}  {test.detectable:.3f}"
             )
-        return "\n".join(lines)
+        return "\n".join([*lines, f"({DETECTABLE})"])
 
 
 def certify_generator(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,9 +10,15 @@ from specdec.arguments import check_choice, check_device, check_integer, check_n
 from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler
 from specdec.certify.sampler.draws import draw_tests
-from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
+from specdec.certify.sampler.enumeration import (
+    Flips,
+    find_flips,
+    joint_law,
+    mispredictions,
+)
 from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.races import find_races, wrong_winners
+from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
@@ -33,110 +38,6 @@ MOST_CELLS = 10**6
 """Worlds x texts x patterns of uniforms; some minutes of work."""
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Something that a lossless sampler does not do.
-
-    Args:
-        kind: `"law"`: a text does not have its probability. `"zero"`: a text of probability 0 is
-            emitted, if only at a single value of a uniform. `"decision"`: a race whose winner is
-            not the one that its own law predicts. `"draws"`: many texts that were drawn have
-            another law.
-        size: how far off; the largest is reported.
-        text: what, and where.
-    """
-
-    kind: str
-    size: float
-    text: str
-
-
-@dataclass(frozen=True)
-class DrawnEvidence:
-    """Why a sampler was tested by draws, and what these could see.
-
-    Args:
-        reason: why its law could not be enumerated.
-        num_draws: texts per world.
-        p_value: the smallest.
-        threshold: what no p-value must fall below.
-        false_alarm: chance that a lossless sampler fails one of the tests.
-        detectable: total variation in a world that is detected with 99 % power.
-    """
-
-    reason: str
-    num_draws: int
-    p_value: float
-    threshold: float
-    false_alarm: float
-    detectable: float
-
-
-@dataclass
-class SamplerReport:
-    """What exact enumeration found, or what tests by draws found where that is inconclusive.
-
-    Attributes:
-        name: of the sampler.
-        tolerance: for `deviation`.
-        deviation: largest difference between the probability of a text of K + 1 tokens and the
-            target's (for a race: of a token given its context).
-        total_variation: largest between the laws of such texts and the target's.
-        num_worlds: contexts tried.
-        num_paths: drafted paths tried.
-        failures: empty for a lossless sampler.
-        drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
-            `deviation` and `total_variation` are NaN.
-    """
-
-    name: str
-    tolerance: float
-    deviation: float = 0.0
-    total_variation: float = 0.0
-    num_worlds: int = 0
-    num_paths: int = 0
-    failures: list[Failure] = field(default_factory=list)
-    drawn: DrawnEvidence | None = None
-
-    @property
-    def passed(self) -> bool:
-        """Nothing was found."""
-        return not self.failures
-
-    @property
-    def is_exact(self) -> bool:
-        """The verdict is about the law itself, not about draws from it."""
-        return self.drawn is None
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        verdict = "PASS" if self.passed else "FAIL"
-        if self.drawn is None:
-            lines = [
-                f"{verdict}  {self.name}: exact law over {self.num_worlds} worlds, "
-                f"{self.num_paths} drafted paths",
-                f"      deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
-                f"total variation {self.total_variation:.1e}",
-            ]
-        else:
-            drawn = self.drawn
-            lines = [
-                f"{verdict}  {self.name}: by draws, {drawn.num_draws} texts in each of "
-                f"{self.num_worlds} worlds",
-                f"      enumeration is inconclusive: {drawn.reason}",
-                f"      smallest p-value {drawn.p_value:.1e} (threshold {drawn.threshold:.0e}, "
-                f"false alarm {drawn.false_alarm:.0e} over all tests), detectable TV "
-                f"{drawn.detectable:.3f} (99 % power)",
-            ]
-        for kind in dict.fromkeys(failure.kind for failure in self.failures):
-            found = [failure for failure in self.failures if failure.kind == kind]
-            worst = max(found, key=lambda failure: failure.size)
-            lines.append(f"      {kind}, {len(found)} times, worst: {worst.text}")
-        return "\n".join(lines)
 
 
 def certify_sampler(
@@ -211,39 +112,6 @@ def certify_sampler(
     return report
 
 
-def _examine_draws(
-    sampler: Sampler,
-    batches: Iterable[Worlds],
-    report: SamplerReport,
-    reason: str,
-    num_draws: int,
-    false_alarm: float,
-    device: torch.device,
-) -> SamplerReport:
-    """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
-    generator = torch.Generator().manual_seed(0)
-    options = {"num_draws": num_draws, "device": device, **_noise_of(sampler, ("races",))}
-    tests = [
-        (worlds, world, *test)
-        for worlds in batches
-        for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
-    ]
-    threshold, failures = false_alarm / len(tests), []
-    for worlds, world, p_value, _, (code, share, law) in tests:
-        if p_value < threshold:
-            text = (
-                f"{_text(worlds, code, len(worlds.target))} of {worlds.describe(world)} has "
-                f"share {share:.4f}, the target gives {law:.4f} (p-value {p_value:.1e})"
-            )
-            failures.append(Failure("draws", abs(share - law), text))
-    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
-    resolution = detectable_variation(num_draws, most, threshold)
-    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
-    report.deviation = report.total_variation = math.nan
-    report.num_worlds, report.failures, report.drawn = len(tests), failures, evidence
-    return report
-
-
 def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
@@ -267,33 +135,97 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
 
 
 def _examine_chances(
-    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device | str
+    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device
 ) -> str | None:
     """A sampler that accepts and resamples by uniforms; returns why enumeration is inconclusive,
     or `None`.
     """
     flips = find_flips(sampler, worlds, device=device, **_noise_of(sampler))
     wrong = mispredictions(sampler, flips, torch.Generator().manual_seed(0))
-    law, target = flips.completed_law(), joint_law(worlds.target)
     report.num_paths += len(flips.paths)
     if len(wrong):
-        return f"decisions are no thresholds of uniforms ({_undecided(flips.paths, wrong)})"
-
-    def describe(world: int, code: int, length: int = len(worlds.target), of: str = "") -> str:
-        return f"{_text(worlds, code, length)}{of} of {worlds.describe(world)}"
-
-    _compare(report, law, target, describe)
-    above_zero = flips.above_zero()
-    for n in range(1, len(worlds.target) + 1):
-        emitted = flips.emitted(n).flatten(1)
-        is_impossible = joint_law(worlds.target[:n]) == 0
-        for world, code in (is_impossible & (emitted > 0)).nonzero()[:1].tolist():
-            chance = emitted[world, code].item()
-            at_zero = not above_zero.emitted(n).flatten(1)[world, code] > 0
-            when = "at u = 0" if at_zero else f"with chance {chance:.2g}"
-            text = describe(world, code, n, f", impossible, emitted {when},")
-            report.failures.append(Failure("zero", chance, text))
+        return (
+            "decisions are no thresholds: a draft token is not accepted just where its own uniform "
+            f"is small, or the extra token not drawn by its own ({_undecided(flips.paths, wrong)})"
+        )
+    law, target = flips.completed_law(), joint_law(worlds.target)
+    length = len(worlds.target)
+    if (worst := _worst(report, law, target)) is not None:
+        says, text = _apart(law[worst], target[worst]), worlds.text_of(worst[1], length)
+        accept, cause = _one_decision(flips, worst[0], report.tolerance)
+        report.failures.append(_failure("law", *says, worlds, worst[0], text, accept, cause))
+    for world, code in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
+        text = worlds.text_of(code, length)
+        # The shortest beginning that is impossible, and all texts that begin so.
+        ends = range(1, length + 1)
+        codes = {n: code // worlds.vocab_size ** (length - n) for n in ends}
+        n = next(n for n in ends if joint_law(worlds.target[:n])[world, codes[n]] == 0)
+        chance, above_zero = (
+            some.completed_law()[world].view(worlds.vocab_size**n, -1)[codes[n]].sum().item()
+            for some in (flips, flips.above_zero())
+        )
+        when = f"with chance {chance:.2g}" if above_zero > 0 else "at u = 0"
+        says = f"is impossible, emitted {when}"
+        report.failures.append(_failure("zero", chance, says, worlds, world, text[:n]))
     return None
+
+
+def _examine_race(
+    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device
+) -> None:
+    """A sampler that races."""
+    races = find_races(sampler, worlds, device=device)
+    wrong = wrong_winners(sampler, races, torch.Generator().manual_seed(0))
+    paths, is_reached = races.paths, races.is_reached
+    report.num_paths += len(paths)
+    if len(wrong):
+        report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
+    law, target = races.law[is_reached], races.target()[is_reached]
+    row, index = is_reached.nonzero(as_tuple=True)
+
+    def add(kind: str, at: int, token: int, size: float, says: str) -> None:
+        code, depth = int(paths.prefix[row[at], index[at]]), paths.depths[index[at]]
+        text = *worlds.text_of(code, depth), token
+        world = int(paths.world[row[at]])
+        report.failures.append(_failure(kind, size, f"ends so: {says}", worlds, world, text))
+
+    if (worst := _worst(report, law, target)) is not None:
+        add("law", *worst, *_apart(law[worst], target[worst]))
+    for at, token in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
+        add("zero", at, token, law[at, token].item(), "the last token is impossible and can win")
+
+
+def _examine_draws(
+    sampler: Sampler,
+    batches: Iterable[Worlds],
+    report: SamplerReport,
+    reason: str,
+    num_draws: int,
+    false_alarm: float,
+    device: torch.device,
+) -> SamplerReport:
+    """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
+    generator = torch.Generator().manual_seed(0)
+    options = {"num_draws": num_draws, "device": device, **_noise_of(sampler, ("races",))}
+    tests = [
+        (worlds, world, *test)
+        for worlds in batches
+        for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
+    ]
+    threshold, failures = false_alarm / len(tests), []
+    for worlds, world, p_value, _, (code, share, law) in tests:
+        if p_value < threshold:
+            says = (
+                f"has {share:.4f} of the draws, the target gives {law:.4f} (p-value {p_value:.1e})"
+            )
+            text = worlds.text_of(code, len(worlds.target))
+            failures.append(_failure("draws", abs(share - law), says, worlds, world, text))
+    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
+    resolution = detectable_variation(num_draws, most, threshold)
+    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
+    report.deviation = report.total_variation = math.nan
+    report.num_worlds, report.failures, report.drawn = len(tests), failures, evidence
+    return report
 
 
 def _noise_of(sampler: Sampler, names: tuple[str, ...] = ("races", "bits")) -> dict[str, int]:
@@ -302,46 +234,72 @@ def _noise_of(sampler: Sampler, names: tuple[str, ...] = ("races", "bits")) -> d
     return {name: getattr(sampler, name) for name in names} if is_foreign else {}
 
 
-def _examine_race(
-    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device | str
-) -> None:
-    """A sampler that races."""
-    races = find_races(sampler, worlds, device=device)
-    wrong = wrong_winners(sampler, races, torch.Generator().manual_seed(0))
-    paths, is_reached = races.paths, races.is_reached
-    report.num_paths += len(paths)
-    row, index = is_reached.nonzero(as_tuple=True)
-
-    def describe(at: int, token: int) -> str:
-        context = _text(worlds, int(paths.prefix[row[at], index[at]]), paths.depths[index[at]])
-        return f"token {token} behind {context} of {worlds.describe(int(paths.world[row[at]]))}"
-
-    if len(wrong):
-        report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
-    law, target = races.law[is_reached], races.target()[is_reached]
-    _compare(report, law, target, describe)
-    for at, token in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
-        text = f"{describe(at, token)} is impossible and can win"
-        report.failures.append(Failure("zero", law[at, token].item(), text))
-
-
-def _compare(
-    report: SamplerReport, law: Tensor, target: Tensor, describe: Callable[[int, int], str]
-) -> None:
-    """Laws `[N, cells]` against the target's."""
+def _worst(report: SamplerReport, law: Tensor, target: Tensor) -> tuple[int, int] | None:
+    """Where laws `[N, cells]` are furthest from the target's, if by more than is tolerated."""
     off = (law - target).abs().nan_to_num(nan=torch.inf)
     report.deviation = max(report.deviation, off.max().item())
     report.total_variation = max(report.total_variation, off.sum(dim=1).max().item() / 2)
-    if off.max() > report.tolerance:
-        at, code = divmod(off.argmax().item(), off.shape[1])
-        size = off.max().item()
-        text = (
-            f"{describe(at, code)} has probability {law[at, code]:.6g}, "
-            f"the target gives {target[at, code]:.6g}: {size:.1e} apart"
+    return divmod(off.argmax().item(), off.shape[1]) if off.max() > report.tolerance else None
+
+
+def _apart(found: Tensor, expected: Tensor) -> tuple[float, str]:
+    """How far apart two probabilities are, and that in words."""
+    size = (found - expected).abs().item()
+    says = f"has probability {found:.6g}, the target gives {expected:.6g}: {size:.1e} apart"
+    if size <= TOLERANCE[torch.float32]:
+        says += ", as much as rounding to float32; dtype=torch.float32 allows for it"
+    return size, says
+
+
+def _failure(
+    kind: str,
+    size: float,
+    says: str,
+    worlds: Worlds,
+    world: int,
+    text: tuple[int, ...],
+    accept: dict[str, Tensor] | None = None,
+    cause: str | None = None,
+) -> Failure:
+    where = f"text {text} of {worlds.describe(world)} {says}"
+    table = worlds.table(world, text, accept or {})
+    return Failure(kind, size, where, worlds.num_draft_tokens, table, cause)
+
+
+def _one_decision(
+    flips: Flips, world: int, tolerance: float
+) -> tuple[dict[str, Tensor], str | None]:
+    """Of a world with one draft token the chances `[V]` to accept each, and which decision is
+    wrong: only so much can be made good afterwards.
+    """
+    paths, worlds = flips.paths, flips.paths.worlds
+    if worlds.num_draft_tokens != 1:
+        return {}, None
+    if worlds.num_valid and not worlds.num_valid[world]:
+        return {}, "nothing is drafted here: the one token must be drawn from the target"
+    here, target = paths.world == world, worlds.target[0][world, 0]
+    draft = worlds.draft[0][world, 0].double()
+    accept = torch.full_like(target, torch.nan)
+    accept[paths.tokens[here, 0]] = flips.accept[here, 0]
+    chances, most = {"accepted if drafted": accept}, (target / draft).clamp(max=1)
+    over = (accept - most).nan_to_num(nan=-1)
+    if (over > tolerance).any():
+        token = over.argmax().item()
+        return chances, (
+            f"draft token {token} is accepted with chance {accept[token]:.4g}; a lossless rule "
+            f"accepts it with target / draft = {most[token]:.4g} at most"
         )
-        if size <= TOLERANCE[torch.float32]:
-            text += ", as much as rounding to float32; dtype=torch.float32 allows for it"
-        report.failures.append(Failure("law", size, text))
+    first = flips.completed_law()[world].view(len(target), -1).sum(dim=1)
+    if (first - target).abs().max() > tolerance:
+        return chances, (
+            "no token is accepted too often, so the recovered token is wrong: after a rejection it "
+            "must be drawn from target - draft * chance to accept, normalised, which is "
+            "max(0, target - draft) where the chance is min(1, target / draft)"
+        )
+    return chances, (
+        "the first token is right, so the bonus token is wrong: after an accepted token it must be "
+        "drawn from the target's next row"
+    )
 
 
 def _undecided(paths: Paths, rows: Tensor) -> str:
@@ -349,8 +307,3 @@ def _undecided(paths: Paths, rows: Tensor) -> str:
         f"{len(rows)} rows at random noise are not what bisection predicts, the first is "
         f"{paths.describe(rows[0])}"
     )
-
-
-def _text(worlds: Worlds, code: int, length: int) -> str:
-    digits = [code // worlds.vocab_size**i % worlds.vocab_size for i in range(length)]
-    return f"text {tuple(reversed(digits))}"

@@ -94,6 +94,29 @@ class Worlds:
         sizes += f", parents {self.parents}" if self.parents else ""
         return f"{self.name} ({sizes}{valid}{warp}), world {world}"
 
+    def text_of(self, code: int, length: int) -> tuple[int, ...]:
+        """The text of a number in base V."""
+        return tuple(code // self.vocab_size**i % self.vocab_size for i in range(length))[::-1]
+
+    def table(self, world: int, text: tuple[int, ...], more: dict[str, Tensor]) -> tuple[str, ...]:
+        """Lines with the laws `[V]` of one world along a text, and more such rows after the first
+        draft's.
+        """
+        rows, code = {}, 0
+        for i, token in enumerate(text):
+            after = f" after {text[:i]}" if i else ""
+            rows[f"target{after}"] = self.target[i][world, code]
+            if i < min(len(self.draft), self.num_valid[world] if self.num_valid else i + 1):
+                rows[f"draft{after}"] = self.draft[i][world, code]
+            rows |= {} if i else more
+            code = code * self.vocab_size + token
+        width = max(map(len, rows))
+        lines = [f"{'token':{width}}" + "".join(f"{v:9}" for v in range(self.vocab_size))]
+        for name, row in rows.items():
+            cells = ("-" if v != v else f"{v:.4f}" for v in row.tolist())
+            lines.append(f"{name:{width}}" + "".join(f"{cell:>9}" for cell in cells))
+        return tuple(lines)
+
 
 def standard_worlds(
     sizes: tuple[tuple[int, int, int], ...],

@@ -1,0 +1,147 @@
+"""What `certify_sampler` found, in words and numbers."""
+
+from dataclasses import dataclass, field
+from textwrap import fill
+
+from specdec.certify.chisquare import DETECTABLE
+
+MEANING = {
+    "law": "a text does not have its probability under the target",
+    "zero": "a text of probability 0 under the target is emitted",
+    "decision": "a race is won by another token than its own distribution predicts",
+    "draws": "the shares of drawn texts are not the target's probabilities",
+}
+"""Of each kind of failure."""
+
+USUAL_CAUSES = {
+    "law": (
+        "a draft token accepted more often than target / draft; a recovered token that is not "
+        "drawn from max(0, target - draft), normalised; a bonus token from another row of the "
+        "target; one uniform for two decisions"
+    ),
+    "zero": (
+        "`<=` in place of `<` in u * draft < target; a quotient target / draft >= u, which accepts "
+        "at u = 0; a recovered or bonus token of another row of the target, or without its "
+        "truncation (top-k, top-p)"
+    ),
+    "decision": "another position's noise, or a winner that depends on what was drafted",
+    "draws": (
+        "one uniform for two decisions (two draft tokens, or accepting and drawing); a draft token "
+        "accepted where its uniform is large; random numbers besides those of the noise"
+    ),
+}
+"""Of each kind of failure, where the numbers of a world do not say more."""
+
+WORLD = "a world is a small target and draft, tables of which all probabilities are known"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that a lossless sampler does not do.
+
+    Args:
+        kind: `"law"`: a text does not have its probability. `"zero"`: a text of probability 0 is
+            emitted, if only at a single value of a uniform. `"decision"`: a race whose winner is
+            not the one that its own law predicts. `"draws"`: many texts that were drawn have
+            another law.
+        size: how far off.
+        text: what, and where.
+        width: draft tokens of the world; a report shows the failure with the fewest.
+        table: lines with the world's distributions.
+        cause: what they say of the rule, where they decide it.
+    """
+
+    kind: str
+    size: float
+    text: str
+    width: int = 0
+    table: tuple[str, ...] = ()
+    cause: str | None = None
+
+
+@dataclass(frozen=True)
+class DrawnEvidence:
+    """Why a sampler was tested by draws, and what these could see.
+
+    Args:
+        reason: why its law could not be enumerated.
+        num_draws: texts per world.
+        p_value: the smallest.
+        threshold: what no p-value must fall below.
+        false_alarm: chance that a lossless sampler fails one of the tests.
+        detectable: total variation in a world that is detected with 99 % power.
+    """
+
+    reason: str
+    num_draws: int
+    p_value: float
+    threshold: float
+    false_alarm: float
+    detectable: float
+
+
+@dataclass
+class SamplerReport:
+    """What exact enumeration found, or what tests by draws found where that is inconclusive.
+
+    Attributes:
+        name: of the sampler.
+        tolerance: for `deviation`.
+        deviation: largest difference between the probability of a text of K + 1 tokens and the
+            target's (for a race: of a token given its context).
+        total_variation: largest between the laws of such texts and the target's.
+        num_worlds: contexts tried.
+        num_paths: drafted paths tried.
+        failures: empty for a lossless sampler.
+        drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
+            `deviation` and `total_variation` are NaN.
+    """
+
+    name: str
+    tolerance: float
+    deviation: float = 0.0
+    total_variation: float = 0.0
+    num_worlds: int = 0
+    num_paths: int = 0
+    failures: list[Failure] = field(default_factory=list)
+    drawn: DrawnEvidence | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was found."""
+        return not self.failures
+
+    @property
+    def is_exact(self) -> bool:
+        """The verdict is about the law itself, not about draws from it."""
+        return self.drawn is None
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def __str__(self) -> str:
+        drawn, lines = self.drawn, []
+        if drawn is None:
+            tried = f"exact law over {self.num_worlds} worlds, {self.num_paths} drafted paths"
+            lines.append(
+                f"deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
+                f"total variation {self.total_variation:.1e}"
+            )
+        else:
+            tried = f"by draws, {drawn.num_draws} texts in each of {self.num_worlds} worlds"
+            lines.append(f"enumeration is inconclusive: {drawn.reason}")
+            lines.append(
+                f"smallest p-value {drawn.p_value:.1e} (threshold {drawn.threshold:.0e}, false "
+                f"alarm {drawn.false_alarm:.0e} over all tests), detectable TV "
+                f"{drawn.detectable:.3f}"
+            )
+        for kind in dict.fromkeys(failure.kind for failure in self.failures):
+            found = [failure for failure in self.failures if failure.kind == kind]
+            shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
+            lines.append(f"{kind} ({len(found)} found): {MEANING[kind]}. In the smallest world:")
+            lines += [shown.text, *(f"    {line}" for line in shown.table)]
+            lines.append(shown.cause or f"usual causes: {USUAL_CAUSES[kind]}")
+        lines.append(f"({WORLD}{'' if drawn is None else f'; {DETECTABLE}'})")
+        options = {"width": 100, "initial_indent": " " * 6, "subsequent_indent": " " * 8}
+        wrapped = [fill(line, **options, replace_whitespace=False) for line in lines]
+        return "\n".join([f"{'PASS' if self.passed else 'FAIL'}  {self.name}: {tried}", *wrapped])

@@ -1,0 +1,60 @@
+"""Signatures that editors and notebooks complete: real names and defaults, and the class that a
+name leads to.
+"""
+
+import inspect
+import tomllib
+from pathlib import Path
+from typing import get_args, get_overloads
+
+import pytest
+import torch
+
+import specdec
+from specdec import certify, zoo
+from specdec.certify import ForeignBatchSampler, ForeignSampler, certify_generator, certify_sampler
+
+WAYS = {"Sampler": certify_sampler, "SpeculativeGenerator": certify_generator}
+
+
+def keywords_of(function):
+    found = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
+
+
+@pytest.mark.parametrize("one", get_overloads(certify.certify))
+def test_each_way_into_certify_has_the_parameters_of_its_function_and_a_docstring(one):
+    way = WAYS[one.__annotations__["subject"]]
+    assert keywords_of(one) == keywords_of(way)
+    assert one.__annotations__["return"] == way.__annotations__["return"].__name__
+    assert way.__name__ in one.__doc__
+
+
+def test_a_notebook_completes_the_options_of_both_ways():
+    both = keywords_of(certify_sampler) | keywords_of(certify_generator)
+    for subject in (specdec.certify, certify.certify):
+        assert keywords_of(subject) == both
+        assert [*inspect.signature(subject).parameters][:2] == ["subject", "prompts"]
+
+
+def test_names_of_the_zoo_are_literals_and_lead_to_their_classes():
+    assert get_args(zoo.Name) == tuple(zoo.DRAFTERS)
+    target = zoo.load_target(dtype=torch.bfloat16)
+    *named, any_name = get_overloads(zoo.load_drafter)
+    assert len(named) == len(zoo.DRAFTERS)
+    assert any_name.__annotations__["name"] == "str"
+    for one, name in zip(named, zoo.DRAFTERS, strict=True):
+        assert one.__annotations__["name"] == f"Literal[{name!r}]"
+        drafter = zoo.load_drafter(name, target, tree=None if name == "mtp" else "4x2")
+        assert one.__annotations__["return"] == type(drafter).__name__
+    assert keywords_of(zoo.load_drafter).keys() == zoo.DrafterOptions.__annotations__.keys()
+
+
+def test_a_foreign_sampler_and_a_batch_of_it_take_the_same():
+    assert keywords_of(ForeignSampler) == keywords_of(ForeignBatchSampler)
+
+
+def test_the_package_says_that_it_has_types():
+    assert (Path(specdec.__file__).parent / "py.typed").is_file()
+    project = tomllib.loads((Path(specdec.__file__).parents[1] / "pyproject.toml").read_text())
+    assert "py.typed" in project["tool"]["setuptools"]["package-data"]["specdec"]
