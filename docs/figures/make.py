@@ -1,6 +1,5 @@
-"""Makes the figures of the docs from `figures.toml` and the zoo: `python make.py [NAME ...]`.
-
-Needs `pip install 'specdec-torch[plots]'`. White grounds look alike on light and dark pages.
+"""Makes the figures of the docs from `figures.toml` and the zoo: `python make.py [NAME ...]`. Needs
+`pip install 'specdec-torch[plots]'`. White grounds look alike on light and dark pages.
 """
 
 import re
