@@ -68,11 +68,13 @@ def names_of(page: str, index: int) -> dict:
 
 @pytest.mark.parametrize(("page", "index"), SNIPPETS)
 def test_every_snippet_runs_alone(page, index):
+    if "from peft import" in blocks(page)[index]:
+        pytest.importorskip("peft")
     assert names_of(page, index).keys() > PATHS.keys()
 
 
 def test_the_readme_is_short_and_has_a_snippet_for_each_use():
-    assert len(PAGES["README.md"].splitlines()) <= 200
+    assert len(PAGES["README.md"].split()) <= 1000
     assert len(SNIPPETS) >= 15
 
 
