@@ -28,7 +28,7 @@ SERIES = ["#3b6fb6", "#d98c3f", "#999999"]
 def diagram(*, boxes: list, arrows: list) -> None:
     """Boxes with arrows between them; a text without a colour has no box."""
     top = max(y for _, y, *_ in boxes)
-    ax = plt.figure(figsize=(9.4, 0.9 + top)).add_axes((0, 0, 1, 1), frameon=False)
+    ax = plt.figure(figsize=(8.2, 0.9 + top)).add_axes((0, 0, 1, 1), frameon=False)
     ax.set(xlim=(-0.5, 10), ylim=(-0.4, top + 0.5), xticks=[], yticks=[])
     drawn = []
     for x, y, text, *colour in boxes:
