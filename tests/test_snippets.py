@@ -78,6 +78,11 @@ def test_the_readme_is_short_and_has_a_snippet_for_each_use():
     assert len(SNIPPETS) >= 15
 
 
+def test_the_study_that_a_page_shows_is_the_file_that_its_command_runs():
+    (shown,) = blocks("which.md", "toml")
+    assert shown == (ROOT / "docs/which.toml").read_text(encoding="utf-8")
+
+
 def drafts_and_writes_plain_text(generator, tokenizer):
     """Inputs and result of three prompts, whose text is that of plain decoding."""
     inputs = tokenizer(zoo.heldout_prompts(3), return_tensors="pt", padding=True)
