@@ -88,3 +88,20 @@ def test_every_cell_about_others_has_its_source_and_ours_exist():
     for name in (name for name in rows if name.startswith("s")):
         for path in re.findall(r"`([^`]+)`", rows[name]):
             assert (DOCS.parent / path).exists()
+
+
+PROSE = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_pictures_exist_are_small_and_say_in_words_what_they_show(page):
+    for words, path in re.findall(r"!\[([^]]*)\]\((.*?)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / path).stat().st_size < 60_000, path
+        assert len(words.split()) > 8, path
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: page.name)
+def test_tables_of_more_than_12_rows_are_folded(page):
+    text = re.sub(r"<details.*?</details>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)
+    assert [table[:80] for table in tables if table.count("\n") > 2 + 12] == []

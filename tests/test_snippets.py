@@ -68,12 +68,19 @@ def names_of(page: str, index: int) -> dict:
 
 @pytest.mark.parametrize(("page", "index"), SNIPPETS)
 def test_every_snippet_runs_alone(page, index):
+    if "from peft import" in blocks(page)[index]:
+        pytest.importorskip("peft")
     assert names_of(page, index).keys() > PATHS.keys()
 
 
 def test_the_readme_is_short_and_has_a_snippet_for_each_use():
-    assert len(PAGES["README.md"].splitlines()) <= 200
+    assert len(PAGES["README.md"].split()) <= 1000
     assert len(SNIPPETS) >= 15
+
+
+def test_the_study_that_a_page_shows_is_the_file_that_its_command_runs():
+    (shown,) = blocks("which.md", "toml")
+    assert shown == (ROOT / "docs/which.toml").read_text(encoding="utf-8")
 
 
 def drafts_and_writes_plain_text(generator, tokenizer):

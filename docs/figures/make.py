@@ -1,0 +1,120 @@
+"""Makes the figures of the docs from `figures.toml` and the zoo: `python make.py [NAME ...]`. Needs
+`pip install 'specdec-torch[plots]'`. White grounds look alike on light and dark pages.
+"""
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.terminal_theme import DEFAULT_TERMINAL_THEME
+from rich.text import Text
+
+from specdec import BlockSampler, Draft, SpeculativeGenerator, Warp, evaluate, zoo
+from specdec.evaluation import plots
+from specdec.samplers import Noise
+
+FOLDER = Path(__file__).parent
+TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
+KINDS = {"accepted": "#bfe8bf", "recovered": "#f6c1c1", "bonus": "#bcd4f6"}
+BOXES = {**KINDS, "target": "#c9dcf5", "draft": "#f5dcc0", "plain": "#ececec"}
+SERIES = ["#3b6fb6", "#d98c3f", "#999999"]
+
+
+def diagram(*, boxes: list, arrows: list) -> None:
+    """Boxes with arrows between them; a text without a colour has no box."""
+    top = max(y for _, y, *_ in boxes)
+    ax = plt.figure(figsize=(8.2, 0.9 + top)).add_axes((0, 0, 1, 1), frameon=False)
+    ax.set(xlim=(-0.5, 10), ylim=(-0.4, top + 0.5), xticks=[], yticks=[])
+    drawn = []
+    for x, y, text, *colour in boxes:
+        box = (
+            {"boxstyle": "round,pad=0.4", "fc": BOXES[colour[0]], "ec": "#777"} if colour else None
+        )
+        drawn.append(ax.text(x, y, text, ha="center", va="center", bbox=box))
+    for start, end in arrows:
+        ends = {"patchA": drawn[start].get_bbox_patch(), "patchB": drawn[end].get_bbox_patch()}
+        places = drawn[end].get_position(), drawn[start].get_position()
+        ax.annotate("", *places, arrowprops={"arrowstyle": "->", "color": "#555", **ends})
+
+
+def bars(*, panels: dict, xlabel: str, series: tuple = ("",), start: float = 0) -> None:
+    """Horizontal bars, a number for each of the series."""
+    figure = plt.figure(figsize=(4.7 * max(len(panels), 1.4), 2.6), layout="constrained")
+    for index, (title, values) in enumerate(panels.items(), start=1):
+        ax = figure.add_subplot(1, len(panels), index)
+        frame = pd.DataFrame(values, index=series).iloc[::-1, ::-1].T
+        look = {"title": title, "xlabel": xlabel, "width": 0.8, "legend": len(series) > 1}
+        look |= {"xlim": (start, 1.15 * frame.max().max()), "color": SERIES[: len(series)][::-1]}
+        for container in frame.plot.barh(ax=ax, **look).containers:
+            ax.bar_label(container, padding=2, fmt="{:.3g}")
+
+
+def drafters(*, heads: dict[str, str], series: list[str], **look) -> None:
+    """Acceptance lengths from the cards of the zoo's folders."""
+    values = {}
+    for name, folder in heads.items():
+        card = pd.read_json(zoo.WEIGHTS_DIR / folder / "card.json", typ="series")
+        values[name] = [card.acceptance[at]["acceptance_length"] for at in series]
+    bars(panels={"": values}, series=series, **look)
+
+
+def coloured(*, prompts: list[str], options: dict) -> str:
+    """The texts of a call, each token in the colour of its origin."""
+    generator = SpeculativeGenerator(TARGET, zoo.load_drafter("eagle3", TARGET))
+    inputs = TOKENIZER(prompts, return_tensors="pt", padding=True)
+    result = generator.generate(**inputs, do_sample=True, tokenizer=TOKENIZER, **options)
+    parts = []
+    for row, prompt in enumerate(prompts):
+        text = [(piece, f"black on {KINDS[kind]}") for piece, kind in result.pieces(row)]
+        parts += [(prompt, "bold"), *text, "\n\n"]
+    legend = [(f" {kind} ", f"black on {colour}") for kind, colour in KINDS.items()]
+    emitted, steps = sum(result.stats.emitted), sum(result.stats.steps)
+    console = Console(record=True, width=80, stderr=True)
+    console.print(Text.assemble(*parts, *legend, f"  {emitted} tokens in {steps} target passes"))
+    svg = console.export_svg(title="", theme=DEFAULT_TERMINAL_THEME, unique_id="text")
+    return re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL)  # a page asks no other host
+
+
+def evaluation(*, names: list[str], options: dict) -> None:
+    """What `plots.acceptance_by_position` draws, of some drafters."""
+    drafters = {name: zoo.load_drafter(name, TARGET, num_draft_tokens=6) for name in names}
+    generators = {name: SpeculativeGenerator(TARGET, each) for name, each in drafters.items()}
+    options |= {"prompts": zoo.heldout_prompts(24), "tokenizer": TOKENIZER}
+    plots.acceptance_by_position({n: evaluate(g, **options) for n, g in generators.items()})
+
+
+def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:
+    """The first token of a lossless rule and of the guide's lossy one, by `rows` draws."""
+    names, guide = {}, (FOLDER.parent / "own-sampler.md").read_text(encoding="utf-8")
+    exec(guide.split("```python\n")[1].split("print(certify")[0], names)
+    p, q = torch.tensor(target), torch.tensor(draft)
+    noise = Noise(list(range(rows))).at(torch.zeros(rows, dtype=torch.long), width=2)
+    tokens = torch.multinomial(q, rows, True, generator=torch.Generator().manual_seed(0))
+    call = Draft(tokens[:, None], q.expand(rows, 1, -1)), p.log().expand(rows, 2, -1), Warp(rows)
+    rules = BlockSampler(), names["LenientSampler"](1.5)
+    firsts = [rule(*call, noise).tokens[:, 0].bincount() / rows for rule in rules]
+    shares = enumerate(torch.stack([*firsts, p], dim=1).tolist())
+    values = {f"token {index}": each for index, each in shares}
+    bars(panels={"": values}, **look)
+
+
+def main() -> None:
+    """Makes the figures that are named, or all; the same bytes from the same numbers."""
+    kinds = tomllib.loads((FOLDER / "figures.toml").read_text(encoding="utf-8"))
+    plt.rcParams |= kinds.pop("style")
+    for kind, figures in kinds.items():
+        for name in figures.keys() & (sys.argv[1:] or figures):
+            path = FOLDER / f"{name}.svg"
+            if svg := globals()[kind](**figures[name]):
+                path.write_text(svg, encoding="utf-8")
+            else:
+                plt.savefig(path, bbox_inches="tight", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
