@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +17,11 @@ from specdec.arguments import check_integer
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.show.table import need
-from specdec.show.trace import trace_html
+from specdec.trace.page import page_of
 from specdec.types import depths_of
 
 _FORMAT = "specdec.trace/2"
+_SHOWN_ROWS = 8
 _OF_STEP = [field.name for field in dataclasses.fields(RowStep)]
 
 
@@ -113,7 +115,7 @@ class Trace(Sequence):
         >>> trace = generator.generate(ids, max_new_tokens=8, trace=True).trace
         >>> len(trace), len(trace[0]) == len(trace.numbers[0])
         (1, True)
-        >>> trace.with_tokenizer(tokenizer)._repr_html_().startswith("<div")
+        >>> trace.with_tokenizer(tokenizer)._repr_html_().startswith("<iframe")
         True
     """
 
@@ -167,7 +169,8 @@ class Trace(Sequence):
         verdicts[drafted] = "bonus"
         parents = step.parents or range(-1, drafted - 1)
         depths = [*depths_of(parents)[1:], len(accepted) + 1]
-        kept = [*(numbers.target_probs[node] for node in accepted), numbers.extra_target_prob]
+        target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
+        draft_probs = [*(numbers.draft_probs[n] for n in accepted), numbers.extra_draft_prob]
         columns = {
             "draft_token": step.draft_tokens,
             "draft_prob": numbers.draft_probs,
@@ -190,7 +193,8 @@ class Trace(Sequence):
                 "parent": above,
                 "verdict": verdicts.get(node, "unread"),
                 "new_token": step.new_tokens[at] if is_new else None,
-                "new_target_prob": kept[at] if is_new else None,
+                "new_target_prob": target_probs[at] if is_new else None,
+                "new_draft_prob": draft_probs[at] if is_new else None,
                 "target_entropy": numbers.target_entropies[above + 1],
                 **own,
                 **times,
@@ -268,17 +272,58 @@ class Trace(Sequence):
         steps.append(step)
         self.numbers[row].append(numbers)
 
-    def html(self, tokenizer: Any = None) -> str:
-        """The text as HTML: each token coloured by its origin (draft position, recovered, bonus),
-        its numbers under the pointer.
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        tokenizer: Any = None,
+        rows: Iterable[int] | None = None,
+        steps: range | None = None,
+    ) -> None:
+        """Writes the text as one page for a browser, which needs no network: each token coloured by
+        how it came (draft position, recovered, bonus), with its numbers under the pointer.
 
         Args:
+            path: of the page.
             tokenizer: of the target; by default the trace's own, without which ids are shown.
+            rows: those to show; all by default.
+            steps: those to show, `range(10, 20)` for instance; all by default. The text before them
+                is shown as part of the prompt.
+
+        Raises:
+            ValueError: rows or steps that the trace does not have.
+
+        Example:
+            >>> Trace([], [], [], []).to_html("/dev/null")
         """
-        return trace_html(self, self.tokenizer if tokenizer is None else tokenizer)
+        part = self._part(rows, steps)
+        page = page_of(part, self.tokenizer if tokenizer is None else tokenizer)
+        Path(path).write_text(page, encoding="utf-8")
+
+    def _part(self, rows: Iterable[int] | None, steps: range | None) -> Self:
+        """The same trace, in which other rows have no steps."""
+        rows = range(len(self)) if rows is None else rows
+        chosen = {check_integer("a row of the trace", row, 0, len(self) - 1) for row in rows}
+        steps = range(len(self.times)) if steps is None else steps
+        if not isinstance(steps, range) or steps.step != 1:
+            raise ValueError(f"steps must be a range such as range(10, 20), got {steps!r}")
+        for step in (steps.start, steps.stop - 1) if self.times else ():
+            check_integer("a step of the trace", step, 0, len(self.times) - 1)
+        part = slice(steps.start, steps.stop)
+        kept = [own if row in chosen else [] for row, own in enumerate(self.steps)]
+        before = [[t for step in own[: steps.start] for t in step.new_tokens] for own in kept]
+        return dataclasses.replace(
+            self,
+            steps=[own[part] for own in kept],
+            numbers=[own[part] if row in chosen else [] for row, own in enumerate(self.numbers)],
+            prompts=[prompt + more for prompt, more in zip(self.prompts, before, strict=True)],
+        )
 
     def _repr_html_(self) -> str:
-        return self.html()
+        """The page of the first rows, in a frame."""
+        page = page_of(self._part(range(min(len(self), _SHOWN_ROWS)), None), self.tokenizer)
+        style = "width:100%;height:36em;border:0"
+        return f'<iframe srcdoc="{escape(page)}" style="{style}"></iframe>'
 
     def __repr__(self) -> str:
         tokens = sum(len(step.new_tokens) for row in self.steps for step in row)
