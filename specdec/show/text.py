@@ -76,18 +76,13 @@ def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[tuple[str, int]]:
     Yields:
         Text, and the index of the first token that it belongs to. A token that only begins a
         character is shown with the token that completes it.
-
-    Example:
-        >>> list(pieces(None, [7, 9]))
-        [('7 ', 0), ('9 ', 1)]
     """
 
     def decode(some: list[int]) -> str:
+        if tokenizer is None:
+            return "".join(f"{token} " for token in some)
         return tokenizer.decode(some, clean_up_tokenization_spaces=False)
 
-    if tokenizer is None:
-        yield from ((f"{token} ", index) for index, token in enumerate(tokens))
-        return
     # A token's text may depend on there being one before it: what stands before is decoded, too.
     before, own, first, text = [], [], 0, ""
     for token in tokens:

@@ -63,8 +63,7 @@ class StepNumbers:
         if self.accept_draws is not None:
             sizes["accept_draws"] = drafted
         for name, size in sizes.items():
-            found = len(getattr(self, name))
-            if found != size:
+            if (found := len(getattr(self, name))) != size:
                 raise ValueError(f"{name} has {found} numbers for {drafted} draft tokens")
 
 
@@ -132,9 +131,6 @@ class Trace(Sequence):
     def __getitem__(self, row):
         return self.steps[row]
 
-    def __iter__(self) -> Iterator[list[RowStep]]:
-        return iter(self.steps)
-
     def with_tokenizer(self, tokenizer: Any) -> Self:
         """The same trace, shown as text instead of ids.
 
@@ -153,58 +149,51 @@ class Trace(Sequence):
         is the depth of a node, and `parent` the node that it hangs on; all children of the last
         accepted node are `"rejected"`, and the recovered token stands beside the first of them.
         """
-        return [
-            record
-            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True))
-            for step, their in zip(steps, numbers, strict=True)
-            for record in self._records_of(row, step, their)
-        ]
+        return [record for each in self._each_step() for record in self._records_of(*each)]
+
+    def _each_step(self) -> Iterator[tuple[int, RowStep, StepNumbers]]:
+        for row, of_row in enumerate(zip(self.steps, self.numbers, strict=True)):
+            yield from ((row, step, numbers) for step, numbers in zip(*of_row, strict=True))
 
     def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
         accepted, drafted = step.accepted, len(step.draft_tokens)
-        places = {node: at for at, node in enumerate([*accepted, *step.rejected[:1]])}
-        if not step.rejected:
-            places[drafted] = len(accepted)  # the bonus token, after all draft tokens
+        parents = [*(step.parents or range(-1, drafted - 1)), accepted[-1] if accepted else -1]
+        depths = depths_of(parents)[1:]  # the last is a bonus token's, which follows all drafted
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"
-        parents = step.parents or range(-1, drafted - 1)
-        depths = [*depths_of(parents)[1:], len(accepted) + 1]
         target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
         draft_probs = [*(numbers.draft_probs[n] for n in accepted), numbers.extra_draft_prob]
-        columns = {
+        kept = [*accepted, *(step.rejected[:1] or [drafted])]
+        new = zip(step.new_tokens, target_probs, draft_probs, strict=False)  # a row may be cut
+        new_at = dict(zip(kept, new, strict=False))
+        of_draft = {
             "draft_token": step.draft_tokens,
             "draft_prob": numbers.draft_probs,
             "target_prob": numbers.target_probs,
             "accept_draw": numbers.accept_draws or [],
             "draft_entropy": numbers.draft_entropies,
         }
-        times = vars(self.times[numbers.step])
         for node in range(drafted + (not step.rejected)):
-            at, index = places.get(node, len(step.new_tokens)), depths[node]
-            is_new = at < len(step.new_tokens)
-            last = accepted[-1] if accepted else -1
-            above = last if node == drafted else parents[node]
-            own = {n: values[node] if node < len(values) else None for n, values in columns.items()}
+            new_token, new_target_prob, new_draft_prob = new_at.get(node, (None, None, None))
             yield {
                 "row": row,
                 "step": numbers.step,
-                "index": index,
-                "position": numbers.position + index,
-                "parent": above,
+                "index": depths[node],
+                "position": numbers.position + depths[node],
+                "parent": parents[node],
                 "verdict": verdicts.get(node, "unread"),
-                "new_token": step.new_tokens[at] if is_new else None,
-                "new_target_prob": target_probs[at] if is_new else None,
-                "new_draft_prob": draft_probs[at] if is_new else None,
-                "target_entropy": numbers.target_entropies[above + 1],
-                **own,
-                **times,
+                "new_token": new_token,
+                "new_target_prob": new_target_prob,
+                "new_draft_prob": new_draft_prob,
+                "target_entropy": numbers.target_entropies[parents[node] + 1],
+                **{n: own[node] if node < len(own) else None for n, own in of_draft.items()},
+                **vars(self.times[numbers.step]),
             }
 
     def to_frame(self):
         """`to_records` as a pandas frame."""
         pandas = need("pandas", "to_frame()")
-        frame = pandas.DataFrame(self.to_records())
-        whole = ["draft_token", "new_token"]
+        frame, whole = pandas.DataFrame(self.to_records()), ("draft_token", "new_token")
         return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
 
     def to_parquet(self, path: str | Path) -> None:
@@ -223,10 +212,9 @@ class Trace(Sequence):
         header["steps"] = [len(row) for row in self.steps]
         with Path(path).open("w", encoding="utf-8") as file:
             file.write(json.dumps(header) + "\n")
-            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True)):
-                for step, their in zip(steps, numbers, strict=True):
-                    own = dict(zip(_OF_STEP, step.saved(), strict=False))
-                    file.write(json.dumps({"row": row, **own, **vars(their)}) + "\n")
+            for row, step, numbers in self._each_step():
+                own = dict(zip(_OF_STEP, step.saved(), strict=False))
+                file.write(json.dumps({"row": row, **own, **vars(numbers)}) + "\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
@@ -245,15 +233,14 @@ class Trace(Sequence):
         with naming_line(path, 1):
             times = [StepTimes(*taken) for taken in header["times"]]
             prompts, counts = header["prompts"], list(header["steps"])
-            whole = cls([[] for _ in prompts], [[] for _ in prompts], times, prompts)
-            whole.about.update(header["about"])
+            about, steps = dict(header["about"]), [[] for _ in prompts]
+            whole = cls(steps, [[] for _ in prompts], times, prompts, about)
             if len(counts) != len(prompts) or not all(prompts):
                 raise ValueError("expected a prompt, and a number of steps, of each row")
         for number, line in lines:
             with naming_line(path, number):
                 whole._append(line)
-        found = [len(row) for row in whole.steps]
-        if found != counts:
+        if (found := [len(row) for row in whole.steps]) != counts:
             raise ValueError(
                 f"{path} has {found} steps of its rows, and line 1 says {counts}; write it again"
             )
@@ -261,11 +248,10 @@ class Trace(Sequence):
 
     def _append(self, line: dict) -> None:
         """Reads the next step of a row, as a line of a file."""
-        row = check_integer("row", line["row"], 0, len(self.prompts) - 1)
+        row = check_integer("row", line.pop("row"), 0, len(self.prompts) - 1)
         names = _OF_STEP if "parents" in line else _OF_STEP[:3]  # the others are of trees
-        step = RowStep.from_saved([line[name] for name in names])
-        rest = {name: value for name, value in line.items() if name not in ("row", *names)}
-        numbers = StepNumbers(**rest)
+        step = RowStep.from_saved([line.pop(name) for name in names])
+        numbers = StepNumbers(**line)
         numbers.check_fit(step)
         steps = self.steps[row]
         check_integer("step", numbers.step, len(steps), min(len(steps), len(self.times) - 1))
@@ -280,8 +266,8 @@ class Trace(Sequence):
         rows: Iterable[int] | None = None,
         steps: range | None = None,
     ) -> None:
-        """Writes the text as one page for a browser, which needs no network: each token coloured by
-        how it came (draft position, recovered, bonus), with its numbers under the pointer.
+        """Writes one page for a browser, which needs no network: the text, each token in the colour
+        of its origin (draft position, recovered, bonus), with its numbers under the pointer.
 
         Args:
             path: of the page.
@@ -292,38 +278,14 @@ class Trace(Sequence):
 
         Raises:
             ValueError: rows or steps that the trace does not have.
-
-        Example:
-            >>> Trace([], [], [], []).to_html("/dev/null")
         """
-        part = self._part(rows, steps)
-        page = page_of(part, self.tokenizer if tokenizer is None else tokenizer)
+        page = page_of(self, self.tokenizer if tokenizer is None else tokenizer, rows, steps)
         Path(path).write_text(page, encoding="utf-8")
-
-    def _part(self, rows: Iterable[int] | None, steps: range | None) -> Self:
-        """The same trace, in which other rows have no steps."""
-        rows = range(len(self)) if rows is None else rows
-        chosen = {check_integer("a row of the trace", row, 0, len(self) - 1) for row in rows}
-        steps = range(len(self.times)) if steps is None else steps
-        if not isinstance(steps, range) or steps.step != 1:
-            raise ValueError(f"steps must be a range such as range(10, 20), got {steps!r}")
-        for step in (steps.start, steps.stop - 1) if self.times else ():
-            check_integer("a step of the trace", step, 0, len(self.times) - 1)
-        part = slice(steps.start, steps.stop)
-        kept = [own if row in chosen else [] for row, own in enumerate(self.steps)]
-        before = [[t for step in own[: steps.start] for t in step.new_tokens] for own in kept]
-        return dataclasses.replace(
-            self,
-            steps=[own[part] for own in kept],
-            numbers=[own[part] if row in chosen else [] for row, own in enumerate(self.numbers)],
-            prompts=[prompt + more for prompt, more in zip(self.prompts, before, strict=True)],
-        )
 
     def _repr_html_(self) -> str:
         """The page of the first rows, in a frame."""
-        page = page_of(self._part(range(min(len(self), _SHOWN_ROWS)), None), self.tokenizer)
-        style = "width:100%;height:36em;border:0"
-        return f'<iframe srcdoc="{escape(page)}" style="{style}"></iframe>'
+        page = escape(page_of(self, self.tokenizer, range(min(len(self), _SHOWN_ROWS))))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:36em;border:0"></iframe>'
 
     def __repr__(self) -> str:
         tokens = sum(len(step.new_tokens) for row in self.steps for step in row)
