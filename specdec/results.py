@@ -28,7 +28,7 @@ from torch import Tensor
 from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import draft_size, pieces, visible
-from specdec.show.tokens import KINDS, marked, text_html, token_span
+from specdec.show.tokens import KINDS, marked, token_span
 from specdec.types import depths_of
 
 
@@ -351,8 +351,9 @@ class GenerationResult:
         key = " ".join(token_span(kind, kind) for kind in KINDS)
         parts = [f"<div>tokens: {key}</div>"]
         for row in range(min(len(self.lengths), _SHOWN_ROWS)):
-            spans = (token_span(visible(text), kind) for text, kind in self.pieces(row))
-            parts.append(f"<p>{self._title(row)}</p>{text_html(spans)}")
+            spans = "".join(token_span(visible(text), kind) for text, kind in self.pieces(row))
+            style = "white-space:pre-wrap;line-height:1.7;margin:.5em 0"
+            parts.append(f'<p>{self._title(row)}</p><pre style="{style}">{spans}</pre>')
         return "".join([*parts, self.stats._repr_html_()])
 
     def _title(self, row: int) -> str:

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import textwrap
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
+from io import StringIO
 from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
 
 from specdec.show.text import printable
 
@@ -18,8 +24,7 @@ def need(module: str, what: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        extra = "specdec-torch[plots]"
-        raise ImportError(f"{what} needs {module}: pip install '{extra}'") from error
+        raise ImportError(f"{what} needs {module}: pip install 'specdec-torch[plots]'") from error
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,8 @@ class Table:
 
     def markdown(self) -> str:
         """As GitHub reads it; a bar inside a cell is escaped."""
-        lines = [self.header, *self.rows]
-        text = [
-            "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
-        ]
+        lines = ([cell.replace("|", "\\|") for cell in line] for line in (self.header, *self.rows))
+        text = [f"| {' | '.join(line)} |" for line in lines]
         text.insert(1, "|---|" + "---:|" * (len(self.header) - 1))
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
@@ -75,25 +78,30 @@ class Table:
         return table + "".join(f"<div>{escape(note)}</div>" for note in self.notes)
 
     def __str__(self) -> str:
-        """For a terminal: columns for which it has no room follow below, after the first one again,
-        and cells are `printable`.
+        """In columns, with a rule below the header on a terminal. Columns for which it has no room
+        follow below, after the first one again, and cells are `printable`.
         """
         room = shutil.get_terminal_size().columns
-        columns = [
-            list(map(printable, cells)) for cells in zip(self.header, *self.rows, strict=True)
-        ]
-        widths = [max(map(len, cells)) for cells in columns]
-        first = [cell.ljust(widths[0]) for cell in columns[0]]
-        blocks = [[first]]
-        for cells, width in zip(columns[1:], widths[1:], strict=True):
-            used = sum(len(beside[0]) + 2 for beside in blocks[-1])
-            if used + width > room and len(blocks[-1]) > 1:
-                blocks.append([first])
-            blocks[-1].append([cell.rjust(width) for cell in cells])
-        lines = [[*map("  ".join, zip(*block, strict=True)), ""] for block in blocks]
-        shown = [line.rstrip() for block in lines for line in block][:-1]
-        notes = (textwrap.fill(note, room, break_on_hyphens=False) for note in self.notes)
-        return "\n".join([*shown, *notes])
+        wide = Console(file=StringIO(), width=9999, color_system=None, force_jupyter=False)
+        blocks = [[0]]
+        for column in range(1, len(self.header)):
+            width = wide.measure(self._grid([*blocks[-1], column])).maximum
+            if width > room and len(blocks[-1]) > 1:
+                blocks.append([0])
+            blocks[-1].append(column)
+        for block in blocks:
+            wide.print(*[""] * (block is not blocks[0]), self._grid(block), sep="\n")
+        wide.print(*map(Text, self.notes), sep="\n", width=room)
+        return "\n".join(map(str.rstrip, wide.file.getvalue().rstrip().splitlines()))
+
+    def _grid(self, columns: list[int]) -> Grid:
+        ruled = box.SIMPLE_HEAD if sys.stdout.isatty() else None
+        grid = Grid(box=ruled, show_edge=False, pad_edge=False)
+        for at in columns:
+            grid.add_column(Text(printable(self.header[at])), justify="right" if at else "left")
+        for row in self.rows:
+            grid.add_row(*(Text(printable(row[at])) for at in columns))
+        return grid
 
 
 class Tabular(ABC):

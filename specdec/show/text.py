@@ -7,6 +7,7 @@ escapes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -64,26 +65,31 @@ def printable_json(content: Any) -> Any:
     return content
 
 
-def pieces(tokenizer: Any, tokens: list[int]) -> list[tuple[str, int]]:
-    """The text of tokens, in pieces that are whole characters; all pieces together are the decoded
-    text.
+def pieces(tokenizer: Any, tokens: Iterable[int]) -> Iterator[tuple[str, int]]:
+    """The text of tokens, in pieces that are whole characters, as the tokens come; all pieces
+    together are the decoded text.
 
     Args:
         tokenizer: decodes; `None` gives ids.
         tokens: of one row.
 
-    Returns:
+    Yields:
         Text, and the index of the first token that it belongs to. A token that only begins a
         character is shown with the token that completes it.
     """
-    if tokenizer is None:
-        return [(f"{token} ", index) for index, token in enumerate(tokens)]
-    found, shown, first = [], "", None
-    for end in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:end], clean_up_tokenization_spaces=False)
-        first = end - 1 if first is None else first
-        if text.endswith("\ufffd") and end < len(tokens):
-            continue  # a character that further tokens complete
-        found.append((text[len(shown) :], first))
-        shown, first = text, None
-    return found
+
+    def decode(some: list[int]) -> str:
+        if tokenizer is None:
+            return "".join(f"{token} " for token in some)
+        return tokenizer.decode(some, clean_up_tokenization_spaces=False)
+
+    # A token's text may depend on there being one before it: what stands before is decoded, too.
+    before, own, first, text = [], [], 0, ""
+    for token in tokens:
+        own.append(token)
+        text = decode(before + own)[len(decode(before)) :]
+        if not text.endswith("\ufffd"):  # else a character that further tokens complete
+            yield text, first
+            before, own, first = own, [], first + len(own)
+    if own:
+        yield text, first

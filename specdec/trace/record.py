@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,10 +17,11 @@ from specdec.arguments import check_integer
 from specdec.jsonl import naming_line, read_lines
 from specdec.results import RowStep
 from specdec.show.table import need
-from specdec.show.trace import trace_html
+from specdec.trace.page import page_of
 from specdec.types import depths_of
 
 _FORMAT = "specdec.trace/2"
+_SHOWN_ROWS = 8
 _OF_STEP = [field.name for field in dataclasses.fields(RowStep)]
 
 
@@ -61,8 +63,7 @@ class StepNumbers:
         if self.accept_draws is not None:
             sizes["accept_draws"] = drafted
         for name, size in sizes.items():
-            found = len(getattr(self, name))
-            if found != size:
+            if (found := len(getattr(self, name))) != size:
                 raise ValueError(f"{name} has {found} numbers for {drafted} draft tokens")
 
 
@@ -113,7 +114,7 @@ class Trace(Sequence):
         >>> trace = generator.generate(ids, max_new_tokens=8, trace=True).trace
         >>> len(trace), len(trace[0]) == len(trace.numbers[0])
         (1, True)
-        >>> trace.with_tokenizer(tokenizer)._repr_html_().startswith("<div")
+        >>> trace.with_tokenizer(tokenizer)._repr_html_().startswith("<iframe")
         True
     """
 
@@ -129,9 +130,6 @@ class Trace(Sequence):
 
     def __getitem__(self, row):
         return self.steps[row]
-
-    def __iter__(self) -> Iterator[list[RowStep]]:
-        return iter(self.steps)
 
     def with_tokenizer(self, tokenizer: Any) -> Self:
         """The same trace, shown as text instead of ids.
@@ -151,56 +149,51 @@ class Trace(Sequence):
         is the depth of a node, and `parent` the node that it hangs on; all children of the last
         accepted node are `"rejected"`, and the recovered token stands beside the first of them.
         """
-        return [
-            record
-            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True))
-            for step, their in zip(steps, numbers, strict=True)
-            for record in self._records_of(row, step, their)
-        ]
+        return [record for each in self._each_step() for record in self._records_of(*each)]
+
+    def _each_step(self) -> Iterator[tuple[int, RowStep, StepNumbers]]:
+        for row, of_row in enumerate(zip(self.steps, self.numbers, strict=True)):
+            yield from ((row, step, numbers) for step, numbers in zip(*of_row, strict=True))
 
     def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
         accepted, drafted = step.accepted, len(step.draft_tokens)
-        places = {node: at for at, node in enumerate([*accepted, *step.rejected[:1]])}
-        if not step.rejected:
-            places[drafted] = len(accepted)  # the bonus token, after all draft tokens
+        parents = [*(step.parents or range(-1, drafted - 1)), accepted[-1] if accepted else -1]
+        depths = depths_of(parents)[1:]  # the last is a bonus token's, which follows all drafted
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"
-        parents = step.parents or range(-1, drafted - 1)
-        depths = [*depths_of(parents)[1:], len(accepted) + 1]
-        kept = [*(numbers.target_probs[node] for node in accepted), numbers.extra_target_prob]
-        columns = {
+        target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
+        draft_probs = [*(numbers.draft_probs[n] for n in accepted), numbers.extra_draft_prob]
+        kept = [*accepted, *(step.rejected[:1] or [drafted])]
+        new = zip(step.new_tokens, target_probs, draft_probs, strict=False)  # a row may be cut
+        new_at = dict(zip(kept, new, strict=False))
+        of_draft = {
             "draft_token": step.draft_tokens,
             "draft_prob": numbers.draft_probs,
             "target_prob": numbers.target_probs,
             "accept_draw": numbers.accept_draws or [],
             "draft_entropy": numbers.draft_entropies,
         }
-        times = vars(self.times[numbers.step])
         for node in range(drafted + (not step.rejected)):
-            at, index = places.get(node, len(step.new_tokens)), depths[node]
-            is_new = at < len(step.new_tokens)
-            last = accepted[-1] if accepted else -1
-            above = last if node == drafted else parents[node]
-            own = {n: values[node] if node < len(values) else None for n, values in columns.items()}
+            new_token, new_target_prob, new_draft_prob = new_at.get(node, (None, None, None))
             yield {
                 "row": row,
                 "step": numbers.step,
-                "index": index,
-                "position": numbers.position + index,
-                "parent": above,
+                "index": depths[node],
+                "position": numbers.position + depths[node],
+                "parent": parents[node],
                 "verdict": verdicts.get(node, "unread"),
-                "new_token": step.new_tokens[at] if is_new else None,
-                "new_target_prob": kept[at] if is_new else None,
-                "target_entropy": numbers.target_entropies[above + 1],
-                **own,
-                **times,
+                "new_token": new_token,
+                "new_target_prob": new_target_prob,
+                "new_draft_prob": new_draft_prob,
+                "target_entropy": numbers.target_entropies[parents[node] + 1],
+                **{n: own[node] if node < len(own) else None for n, own in of_draft.items()},
+                **vars(self.times[numbers.step]),
             }
 
     def to_frame(self):
         """`to_records` as a pandas frame."""
         pandas = need("pandas", "to_frame()")
-        frame = pandas.DataFrame(self.to_records())
-        whole = ["draft_token", "new_token"]
+        frame, whole = pandas.DataFrame(self.to_records()), ("draft_token", "new_token")
         return frame.astype(dict.fromkeys(whole, "Int64")) if len(frame) else frame
 
     def to_parquet(self, path: str | Path) -> None:
@@ -219,10 +212,9 @@ class Trace(Sequence):
         header["steps"] = [len(row) for row in self.steps]
         with Path(path).open("w", encoding="utf-8") as file:
             file.write(json.dumps(header) + "\n")
-            for row, (steps, numbers) in enumerate(zip(self.steps, self.numbers, strict=True)):
-                for step, their in zip(steps, numbers, strict=True):
-                    own = dict(zip(_OF_STEP, step.saved(), strict=False))
-                    file.write(json.dumps({"row": row, **own, **vars(their)}) + "\n")
+            for row, step, numbers in self._each_step():
+                own = dict(zip(_OF_STEP, step.saved(), strict=False))
+                file.write(json.dumps({"row": row, **own, **vars(numbers)}) + "\n")
 
     @classmethod
     def from_jsonl(cls, path: str | Path) -> Trace:
@@ -241,15 +233,14 @@ class Trace(Sequence):
         with naming_line(path, 1):
             times = [StepTimes(*taken) for taken in header["times"]]
             prompts, counts = header["prompts"], list(header["steps"])
-            whole = cls([[] for _ in prompts], [[] for _ in prompts], times, prompts)
-            whole.about.update(header["about"])
+            about, steps = dict(header["about"]), [[] for _ in prompts]
+            whole = cls(steps, [[] for _ in prompts], times, prompts, about)
             if len(counts) != len(prompts) or not all(prompts):
                 raise ValueError("expected a prompt, and a number of steps, of each row")
         for number, line in lines:
             with naming_line(path, number):
                 whole._append(line)
-        found = [len(row) for row in whole.steps]
-        if found != counts:
+        if (found := [len(row) for row in whole.steps]) != counts:
             raise ValueError(
                 f"{path} has {found} steps of its rows, and line 1 says {counts}; write it again"
             )
@@ -257,28 +248,44 @@ class Trace(Sequence):
 
     def _append(self, line: dict) -> None:
         """Reads the next step of a row, as a line of a file."""
-        row = check_integer("row", line["row"], 0, len(self.prompts) - 1)
+        row = check_integer("row", line.pop("row"), 0, len(self.prompts) - 1)
         names = _OF_STEP if "parents" in line else _OF_STEP[:3]  # the others are of trees
-        step = RowStep.from_saved([line[name] for name in names])
-        rest = {name: value for name, value in line.items() if name not in ("row", *names)}
-        numbers = StepNumbers(**rest)
+        step = RowStep.from_saved([line.pop(name) for name in names])
+        numbers = StepNumbers(**line)
         numbers.check_fit(step)
         steps = self.steps[row]
         check_integer("step", numbers.step, len(steps), min(len(steps), len(self.times) - 1))
         steps.append(step)
         self.numbers[row].append(numbers)
 
-    def html(self, tokenizer: Any = None) -> str:
-        """The text as HTML: each token coloured by its origin (draft position, recovered, bonus),
-        its numbers under the pointer.
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        tokenizer: Any = None,
+        rows: Iterable[int] | None = None,
+        steps: range | None = None,
+    ) -> None:
+        """Writes one page for a browser, which needs no network: the text, each token in the colour
+        of its origin (draft position, recovered, bonus), with its numbers under the pointer.
 
         Args:
+            path: of the page.
             tokenizer: of the target; by default the trace's own, without which ids are shown.
+            rows: those to show; all by default.
+            steps: those to show, `range(10, 20)` for instance; all by default. The text before them
+                is shown as part of the prompt.
+
+        Raises:
+            ValueError: rows or steps that the trace does not have.
         """
-        return trace_html(self, self.tokenizer if tokenizer is None else tokenizer)
+        page = page_of(self, self.tokenizer if tokenizer is None else tokenizer, rows, steps)
+        Path(path).write_text(page, encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        return self.html()
+        """The page of the first rows, in a frame."""
+        page = escape(page_of(self, self.tokenizer, range(min(len(self), _SHOWN_ROWS))))
+        return f'<iframe srcdoc="{page}" style="width:100%;height:36em;border:0"></iframe>'
 
     def __repr__(self) -> str:
         tokens = sum(len(step.new_tokens) for row in self.steps for step in row)

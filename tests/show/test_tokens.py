@@ -7,7 +7,7 @@ import torch
 
 from specdec import zoo
 from specdec.results import RowStep
-from specdec.show.tokens import colour_key, coloured_text, uses_colour
+from specdec.show.tokens import colour_key, coloured_pieces, coloured_text
 
 TOKENIZER = zoo.load_tokenizer()
 TEXTS = {
@@ -44,7 +44,7 @@ def test_without_its_marks_it_is_the_text_character_for_character(text, stream, 
     if text == TEXTS["emoji"]:  # whose characters need several tokens
         assert "\ufffd" in TOKENIZER.decode(tokens[:1])
     shown = coloured_text(TOKENIZER, "prompt: ", steps_of(tokens, seed=1), stream)
-    assert ("\x1b" in shown) == uses_colour(stream)
+    assert ("\x1b" in shown) == stream.isatty()
     for mark in ("\x1b[32m", "\x1b[31m", "\x1b[34m", "\x1b[0m", "[", "]", "<", ">"):
         shown = shown.replace(mark, "")
     assert shown == "prompt: " + text == "prompt: " + TOKENIZER.decode(tokens)
@@ -59,11 +59,23 @@ def test_every_kind_of_token_has_its_mark():
 
 def test_a_file_and_no_color_get_markers(monkeypatch):
     assert "\x1b" not in colour_key(io.StringIO())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not uses_colour(Terminal())
-    assert "\x1b" not in colour_key(Terminal())
-    monkeypatch.delenv("NO_COLOR")
-    assert "\x1b" in colour_key(Terminal())
+    for value, is_coloured in (("1", False), ("", True)):  # as no-color.org has it
+        monkeypatch.setenv("NO_COLOR", value)
+        assert ("\x1b" in colour_key(Terminal())) == is_coloured
+
+
+def test_pieces_come_as_soon_as_their_characters_are_whole():
+    tokens = TOKENIZER(TEXTS["emoji"] + "x", add_special_tokens=False).input_ids
+    seen = []
+
+    def steps():
+        for token in tokens:
+            seen.append(token)
+            yield RowStep([], 0, [token])
+
+    for shown in coloured_pieces(TOKENIZER, steps(), io.StringIO()):
+        assert TOKENIZER.decode(seen).endswith(shown[1:-1])  # nothing after it was asked for
+    assert len(seen) == len(tokens)
 
 
 def test_a_terminal_gets_no_control_characters_of_the_text(monkeypatch):
