@@ -9,13 +9,12 @@ that it issues: the second table is what a step takes beyond them, with the read
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from unittest.mock import patch
 
 import torch
-from timing import Side, Turns, about, show, timed
+from timing import Side, Turns, about, now_ms, show, timed
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -89,11 +88,11 @@ def overhead(generator: SpeculativeGenerator, batches: list, options: dict) -> l
         for owner, name in ((generator.drafter, "propose"), (generator.target, "verify")):
             patches.enter_context(patch.object(owner, name, clocked(getattr(owner, name))))
         for inputs in batches:
-            start, inside[0] = time.perf_counter(), 0.0
+            start, inside[0] = now_ms(), 0.0
             for _ in generator.stream(**inputs, **options):
-                whole.append((time.perf_counter() - start) * 1e3)
+                whole.append(now_ms() - start)
                 outside.append(whole[-1] - inside[0])
-                start, inside[0] = time.perf_counter(), 0.0
+                start, inside[0] = now_ms(), 0.0
     return [f"{statistics.median(values):.2f}" for values in (outside, whole)]
 
 
