@@ -25,7 +25,7 @@ import torch
 from models import DialledSampler, block_head, eagle3, mask_token, mtp, prompt, shape
 from timing import DEVICE, Side, Turns, about, copies, replay, show, timed
 from torch import Tensor
-from transformers import PreTrainedModel, StaticCache
+from transformers import PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
@@ -283,14 +283,20 @@ def hf_generate(model: PreTrainedModel, ids: Tensor, assistant=None, k: int = 0)
         config.assistant_confidence_threshold = 0.0
         options["assistant_model"] = assistant
 
+    passes = []
+
+    def counted(ids: Tensor, scores: object) -> Tensor:
+        """A criterion that stops nothing: it is asked once after every pass."""
+        passes.append(1)
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
     def side() -> float:
-        passes, found = [], []
-        handle = model.register_forward_hook(lambda *_: passes.append(1))
+        found = []
         for count in (4, 24):
             passes.clear()
             work = {"max_new_tokens": count, "min_new_tokens": count, **options}
+            work["stopping_criteria"] = StoppingCriteriaList([counted])
             found.append((timed(lambda work=work: model.generate(ids, **work))[0], len(passes)))
-        handle.remove()
         return (found[1][0] - found[0][0]) / max(1, found[1][1] - found[0][1])
 
     return side
@@ -309,7 +315,7 @@ def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k
             self.module, self.name = module, cache_argument(module)
             room = ids.shape[1] + (NUM_STEPS + 1) * (k + 1)
             self.cache = StaticCache(config=module.config, max_cache_len=room)
-            self.run = torch.compile(self.forward, mode="reduce-overhead")
+            self.run = torch.compile(self.forward, mode="reduce-overhead", dynamic=False)
 
         def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
             inputs = {"input_ids": tokens, "position_ids": positions, self.name: self.cache}
@@ -348,7 +354,8 @@ def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k
 PARTS = (step, baselines, context, trees, corrections, calls, small, hybrid, profile, mixture)
 
 
-def main() -> None:
+def main() -> int:
+    """As on the command line; 1 where a part fails."""
     names = {part.__name__: part for part in PARTS}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", default=list(names), help=", ".join(names))
@@ -356,6 +363,7 @@ def main() -> None:
     if unknown := sorted(set(parts) - names.keys()):
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(names)}")
     print(about(), flush=True)
+    num_failed = 0
     for name in parts:
         start = time.perf_counter()
         try:
@@ -378,10 +386,12 @@ def main() -> None:
                 gc.collect()
         except Exception:
             traceback.print_exc(file=sys.stdout)
+            num_failed += 1
         gc.collect()
         torch.cuda.empty_cache()
         print(f"\n== {name}: {time.perf_counter() - start:.0f} s", flush=True)
+    return min(num_failed, 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

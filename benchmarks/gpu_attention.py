@@ -80,7 +80,8 @@ def make_sets(lengths: list[int], num_slots: int) -> tuple[list[Inputs], float]:
     """Input sets, and the bytes of one that must be read."""
     num_bytes = sum(lengths) * SLOT_BYTES
     most = min(SET_BYTES / num_bytes, 40e9 / (len(lengths) * num_slots * SLOT_BYTES), MAX_SETS)
-    return [inputs(lengths, num_slots) for _ in range(max(2, int(most)))], num_bytes
+    with torch.device(DEVICE):
+        return [inputs(lengths, num_slots) for _ in range(max(2, int(most)))], num_bytes
 
 
 def check(one: Tensor, other: Tensor) -> None:
@@ -112,10 +113,11 @@ def measure(name: str, lengths: list[int], num_slots: int, rounds: int) -> list:
 def measure_write(rows: int, rounds: int) -> list:
     """A line of the table of cache writes: one window of one layer, by both ways."""
     count, num_slots = MAX_SETS, 4096
-    storage = [torch.zeros(rows, num_slots, KV_HEADS, WIDTH, dtype=DTYPE) for _ in "kv"]
-    made = torch.randn(count, rows, QUERIES, KV_HEADS, WIDTH, dtype=DTYPE)
-    slots = torch.randint(0, num_slots - QUERIES, (rows, 1)) + torch.arange(QUERIES)
-    lines = (slots + num_slots * torch.arange(rows)[:, None]).flatten()
+    with torch.device(DEVICE):
+        storage = [torch.zeros(rows, num_slots, KV_HEADS, WIDTH, dtype=DTYPE) for _ in "kv"]
+        made = torch.randn(count, rows, QUERIES, KV_HEADS, WIDTH, dtype=DTYPE)
+        slots = torch.randint(0, num_slots - QUERIES, (rows, 1)) + torch.arange(QUERIES)
+        lines = (slots + num_slots * torch.arange(rows)[:, None]).flatten()
 
     def by_copies(states: Tensor) -> None:
         for table in storage:
@@ -164,7 +166,6 @@ def main() -> None:
     parser.add_argument("--sweep", action="store_true", help="time other cuts of the work")
     options = parser.parse_args()
     torch.manual_seed(0)
-    torch.set_default_device(DEVICE)
     print(f"{about()}; N = {QUERIES}, {HEADS} heads over {KV_HEADS}, width {WIDTH}, {DTYPE}\n")
     if options.sweep:
         lines = [line for index in (0, 2, 7) for line in sweep(*SHAPES[index], options.rounds)]
