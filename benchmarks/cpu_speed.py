@@ -1,167 +1,99 @@
-"""Tokens per second of specdec against Hugging Face `generate`, on the zoo, interleaved in one run.
+"""Tokens per second of specdec against Hugging Face `generate`, on the zoo and a CPU.
 
-    python benchmarks/cpu_speed.py
+    PYTHONPATH=. python benchmarks/cpu_speed.py
 
-Every round runs every contender once on the same held-out prompts, in turn, so a drift of the
-machine meets all of them; figures are medians over rounds of the ratio within a round. All
-contenders decode greedily and must produce identical tokens, which is checked. The roof of a
-contender is the time of the forwards it issues: `overhead` is what its step takes beyond them.
+Every round runs every contender once on the same held-out prompts, in turn. All decode greedily and
+must produce identical tokens, which is checked. The roof of a contender is the time of the forwards
+that it issues: the second table is what a step takes beyond them, with the reading of its record.
 """
 
 import argparse
-import functools
 import statistics
-import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from unittest.mock import patch
 
 import torch
-from torch import Tensor
+from timing import Side, Turns, about, now_ms, show, timed
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, zoo
 
 
-def seconds_of(run: Callable[[], Tensor]) -> tuple[float, Tensor]:
-    """Wall seconds of a call, and what it returned."""
-    start = time.perf_counter()
-    result = run()
-    return time.perf_counter() - start, result
-
-
-def batch_of(prompts: list[str], tokenizer, size: int) -> list[dict]:
-    """Prompts as left-padded batches."""
-    chunks = [prompts[i : i + size] for i in range(0, len(prompts), size)]
-    return [
-        tokenizer(chunk, return_tensors="pt", padding=True, padding_side="left") for chunk in chunks
-    ]
-
-
 def contenders(
-    target: PreTrainedModel, drafters: dict, k: int, new_tokens: int, batch: int
-) -> dict[str, Callable[[dict], Tensor]]:
-    """Ways to decode one batch greedily, by name."""
-    draft = drafters["draft LM"].model
-    common = dict(max_new_tokens=new_tokens, do_sample=False)
+    target: PreTrainedModel, drafters: dict, k: int, options: dict, batch: int
+) -> dict[str, Callable]:
+    """Ways to decode one batch greedily, by name; each returns sequences."""
 
     def ours(drafter):
         generator = SpeculativeGenerator(target, drafter)
-        return lambda inputs: (
-            generator.generate(inputs["input_ids"], inputs["attention_mask"], **common).sequences
-        )
+        return lambda inputs: generator.generate(**inputs, **options).sequences
 
-    def hugging_face(**kwargs):
-        return lambda inputs: target.generate(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            **common,
-            **kwargs,
-        )
+    def hugging_face(**assistant):
+        return lambda inputs: target.generate(**inputs, **options, **assistant)
 
-    draft.generation_config.num_assistant_tokens = k
-    draft.generation_config.num_assistant_tokens_schedule = "constant"
-    draft.generation_config.assistant_confidence_threshold = 0.0
-    ways = {
-        **{f"specdec, {name}": ours(drafter) for name, drafter in drafters.items()},
-        "HF generate": hugging_face(),
-    }
+    ways = {f"specdec, {name}": ours(drafter) for name, drafter in drafters.items()}
+    ways["HF generate"] = hugging_face()
     if batch == 1:
+        draft = drafters["draft LM"].model
+        draft.generation_config.num_assistant_tokens = k
+        draft.generation_config.num_assistant_tokens_schedule = "constant"
+        draft.generation_config.assistant_confidence_threshold = 0.0
         ways["HF assisted"] = hugging_face(assistant_model=draft)
     return ways
 
 
-def compare(target, drafters, tokenizer, prompts, *, batch, k, new_tokens, rounds) -> None:
+def compare(ways: dict[str, Callable], batches: list, pad: int, rounds: int) -> None:
     """Prints tokens per second and median ratios for one batch size."""
-    batches = batch_of(prompts, tokenizer, batch)
-    ways = contenders(target, drafters, k, new_tokens, batch)
-    reference = [ways["HF generate"](inputs) for inputs in batches]
-    tokens = sum(
-        int((sequence[inputs["input_ids"].shape[1] :] != tokenizer.pad_token_id).sum())
-        for inputs, sequences in zip(batches, reference, strict=True)
-        for sequence in sequences
-    )
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(rounds + 1):  # the first round warms up
-        for name, run in ways.items():
-            total = 0.0
-            for inputs, expected in zip(batches, reference, strict=True):
-                seconds, sequences = seconds_of(functools.partial(run, inputs))
-                total += seconds
-                if not torch.equal(sequences, expected):
-                    raise SystemExit(f"{name}: output differs from HF generate")
-            if round_:
-                times[name].append(total)
-    print(f"\nB = {batch}, K = {k}, {tokens} tokens a round, {rounds} rounds; outputs identical")
-    against = [name for name in ("HF generate", "HF assisted") if name in times]
-    print(f"  {'':<24}{'tokens/s':>10}" + "".join(f"{'x ' + name:>16}" for name in against))
-    for name, seconds in times.items():
-        rate = tokens / statistics.median(seconds)
-        ratios = [
-            statistics.median(o / b for o, b in zip(times[other], seconds, strict=True))
-            for other in against
-        ]
-        print(f"  {name:<24}{rate:>10.0f}" + "".join(f"{ratio:>16.2f}" for ratio in ratios))
+    expected = [ways["HF generate"](inputs) for inputs in batches]
+    pairs = list(zip(batches, expected, strict=True))
+    tokens = sum(int((ids[:, i["input_ids"].shape[1] :] != pad).sum()) for i, ids in pairs)
+
+    def side_of(name: str) -> Side:
+        def side() -> float:
+            ms, found = timed(lambda: [ways[name](inputs) for inputs in batches])
+            if not all(map(torch.equal, found, expected)):
+                raise SystemExit(f"{name}: output differs from HF generate")
+            return ms
+
+        return side
+
+    times = Turns().run({name: side_of(name) for name in ways}, rounds)
+    against = [name for name in ("HF generate", "HF assisted") if name in ways]
+    rows = [
+        [name, f"{1e3 * tokens / times.ms(name):.0f}"]
+        + [f"{times.ratio(other, name):.2f}" for other in against]
+        for name in ways
+    ]
+    print(f"\nB = {len(batches[0]['input_ids'])}, {tokens} tokens a round, {rounds} rounds\n")
+    show("|".join(["contender", "tokens/s", *(f"x {name}" for name in against)]), rows)
 
 
-class CallClock:
-    """Adds up the seconds spent inside some methods of some objects."""
+def overhead(generator: SpeculativeGenerator, batches: list, options: dict) -> list[str]:
+    """Median milliseconds of a step outside the drafter's `propose` and the target's `verify`: the
+    noise, the context, the sampler, the token buffer, the record and its reading; and of the step.
+    """
+    inside, outside, whole = [0.0], [], []
 
-    def __init__(self, *methods: tuple[object, str]):
-        self.seconds = 0.0
-        self._methods = methods
-        for owner, name in methods:
-            object.__setattr__(owner, name, self._timed(getattr(owner, name)))
-
-    def _timed(self, method: Callable) -> Callable:
-        @functools.wraps(method)
-        def timed(*args, **kwargs):
-            start = time.perf_counter()
-            result = method(*args, **kwargs)
-            self.seconds += time.perf_counter() - start
+    def clocked(method: Callable) -> Callable:
+        def call(*args, **kwargs):
+            ms, result = timed(lambda: method(*args, **kwargs))
+            inside[0] += ms
             return result
 
-        return timed
+        return call
 
-    def remove(self) -> None:
-        for owner, name in self._methods:
-            object.__delattr__(owner, name)
-
-
-def overhead(target, drafters, tokenizer, prompts, *, new_tokens, rounds) -> None:
-    """Prints what a step of the whole loop, reading included, takes beyond what it issues.
-
-    B = 1, greedy. `generator` is the generator's own part: everything outside the drafter's
-    `propose` and the target's `verify`. `total` is everything outside the forwards of the HF
-    models, so it holds the drafter's and the target's own work too (slots, draws).
-    """
-    for name in ("draft LM", "no drafter"):
-        drafter = drafters[name]
-        generator = SpeculativeGenerator(target, drafter)
-        measured = {"forwards": [], "total": [], "generator": []}
-        for prompt in prompts * rounds:
-            ids = tokenizer(prompt, return_tensors="pt").input_ids
-            for kind in ("total", "generator"):
-                records = generator.stream(ids, max_new_tokens=new_tokens, do_sample=False)
-                if kind == "total":
-                    runners = generator.target, drafters["draft LM"]._slot_model
-                    clock = CallClock(*((runner._view, "forward") for runner in runners))
-                else:
-                    parts = (generator.drafter, "propose"), (generator.target, "verify")
-                    clock = CallClock(*parts)
-                while True:
-                    before = clock.seconds
-                    seconds, record = seconds_of(functools.partial(next, records, None))
-                    if record is None:
-                        break
-                    measured[kind].append(seconds - (clock.seconds - before))
-                    if kind == "total":
-                        measured["forwards"].append(clock.seconds - before)
-                clock.remove()
-        ms = {kind: statistics.median(values) * 1e3 for kind, values in measured.items()}
-        print(
-            f"  {name:<12} generator {ms['generator']:.3f} ms, total {ms['total']:.3f} ms; "
-            f"forwards {ms['forwards']:.3f} ms per step"
-        )
+    with ExitStack() as patches:
+        for owner, name in ((generator.drafter, "propose"), (generator.target, "verify")):
+            patches.enter_context(patch.object(owner, name, clocked(getattr(owner, name))))
+        for inputs in batches:
+            start, inside[0] = now_ms(), 0.0
+            for _ in generator.stream(**inputs, **options):
+                whole.append(now_ms() - start)
+                outside.append(whole[-1] - inside[0])
+                start, inside[0] = now_ms(), 0.0
+    return [f"{statistics.median(values):.2f}" for values in (outside, whole)]
 
 
 def main() -> None:
@@ -174,23 +106,28 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     logging.set_verbosity_error()
-
-    target, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    k = args.num_draft_tokens
+    target, tokenizer, k = zoo.load_target(), zoo.load_tokenizer(), args.num_draft_tokens
     drafters = {
         "EAGLE-3 head": zoo.load_drafter("eagle3", target, num_draft_tokens=k),
         "draft LM": zoo.load_drafter("model", target, num_draft_tokens=k),
         "prompt lookup": PromptLookupDrafter(k),
         "no drafter": None,
     }
+    options = {"max_new_tokens": args.new_tokens, "do_sample": False}
     prompts = zoo.heldout_prompts(args.prompts)
-    print(f"zoo target {target.num_parameters() / 1e6:.1f} M parameters, float32, ", end="")
-    print(f"torch {torch.__version__}, {args.threads} threads")
-    sizes = dict(new_tokens=args.new_tokens, rounds=args.rounds)
-    compare(target, drafters, tokenizer, prompts, batch=1, k=k, **sizes)
-    compare(target, drafters, tokenizer, prompts, batch=8, k=k, **sizes)
-    print("\nOverhead of the loop, B = 1, greedy")
-    overhead(target, drafters, tokenizer, prompts[:4], **sizes)
+    print(f"{about()}, K = {k}, greedy, outputs identical")
+    for batch in (1, 8):
+        chunks = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+        padded = {"return_tensors": "pt", "padding": True, "padding_side": "left"}
+        batches = [tokenizer(chunk, **padded) for chunk in chunks]
+        batches = [{key: b[key] for key in ("input_ids", "attention_mask")} for b in batches]
+        ways = contenders(target, drafters, k, options, batch)
+        compare(ways, batches, tokenizer.pad_token_id, args.rounds)
+        if batch == 1:
+            generators = {n: SpeculativeGenerator(target, drafters[n]) for n in drafters}
+            found = [[n, *overhead(g, batches[:4], options)] for n, g in generators.items()]
+            print()
+            show("a step at B = 1|beyond drafter and target, ms|whole, ms", found)
 
 
 if __name__ == "__main__":

@@ -1,623 +1,397 @@
-"""Steps of the whole loop on one GPU: first that captured steps are the eager ones, then how fast.
+"""Steps of the whole loop on one GPU, beside each other and beside Hugging Face's.
 
-    python benchmarks/gpu.py --out results
-    python benchmarks/gpu.py --only equality,step --out results     # a part at a time
-    python benchmarks/gpu.py --tiny                                 # tiny shapes, any machine
+    PYTHONPATH=. python benchmarks/gpu.py step baselines       # see PARTS for the others
 
-Weights are random and of real shapes, built on the GPU. Acceptance is synthetic where it says so.
-A part that fails prints its error, and the next one runs. Times are medians over rounds of whole
-steps, the host's reading of every record included.
+Weights are random and of real shapes, built on the GPU. Acceptance is synthetic where a line says
+so. The sides of a table take turns: a time is the median over rounds of whole steps, the host's
+reading of every record included, and `x` the median ratio within a round to the table's first line.
+A part that fails prints its error, and the next one runs. That captured steps are the eager ones is
+checked by `gpu_check.py`. Without a GPU shapes are small.
 """
 
 import argparse
+import gc
 import math
 import random
-import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from functools import cached_property, partial
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import nullcontext
+from functools import lru_cache
+from unittest.mock import patch
 
 import torch
-from gpu_parts import (
-    DEVICE,
-    TINY,
-    CompiledLoop,
-    DialledSampler,
-    StepTime,
-    block_head,
-    copy_bandwidth,
-    eagle3,
-    hf_assisted_ms,
-    hf_generate_ms,
-    mask_token,
-    mtp,
-    per_token_ms,
-    profile_steps,
-    prompt,
-    random_model,
-    save,
-    shape_06b,
-    shape_8b,
-    shape_9b_hybrid,
-    shape_30b_a3b,
-    synchronize,
-    time_steps,
-    weight_bytes,
-)
+from models import DialledSampler, block_head, eagle3, mask_token, mtp, prompt, shape
+from timing import DEVICE, Side, Turns, about, copies, replay, show, timed
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
-from specdec import (
-    BlockSampler,
-    CouplingSampler,
-    EnsembleSampler,
-    ModelDrafter,
-    PromptLookupDrafter,
-    RejectionSampler,
-    SpeculativeGenerator,
-    Target,
-    TypicalSampler,
-)
-from specdec.drafters.tree import Tree
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
 from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.layers import Convolution
+from specdec.hf import cache_argument
+from specdec.loop.runner import NUM_EAGER
 from specdec.target.memory import _Mixer
 from specdec.types import Draft
 
-PARTS = (
-    "equality",
-    "step",
-    "trees",
-    "corrections",
-    "profile",
-    "context",
-    "plain",
-    "calls",
-    "lengths",
-    "baselines",
-    "small",
-    "attention",
-    "mixture",
-    "hybrid",
-)
-SAMPLERS = [
-    BlockSampler(),
-    RejectionSampler(),
-    CouplingSampler(),
-    EnsembleSampler(0.9),
-    TypicalSampler(),
-]
-CALLS = [  # other prompts, seeds and temperatures through one graph
-    {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "seed": 1},
-    {"do_sample": True, "temperature": 1.3, "top_p": 0.8, "seed": 2},
-]
+ROUNDS, NUM_STEPS = (4, 40) if DEVICE == "cuda" else (1, 3)
+GREEDY = {"do_sample": False}
+SAMPLED = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1}
+MODES = {"greedy": GREEDY, "sampled at T = 1": SAMPLED}
+Group = tuple[str, dict[str, Side]]
 
 
-class _Random(PromptLookupDrafter):
-    """A drafter that costs nothing and always proposes."""
+@lru_cache(maxsize=1)
+def target_of(name: str, **changed) -> Target:
+    """The target that a part measures; only the last one is kept."""
+    return Target(shape(name, **changed), fuse=DEVICE == "cuda")
+
+
+class Steps:
+    """Steps of one generation as `generate` runs them: issued one ahead, their records read one
+    late. A row that ends costs as much as before.
+    """
+
+    def __init__(self, target, drafter, ids: Tensor, sampler="auto", *, graphs=True, **options):
+        self.generator = SpeculativeGenerator(target, drafter, sampler, graphs=graphs)
+        drafter, self.num_tokens, self.num_steps = self.generator.drafter, 0, 0
+        width = (drafter.tree_depth or drafter.num_draft_tokens) + 1
+        room = (NUM_STEPS * (ROUNDS + 1) + NUM_EAGER + 3) * width
+        options = {"max_new_tokens": room, "eos_token_id": None, **(options or GREEDY)}
+        self.generation = self.generator.start(ids, **options)
+        for _ in range(NUM_EAGER + 2):
+            self.generator.step(self.generation).fetch().read()
+
+    def __call__(self) -> float:
+        """Milliseconds of a step."""
+        return timed(self._run)[0] / NUM_STEPS
+
+    def _run(self) -> None:
+        unread = []
+        for index in range(NUM_STEPS):
+            unread.append(self.generator.step(self.generation).fetch())
+            for pending in unread[: None if index == NUM_STEPS - 1 else -1]:
+                self.num_tokens += sum(len(row.new_tokens) for row in pending.read())
+            unread = unread[-1:]
+        self.num_steps += NUM_STEPS
+
+    def about(self) -> list[str]:
+        """Tokens per step of all rows, seconds of the capture, and why there is none."""
+        runner = self.generation.runner
+        seconds = sum(graph.capture_seconds for graph in runner.graphs.values())
+        captured = runner.refusal or (f"{seconds:.2f}" if seconds else "eager")
+        return [f"{self.num_tokens / self.num_steps:.2f}", captured[:60]]
+
+
+def step() -> Iterator[Group]:
+    """The 8B shape with every kind of drafter over K. A step over the first line's is the
+    acceptance length from which on the drafter pays.
+    """
+    target, size = target_of("8B"), 2**31 if DEVICE == "cuda" else 2**24
+    model, ids = target.model, prompt(target.model, 512)
+    times = Turns().run({"copy": replay(copies(size, 1))}, 8)
+    embeddings = model.get_input_embeddings().weight.nbytes  # of which a few rows are read
+    num_bytes = sum(weight.nbytes for weight in model.parameters()) - embeddings
+    roof = times.ms("copy") * num_bytes / size
+    print(
+        f"roof: a copy of as many bytes as the {num_bytes / 1e9:.1f} GB of weights: {roof:.2f} ms"
+    )
+    head, small = eagle3(model), shape("8B", num_hidden_layers=1)
+    drafters = {"no drafter": None, "EAGLE-3, K = 3": head}
+    drafters |= {f"EAGLE-3, K = {k}": eagle3(model, k) for k in (1, 5)}
+    drafters |= {f"mask-token of four layers, K = {k}": mask_token(model, k) for k in (3, 5, 7)}
+    drafters |= {"MTP of three depths, K = 3": mtp(model)}
+    drafters |= {"draft model of one layer, K = 3": ModelDrafter(small, 3)}
+    sides = {name: Steps(target, drafter, ids) for name, drafter in drafters.items()}
+    truncated = {"do_sample": True, "temperature": 0.8, "top_p": 0.9}
+    sides["EAGLE-3, K = 3, top-p 0.9"] = Steps(target, head, ids, **truncated)
+    sides["EAGLE-3, K = 3, not fused"] = Steps(model, head, ids)
+    sides["EAGLE-3, K = 3, eager"] = Steps(target, head, ids, graphs=False)
+    yield "8B, B = 1, 512 tokens", sides
+
+
+def baselines() -> Iterator[Group]:
+    """Hugging Face's loops and one over compiled forwards, with a draft model of one layer."""
+    target = target_of("8B")
+    model, ids, small = target.model, prompt(target.model, 512), shape("8B", num_hidden_layers=1)
+    yield (
+        "8B, B = 1, 512 tokens, draft model of one layer, K = 3",
+        {
+            "ours": Steps(target, ModelDrafter(small, 3), ids),
+            "ours, no drafter": Steps(target, None, ids),
+            "HF generate, eager, per token": hf_generate(model, ids),
+            "HF assisted, eager, per pass": hf_generate(model, ids, small, 3),
+            "loop over torch.compile(mode='reduce-overhead')": compiled_loop(model, small, ids, 3),
+        },
+    )
+
+
+def context() -> Iterator[Group]:
+    """Long contexts, and batches."""
+    target = target_of("8B")
+    sides = {}
+    for rows, tokens in ((1, 512), (1, 8192), (8, 512), (8, 8192)):
+        ids = prompt(target.model, tokens, rows)
+        sides[f"B = {rows}, {tokens} tokens"] = Steps(target, eagle3(target.model), ids)
+    yield "8B, EAGLE-3, K = 3, greedy", sides
+
+
+def trees() -> Iterator[Group]:
+    """Trees beside chains of the same depth. Random drafts are hardly accepted: costs alone."""
+    target = target_of("8B")
+    chain, tree = eagle3(target.model, 5), eagle3(target.model, tree=Tree(nodes=31, depth=5))
+    for rows, tokens in ((1, 512), (1, 8192), (8, 512)):
+        ids = prompt(target.model, tokens, rows)
+        for mode, options in MODES.items():
+            sides = {"chain of 5": Steps(target, chain, ids, **options)}
+            sides["tree of 31 nodes"] = Steps(target, tree, ids, **options)
+            if options is SAMPLED:
+                recursive = Steps(target, tree, ids, "rejection", **options)
+                sides["tree, recursive rejection"] = recursive
+            yield f"8B, EAGLE-3, B = {rows}, {tokens} tokens, {mode}", sides
+
+
+def corrections() -> Iterator[Group]:
+    """A DSpark-shaped head of 7 tokens, with each correction and without; the vocabulary is that of
+    the public heads. torch's argmax over one row of 128 256 ids takes 26 us, over 151 936 8 us.
+    """
+    target = target_of("8B", vocab_size=151_936)
+    rank = 256 if DEVICE == "cuda" else 16
+    kinds = {
+        "no correction": (None, {}),
+        "Markov": (MarkovConfig(rank), {}),
+        "Markov, gated": (MarkovConfig(rank, "gated"), {}),
+        "Markov, rnn": (MarkovConfig(rank, "rnn"), {}),
+        "Domino": (DominoConfig(rank, 4 * rank), {}),
+        "selector and convolutions": (SelectorConfig(rank), {"convolution": Convolution()}),
+        "XPress": (XPressConfig(rank), {}),
+    }
+    heads = {name: block_head(target.model, kind, **of) for name, (kind, of) in kinds.items()}
+    ids = prompt(target.model, 512)
+    for mode, options in MODES.items():
+        sides = {name: Steps(target, head, ids, **options) for name, head in heads.items()}
+        yield f"8B, block head, K = 7, B = 1, 512 tokens, {mode}", sides
+
+
+def calls() -> Iterator[Group]:
+    """Whole calls through one generator, everything included: options, prompts of many lengths,
+    captures, the last step that is issued in vain.
+    """
+    target, options = target_of("8B"), {"do_sample": True, "seed": 0, "eos_token_id": None}
+    options["max_new_tokens"] = 128 if DEVICE == "cuda" else 8
+    generator = SpeculativeGenerator(target, eagle3(target.model), DialledSampler(0.7), graphs=True)
+    lengths = torch.logspace(math.log10(30), math.log10(1550), 24).long().tolist()
+    random.Random(0).shuffle(lengths)
+    prompts = [prompt(target.model, n, seed=i) for i, n in enumerate(lengths)]
+    print(f"the first call: {timed(lambda: generator.generate(prompts[0], **options))[0]:.0f} ms")
+
+    def whole() -> float:
+        results = [timed(lambda ids=ids: generator.generate(ids, **options)) for ids in prompts]
+        return sum(ms for ms, _ in results) / sum(found.stats.steps[0] for _, found in results)
+
+    def started() -> float:
+        return timed(lambda: [generator.start(ids, **options).close() for ids in prompts])[0] / 24
+
+    ids, synthetic = prompt(target.model, 512), DialledSampler(0.7)
+    steps = Steps(target, eagle3(target.model), ids, synthetic, do_sample=True)
+    sides = {"a step alone, 512 tokens": steps, "a step of 24 whole calls": whole}
+    yield "8B, EAGLE-3, K = 3, B = 1", sides | {"starting a call, its prompt read": started}
+    print(generator.explain())
+
+
+def small() -> Iterator[Group]:
+    """The 0.6B shape beside Hugging Face's."""
+    target = target_of("0.6B")
+    ids, sampler = prompt(target.model, 512), DialledSampler(0.7)
+    synthetic = Steps(target, eagle3(target.model), ids, sampler, do_sample=True)
+    sides = {"no drafter": Steps(target, None, ids), "EAGLE-3, synthetic 0.7": synthetic}
+    yield "0.6B, B = 1", sides | {"HF generate, eager, per token": hf_generate(target.model, ids)}
+
+
+def mixture() -> Iterator[Group]:
+    """A mixture of experts, which needs an H200."""
+    target_of.cache_clear()
+    model = shape("30B-A3B")
+    if DEVICE == "cpu":
+        model.set_experts_implementation("batched_mm")
+    ids, lookup = prompt(model, 512), PromptLookupDrafter(3)
+    sides = {"captured": Steps(model, lookup, ids)}
+    yield "30B-A3B, lookup, K = 3", sides | {"eager": Steps(model, lookup, ids, graphs=False)}
+
+
+class Successors(PromptLookupDrafter):
+    """A drafter that costs nothing and always proposes the ids after the last one."""
 
     def propose(self, context, state, drawing):
-        """The ids after the last one."""
         last = context.tokens.gather(1, context.num_new[:, None])
         return Draft(last + 1 + torch.arange(drawing.num_draft_tokens, device=last.device))
 
 
-def _forgetful(mixer, inputs, record, line):
-    """A window from a state that never advances: what a step would take without a replay."""
+def forgetful(mixer, inputs, record, line):
+    """A window from a state that never advances: a step without taking back."""
     return mixer.run(inputs, mixer._copies())[1]
 
 
-class Bench:
-    """Models that parts share, and the table.
+def hybrid() -> Iterator[Group]:
+    """A target with recurrent layers: what taking back costs."""
+    target = target_of("9B hybrid")
+    kernels = "fla's kernels" if is_flash_linear_attention_available() else "HF's torch path"
+    for rows in (1, 8):
+        ids, sides = prompt(target.model, 512, rows), {}
+        for name in ("whole step", "state never advances"):
+            is_whole = name == "whole step"
+            change = patch.object(_Mixer, "read_both", forgetful)
+            with nullcontext() if is_whole else change:  # the graph keeps what is captured here
+                sides[name] = Steps(target, PromptLookupDrafter(4), ids)
+        if rows == 1:
+            options = Successors(4), ids, DialledSampler(0.72)
+            sides["synthetic acceptance 0.72"] = Steps(target, *options, do_sample=True)
+            sides["HF generate, per token"] = hf_generate(target.model, ids)
+        yield f"9B hybrid, {kernels}, K = 4, B = {rows}", sides
 
-    Args:
-        tiny: tiny shapes, to try the program.
+
+def profile() -> Iterator[Group]:
+    """What a step launches, and the kernels that take the most time."""
+    target = target_of("8B")
+    ids, tree = prompt(target.model, 512), eagle3(target.model, tree=Tree(nodes=31, depth=5))
+    for name, drafter in {"EAGLE-3, K = 3": eagle3(target.model), "tree of 31 nodes": tree}.items():
+        side = Steps(target, drafter, ids)
+        activities = [getattr(torch.profiler.ProfilerActivity, DEVICE.upper())]
+        with torch.profiler.profile(activities=[*activities]) as found:
+            side()
+        events = [event for event in found.key_averages() if event.self_device_time_total]
+        events.sort(key=lambda event: -event.self_device_time_total)
+        count, ms = (
+            sum(e.count for e in events),
+            sum(e.self_device_time_total for e in events) / 1e3,
+        )
+        print(f"{name}: {count / NUM_STEPS:.0f} kernels, {ms / NUM_STEPS:.3f} ms of the device")
+        for e in events[:5]:
+            each = e.self_device_time_total / 1e3 / NUM_STEPS
+            print(f"    {each:.3f} ms, {e.count / NUM_STEPS:.0f} x {e.key[:70]}")
+        yield f"8B, {name}", {"a step": side}
+
+
+def hf_generate(model: PreTrainedModel, ids: Tensor, assistant=None, k: int = 0) -> Side:
+    """HF's `generate` in eager mode, per pass of the target: the difference of two lengths."""
+    options = {"do_sample": False, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    if assistant is not None:
+        config = assistant.generation_config
+        config.num_assistant_tokens, config.num_assistant_tokens_schedule = k, "constant"
+        config.assistant_confidence_threshold = 0.0
+        options["assistant_model"] = assistant
+
+    passes = []
+
+    def counted(ids: Tensor, scores: object) -> Tensor:
+        """A criterion that stops nothing: it is asked once after every pass."""
+        passes.append(1)
+        return torch.zeros(len(ids), dtype=torch.bool, device=ids.device)
+
+    def side() -> float:
+        found = []
+        for count in (4, 24):
+            passes.clear()
+            work = {"max_new_tokens": count, "min_new_tokens": count, **options}
+            work["stopping_criteria"] = StoppingCriteriaList([counted])
+            found.append((timed(lambda work=work: model.generate(ids, **work))[0], len(passes)))
+        return (found[1][0] - found[0][0]) / max(1, found[1][1] - found[0][1])
+
+    return side
+
+
+def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k: int) -> Side:
+    """A loop over `torch.compile` forwards of HF's modules with static caches: the target over the
+    anchor and K tokens, the draft model K times, greedy comparison on the host. Every step reads
+    K + 1 new slots, whatever is accepted.
     """
 
-    def __init__(self, tiny: bool):
-        self.tiny = tiny
-        self.lines: list[str] = []
-        self.results: dict = {}
-        self._name = ""
+    class Compiled:
+        """The most likely tokens after each of a window, by one forward."""
 
-    @cached_property
-    def model(self):
-        """The 8B shape in bfloat16."""
-        return shape_8b(**(TINY if self.tiny else {}))
+        def __init__(self, module: PreTrainedModel):
+            self.module, self.name = module, cache_argument(module)
+            room = ids.shape[1] + (NUM_STEPS + 1) * (k + 1)
+            self.cache = StaticCache(config=module.config, max_cache_len=room)
+            self.run = torch.compile(self.forward, mode="reduce-overhead", dynamic=False)
 
-    @cached_property
-    def target(self) -> Target:
-        """The 8B shape, fused, or as it is where that fails."""
-        return Target(self.model, fuse=not self.tiny)
+        def forward(self, tokens: Tensor, positions: Tensor | None = None) -> Tensor:
+            inputs = {"input_ids": tokens, "position_ids": positions, self.name: self.cache}
+            return self.module(**inputs, use_cache=True).logits.argmax(dim=-1)
 
-    @cached_property
-    def draft_model(self):
-        """One layer of the 8B shape with 32 000 ids: the cost of a head."""
-        changed = TINY if self.tiny else {"vocab_size": self.model.config.vocab_size}
-        return shape_8b(**changed | {"num_hidden_layers": 1})
+        def restart(self) -> None:
+            self.cache.reset()
+            self.forward(ids)
 
-    @cached_property
-    def bandwidth(self) -> float:
-        """GB/s of a copy."""
-        return copy_bandwidth()
+        def __call__(self, *window: Tensor) -> Tensor:
+            torch.compiler.cudagraph_mark_step_begin()
+            return self.run(*window).clone()
 
-    def length(self, tokens: int) -> int:
-        """Of a prompt; short ones with tiny shapes."""
-        return min(tokens, 24) if self.tiny else tokens
+    target, drafter = Compiled(model), Compiled(draft)
 
-    def run(self, name: str) -> None:
-        """One part; its errors are printed."""
-        self._name, start = name, time.perf_counter()
-        print(f"\n== {name}", flush=True)
-        try:
-            getattr(self, f"part_{name}")()
-        except Exception as error:
-            traceback.print_exc(file=sys.stdout)
-            self.results.setdefault(name, {})["error"] = f"{type(error).__name__}: {error}"
-            self.lines.append(f"{name:<11}FAILED: {type(error).__name__}: {str(error)[:110]}")
-        finally:
-            seconds = time.perf_counter() - start
-            self.results.setdefault(name, {})["seconds"] = seconds
-            print(f"== {name}: {seconds:.0f} s", flush=True)
+    def run() -> None:
+        window = torch.zeros(len(ids), k + 1, dtype=torch.long, device=ids.device)
+        for start in range(ids.shape[1], ids.shape[1] + NUM_STEPS * (k + 1), k + 1):
+            where = (start + torch.arange(k + 1, device=ids.device)).expand(len(ids), -1)
+            for i in range(k):
+                window[:, i + 1 : i + 2] = drafter(window[:, i : i + 1], where[:, i : i + 1])
+            best = target(window, where)
+            int((best[:, :-1] == window[:, 1:]).long().cumprod(1).sum(1).max())  # the host decides
+            window[:, :1] = best[:, -1:]
 
-    def note(self, what: str, value: float, unit: str, goal: str = "", **more) -> None:
-        """A line of the table and an entry of the results."""
-        line = f"{self._name:<11}{what:<58}{value:>9.3f} {unit:<8}{goal}"
-        print(line, flush=True)
-        self.lines.append(line)
-        entry = {"value": value, "unit": unit, "goal": goal} | more
-        self.results.setdefault(self._name, {})[what] = entry
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def side() -> float:
+        target.restart()
+        drafter.restart()
+        return timed(run)[0] / NUM_STEPS
 
-    def note_step(self, what: str, step: StepTime, goal: str = "") -> None:
-        """The time of a step, with its capture."""
-        self.note(what, step.ms, "ms", goal, **vars(step))
-        if step.refusal is not None:
-            self.lines.append(f"{'':<11}not captured: {step.refusal[:110]}")
-
-    def _note_seconds(self, what: str, function: Callable, goal: str = "") -> None:
-        """The time that a call takes."""
-        start = time.perf_counter()
-        function()
-        synchronize()
-        self.note(what, time.perf_counter() - start, "s", goal)
-
-    def part_equality(self) -> None:
-        """Captured steps against eager ones, on a small model in two precisions, then on the 8B."""
-        sizes = TINY | {"max_position_embeddings": 1024, "vocab_size": 4096}
-        sizes |= {"bos_token_id": None, "eos_token_id": None}
-        for dtype in (torch.float32, torch.bfloat16):
-            model = random_model(LlamaForCausalLM, LlamaConfig(**sizes), dtype)
-            worse = random_model(LlamaForCausalLM, LlamaConfig(**sizes), dtype)
-            with torch.no_grad():
-                for weight in worse.parameters():
-                    weight += 0.05 * weight.std() * torch.randn_like(weight)
-            drafters = {
-                "none": None,
-                "lookup": PromptLookupDrafter(3),
-                "model": ModelDrafter(worse, 3),
-                "eagle3": eagle3(model),
-                "mask-token": mask_token(model, 3),
-                "mtp": mtp(model),
-            }
-            samplers = SAMPLERS if dtype == torch.float32 else [SAMPLERS[0], SAMPLERS[2]]
-            for name, drafter in drafters.items():
-                for sampler in samplers:
-                    self._compare(model, name, drafter, sampler, dtype)
-        drafter = eagle3(self.model)
-        generator = SpeculativeGenerator(self.target, drafter, graphs=True)
-        for seed, options in enumerate([{"do_sample": False}, *CALLS]):
-            ids = prompt(self.model, self.length(64), rows=2, seed=seed)
-            generator.generate(ids, max_new_tokens=60, eos_token_id=None, check=True, **options)
-        self.note("8B, EAGLE-3, bf16: steps equal to eager ones", 1.0, "yes", "captured = eager")
-
-    def _compare(self, model, name, drafter, sampler, dtype) -> None:
-        generator = SpeculativeGenerator(model, drafter, sampler, graphs=True)
-        room = 64 if name == "none" else 100
-        for seed, options in enumerate([{"do_sample": False}, *CALLS]):
-            ids = prompt(model, 17 + seed, rows=3, seed=seed)
-            generator.generate(ids, max_new_tokens=room, eos_token_id=None, check=True, **options)
-        counts = [graph.num_calls for r in generator._runners for graph in r.graphs.values()]
-        what = f"{str(dtype)[6:]}, {name}, {type(sampler).__name__}: replays compared"
-        self.note(what, sum(counts), "steps", f"equal, {max(counts)} of one graph")
-
-    def part_step(self) -> None:
-        """The figure of the issue: 8B, EAGLE-3, K = 3, 512 tokens of context."""
-        ids = prompt(self.model, self.length(512))
-        roof = weight_bytes(self.model) / (self.bandwidth * 1e9) * 1e3
-        self.note("roof: weights of the 8B at the speed of a copy", roof, "ms")
-        self.note("speed of a copy", self.bandwidth, "GB/s")
-        drafter = eagle3(self.model)
-        self._note_seconds("first target: weights joined, compiled, self-test", lambda: self.target)
-        fused = SpeculativeGenerator(self.target, drafter, graphs=True)
-        again = partial(Target, self.model, fuse=not self.tiny)
-        self._note_seconds(
-            "second generator over the model",
-            lambda: SpeculativeGenerator(again(), drafter, graphs=True),
-            "<= 0.3",
-        )
-        print(fused.explain(), flush=True)
-        short = partial(fused.generate, ids[:, :100], max_new_tokens=8, eos_token_id=None)
-        self._note_seconds("first call, all that it compiles included", short)
-        self._note_seconds("second call", short)
-        step = time_steps(fused, ids)
-        self.note_step("8B, EAGLE-3, K = 3, B = 1, 512 tokens, fused", step, "<= 6.1")
-        self.note("  capture", step.capture_seconds, "s", "<= 3")
-        share = 100 * step.pool_bytes / max(1, step.cache_bytes)
-        self.note("  memory of the graph over that of the caches", share, "%", "<= 10")
-        plain = SpeculativeGenerator(self.model, drafter, graphs=True)
-        self.note_step("the same, not fused", time_steps(plain, ids, rounds=2))
-        eager = SpeculativeGenerator(self.model, drafter, graphs=False)
-        self.note_step("the same, eager", time_steps(eager, ids, num_steps=15, rounds=2))
-        sampled = time_steps(fused, ids, rounds=2, do_sample=True, temperature=0.8, top_p=0.9)
-        self.note_step("the same, captured and fused, top-p 0.9", sampled)
-        for acceptance in (0.6, 0.8):
-            dialled = SpeculativeGenerator(
-                self.target, drafter, DialledSampler(acceptance), graphs=True
-            )
-            step = time_steps(dialled, ids, rounds=2, room=400, do_sample=True)
-            rate = 1e3 * step.tokens_per_step / step.ms
-            what = f"synthetic acceptance {acceptance} per token: tokens per second"
-            self.note(what, rate, "tok/s", "", **vars(step))
-
-    def part_trees(self) -> None:
-        """Trees of 31 nodes beside chains of the same depth; random drafts are hardly accepted, so
-        these are costs alone.
-        """
-        length = 5
-        tree = Tree(nodes=31, depth=length)
-        chain, branching = eagle3(self.model, length), eagle3(self.model, tree=tree)
-        generators = {
-            "a chain": SpeculativeGenerator(self.target, chain, graphs=True),
-            "a tree": SpeculativeGenerator(self.target, branching, graphs=True),
-        }
-        rejecting = SpeculativeGenerator(self.target, branching, "rejection", graphs=True)
-        sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1}
-        for rows, tokens in ((1, 512), (1, 8192), (8, 512)):
-            ids = prompt(self.model, self.length(tokens), rows=rows)
-            where = f"EAGLE-3, D = {length}, B = {rows}, {tokens} tokens"
-            for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
-                steps = {}
-                for name, generator in generators.items():
-                    steps[name] = time_steps(generator, ids, rounds=2, **options).ms
-                    self.note(f"{where}, {gate}, {name}", steps[name], "ms")
-                    generator.release()
-                ratio, goal = steps["a tree"] / steps["a chain"], "<= 1.15" if rows == 1 else ""
-                self.note("  tree over chain", ratio, "x", goal)
-        ids = prompt(self.model, self.length(512))
-        step = time_steps(rejecting, ids, rounds=2, **sampled)
-        self.note("the sampled tree, B = 1, by recursive rejection", step.ms, "ms")
-        for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
-            found = profile_steps(generators["a tree"], ids, **options)
-            self.results[self._name][f"profile, {gate}"] = found
-            self.note(f"{gate} tree: kernels per step", found["kernels_per_step"], "")
-            self.note(f"{gate} tree: device", found["device_ms_per_step"], "ms")
-            for kernel in found["five_most_expensive"]:
-                what = f"{kernel['per_step']:.0f} x {kernel['kernel'][:50]}"
-                self.note(what, kernel["ms_per_step"], "ms")
-
-    def part_corrections(self) -> None:
-        """A DSpark-shaped head of 7 tokens, with each correction and without, for a target with the
-        vocabulary of the public heads: costs alone. First that captured steps are the eager ones.
-
-        torch's argmax over one row of 128 256 ids takes 26 us, over 151 936 ids 8 us (torch 2.11).
-        """
-        self.__dict__.pop("target", None)
-        model = self.__dict__["model"] = shape_8b(**TINY if self.tiny else {"vocab_size": 151_936})
-        rank = 16 if self.tiny else 256
-        kinds = {
-            "no correction": (None, {}),
-            "Markov": (MarkovConfig(rank), {}),
-            "Markov, gated": (MarkovConfig(rank, "gated"), {}),
-            "Markov, rnn": (MarkovConfig(rank, "rnn"), {}),
-            "Domino": (DominoConfig(rank, 4 * rank), {}),
-            "selector and convolutions": (SelectorConfig(rank), {"convolution": Convolution()}),
-            "XPress": (XPressConfig(rank), {}),
-        }
-        sampled = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": 1}
-        generators = {}
-        for name, (correction, of_layer) in kinds.items():
-            drafter = block_head(model, correction, **of_layer)
-            generators[name] = SpeculativeGenerator(self.target, drafter, graphs=True)
-            for options in ({"do_sample": False}, sampled):
-                short = prompt(model, self.length(64), rows=2)
-                options = options | {"max_new_tokens": 40, "eos_token_id": None}
-                generators[name].generate(short, check=True, **options)
-            generators[name].release()
-        self.note("all: steps equal to eager ones", 1.0, "yes", "captured = eager")
-        ids, plain = prompt(model, self.length(512)), {}
-        for gate, options in (("greedy", {"do_sample": False}), ("sampled", sampled)):
-            for name, generator in generators.items():
-                step = time_steps(generator, ids, rounds=2, **options)
-                self.note_step(f"B = 1, 512 tokens, {gate}, {name}", step)
-                goal = "<= 1.04" if name == "Markov" else ""
-                self.note(
-                    "  over no correction", step.ms / plain.setdefault(gate, step.ms), "x", goal
-                )
-                generator.release()
-        found = profile_steps(generators["Markov"], ids, **sampled)
-        self.results[self._name]["profile"] = found
-        for kernel in found["five_most_expensive"]:
-            what = f"{kernel['per_step']:.0f} x {kernel['kernel'][:50]}"
-            self.note(what, kernel["ms_per_step"], "ms")
-        del self.__dict__["target"], self.__dict__["model"]
-
-    def part_profile(self) -> None:
-        """Launches, synchronisations and kernels of the step."""
-        ids = prompt(self.model, self.length(512))
-        generator = SpeculativeGenerator(self.target, eagle3(self.model), graphs=True)
-        found = profile_steps(generator, ids)
-        self.results[self._name] = found
-        for name, goal in (
-            ("graph_launches_per_step", "1"),
-            ("kernel_launches_per_step", "0"),
-            ("copies_per_step", "1, the record"),
-            ("host_syncs_per_step", "0"),
-            ("kernels_per_step", ""),
-            ("device_ms_per_step", ""),
-        ):
-            self.note(name.replace("_", " "), found[name], "", goal)
-        for kernel in found["five_most_expensive"]:
-            what = f"{kernel['per_step']:.0f} x {kernel['kernel'][:50]}"
-            self.note(what, kernel["ms_per_step"], "ms")
-
-    def part_context(self) -> None:
-        """Long contexts, and batches."""
-        drafter = eagle3(self.model)
-        generator = SpeculativeGenerator(self.target, drafter, graphs=True)
-        for rows, tokens, goal in (
-            (1, 8192, "<= 0.6 more than at 512"),
-            (8, 512, ""),
-            (8, 8192, "<= 11"),
-        ):
-            ids = prompt(self.model, self.length(tokens), rows)
-            step = time_steps(generator, ids, num_steps=20, rounds=2)
-            self.note_step(f"8B, EAGLE-3, K = 3, B = {rows}, {tokens} tokens", step, goal)
-            generator.release()
-
-    def part_plain(self) -> None:
-        """Plain decoding through the same loop."""
-        ids = prompt(self.model, self.length(512))
-        generator = SpeculativeGenerator(self.target, None, graphs=True)
-        self.note_step("8B, no drafter, 512 tokens, fused", time_steps(generator, ids), "<= 5.0")
-
-    def part_calls(self) -> None:
-        """Whole calls: prompts of many lengths, one after the other, everything included."""
-        drafter = eagle3(self.model)
-        generator = SpeculativeGenerator(self.target, drafter, DialledSampler(0.7), graphs=True)
-        lengths = torch.logspace(math.log10(30), math.log10(1550), 24).long().tolist()
-        random.Random(0).shuffle(lengths)
-        prompts = [prompt(self.model, self.length(n), seed=i) for i, n in enumerate(lengths)]
-        room = 16 if self.tiny else 128
-        options = {"max_new_tokens": room, "do_sample": True, "seed": 0, "eos_token_id": None}
-
-        def call(ids: Tensor) -> tuple[float, int]:
-            synchronize()
-            start = time.perf_counter()
-            result = generator.generate(ids, **options)
-            synchronize()
-            return (time.perf_counter() - start) * 1e3, result.stats.steps[0]
-
-        def compiled() -> int:
-            return torch._dynamo.utils.counters["stats"]["unique_graphs"]
-
-        taken, _ = call(prompts[0])
-        self.note("one call, which compiles and captures", taken / 1e3, "s")
-        print(generator.explain(), flush=True)
-        for name, goal in (("24 prompts, first time", "<= 8.5"), ("again", "<= 7.6")):
-            before = compiled(), sum(len(runner.all_graphs) for runner in generator._runners)
-            times = [call(ids) for ids in prompts]
-            per_step = sum(ms for ms, _ in times) / sum(steps for _, steps in times)
-            self.note(f"{name}, per step", per_step, "ms", goal, calls=times, lengths=lengths)
-            after = compiled(), sum(len(runner.all_graphs) for runner in generator._runners)
-            self.note("  graphs compiled meanwhile", after[0] - before[0], "", "0")
-            self.note("  captures meanwhile", after[1] - before[1], "")
-        print(generator.explain(), flush=True)
-        ids = prompt(self.model, self.length(512))
-        step = time_steps(generator, ids, rounds=2, room=400, do_sample=True)
-        self.note_step("replay alone, 512 tokens", step)
-        reading = []
-        for ids in prompts:
-            synchronize()
-            start = time.perf_counter()
-            generation = generator.start(ids, **options)
-            synchronize()
-            reading.append((time.perf_counter() - start) * 1e3)
-            generation.close()
-        self.note(
-            "starting a call, its prompt read", statistics.median(reading), "ms", "", all=reading
-        )
-
-    def part_lengths(self) -> None:
-        """One graph per draft length, changed between steps; and windows of several widths."""
-        ids = prompt(self.model, self.length(512))
-        times = {}
-        for k in (3, 5, 7):
-            generator = SpeculativeGenerator(self.target, mask_token(self.model, k), graphs=True)
-            times[k] = time_steps(generator, ids, rounds=2)
-            self.note_step(f"8B, mask-token head of four layers, K = {k}", times[k])
-            generator.release()
-        flat = 100 * (times[7].ms / times[3].ms - 1)
-        self.note("K = 7 over K = 3", flat, "%", "<= 3, parallel drafting")
-        modules = SpeculativeGenerator(self.target, mtp(self.model), graphs=True)
-        self.note_step("8B, MTP of three depths, K = 3", time_steps(modules, ids, rounds=2))
-        modules.release()
-        generator = SpeculativeGenerator(self.target, eagle3(self.model, 5), graphs=True)
-        generation = generator.start(ids, max_new_tokens=400, eos_token_id=None)
-        for k in (1, 3, 5) * 12:
-            generation.num_draft_tokens = k
-            generator.step(generation)
-        synchronize()
-        for k, graph in sorted(generation.runner.graphs.items()):
-            start = time.perf_counter()
-            for _ in range(20):
-                graph()
-            synchronize()
-            taken = (time.perf_counter() - start) * 1e3 / 20
-            self.note(f"8B, EAGLE-3, K = {k} of 5, one of three graphs", taken, "ms")
-
-    def part_baselines(self) -> None:
-        """HF eager, HF assisted, and a loop over compiled forwards, on the 8B."""
-        ids, k = prompt(self.model, self.length(512)), 3
-        ours = SpeculativeGenerator(self.target, eagle3(self.model, k), graphs=True)
-        step = time_steps(ours, ids, rounds=2)
-        self.note_step("ours, EAGLE-3, K = 3", step)
-        drafter = ModelDrafter(self.draft_model, k)
-        small = time_steps(SpeculativeGenerator(self.target, drafter, graphs=True), ids, rounds=2)
-        self.note_step("ours, one-layer draft model, K = 3", small)
-        plain = hf_generate_ms(self.model, ids)
-        self.note("HF generate, eager, per token", plain, "ms")
-        assisted, tokens = hf_assisted_ms(self.model, self.draft_model, ids, k)
-        self.note("HF assisted, eager, the same draft model, per pass", assisted, "ms")
-        self.note("  HF assisted over ours, per pass", assisted / small.ms, "x", ">= 3")
-        self.note("  tokens per pass: HF assisted", tokens, "")
-        self.note("  tokens per pass: ours", small.tokens_per_step, "")
-        torch.compiler.reset()
-        loop = CompiledLoop(self.model, self.draft_model, k).time(ids)
-        self.note("loop over torch.compile(reduce-overhead), per step", loop, "ms")
-        self.note("  compiled loop over ours, per step, K = 3", loop / small.ms, "x", ">= 1.15")
-
-    def part_small(self) -> None:
-        """The 0.6B shape."""
-        changed = TINY | {"num_hidden_layers": 2} if self.tiny else {}
-        model = shape_06b(**changed)
-        ids = prompt(model, self.length(512))
-        target = Target(model, fuse=not self.tiny)
-        step = time_steps(SpeculativeGenerator(target, None, graphs=True), ids)
-        self.note_step("0.6B, no drafter, fused", step)
-        plain = hf_generate_ms(model, ids)
-        self.note("HF generate, eager, per token", plain, "ms")
-        self.note("  HF generate over ours, plain decoding", plain / step.ms, "x")
-        drafter = eagle3(model)
-        dialled = SpeculativeGenerator(target, drafter, DialledSampler(0.7), graphs=True)
-        step = time_steps(dialled, ids, rounds=2, room=400, do_sample=True)
-        self.note_step("0.6B, EAGLE-3, K = 3, synthetic acceptance 0.7", step)
-        faster = plain / (step.ms / step.tokens_per_step)
-        self.note("  HF generate over ours, per token", faster, "x", ">= 5")
-
-    def part_attention(self) -> None:
-        """The attention function that a step calls, over valid slots only."""
-        from types import SimpleNamespace
-
-        from specdec.graphs import Captured
-        from specdec.target.attention import slot_attention
-        from specdec.target.cache import KeyValueShape, SlotCache
-
-        rows, width, heads, kv_heads, dim = 16, 4, 32, 8, 128
-        dtype, device = torch.bfloat16, torch.device(DEVICE)
-        module = SimpleNamespace(layer_idx=0, num_key_value_groups=heads // kv_heads)
-        for allocated, valid in ((4352, 4096), (16384, 4096)):
-            if self.tiny:
-                allocated, valid = 64, 32
-            shape = KeyValueShape(kv_heads, dim, dim, dtype, device)
-            cache = SlotCache(rows, allocated, {0: shape})
-            for table in (*cache.keys.values(), *cache.values.values()):
-                table.normal_()
-            query = torch.randn(rows, heads, width, dim, dtype=dtype, device=device)
-            new = torch.randn(rows, kv_heads, width, dim, dtype=dtype, device=device)
-            slots = valid - width + torch.arange(width, device=device).expand(rows, -1)
-
-            def attend(query, new, slots, cache=cache):
-                window = cache.open_window(slots, num_attended=cache.num_slots)
-                keys, values = cache.update(new, new, 0)
-                return slot_attention(module, query, keys, values, None, slot_window=window)[0]
-
-            captured = Captured(attend, (query, new, slots))
-            captured(query, new, slots)
-            synchronize()
-            start = time.perf_counter()
-            for _ in range(50):
-                captured._graph.replay() if captured._graph else captured(query, new, slots)
-            synchronize()
-            taken = (time.perf_counter() - start) / 50
-            num_bytes = 2 * rows * valid * kv_heads * dim * 2
-            rate = 100 * num_bytes / taken / 1e9 / self.bandwidth
-            what = f"B = 16, {valid} valid of {allocated} slots, write and attend"
-            self.note(what, taken * 1e3, "ms")
-            self.note("  bytes of valid slots over the speed of a copy", rate, "%", ">= 60")
-
-    def part_hybrid(self) -> None:
-        """A target with recurrent layers: what taking back costs, and whole calls beside HF's."""
-        model = shape_9b_hybrid(**(TINY if self.tiny else {}))
-        kernels = "fla's kernels" if is_flash_linear_attention_available() else "HF's torch path"
-        target = Target(model)
-        drafter = PromptLookupDrafter(4)
-        small = SpeculativeGenerator(target, drafter, graphs=True)
-        for seed, options in enumerate([{"do_sample": False}, *CALLS]):
-            ids = prompt(model, 40, rows=3, seed=seed)
-            small.generate(ids, max_new_tokens=40, eos_token_id=None, check=True, **options)
-        self.note(f"{kernels}: captured steps equal to eager ones", 1.0, "yes", "captured = eager")
-        small.release()
-        for rows in (1, 8):
-            ids, steps = prompt(model, self.length(512), rows), []
-            for is_replayed in (True, False):
-                read = _Mixer.read_both
-                if not is_replayed:
-                    _Mixer.read_both = _forgetful
-                generator = SpeculativeGenerator(target, drafter, graphs=True)
-                steps.append(time_steps(generator, ids, rounds=2))
-                _Mixer.read_both = read
-                generator.release()
-            whole, without = steps
-            self.note_step(f"9B hybrid, {kernels}, K = 4, B = {rows}", whole)
-            share = 100 * (whole.ms - without.ms) / whole.ms
-            self.note("  share of the replay", share, "%", "<= 10")
-        ids = prompt(model, self.length(512))
-        dialled = SpeculativeGenerator(target, _Random(4), DialledSampler(0.72), graphs=True)
-        options = {"do_sample": True, "seed": 0, "eos_token_id": None}
-        result = dialled.generate(ids, max_new_tokens=64, **options)
-        ours = per_token_ms(lambda n: dialled.generate(ids, max_new_tokens=n, **options), 16, 144)
-        theirs = hf_generate_ms(model, ids)
-        length = result.stats.acceptance_length
-        self.note("synthetic acceptance: tokens per step", length, "", "3")
-        self.note("  per token", ours, "ms")
-        self.note("  HF generate, per token", theirs, "ms")
-        self.note("  HF over ours", theirs / ours, "x", ">= 1.6")
-
-    def part_mixture(self) -> None:
-        """A mixture of experts, 30B-A3B."""
-        self.__dict__.pop("target", None)
-        self.__dict__.pop("model", None)
-        self.__dict__.pop("draft_model", None)
-        if DEVICE == "cuda":
-            torch.cuda.empty_cache()
-        sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-        model = shape_30b_a3b(**(TINY | sizes if self.tiny else {}))
-        ids = prompt(model, self.length(512))
-        generator = SpeculativeGenerator(model, PromptLookupDrafter(3), graphs=True)
-        if self.tiny and DEVICE == "cpu":
-            model.set_experts_implementation("batched_mm")
-            generator = SpeculativeGenerator(model, PromptLookupDrafter(3), graphs=True)
-        print(generator.explain(), flush=True)
-        generator.generate(ids[:, :32], max_new_tokens=40, eos_token_id=None, check=True)
-        self.note("30B-A3B, lookup, K = 3: steps equal to eager ones", 1.0, "yes")
-        self.note_step("30B-A3B, lookup, K = 3", time_steps(generator, ids, rounds=2))
-        eager = SpeculativeGenerator(model, PromptLookupDrafter(3), graphs=False)
-        self.note_step("the same, eager", time_steps(eager, ids, num_steps=10, rounds=2))
+    return side
 
 
-def main() -> None:
+PARTS = (step, baselines, context, trees, corrections, calls, small, hybrid, profile, mixture)
+
+
+def main() -> int:
+    """As on the command line; 1 where a part fails."""
+    names = {part.__name__: part for part in PARTS}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--only", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, to try the program")
-    args = parser.parse_args()
-    names = [name.strip() for name in args.only.split(",")]
-    unknown = sorted(set(names) - set(PARTS))
-    if unknown:
-        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(PARTS)}")
-    device = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    print(f"{device}, torch {torch.__version__}", flush=True)
-    torch.backends.cuda.matmul.allow_tf32 = False
-    bench = Bench(args.tiny)
-    for name in names:
-        bench.run(name)
-        save(args.out, {"device": device, "torch": torch.__version__, "parts": bench.results})
-    print("\n" + "\n".join(bench.lines))
+    parser.add_argument("parts", nargs="*", default=list(names), help=", ".join(names))
+    parts = parser.parse_args().parts
+    if unknown := sorted(set(parts) - names.keys()):
+        parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(names)}")
+    print(about(), flush=True)
+    num_failed = 0
+    for name in parts:
+        start = time.perf_counter()
+        try:
+            for title, sides in names[name]():
+                times = Turns().run(sides, ROUNDS)
+                print(f"\n{title}\n")
+                first, rows = next(iter(sides)), []
+                for side, run in sides.items():
+                    spread = max(times[side]) - min(times[side])
+                    cells = (
+                        f"{times.ms(side):.2f}",
+                        f"{spread:.2f}",
+                        f"{times.ratio(side, first):.2f}",
+                    )
+                    rows.append(
+                        [side, *cells, *(run.about() if isinstance(run, Steps) else ("", ""))]
+                    )
+                show("|ms|spread|x|tokens per step|captured in, s", rows)
+                del sides, run
+                gc.collect()
+        except Exception:
+            traceback.print_exc(file=sys.stdout)
+            num_failed += 1
+        gc.collect()
+        torch.cuda.empty_cache()
+        print(f"\n== {name}: {time.perf_counter() - start:.0f} s", flush=True)
+    return min(num_failed, 1)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,46 +1,43 @@
 """Ragged attention against the memory, and against PyTorch's attention with a dense mask, on a GPU.
 
-    python benchmarks/gpu_attention.py
-    python benchmarks/gpu_attention.py --sweep
+    PYTHONPATH=. python benchmarks/gpu_attention.py
+    PYTHONPATH=. python benchmarks/gpu_attention.py --sweep
 
 The window of a chain, 4 queries, with 32 query heads over 8 heads of keys of width 128, bfloat16.
 Both sides, and a device-to-device copy of as many bytes as the roof, are captured in CUDA graphs
-over the same input sets, which together exceed the cache, and are replayed in turn; figures are
-medians over rounds, of ratios within a round. The dense mask is made beforehand. Bytes are those of
-keys and values in the slots that the rows have filled. "eager" is ours outside a graph: what a
-launch costs on the host shows there.
-
-`--sweep` times the cuts of the work and prints the fastest.
+over the same input sets, which together exceed the cache, and are replayed in turn. The dense mask
+is made beforehand. Bytes are those of keys and values in the slots that the rows have filled.
+"eager" is ours outside a graph: what a launch costs on the host shows there. A second table has
+keys and values written into the cache in one launch against index copies. `--sweep` times other
+cuts of the work instead.
 """
 
 import argparse
-import itertools
-import statistics
-from collections.abc import Callable
+from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from gpu_kernels import copies, graph_of, milliseconds, num_launches
+from timing import DEVICE, Turns, about, copies, launched, num_launches, replay, show
 from torch import Tensor
 
-from specdec.kernels import attends_raggedly, ragged_attention, write_slots
-from specdec.kernels.attention import triton as kernels
+from specdec.kernels import ragged_attention, write_slots
 from specdec.target.attention import window_mask
 from specdec.target.cache import Window, round_up
 
 QUERIES, HEADS, KV_HEADS, WIDTH, DTYPE = 4, 32, 8, 128, torch.bfloat16
 SLOT_BYTES = 2 * KV_HEADS * WIDTH * DTYPE.itemsize
-SET_BYTES, MAX_SETS = 1e9, 96  # many times the cache; or enough launches to time
+SET_BYTES, MAX_SETS = 1e9, 96 if DEVICE == "cuda" else 2  # many times the cache; or enough to time
 TOLERANCE = 0.02  # of results, in rms: bfloat16 rounds twice, in other places
-
-
-class Shape(NamedTuple):
-    """What is attended over; `lengths` include the window."""
-
-    name: str
-    lengths: list[int]
-    num_slots: int
+UNIT = 512 if DEVICE == "cuda" else 8  # of the lengths
+MIXED = [UNIT * (i + 1) for i in range(16)]
+SHAPES = [  # length of a row, of all rows with the window, slots
+    *((f"{n}", [n] * r, round_up(n)) for r, n in product((1, 8, 16), (UNIT, 8 * UNIT, 16 * UNIT))),
+    (f"{UNIT}", [UNIT], 64 * UNIT),
+    (f"{UNIT}", [UNIT] * 16, 16 * UNIT),
+    (f"{MIXED[0]}..{MIXED[-1]}", MIXED, MIXED[-1]),
+]
 
 
 class Inputs(NamedTuple):
@@ -53,163 +50,113 @@ class Inputs(NamedTuple):
     mask: Tensor
 
 
-def same(rows: int, length: int, num_slots: int | None = None) -> Shape:
-    """Rows of one length, in a cache of so many slots."""
-    return Shape(f"{rows} x {length}", [length] * rows, num_slots or round_up(length))
-
-
-MIXED = [round(8192 * (i + 1) / 16) for i in range(16)]
-SHAPES = [
-    *(same(rows, length) for rows in (1, 8, 16) for length in (512, 4096, 8192)),
-    same(1, 512, 32768),
-    same(16, 512, 8192),
-    Shape("16 x 512..8192", MIXED, 8192),
-]
-
-
-def inputs(shape: Shape) -> Inputs:
+def inputs(lengths: list[int], num_slots: int) -> Inputs:
     """Random, laid out as a `SlotCache` does."""
-    rows, size = len(shape.lengths), (shape.num_slots + 1, KV_HEADS, WIDTH)
-    query = torch.randn(rows, QUERIES, HEADS, WIDTH, device="cuda", dtype=DTYPE).transpose(1, 2)
-    keys, values = (
-        torch.randn(rows, *size, device="cuda", dtype=DTYPE)[:, :-1].transpose(1, 2) for _ in "kv"
-    )
-    ends = torch.tensor(shape.lengths, device="cuda")[:, None]
-    slots = ends - QUERIES + torch.arange(QUERIES, device="cuda")
-    mask = window_mask(Window(slots, shape.num_slots), slots.shape[1], DTYPE)
+    rows, size = len(lengths), (num_slots + 1, KV_HEADS, WIDTH)
+    query = torch.randn(rows, QUERIES, HEADS, WIDTH, dtype=DTYPE).transpose(1, 2)
+    keys, values = (torch.randn(rows, *size, dtype=DTYPE)[:, :-1].transpose(1, 2) for _ in "kv")
+    slots = torch.tensor(lengths)[:, None] - QUERIES + torch.arange(QUERIES)
+    mask = window_mask(Window(slots, num_slots), slots.shape[1], DTYPE)
     return Inputs(query, keys, values, slots, mask)
 
 
-def ours(data: Inputs, tiles: kernels.Tiles | None = None) -> Tensor:
-    """The library's operation, or the kernels with another cut."""
-    if tiles is None:
-        return ragged_attention(*data[:4])
-    return kernels.ragged_attention(*data[:4], tiles=tiles)
-
-
-def theirs(data: Inputs) -> Tensor:
+def dense(data: Inputs) -> Tensor:
     """PyTorch's attention with a dense mask."""
     query, keys, values, _, mask = data
     out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, enable_gqa=True)
     return out.transpose(1, 2)
 
 
-def make_sets(shape: Shape) -> tuple[list[Inputs], float]:
+def ragged(data: Inputs, cut: object = None) -> Tensor:
+    """The library's operation, or its kernels with another cut of the work."""
+    if cut is None:
+        return ragged_attention(*data[:4])
+    from specdec.kernels.attention import triton
+
+    return triton.ragged_attention(*data[:4], tiles=cut)
+
+
+def make_sets(lengths: list[int], num_slots: int) -> tuple[list[Inputs], float]:
     """Input sets, and the bytes of one that must be read."""
-    num_bytes = sum(shape.lengths) * SLOT_BYTES
-    allocated = len(shape.lengths) * shape.num_slots * SLOT_BYTES
-    count = max(2, min(MAX_SETS, round(SET_BYTES / num_bytes), int(40e9 / allocated)))
-    return [inputs(shape) for _ in range(count)], num_bytes
+    num_bytes = sum(lengths) * SLOT_BYTES
+    most = min(SET_BYTES / num_bytes, 40e9 / (len(lengths) * num_slots * SLOT_BYTES), MAX_SETS)
+    with torch.device(DEVICE):
+        return [inputs(lengths, num_slots) for _ in range(max(2, int(most)))], num_bytes
 
 
-def check(data: Inputs) -> float:
-    """The difference between both sides, in rms over that of the result; too much ends the run."""
-    one, other = ours(data).double(), theirs(data).double()
+def check(one: Tensor, other: Tensor) -> None:
+    """Ends the run where results differ, in rms over that of the result."""
+    one, other = one.double(), other.double()
     error = float((one - other).square().mean().sqrt() / other.square().mean().sqrt())
     if not error < TOLERANCE:
         raise SystemExit(f"the results differ by {error:.2g} in rms: do not believe the times")
-    return error
 
 
-def eager_milliseconds(sets: list[Inputs]) -> float:
-    """Per call, launched from the host one after the other."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    for data in sets:
-        ours(data)
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / len(sets)
-
-
-def measure(shape: Shape, rounds: int) -> str:
+def measure(name: str, lengths: list[int], num_slots: int, rounds: int) -> list:
     """A line of the table."""
-    sets, num_bytes = make_sets(shape)
-    assert attends_raggedly(sets[0].query, sets[0].keys)
-    error, count = check(sets[0]), len(sets)
-    sides: list[list[Callable]] = [
-        [lambda data=data: ours(data) for data in sets],
-        [lambda data=data: theirs(data) for data in sets],
-        copies(num_bytes, count),
-    ]
-    graphs = [graph_of(ops) for ops in sides]
-    times = [[milliseconds(graph, count) for graph in graphs] for _ in range(rounds + 1)][1:]
-    eager = statistics.median(eager_milliseconds(sets) for _ in range(5))
-    mine, dense, copy = (statistics.median(column) for column in zip(*times, strict=True))
-    faster = statistics.median(t[1] / t[0] for t in times)
-    of_copy = statistics.median(t[2] / t[0] for t in times)
-    splits = kernels.default_tiles(*sets[0][:3]).num_splits
-    runs = num_launches(lambda: ours(sets[0]))
-    return (
-        f"{shape.name:<15}{shape.num_slots:>6}{splits:>7}{runs:>5}{mine * 1e3:>9.1f}"
-        f"{eager * 1e3:>8.1f}{dense * 1e3:>9.1f}{faster:>8.1f} x{copy * 1e3:>8.1f}"
-        f"{num_bytes / mine / 1e6:>8.0f}{of_copy:>8.1%}{error:>9.1e}"
-    )
+    sets, num_bytes = make_sets(lengths, num_slots)
+    check(ragged(sets[0]), dense(sets[0]))
+    sides = {
+        "ragged": replay([partial(ragged, data) for data in sets]),
+        "eager": launched(lambda: [ragged(data) for data in sets], len(sets)),
+        "dense": replay([partial(dense, data) for data in sets]),
+        "copy": replay(copies(num_bytes, len(sets))),
+    }
+    times = Turns().run(sides, rounds)
+    us = [f"{times.ms(side) * 1e3:.1f}" for side in sides]
+    faster, of_copy = times.ratio("dense", "ragged"), times.ratio("copy", "ragged")
+    rate, runs = num_bytes / times.ms("ragged") / 1e6, num_launches(partial(ragged, sets[0]))
+    what = f"{len(lengths)} x {name}", num_slots, runs
+    return [*what, *us, f"{faster:.1f} x", f"{rate:.0f}", f"{of_copy:.1%}"]
 
 
-def measure_write(rows: int, rounds: int) -> str:
+def measure_write(rows: int, rounds: int) -> list:
     """A line of the table of cache writes: one window of one layer, by both ways."""
-    count, num_slots = 64, 4096
-    storage = [torch.zeros(rows, num_slots, KV_HEADS, WIDTH, device="cuda", dtype=DTYPE)] * 2
-    made = torch.randn(count, rows, QUERIES, KV_HEADS, WIDTH, device="cuda", dtype=DTYPE)
-    slots = torch.randint(0, num_slots - QUERIES, (rows, 1), device="cuda")
-    slots = slots + torch.arange(QUERIES, device="cuda")
-    lines = (slots + num_slots * torch.arange(rows, device="cuda")[:, None]).flatten()
+    count, num_slots = MAX_SETS, 4096
+    with torch.device(DEVICE):
+        storage = [torch.zeros(rows, num_slots, KV_HEADS, WIDTH, dtype=DTYPE) for _ in "kv"]
+        made = torch.randn(count, rows, QUERIES, KV_HEADS, WIDTH, dtype=DTYPE)
+        slots = torch.randint(0, num_slots - QUERIES, (rows, 1)) + torch.arange(QUERIES)
+        lines = (slots + num_slots * torch.arange(rows)[:, None]).flatten()
 
     def by_copies(states: Tensor) -> None:
         for table in storage:
             table.flatten(0, 1).index_copy_(0, lines, states.transpose(1, 2).flatten(0, 1))
 
-    by_head = list(made.transpose(2, 3))
-    sides = [
-        [lambda s=s: write_slots(*storage, s, s, slots) for s in by_head],
-        [lambda s=s: by_copies(s) for s in by_head],
-    ]
-    graphs = [graph_of(ops) for ops in sides]
-    times = [[milliseconds(graph, count) for graph in graphs] for _ in range(rounds + 1)][1:]
-    one, other = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
-    runs = [num_launches(side[0]) for side in sides]
-    return f"{rows:>4}{one:>9.2f}{runs[0]:>5}{other:>13.2f}{runs[1]:>5}{other / one:>8.1f} x"
-
-
-def cuts(shape: Shape, default: kernels.Tiles) -> list[kernels.Tiles]:
-    """What `--sweep` tries: tiles, warps, stages, splits for 1, 2 and 4 programs per processor."""
-    heads = len(shape.lengths) * KV_HEADS
-    most = -(-max(shape.lengths) // 32)
-    splits = {
-        min(max(round(per * kernels.num_processors(torch.device("cuda", 0)) / heads), 1), most)
-        for per in (1, 2, 4)
+    states = made.transpose(2, 3)
+    ways = {
+        "one": [partial(write_slots, *storage, new, new, slots) for new in states],
+        "copies": [partial(by_copies, new) for new in states],
     }
-    grid = itertools.product((32, 64, 128), (4, 8), (2, 3, 4), sorted(splits))
-    found = [kernels.Tiles(slots, 16, warps, stages, n) for slots, warps, stages, n in grid]
-    return list(dict.fromkeys([default, *found]))
+    times = Turns().run({name: replay(ops) for name, ops in ways.items()}, rounds)
+    cells = [f"{times.ms(name) * 1e3:.2f}" for name in ways]
+    return [rows, *cells, f"{times.ratio('copies', 'one'):.1f} x"]
 
 
-def sweep(shape: Shape, rounds: int, best: int) -> list[str]:
-    """The fastest cuts for a shape, and the default's."""
-    sets, num_bytes = make_sets(shape)
-    default = kernels.default_tiles(*sets[0][:3])
-    expected, times = ours(sets[0]).double(), {}
-    for tiles in cuts(shape, default):
+def sweep(name: str, lengths: list[int], num_slots: int, rounds: int) -> list[list]:
+    """The five fastest cuts, and the default's time: tiles, warps, stages, and splits for 1, 2 and
+    4 programs per processor.
+    """
+    from specdec.kernels.attention import triton
+
+    sets, _ = make_sets(lengths, num_slots)
+    programs, device = len(lengths) * KV_HEADS, sets[0].query.device
+    whole = (n * triton.num_processors(device) / programs for n in (1, 2, 4))
+    splits = {max(1, min(round(n), max(lengths) // 32)) for n in whole}
+    grid = product((32, 64, 128), (16,), (4, 8), (2, 3, 4), sorted(splits))
+    sides, expected = {}, ragged(sets[0])
+    for cut in {triton.default_tiles(*sets[0][:3]): None} | {triton.Tiles(*c): None for c in grid}:
         try:
-            out = ours(sets[0], tiles).double()
-            graph = graph_of([lambda data=data, t=tiles: ours(data, t) for data in sets])
+            check(ragged(sets[0], cut), expected)
+            sides[str(tuple(cut))] = replay([partial(ragged, data, cut) for data in sets])
         except Exception as error:  # too much shared memory for this cut, say
-            print(f"{shape.name}: {tiles} failed: {str(error).splitlines()[0][:90]}")
-            continue
-        error = float((out - expected).square().mean().sqrt() / expected.square().mean().sqrt())
-        if not error < TOLERANCE:
-            raise SystemExit(f"{tiles} differs by {error:.2g}: do not believe the times")
-        times[tiles] = statistics.median(milliseconds(graph, len(sets)) for _ in range(rounds))
-        del graph
-    ranked = sorted(times, key=times.get)
-    rows = [*ranked[:best], default]
+            print(f"{name}: {cut} failed: {str(error).splitlines()[0][:90]}")
+    times, default = Turns().run(sides, rounds), next(iter(sides))
+    best = sorted(times, key=times.ms)[:5]
+    where = f"{len(lengths)} x {name}"
     return [
-        f"{shape.name:<15}{t.block_slots:>6}{t.num_warps:>6}{t.num_stages:>7}{t.num_splits:>7}"
-        f"{times[t] * 1e3:>9.1f}{num_bytes / times[t] / 1e6:>8.0f}"
-        f"  {'default, rank ' + str(1 + ranked.index(t)) if t == default else ''}"
-        for t in rows
+        [where, cut, f"{times.ms(cut) * 1e3:.1f}", f"{times.ratio(cut, default):.2f}"]
+        for cut in [default, *best]
     ]
 
 
@@ -217,37 +164,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--sweep", action="store_true", help="time other cuts of the work")
-    parser.add_argument("--best", type=int, default=5, help="of a sweep, how many to print")
-    args = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
-    if args.sweep:
-        chosen = [same(1, 512), same(1, 8192), same(16, 4096)]
-        lines = []
-        for shape in chosen:
-            lines += sweep(shape, min(args.rounds, 7), args.best)
-            torch.cuda.empty_cache()
-        print(f"\n{'rows x length':<15}{'tile':>6}{'warps':>6}{'stages':>7}{'splits':>7}", end="")
-        print(f"{'us':>9}{'GB/s':>8}\n" + "\n".join(lines))
-        return
-    lines = []
-    for shape in SHAPES:
-        lines.append(measure(shape, args.rounds))
-        torch.cuda.empty_cache()
-    writes = [measure_write(rows, args.rounds) for rows in (1, 8, 16)]
-    print(
-        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}; N = {QUERIES}, {HEADS} heads"
-    )
-    print(
-        f"over {KV_HEADS}, width {WIDTH}, {DTYPE}; microseconds per layer, captured but for eager\n"
-    )
-    print(
-        f"{'rows x length':<15}{'slots':>6}{'splits':>7}{'runs':>5}{'ragged':>9}{'eager':>8}"
-        f"{'dense':>9}{'faster':>10}{'copy':>8}{'GB/s':>8}{'of copy':>8}{'differ':>9}"
-    )
-    print("\n".join(lines))
-    print("\nkeys and values of a window into the cache; microseconds, captured")
-    print(f"{'B':>4}{'one run':>9}{'runs':>5}{'index copies':>13}{'runs':>5}{'faster':>10}")
-    print("\n".join(writes))
+    print(f"{about()}; N = {QUERIES}, {HEADS} heads over {KV_HEADS}, width {WIDTH}, {DTYPE}\n")
+    if options.sweep:
+        lines = [line for index in (0, 2, 7) for line in sweep(*SHAPES[index], options.rounds)]
+        return show("rows x length|tile, rows, warps, stages, splits|us|x default", lines)
+    header = "rows x length|slots|launches|ragged, us|eager, us|dense, us|copy, us|faster|GB/s"
+    show(f"{header}|of copy", [measure(*shape, options.rounds) for shape in SHAPES])
+    print("\nKeys and values of a window into the cache:\n")
+    show("B|one launch, us|copies, us|faster", [measure_write(n, options.rounds) for n in (1, 16)])
 
 
 if __name__ == "__main__":

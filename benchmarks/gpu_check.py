@@ -1,69 +1,102 @@
 """Captured steps on a GPU equal eager ones, with the installed transformers and torch: the zoo with
-every drafter, the shapes of an 8B model and of a hybrid one in bfloat16, and a forward that was
-replaced.
+every drafter and sampler, the shapes of an 8B model, of a hybrid one and of a mixture of experts in
+bfloat16, heads with every correction, and a forward that was replaced.
 
-    python benchmarks/gpu_check.py            # add --tiny to try the script itself
+    PYTHONPATH=. python benchmarks/gpu_check.py            # --only zoo, --only hybrid, ...
 
 Each line compares every replayed step with the same step run eagerly (`check=True`: tokens,
-acceptance by position, lengths), over rows of several lengths. Acceptance of chains over random
-weights is synthetic.
+acceptance by position, lengths), over rows of several lengths, greedy and sampled. Acceptance of
+chains over random weights is synthetic. Without a GPU shapes are small, and nothing is captured.
 """
 
 import argparse
+import gc
 import sys
-import time
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 
-import gpu_parts
+import models
 import torch
-import transformers
+from timing import DEVICE, about, timed
 from torch.nn.utils.rnn import pad_sequence
 
-from specdec import EagleDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, zoo
+from specdec import PromptLookupDrafter, SpeculativeGenerator, Target, zoo
 from specdec.drafters.tree import Tree
+from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 
 LENGTHS = (37, 5, 130)
+NUM_NEW = 64 if DEVICE == "cuda" else 12
 GREEDY = {"do_sample": False}
 SAMPLED = {"do_sample": True, "temperature": [0.7, 0.0, 1.1], "top_p": 0.95, "seed": [1, 2, 3]}
+CORRECTIONS = {
+    "Markov": MarkovConfig(16),
+    "gated": MarkovConfig(16, "gated"),
+    "rnn": MarkovConfig(16, "rnn"),
+    "Domino": DominoConfig(16, 64),
+    "selector": SelectorConfig(16),
+    "XPress": XPressConfig(16),
+}
+shape = lru_cache(maxsize=1)(models.shape)
 
 
-def of_zoo(kind: str, device: str) -> SpeculativeGenerator:
+def of_zoo(kind: str, sampler: str = "auto") -> SpeculativeGenerator:
     """A drafter of the package over its target."""
-    target = zoo.load_target().to(device)
-    return SpeculativeGenerator(target, zoo.load_drafter(kind, target), graphs=True)
+    target = zoo.load_target().to(DEVICE)
+    drafter = None if kind == "none" else PromptLookupDrafter(4)
+    if kind not in ("none", "lookup"):
+        drafter = zoo.load_drafter(kind, target)
+    return SpeculativeGenerator(target, drafter, sampler, graphs=True)
 
 
-def of_shape(make: Callable, draft: Callable, fuse: bool, sizes: dict) -> SpeculativeGenerator:
+def of_shape(name: str, draft: Callable, fuse: bool = False) -> SpeculativeGenerator:
     """Random weights of a real shape."""
-    model = make(**sizes)
-    drafter, sampler = draft(model), gpu_parts.DialledSampler(0.8)
-    if drafter.tree_depth is not None:
-        sampler = "auto"
+    if name == "30B-A3B":
+        shape.cache_clear()  # its 61 GB leave little room
+    model = shape(name)
+    if DEVICE == "cpu" and name == "30B-A3B":
+        model.set_experts_implementation("batched_mm")
+    drafter = draft(model)
+    sampler = models.DialledSampler(0.8) if drafter.tree_depth is None else "auto"
     return SpeculativeGenerator(Target(model, fuse=fuse), drafter, sampler, graphs=True)
 
 
-def tree(model: torch.nn.Module) -> EagleDrafter:
-    """The EAGLE-3 head drafts trees."""
-    return EagleDrafter(gpu_parts.eagle3(model).head, model, tree=Tree(15, 4, 4))
-
-
-def lookup(model: torch.nn.Module) -> PromptLookupDrafter:
-    """Without weights."""
-    return PromptLookupDrafter(4)
-
-
-def of_replaced_forward(device: str) -> SpeculativeGenerator:
+def of_replaced_forward() -> SpeculativeGenerator:
     """A generator that was used, and whose target is then called through another function."""
-    generator = of_zoo("eagle3", device)
-    model, ids = generator.target.model, torch.tensor([[7, 8, 9]], device=device)
+    generator = of_zoo("eagle3")
+    model, ids = generator.target.model, torch.tensor([[7, 8, 9]], device=DEVICE)
     generator.generate(ids, max_new_tokens=8)
     own = model.forward
     model.forward = lambda *args, **kwargs: own(*args, **kwargs)
     return generator
 
 
-def check(make: Callable[[], SpeculativeGenerator], num_new: int) -> str:
+def cases() -> dict[str, Callable[[], SpeculativeGenerator]]:
+    """What is checked; cases of one shape follow each other and share the model."""
+    kinds = ("none", "lookup", "model", "eagle3", "mask-token", "mtp")
+    rules = ("rejection", "coupling", "typical")
+    heads = {
+        "EAGLE-3": models.eagle3,
+        "EAGLE-3 tree": partial(models.eagle3, tree=Tree(15, 4, 4)),
+        "mask-token": partial(models.mask_token, num_draft_tokens=4),
+        "MTP": models.mtp,
+    } | {
+        f"block, {name}": partial(models.block_head, correction=c)
+        for name, c in CORRECTIONS.items()
+    }
+    lookup = {"lookup": lambda model: PromptLookupDrafter(4)}
+    hybrid = lookup | {"EAGLE-3": models.eagle3}
+    return (
+        {f"zoo, {kind}": partial(of_zoo, kind) for kind in kinds}
+        | {f"zoo, eagle3, {rule}": partial(of_zoo, "eagle3", rule) for rule in rules}
+        | {"zoo, eagle3, forward replaced between calls": of_replaced_forward}
+        | {f"8B, {name}": partial(of_shape, "8B", head) for name, head in heads.items()}
+        | {"8B fused, mask-token": partial(of_shape, "8B", heads["mask-token"], fuse=True)}
+        | {f"9B hybrid, {name}": partial(of_shape, "9B hybrid", d) for name, d in hybrid.items()}
+        | {"30B-A3B, lookup": partial(of_shape, "30B-A3B", lookup["lookup"])}
+    )
+
+
+def check(make: Callable[[], SpeculativeGenerator]) -> str:
     """What happened to one greedy and one sampled call."""
     generator = make()
     target = generator.target
@@ -74,7 +107,7 @@ def check(make: Callable[[], SpeculativeGenerator], num_new: int) -> str:
     mask = torch.arange(ids.shape[1], 0, -1, device=target.device) <= lengths
     said = []
     for options in (GREEDY, SAMPLED):
-        options = {**options, "max_new_tokens": num_new, "eos_token_id": [], "neutral": True}
+        options = {**options, "max_new_tokens": NUM_NEW, "eos_token_id": [], "neutral": True}
         found = generator.generate(ids, mask.long(), check=True, **options)
         steps = max(len(row) for row in found.steps)
         said.append(f"{steps} steps, acceptance length {found.stats.acceptance_length:.2f}")
@@ -84,36 +117,20 @@ def check(make: Callable[[], SpeculativeGenerator], num_new: int) -> str:
 def main() -> int:
     """As on the command line; 1 where a line fails."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="small shapes, on any device")
     parser.add_argument("--only", default="", help="cases whose name has these words")
-    tiny, only = vars(parser.parse_args()).values()
-    device, sizes = gpu_parts.DEVICE, gpu_parts.TINY if tiny else {}
-    hybrid = sizes | ({"linear_key_head_dim": 16, "linear_value_head_dim": 16} if tiny else {})
-    big, mixed = gpu_parts.shape_8b, gpu_parts.shape_9b_hybrid
-    parallel = partial(gpu_parts.mask_token, num_draft_tokens=4)
-    kinds = ("model", "eagle3", "mask-token", "mtp")
-    cases = {f"zoo, {kind}": partial(of_zoo, kind, device) for kind in kinds} | {
-        "zoo, eagle3, forward replaced between calls": partial(of_replaced_forward, device),
-        "8B, EAGLE-3": partial(of_shape, big, gpu_parts.eagle3, False, sizes),
-        "8B, EAGLE-3 tree": partial(of_shape, big, tree, False, sizes),
-        "8B fused, mask-token": partial(of_shape, big, parallel, True, sizes),
-        "9B hybrid, lookup": partial(of_shape, mixed, lookup, True, hybrid),
-        "9B hybrid, EAGLE-3": partial(of_shape, mixed, gpu_parts.eagle3, False, hybrid),
-    }
-    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    print(f"transformers {transformers.__version__}, torch {torch.__version__}, {name}")
-    num_failed = 0
-    cases = {case: make for case, make in cases.items() if only in case}
-    for case, make in cases.items():
-        started = time.perf_counter()
+    only, num_failed = parser.parse_args().only, 0
+    chosen = {name: make for name, make in cases().items() if only in name}
+    print(about())
+    for name, make in chosen.items():
         try:
-            said = f"captured = eager: {check(make, 24 if tiny else 64)}"
+            ms, said = timed(partial(check, make))
+            said = f"captured = eager: {said} ({ms / 1e3:.0f} s)"
         except Exception as error:
             said, num_failed = f"FAILED {type(error).__name__}: {str(error)[:300]}", num_failed + 1
-        print(f"{case}: {said} ({time.perf_counter() - started:.0f} s)", flush=True)
-        if device == "cuda":
-            torch.cuda.empty_cache()
-    print(f"{len(cases) - num_failed} passed, {num_failed} failed")
+        print(f"{name}: {said}", flush=True)
+        gc.collect()
+        torch.cuda.empty_cache()
+    print(f"{len(chosen) - num_failed} passed, {num_failed} failed")
     return min(num_failed, 1)
 
 

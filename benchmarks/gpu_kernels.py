@@ -1,12 +1,12 @@
 """The Triton kernels against their definitions in plain PyTorch, and against the memory, on a GPU.
 
-    python benchmarks/gpu_kernels.py
+    PYTHONPATH=. python benchmarks/gpu_kernels.py --batch 1 64
 
 Both sides, and a device-to-device copy as the roof, are captured in CUDA graphs over the same input
-sets, which together exceed the cache several times, and are replayed in turn; figures are medians
-over rounds, of the ratio within a round. Where in memory the tables lie makes a difference of some
-per cent to either side, so all is done with several sets of tables. Results are compared with the
-definition's: they are equal but for draws within rounding of a boundary.
+sets, which together exceed the cache several times, and are replayed in turn. Where in memory the
+tables lie makes a difference of some per cent to either side, so all is done with several sets of
+tables. Results are compared with the definition's: they are equal but for draws within rounding of
+a boundary.
 
 The bytes of a verdict are those that any algorithm must read once: all target logits, and of the
 draft probabilities (float32) all K rows by the block rule, and one row per rejection by the token
@@ -17,9 +17,11 @@ import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 from unittest import mock
 
 import torch
+from timing import DEVICE, Op, Turns, about, copies, num_launches, replay, show
 from torch import Tensor
 
 from specdec.kernels import (
@@ -42,13 +44,13 @@ from specdec.kernels.truncate.reference import is_kept
 from specdec.kernels.verify.reference import block_rule
 from specdec.types import Draft, Verdict
 
-NUM_DRAFT_TOKENS, VOCAB = 5, 128256
+NUM_DRAFT_TOKENS, VOCAB = 5, 128256 if DEVICE == "cuda" else 4096
 PLACEMENTS = 3  # of all tables in memory
-SET_BYTES = 2e9  # many times the cache; and a graph's own start is to count little
+SET_BYTES = 2e9 if DEVICE == "cuda" else 0  # many times the cache
+SIDES = ("kernel", "definition", "copy")
 VERDICTS = ["verify blocks", "verify tokens", "verify points", "step"]
 SPREADS = {"top-p": 3, "flat top-p": 0.3, "tied top-p": 0, "tied top-k": 0}  # of logits
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-Op = Callable[[], tuple[Tensor, ...]]
 
 
 @dataclass
@@ -63,50 +65,6 @@ class Contest:
     agree: Callable[[int, tuple, tuple], Tensor]
 
 
-def graph_of(ops: list[Op]) -> torch.cuda.CUDAGraph:
-    """All input sets, one after the other, in one graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for op in ops[:2]:
-            op()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for op in ops:
-            op()
-    return graph
-
-
-def milliseconds(graph: torch.cuda.CUDAGraph, sets: int) -> float:
-    """Of one replay, per input set."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / sets
-
-
-def copies(num_bytes: float, sets: int) -> list[Op]:
-    """Copies that read and write `num_bytes` together, one per set."""
-    half = int(num_bytes / 2) // 4096 * 4096  # aligned, as tables are
-    pairs = [torch.empty(2, half, dtype=torch.uint8, device="cuda") for _ in range(sets)]
-    return [lambda pair=pair: (pair[1].copy_(pair[0]),) for pair in pairs]
-
-
-def num_launches(op: Op) -> int:
-    """Launches, memory operations included, of a call; refuses one that waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    op()
-    torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        op()
-        torch.cuda.synchronize()
-    return sum(event.device_type.name == "CUDA" for event in profile.events())
-
-
 def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     """`verify`, by blocks or tokens, of draft probabilities or of points. "step" is all of a step's
     sampling: K draws with their probabilities, and `verify` by blocks.
@@ -117,10 +75,10 @@ def verdict(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     define = block_rule if by_block else token_rule
 
     def inputs() -> tuple:
-        logits = 3 * torch.randn(rows, k + 1, VOCAB, device="cuda")
+        logits = 3 * torch.randn(rows, k + 1, VOCAB)
         probs = (logits[:, :k] + torch.randn_like(logits[:, :k])).softmax(-1)
         tokens = probs.flatten(0, 1).multinomial(1).view(rows, k)
-        uniforms = torch.rand(2, rows, k, dtype=torch.float64, device="cuda")
+        uniforms = torch.rand(2, rows, k, dtype=torch.float64)
         draft = Draft(tokens, None if rule == "points" else probs)
         return draft, logits.to(dtype), VerifyUniforms(uniforms[0], uniforms[1, :, 0])
 
@@ -157,16 +115,16 @@ def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     "tied top-k" is top-p 0.9 of what top-k 50 keeps, which are all ties.
     """
     width = 1 if kind == "sample" else NUM_DRAFT_TOKENS + 1
-    key = torch.arange(2 * rows, device="cuda").view(rows, 2)
-    position = torch.arange(rows * width, device="cuda").view(rows, width)
-    top_k = torch.full((rows,), 50, device="cuda")
-    top_p = torch.full((rows,), 0.9, dtype=torch.float64, device="cuda")
+    key = torch.arange(2 * rows).view(rows, 2)
+    position = torch.arange(rows * width).view(rows, width)
+    top_k = torch.full((rows,), 50)
+    top_p = torch.full((rows,), 0.9, dtype=torch.float64)
     truncation = Truncation(top_k, top_p, torch.full_like(top_p, 0.05), 50)
     if kind in SPREADS:
         truncation = Truncation(top_k if kind == "tied top-k" else None, top_p, None, 50)
     spread, shape = SPREADS.get(kind, 3), (rows, width, VOCAB)
-    data = [(spread * torch.randn(shape, device="cuda")).to(dtype) for _ in range(sets)]
-    draws = torch.rand(rows, width, dtype=torch.float64, device="cuda")
+    data = [(spread * torch.randn(shape)).to(dtype) for _ in range(sets)]
+    draws = torch.rand(rows, width, dtype=torch.float64)
 
     def ours(x: Tensor) -> tuple:
         if kind == "sample":
@@ -199,63 +157,44 @@ def drawing(kind: str, rows: int, dtype: torch.dtype, sets: int) -> Contest:
     )
 
 
-def compete(contest: Contest, sets: int, rounds: int) -> list[list[float]]:
-    """Milliseconds per input set of ours, of theirs and of a copy, of each round."""
-    roof = copies(contest.num_bytes, sets)
-    graphs = [graph_of(ops) for ops in (contest.ours, contest.theirs, roof)]
-    times = [[milliseconds(graph, sets) for graph in graphs] for _ in range(rounds + 1)]
-    return times[1:]  # the first round warms up
-
-
-def measure(name: str, rows: int, dtype_name: str, rounds: int) -> str:
+def measure(name: str, rows: int, dtype_name: str, rounds: int) -> list[str]:
     """Checks and times one operation; returns a line of the table."""
     torch.manual_seed(rows)
     dtype, make = DTYPES[dtype_name], verdict if name in VERDICTS else drawing
     size = rows * VOCAB * (NUM_DRAFT_TOKENS + 1) * (dtype.itemsize + 4 * (name in VERDICTS))
     sets = 2 if name == "race" else max(2, min(32, round(SET_BYTES / size)))
-    times, matches, rates = [], [], []
+    matches, times = [], Turns()
     for _ in range(PLACEMENTS):
         torch.cuda.empty_cache()
         contest = make(name, rows, dtype, sets)
         for i, (one, other) in enumerate(zip(contest.ours, contest.theirs, strict=True)):
             matches.append(contest.agree(i, one(), other()).flatten())
-        times += compete(contest, sets, rounds)
-        rates += [contest.num_bytes / ours / 1e6 for ours, _, _ in times[-rounds:]]
+        sides = contest.ours, contest.theirs, copies(contest.num_bytes, sets)
+        times.run(dict(zip(SIDES, map(replay, sides), strict=True)), rounds)
     equal = torch.cat(matches).double().mean()
     if equal < 0.95:
         raise SystemExit(f"{name}, B = {rows}, {dtype_name}: results differ from the definition's")
-    ours, theirs, copy = zip(*times, strict=True)
-    ratio = statistics.median(other / one for one, other in zip(ours, theirs, strict=True))
-    of_roof = statistics.median(other / one for one, other in zip(ours, copy, strict=True))
-    return (
-        f"{name:<14}{rows:>4} {dtype_name:<6}{statistics.median(theirs) * 1e3:>10.1f}"
-        f"{statistics.median(ours) * 1e3:>10.1f}{ratio:>8.1f} x{statistics.median(rates):>8.0f}"
-        f"{of_roof:>8.1%}{num_launches(contest.ours[0]):>5}{equal:>9.2%}"
-    )
+    us = [f"{times.ms(side) * 1e3:.1f}" for side in SIDES[:2]]
+    rate = contest.num_bytes / times.ms("kernel") / 1e6
+    faster, of_copy = (times.ratio(side, "kernel") for side in SIDES[1:])
+    runs = num_launches(contest.ours[0])
+    figures = *us, f"{faster:.1f} x", f"{rate:.0f}", f"{of_copy:.1%}", runs, f"{equal:.2%}"
+    return [name, rows, dtype_name, *figures]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--only", nargs="+", help="operations, by the first letters of their names")
-    args = parser.parse_args()
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     names = [*VERDICTS, "sample", "race", "cutoff", *SPREADS]
-    chosen = [n for n in names if not args.only or n.startswith(tuple(args.only))]
-    lines = [
-        measure(name, rows, dtype, args.rounds if name != "race" else min(args.rounds, 5))
-        for name in chosen
-        for rows in args.batch
-        for dtype in DTYPES
-    ]
-    device = torch.cuda.get_device_name()
-    print(f"\n{device}, torch {torch.__version__}, K = {NUM_DRAFT_TOKENS}, V = {VOCAB}")
-    print("python benchmarks/gpu_kernels.py; times in microseconds; copy: of as many bytes\n")
-    print(
-        f"{'operation':<14}{'B':>4} {'':<6}{'definition':>10}{'kernel':>10}{'faster':>10}"
-        f"{'GB/s':>8}{'of copy':>8}{'runs':>5}{'equal':>9}"
-    )
-    print("\n".join(lines))
+    parser.add_argument("--only", nargs="+", choices=names, default=names)
+    options = parser.parse_args()
+    torch.set_default_device(DEVICE)
+    cases = product(options.only, options.batch, options.dtypes)
+    print(f"{about()}, K = {NUM_DRAFT_TOKENS}, V = {VOCAB}; copy: of as many bytes\n")
+    header = "operation|B|logits|kernel, us|definition, us|faster|GB/s|of copy|launches|equal"
+    show(header, [measure(*case, options.rounds) for case in cases])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,10 @@
 """The rule of arXiv:2601.05724 on trees: a law worked by hand, and its certificates."""
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 
+from examples import certify_published
 from specdec import certify
 
-SPEC = spec_from_file_location(
-    "certify_published", Path(__file__).parents[2] / "examples/certify_published.py"
-)
-RULE = module_from_spec(SPEC)
-SPEC.loader.exec_module(RULE)
 FAR, NEAR = (-1, 0, 1, 0, 3), (-1, 0, 0, -1)
 LAW = (0.6, 0.3, 0.1)
 
@@ -22,7 +15,7 @@ def test_a_second_path_is_left_too_early():
     (0, 3/4, 1/4); and nothing with 0.4. After 0, the two tokens 10 are accepted with 3/4 * 0.6 =
     0.45. Else, a = 0.6 * 3/4: 1 with 0.45 * 0.4 / (1 - 0.45 * 0.6). With a = 3/4 it were right.
     """
-    found = RULE.outcomes(FAR, (0, 0, 0, 1, 0), (LAW,) * 6)
+    found = certify_published.outcomes(FAR, (0, 0, 0, 1, 0), (LAW,) * 6)
     chances = {}
     for chance, path, _ in found:
         chances[path] = chances.get(path, 0) + chance
@@ -41,10 +34,10 @@ def test_it_is_certified_where_no_second_path_has_two_tokens_of_its_own(parents,
         return [worlds for worlds in batches if worlds.parents and worlds.is_point_mass][:1]
 
     options = {"sizes": ((3, 1, 12),), "num_draws": 2048, "progress": of_point_masses}
-    report = certify(RULE.HierarchicalSampler(), trees=(parents,), **options)
+    report = certify(certify_published.HierarchicalSampler(), trees=(parents,), **options)
     assert report.passed is is_lossless, report
     assert not report.is_exact
     tokens = tuple(parents[:node].count(parent) for node, parent in enumerate(parents))
-    accepted, bound = RULE.expected(parents, tokens, LAW)
+    accepted, bound = certify_published.expected(parents, tokens, LAW)
     assert (accepted == pytest.approx(bound)) is is_lossless
     assert accepted <= bound + 1e-12

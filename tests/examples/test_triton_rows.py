@@ -2,8 +2,6 @@
 
 import os
 from contextlib import nullcontext
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 
 import pytest
 import torch
@@ -43,11 +41,8 @@ def _kernel(out, found, weights, lengths, stride, BLOCK: tl.constexpr, ROUNDS: t
 
 @pytest.mark.parametrize("tiles", [{"BLOCK": 2, "ROUNDS": 3}, {"BLOCK": 64, "ROUNDS": 1}], ids=str)
 def test_all_programs_at_once_do_what_they_do_one_by_one(tiles):
-    spec = spec_from_file_location(
-        "triton_rows", Path(__file__).parents[2] / "examples/triton_rows.py"
-    )
-    triton_rows = module_from_spec(spec)
-    spec.loader.exec_module(triton_rows)
+    from examples import triton_rows
+
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(40, 6, generator=generator)
     lengths = torch.randint(0, 7, (40,), generator=generator)

@@ -1,6 +1,5 @@
 """Rules of other projects get the verdicts of docs/verdicts.md; adapters let faults show."""
 
-import importlib.util
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -8,21 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import verdicts
 from specdec.certify import ForeignSampler, RuleNoise, certify
 
-ROOT = Path(__file__).parents[2]
-
-
-def script(name: str):
-    """A script as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"examples/{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-verdicts = script("verdicts")
-PAGE = (ROOT / "docs/verdicts.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text()
 ROWS = {
     cells[0].strip("`"): cells
     for cells in (

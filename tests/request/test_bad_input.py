@@ -213,7 +213,6 @@ BEFORE_TRIALS = [
     ("drafter 'eagle'", generator_of("eagle")),
     (r"PromptLookupDrafter\(\)", generator_of(PromptLookupDrafter)),
     ("got 'blok'", generator_of(sampler="blok")),
-    (r"EnsembleSampler\(0", generator_of(sampler="ensemble")),
     (r"RejectionSampler\(\)", generator_of(sampler=RejectionSampler)),
     ("sampler", generator_of(sampler=None)),
     ("prefill_chunk", generator_of(prefill_chunk_size=0)),

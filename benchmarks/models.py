@@ -1,0 +1,163 @@
+"""Random models of real shapes, random heads for them, and a sampler with synthetic acceptance.
+
+Nothing is downloaded. Weights are random, so texts mean nothing; shapes, bytes and kernels are
+those of the real models. Without a GPU the models are small ones of the same kinds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from timing import DEVICE
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter
+from specdec.heads.eagle import EagleConfig, EagleHead
+from specdec.heads.layers import LayerConfig
+from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
+from specdec.heads.mtp import MTPHead
+from specdec.samplers import RejectionSampler, Sampler, Stream
+from specdec.training.mtp import mtp_config
+from specdec.types import PAD_TOKEN, Verdict
+
+NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+NAMES += ("num_attention_heads", "num_key_value_heads", "head_dim", "model_type")
+SHAPES = {
+    "8B": (128_256, 4096, 14336, 32, 32, 8, 128, "llama"),
+    "0.6B": (151_936, 1024, 3072, 28, 16, 8, 128, "qwen3"),
+    "30B-A3B": (151_936, 2048, 6144, 48, 32, 4, 128, "qwen3_moe"),  # 61 GB
+    "9B hybrid": (248_320, 4096, 12288, 32, 16, 4, 256, "qwen3_5_text"),
+}
+SMALL = dict(zip(NAMES, (512, 64, 128, 4, 4, 2, 16), strict=False))
+OTHERS = {  # sizes of experts and of gated delta nets, with those of small models
+    "30B-A3B": {
+        "moe_intermediate_size": (768, 32),
+        "num_experts": (128, 8),
+        "num_experts_per_tok": (8, 2),
+    },
+    "9B hybrid": {
+        "linear_num_key_heads": (16, 16),
+        "linear_num_value_heads": (32, 32),
+        "linear_key_head_dim": (128, 16),
+        "linear_value_head_dim": (128, 16),
+    },
+}
+
+
+def shape(name: str, **changed) -> PreTrainedModel:
+    """A model of SHAPES in bfloat16, built where it runs; without a GPU a small one of its kind."""
+    is_small = DEVICE == "cpu"
+    sizes = dict(zip(NAMES, SHAPES[name], strict=True)) | changed
+    sizes |= {key: pair[is_small] for key, pair in OTHERS.get(name, {}).items()}
+    if is_small:
+        sizes |= {key: min(sizes[key], size) for key, size in SMALL.items()}
+    special = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    config = AutoConfig.for_model(
+        **sizes,
+        **special,
+        max_position_embeddings=16384,
+        tie_word_embeddings=name == "0.6B",
+    )
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+
+
+def prompt(model: PreTrainedModel, length: int, rows: int = 1, seed: int = 0) -> Tensor:
+    """Random tokens; at most 24 a row without a GPU."""
+    generator = torch.Generator().manual_seed(seed)
+    size = rows, length if DEVICE == "cuda" else min(length, 24)
+    return torch.randint(0, model.config.vocab_size, size, generator=generator).to(DEVICE)
+
+
+def eagle3(model: PreTrainedModel, num_draft_tokens: int = 3, **options) -> EagleDrafter:
+    """A one-layer EAGLE-3 head that proposes 32 000 ids, as wide as the model."""
+    config = model.config
+    width, heads, depth = config.hidden_size, config.num_attention_heads, config.num_hidden_layers
+    sizes = config.intermediate_size, heads, config.num_key_value_heads
+    layer = LayerConfig(width, *sizes, getattr(config, "head_dim", None) or width // heads)
+    num_ids = min(32_000, config.vocab_size // 2)
+    layers = (min(2, depth), depth // 2, max(depth - 3, 0))
+    torch.manual_seed(1)
+    head = EagleHead(
+        EagleConfig("attention", layer, config.vocab_size, num_ids, layers, width),
+        target_ids=torch.arange(num_ids),
+    )
+    return EagleDrafter(head.to(model.device, model.dtype), model, num_draft_tokens, **options)
+
+
+def mask_token(model: PreTrainedModel, num_draft_tokens: int) -> MaskTokenDrafter:
+    """A four-layer P-EAGLE head that proposes 32 000 ids, as wide as the model."""
+    theirs = eagle3(model).config
+    config = MaskTokenConfig(
+        *("shifted", "input", theirs.layer, theirs.vocab_size, theirs.draft_vocab_size),
+        *(theirs.feature_layers, theirs.target_hidden_size),
+        num_layers=4,
+        mask_token_id=0,
+    )
+    head = MaskTokenHead(config, target_ids=torch.arange(theirs.draft_vocab_size))
+    return MaskTokenDrafter(head.to(model.device, model.dtype), model, num_draft_tokens)
+
+
+def block_head(model: PreTrainedModel, correction=None, **of_layer) -> MaskTokenDrafter:
+    """DSpark's shape: a block of 7 rows that predict the next token each, five layers, the target's
+    vocabulary head, with a correction or without one.
+    """
+    theirs = eagle3(model).config
+    config = MaskTokenConfig(
+        *("next-token", "keys", replace(theirs.layer, has_qk_norm=True, **of_layer)),
+        *(theirs.vocab_size, theirs.vocab_size, theirs.feature_layers, theirs.target_hidden_size),
+        num_layers=5,
+        mask_token_id=0,
+        block_size=7,
+        is_causal=False,
+        has_lm_head=False,
+        correction=correction,
+    )
+    head = MaskTokenHead(config)
+    return MaskTokenDrafter(head.to(model.device, model.dtype).eval(), model, 7)
+
+
+def mtp(model: PreTrainedModel) -> MTPDrafter:
+    """Three prediction modules, one per draft token, with the target's vocabulary head."""
+    torch.manual_seed(3)
+    head = MTPHead(mtp_config(model, 3))
+    return MTPDrafter(head.to(model.device, model.dtype), model, 3)
+
+
+class DialledSampler(Sampler):
+    """Synthetic acceptance: a real verdict is computed, and then replaced by coins. Each draft
+    token is accepted with a given probability, if all before it were; the extra token is the
+    target's most likely one. Costs are real, texts are not.
+
+    Args:
+        acceptance: probability of each token.
+    """
+
+    lossless = False
+
+    def __init__(self, acceptance: float):
+        super().__init__()
+        self.acceptance = acceptance
+        self._real = RejectionSampler()
+
+    def forward(self, draft, target_logits, warp, noise) -> Verdict:
+        """As `accept`; a greedy generation is no exception here."""
+        return self.accept(draft, target_logits, warp, noise)
+
+    def accept(self, draft, target_logits, warp, noise) -> Verdict:
+        """Coins instead of the rule, whose work is done all the same."""
+        verdict = self._real(draft, target_logits, warp, noise)
+        width = draft.tokens.shape[1]
+        coins = noise.uniform(Stream.ACCEPT)[:, :width] < self.acceptance
+        num_accepted = coins.cumprod(dim=1, dtype=torch.long).sum(dim=1)
+        if draft.num_valid is not None:
+            num_accepted = torch.minimum(num_accepted, draft.num_valid)
+        index = torch.arange(width + 1, device=target_logits.device)
+        best = target_logits.argmax(dim=-1)
+        tokens = torch.cat([draft.tokens, best[:, -1:]], dim=1)
+        tokens = torch.where(index == num_accepted[:, None], best, tokens)
+        tokens = torch.where(index <= num_accepted[:, None], tokens, PAD_TOKEN)
+        return Verdict(tokens, num_accepted, verdict.num_drafted, verdict.faults)
