@@ -94,7 +94,7 @@ REFUSED = {
     "medusa:head": "write mine.py:make",
     "ngram": "write lookup",
     "zoo:eagle": "the zoo's drafter must be 'model', 'eagle3', 'mask-token' or 'mtp', got 'eagle'",
-    "./none": "there is no such folder; a drafter is none, lookup, suffix, zoo:model, .*mine.py:make",
+    "./none": "there is no such folder; a drafter is none, lookup, .*mine.py:make",
     "none.py:make": "there is no file none.py to take make from",
     "no_module:make": "no_module:make: ModuleNotFoundError: No module named 'no_module'",
     "torn.py:make": r"torn.py:make: SyntaxError: invalid syntax \(torn.py, line 1\)",
