@@ -9,10 +9,10 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from inspect import signature
 from pathlib import Path
@@ -104,11 +104,11 @@ def load_drafter(
     """Makes the drafter of a name.
 
     Args:
-        name: `"none"`, for plain decoding; `"lookup"`, `"suffix"`; a drafter of the zoo,
-            `"zoo:eagle3"`; a head as `"eagle:PATH"`, `"mask-token:PATH"` or `"mtp:PATH"`, a folder
-            or Hugging Face id (in local folders the first two are recognised); that of a draft
-            model; or your own, `"mine.py:make"` or `"package.module:function"`: a function or class
-            of (target, num_draft_tokens), and of `tree` and `options` where these are given.
+        name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; the folder or
+            Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`
+            or `"mtp:PATH"` (in folders the first two are recognised); or your own as
+            `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
+            num_draft_tokens), and of `tree` and `options` where these are given.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens.
@@ -162,7 +162,7 @@ def find_drafter(
         return lambda target, **_: zoo.load_drafter(path, target, **given)
     if kind in head_drafters() and path:
         find_pretrained(path)
-        return partial(_load_head, head_drafters()[kind], path, given)
+        return lambda target, **_: head_drafters()[kind].from_pretrained(path, target, **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
     if advice and not Path(name).exists():
         raise ValueError(f"there is no drafter {name!r}; write {advice[0]}")
@@ -175,7 +175,7 @@ def find_drafter(
     # Prediction modules lie in whole models, so they are never guessed.
     guessed = {head.family: head for kind, head in head_drafters().items() if kind != "mtp"}
     if family := family_of(name, families=tuple(guessed)):
-        return partial(_load_head, guessed[family], name, given)
+        return lambda target, **_: guessed[family].from_pretrained(name, target, **given)
     return partial(_load_draft_model, name, is_local, given)
 
 
@@ -223,8 +223,7 @@ def find_pretrained(name: str) -> bool:
     path = Path(name).expanduser()
     if name and (path / "config.json").is_file():
         return True
-    is_local = path.exists() or not name or "\\" in name or "/" in name
-    if is_local and (path.exists() or not is_repository_id(name)):
+    if not name or path.exists() or ("/" in name and not is_repository_id(name)):
         raise ValueError(
             f"cannot load {name!r}: it must be a folder with a config.json or a Hugging Face id, "
             "and there is no such folder"
@@ -242,9 +241,7 @@ def _load_tokenizer(name: str, *, is_local: bool) -> Any:
 
 
 def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTrainedModel:
-    """A causal LM in eval mode; `ValueError` where its files lack weights, which HF would draw at
-    random.
-    """
+    """A causal LM in eval mode; HF would draw weights that its files lack at random."""
     from transformers import AutoModelForCausalLM
 
     options = {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
@@ -273,12 +270,14 @@ def _of_text(
 ) -> Drafter:
     """A drafter that reads nothing but the text."""
     _refuse(options, f"belongs to drafters with probabilities, not to {name}")
-    if name == "suffix":
-        if tree is not None:
-            raise ValueError(f"suffix drafts chains, got {tree}; lookup and heads draft trees")
-        return SuffixDrafter(num_draft_tokens)
     if tree is None:
-        return PromptLookupDrafter(num_draft_tokens)
+        return (
+            PromptLookupDrafter(num_draft_tokens)
+            if name == "lookup"
+            else SuffixDrafter(num_draft_tokens)
+        )
+    if name == "suffix":
+        raise ValueError(f"suffix drafts chains, got {tree}; lookup and heads draft trees")
     nodes, depth = tree.nodes, tree.depth
     if nodes % depth:
         raise ValueError(
@@ -286,10 +285,6 @@ def _of_text(
             f"each; pass a multiple of {depth} nodes, {nodes - nodes % depth}x{depth} for instance"
         )
     return PromptLookupDrafter(nodes, num_continuations=nodes // depth)
-
-
-def _load_head(head: Any, path: str, options: dict[str, Any], target: Any, **_: Any) -> Drafter:
-    return head.from_pretrained(path, target, **options)
 
 
 def _load_draft_model(
@@ -323,10 +318,8 @@ def _own_drafter(
     try:
         signature(make).bind(None, *sizes, **options)
     except TypeError as error:
-        given = ", ".join(["(target, num_draft_tokens", *(f"{key}=" for key in options)]) + ")"
-        raise ValueError(
-            f"{name} must be a function or class of {given} that returns a Drafter: {error}"
-        ) from error
+        given = ", ".join(["target", "num_draft_tokens", *(f"{key}=" for key in options)])
+        raise ValueError(f"{name} must be a function or class of ({given}): {error}") from error
 
     def made(target: Any, **_: Any) -> Drafter:
         with _code_of(name):
@@ -341,15 +334,14 @@ def _own_drafter(
 def _find_own(name: str) -> Any:
     """What `file.py:name` or `package.module:name` names; `None` for names of other forms."""
     where, _, attribute = name.rpartition(":")
-    is_module = not where.endswith(".py")
-    has_module = all(part.isidentifier() for part in where.split("."))
-    if not attribute.isidentifier() or (is_module and not has_module):
+    path = Path(where).expanduser().resolve() if where.endswith(".py") else None
+    is_module = all(part.isidentifier() for part in where.split("."))
+    if not attribute.isidentifier() or not (path or is_module):
         return None
-    path = Path(where).expanduser().resolve()
-    if not is_module and not path.is_file():
+    if path and not path.is_file():
         raise ValueError(f"there is no file {where} to take {attribute} from")
-    with _code_of(name), _importing_from(Path.cwd() if is_module else path.parent):
-        module = importlib.import_module(where) if is_module else _run_file(path)
+    with _code_of(name):
+        module = _run_file(path, path.stat().st_mtime_ns) if path else import_module(where)
     if not hasattr(module, attribute):
         own = (part for part in vars(module).values() if hasattr(part, "__qualname__"))
         there = ", ".join(part.__qualname__ for part in own if part.__module__ == module.__name__)
@@ -357,43 +349,33 @@ def _find_own(name: str) -> Any:
     return getattr(module, attribute)
 
 
-def _run_file(path: Path) -> ModuleType:
-    """The module of a file, under a name of its own; an edited file is another module."""
-    key = zlib.crc32(f"{path} {path.stat().st_mtime_ns}".encode())
-    name = f"{path.stem}_{key:08x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = spec_from_file_location(name, path)
-    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look for themselves there
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
+@cache
+def _run_file(path: Path, changed_ns: int) -> ModuleType:
+    """The module of a file, by the name of its path; one that was edited is run again."""
+    spec = spec_from_file_location(str(path), path)
+    module = sys.modules[str(path)] = module_from_spec(spec)  # dataclasses look for it there
+    spec.loader.exec_module(module)
     return module
 
 
 @contextmanager
-def _importing_from(folder: Path) -> Iterator[None]:
-    """As a script does that lies in the folder."""
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-
-
-@contextmanager
 def _code_of(name: str) -> Iterator[None]:
-    """Errors of a user's code in one sentence, with the line that they come from."""
+    """A user's code imports what lies beside it, and an error of it becomes one sentence with the
+    line that it comes from.
+    """
+    where = name.rpartition(":")[0]
+    folder = Path(where).expanduser().resolve().parent if where.endswith(".py") else Path.cwd()
+    sys.path.insert(0, str(folder))
     try:
         yield
     except Exception as error:
         ours = (__file__, importlib.__file__)
         frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename not in ours]
-        theirs = [f"{f.filename}, line {f.lineno}: " for f in frames if f.filename[0] != "<"]
-        where = "".join(theirs[:1])
-        raise ValueError(f"{name}: {where}{type(error).__name__}: {error}") from error
+        lines = [f"{f.filename}, line {f.lineno}: " for f in frames if f.filename[0] != "<"]
+        place = "".join(lines[:1])
+        raise ValueError(f"{name}: {place}{type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(folder))
 
 
 def _refuse(given: dict[str, Any], why: str) -> None:

@@ -100,7 +100,7 @@ REFUSED = {
     "torn.py:make": r"torn.py:make: SyntaxError: invalid syntax \(torn.py, line 1\)",
     "bare.py:make": "bare.py, line 1: ModuleNotFoundError: No module named 'nothing_here'",
     "mine.py:other": "mine.py has no other; it has Sizes, make, trees, no_drafter, broken, Rule$",
-    "mine.py:Sizes": r"must be a function or class of \(target, num_draft_tokens\) .*: too many",
+    "mine.py:Sizes": r"must be a function or class of \(target, num_draft_tokens\): too many",
     "mine.py:no_drafter": "mine.py:no_drafter must return a specdec Drafter, got 0",
     "mine.py:broken": "mine.py, line 20: AttributeError: 'int' object has no attribute 'nothing'",
 }

@@ -1,22 +1,47 @@
-"""The command line: `specdec demo`, `generate`, `evaluate`, `reproduce`, `plan`, `certify`,
-`inspect` and `train`.
-"""
+"""The command line: `specdec generate`, `evaluate`, and others, each in a module of its name."""
 
 from __future__ import annotations
 
-import argparse
 import io
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version as version_of
+from typing import Annotated, Any
 
-from specdec.cli import certify, demo, evaluate, generate, inspect, plan, reproduce
-from specdec.cli.parser import EXIT_INTERRUPTED, OneLineParser
-from specdec.show.text import one_line
+import typer
 
+from specdec.cli.certify import certify
+from specdec.cli.demo import demo
+from specdec.cli.evaluate import evaluate
+from specdec.cli.generate import generate
+from specdec.cli.inspect import inspect
+from specdec.cli.options import ungrouped
+from specdec.cli.plan import plan
+from specdec.cli.reproduce import reproduce
+from specdec.cli.train import train
+from specdec.cli.zoo import zoo
+from specdec.show.text import one_line, printable
+
+COMMANDS = (demo, generate, evaluate, reproduce, plan, certify, inspect, zoo, train)
+"""Functions import models and all that computes when they run, so that help comes at once."""
 EXIT_BAD_INPUT = 2
-EXIT_BROKEN_PIPE = 141
-"""The exit status of shells for a program that SIGPIPE ended."""
+EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
+"""The exit status of shells for a program that SIGINT or SIGPIPE ended."""
+UsageError: Any = typer.BadParameter.__base__
+
+
+def app() -> typer.Typer:
+    """The commands."""
+    commands = typer.Typer(pretty_exceptions_enable=False)
+    commands.callback()(_specdec)
+    for function in COMMANDS:
+        # Only `train` passes on what it does not know, to Hugging Face's own arguments.
+        settings = dict.fromkeys(["allow_extra_args", "ignore_unknown_options"], function is train)
+        paragraphs = [" ".join(text.split()) for text in function.__doc__.split("\n\n")]
+        command = commands.command(help="\n\n".join(paragraphs), context_settings=settings)
+        command(ungrouped(function))
+    return commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,39 +57,49 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     sys.stdout, sys.stderr = sys.stdout or io.StringIO(), sys.stderr or io.StringIO()  # for `>&-`
+    code, message = EXIT_BAD_INPUT, ""
     try:
         code = _run(argv)
         sys.stdout.flush()
-        return code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end
-        return EXIT_BROKEN_PIPE
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"specdec: {one_line(error)}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    except KeyboardInterrupt:
-        print("specdec: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        code = EXIT_BROKEN_PIPE
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "specdec"
+        message = f"{printable(error.format_message()).rstrip('.')}; see {command} --help"
+    except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
+        message = one_line(error)
+    except KeyboardInterrupt as error:
+        code, message = EXIT_INTERRUPTED, "interrupted"
+        if str(error):  # of a training run, which was saved
+            message += f": {error}; the same command goes on from there"
+    if message:
+        print(f"specdec: {message}", file=sys.stderr)
+    return code
 
 
 def _run(argv: list[str]) -> int:
-    """Commands import models and all that computes when they run: help and mistakes come at once,
-    and an interrupt meets `main`.
-    """
-    if argv[:1] == ["train"]:
-        from specdec.cli.train import main as train
+    """The exit code of a command. Typer's own `main` would end the process and hide interrupts."""
+    command = typer.main.get_command(app())
+    if "_SPECDEC_COMPLETE" in os.environ:
+        command.main(argv, "specdec")
+    try:
+        with command.make_context("specdec", argv) as context:
+            return command.invoke(context) or 0
+    except typer.Exit as end:
+        return end.exit_code
 
-        return train(argv[1:], prog="specdec train")
-    arguments = _parser().parse_args(argv)
-    return arguments.run(arguments)
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        names = ("specdec-torch", "torch", "transformers")
+        print(", ".join(f"{name} {version_of(name)}" for name in names))
+        raise typer.Exit
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(
-        prog="specdec", description="Lossless speculative decoding over Hugging Face models."
-    )
-    commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (demo, generate, evaluate, reproduce, plan, certify, inspect):
-        command.add_parser(commands)
-    commands.add_parser("train", help="train a head; see specdec train --help", add_help=False)
-    return parser
+def _specdec(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="and exit")
+    ] = False,
+) -> None:
+    """Lossless speculative decoding over Hugging Face models."""

@@ -2,59 +2,62 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
-from specdec.cli.loading import bar, load_generator
-from specdec.cli.parser import add_generator_arguments, given, positive, refuse_given, text
+from typer import Option
 
-
-def add_parser(commands) -> None:
-    """Adds the command to `argparse`'s subparsers."""
-    parser = commands.add_parser(
-        "certify",
-        help="enumerate a sampler's exact law, audit and test a pair of models",
-        description="Enumerates the sampler's exact law on small worlds. Then runs the pair: "
-        "greedy text against plain decoding, no random number used twice, the same drafts again, "
-        "alone and in other company, and a chi-square test of sampled text against the target's "
-        "exact law. Exits 1 if anything fails.",
-    )
-    add = parser.add_argument
-    add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo'")
-    add("--prompt", type=text, action="append", help="text (several: repeat; default: source code)")
-    add("--prompts", type=positive, help="of source code (default 2)")
-    add("--prompt-tokens", type=positive, help="of these (default 8)")
-    add("--samples", type=positive, default=4096, help="per prompt (default 4096)")
-    add("--audit-tokens", type=positive, default=64, help="of audits (default 64)")
-    add("--top-k", type=positive, default=4, help="while sampling (default 4)")
-    add("--temperature", type=float, default=1.0, help="likewise (default 1)")
-    add("--false-alarm", type=float, default=1e-6, help="in total (default 1e-6)")
-    add_generator_arguments(parser, dtype="float32")
-    parser.set_defaults(run=run)
+from specdec.cli.bars import bar
+from specdec.cli.options import DType, Parts, Prompts, Target, count, refuse
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """0 if nothing was found, else 1."""
+@dataclass
+class ExactParts(Parts):
+    """In a data type whose rounding does not hide faults."""
+
+    dtype: DType = "float32"
+
+
+def certify(
+    *,
+    target: Target = "zoo",
+    prompt: Prompts = None,
+    prompts: Annotated[int | None, count("of source code; default: 2")] = None,
+    prompt_tokens: Annotated[int | None, count("of these; default: 8")] = None,
+    samples: Annotated[int, count("per prompt")] = 4096,
+    audit_tokens: Annotated[int, count("of audits")] = 64,
+    top_k: Annotated[int, count("while sampling")] = 4,
+    temperature: Annotated[float, Option(metavar="T", help="of sampling")] = 1.0,
+    false_alarm: Annotated[float, Option(metavar="P", help="in total")] = 1e-6,
+    parts: ExactParts,
+) -> int:
+    """Enumerate a sampler's exact law, audit and test a pair of models.
+
+    Enumerates the sampler's exact law on small worlds. Then runs the pair: greedy text against
+    plain decoding, no random number used twice, the same drafts again, alone and in other company,
+    and a chi-square test of sampled text against the target's exact law. Exits 1 if anything fails.
+    """
     from specdec.arguments import check_number
     from specdec.certify import certify
     from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
 
-    check_number("--temperature", arguments.temperature, above=0)
-    check_number("--false-alarm", arguments.false_alarm, above=0, below=1)
-    if arguments.prompt:
+    check_number("--temperature", temperature, above=0)
+    check_number("--false-alarm", false_alarm, above=0, below=1)
+    if prompt:
         of_sources = "belongs to prompts of source code; leave it out beside --prompt"
-        refuse_given(arguments, ("prompts", "prompt_tokens"), of_sources)
-    generator, tokenizer = load_generator(arguments)
-    if arguments.prompt:
-        prompts = _distinct(arguments.prompt, tokenizer, None)
+        refuse({"prompts": prompts, "prompt_tokens": prompt_tokens}, of_sources)
+    generator, tokenizer = parts.load(target)
+    if prompt:
+        ids = _distinct(prompt, tokenizer, None)
     else:
-        prompts = _source_prompts(tokenizer, arguments.prompts or 2, arguments.prompt_tokens or 8)
-    check_enumerable(NUM_TOKENS, arguments.top_k, generator.target.vocab_size)
-    exact = certify(generator.sampler, device=arguments.device, progress=partial(bar, "exact law"))
+        ids = _source_prompts(tokenizer, prompts or 2, prompt_tokens or 8)
+    check_enumerable(NUM_TOKENS, top_k, generator.target.vocab_size)
+    exact = certify(generator.sampler, device=parts.device, progress=partial(bar, "exact law"))
     print(exact, flush=True)
-    options = given(arguments, ("audit_tokens", "top_k", "temperature", "false_alarm"))
-    options |= {"num_samples": arguments.samples, "progress": partial(bar, "samples")}
-    runs = certify(generator, prompts, **options)
+    options = {"audit_tokens": audit_tokens, "top_k": top_k, "temperature": temperature}
+    options |= {"false_alarm": false_alarm, "num_samples": samples}
+    runs = certify(generator, ids, progress=partial(bar, "samples"), **options)
     print(runs)
     return 0 if exact.passed and runs.passed else 1
 

@@ -1,10 +1,23 @@
-"""`specdec inspect`: shows how a drafter checkpoint is read, and tries the usual misreadings."""
+"""`specdec inspect`: shows what a drafter is, how its checkpoint is read, and tries the usual
+misreadings.
+"""
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from specdec.cli.parser import add_place_arguments, positive, refuse_given, text
+from typer import Argument, BadParameter, Option
+
+from specdec.cli.options import (
+    DRAFTER,
+    Device,
+    DraftTokens,
+    DType,
+    Prompts,
+    count,
+    refuse,
+)
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -14,53 +27,69 @@ PROMPTS = (
 """What a target continues in the parity check, where the caller names no text."""
 
 
-def add_parser(commands) -> None:
-    """Adds the command to `argparse`'s subparsers."""
-    parser = commands.add_parser(
-        "inspect",
-        help="show how a drafter checkpoint is read, and try the usual misreadings",
-        description="Prints who wrote a checkpoint, how it is wired, and whether its tensors are "
-        "those of such a head. With a target, generates with that reading and with the usual "
-        "misreadings (layers off by one, norms, rope base, vocabulary map, what the rows of a "
-        "block predict and see) and compares how many draft tokens are accepted. Exits 2 if the "
-        "checkpoint cannot be loaded.",
-    )
-    add = parser.add_argument
-    add("checkpoint", help="folder or Hugging Face id of the head")
-    add("--target", help="folder or id of the model it drafts for, or 'zoo'")
-    add("--allow-pickle", action="store_true", help="read pickled .bin weights")
-    add("--revision", help="branch, tag or commit on the hub")
-    add(
-        "--layer-convention",
-        choices=("boundary", "layer_output"),
-        help="how to take the layer ids (default: as their producer means them)",
-    )
-    add("--feature-layers", type=_layers, help="boundaries to read, for instance 2,16,29")
-    add("--rope-theta", type=float, help="base of the rotary embedding")
-    add("--mask-token-id", type=int, help="id of a parallel drafter's masks")
-    add("--prompt", type=text, action="append", help="text to continue (several: repeat)")
-    add("--new-tokens", type=positive, help="of each prompt (default 64)")
-    add("--num-draft-tokens", type=positive, help="K (default 4)")
-    add_place_arguments(parser)
-    parser.set_defaults(run=run)
+def boundaries(value: str) -> tuple[int | str, ...]:
+    """Numbers of boundaries, or `final`."""
+    parts = value.split(",")
+    if not all(part == "final" or part.isdecimal() for part in parts):
+        raise BadParameter(f"must be boundaries like 2,16,29, got {value}")
+    return tuple(part if part == "final" else int(part) for part in parts)
 
 
-def run(arguments: argparse.Namespace) -> int:
-    """Prints the reading, and with a target the parity check."""
+@dataclass
+class Reading:
+    """What a checkpoint leaves open; `None` as its producer means it."""
+
+    allow_pickle: Annotated[bool, Option("--allow-pickle", help="read pickled .bin files")] = False
+    revision: Annotated[str | None, Option(help="branch, tag or commit on the hub")] = None
+    layer_convention: Annotated[
+        Literal["boundary", "layer_output"] | None,
+        Option(help="of the layer ids; default: as their producer means them"),
+    ] = None
+    feature_layers: Annotated[
+        Any, Option(parser=boundaries, metavar="B,B,...", help="to read, for instance 2,16,29")
+    ] = None
+    rope_theta: Annotated[float | None, Option(help="base of the rotary embedding")] = None
+    mask_token_id: Annotated[int | None, Option(help="of a parallel drafter's masks")] = None
+
+
+def inspect(
+    *,
+    name: Annotated[str, Argument(metavar="DRAFTER", help=f"a head's folder or id; {DRAFTER}")],
+    target: Annotated[str | None, Option(help="zoo, or folder or id of what it drafts for")] = None,
+    prompt: Prompts = None,
+    new_tokens: Annotated[int | None, count("of each prompt; default: 64")] = None,
+    num_draft_tokens: DraftTokens = None,
+    dtype: DType = "auto",
+    device: Device = "cpu",
+    reading: Reading,
+) -> None:
+    """Show how a drafter checkpoint is read, and try the usual misreadings.
+
+    Prints who wrote a checkpoint, how it is wired, and whether its tensors are those of such a
+    head. With a target, generates with that reading and with the usual misreadings (layers off by
+    one, norms, rope base, vocabulary map, what the rows of a block predict and see) and compares
+    how many draft tokens are accepted. Exits 2 if the checkpoint cannot be loaded. Of a drafter
+    that is no checkpoint of a head, your own for instance, prints what it is.
+    """
     from specdec.checkpoints import survey_checkpoint
     from specdec.drafters import head_drafters
-    from specdec.inspection import alternatives, describe, table, try_readings
+    from specdec.inspection import alternatives, describe, describe_part, table, try_readings
+    from specdec.loading import find_drafter, load_target
 
-    drafters = {d.family: d for d in head_drafters().values()}
-    names = ("allow_pickle", "revision", "layer_convention", "rope_theta", "feature_layers")
-    options = {name: getattr(arguments, name) for name in (*names, "mask_token_id")}
-    model = None
-    if arguments.target is None:
-        of_target = ("prompt", "new_tokens", "num_draft_tokens")
-        refuse_given(arguments, of_target, "belongs to the parity check; pass --target with it")
-    else:
-        model, tokenizer, prompts = _load_target(arguments)
-    survey = survey_checkpoint(arguments.checkpoint, model, families=tuple(drafters), **options)
+    folder, k = _folder_of(name), 4 if num_draft_tokens is None else num_draft_tokens
+    make = find_drafter(name, k) if folder is None else None
+    target = target or ("zoo" if make or name.startswith("zoo:") else None)
+    if make or target is None:
+        parity = {"prompt": prompt or None, "new_tokens": new_tokens}
+        parity |= {} if make else {"num_draft_tokens": num_draft_tokens}
+        refuse(parity, "belongs to the parity check of a head; pass --target with it")
+    place = {"dtype": dtype, "device": device}
+    model, tokenizer = load_target(target, **place) if target else (None, None)
+    if make:
+        print(describe_part(make(model, tokenizer=tokenizer, **place)))
+        return
+    heads = {head.family: head for head in head_drafters().values()}
+    survey = survey_checkpoint(folder, model, families=tuple(heads), **vars(reading))
     try:
         checkpoint = survey.load(model)
     except ValueError:
@@ -68,41 +97,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     print(describe(survey, checkpoint))
     if model is None:
-        return 0
-    inputs = tokenizer(
-        arguments.prompt or prompts, return_tensors="pt", padding=True, padding_side="left"
-    ).to(model.device)
-    k = arguments.num_draft_tokens or 4
-    trials = try_readings(
-        alternatives(survey, checkpoint, model),
-        drafters[survey.family],
-        model,
-        inputs.input_ids,
-        inputs.attention_mask,
-        max_new_tokens=arguments.new_tokens or 64,
-        num_draft_tokens=k,
-    )
+        return
+    readings = alternatives(survey, checkpoint, model)
+    inputs = _inputs(prompt, target, tokenizer).to(model.device)
+    sizes = {"max_new_tokens": new_tokens or 64, "num_draft_tokens": k}
+    masks = (inputs.input_ids, inputs.attention_mask)
+    trials = try_readings(readings, heads[survey.family], model, *masks, **sizes)
     print(f"\nparity check, greedy, K = {k}:\n{table(trials)}")
-    return 0
 
 
-def _layers(argument: str) -> tuple[int | str, ...]:
-    """The type of boundaries, which are numbers or `final`."""
-    parts = argument.split(",")
-    if not all(part == "final" or part.isdecimal() for part in parts):
-        raise argparse.ArgumentTypeError(f"must be boundaries like 2,16,29, got {argument}")
-    return tuple(part if part == "final" else int(part) for part in parts)
+def _folder_of(name: str) -> str | None:
+    """Folder or id of a head's checkpoint; `None` for the name of another drafter."""
+    from specdec import zoo
+    from specdec.drafters import head_drafters
+
+    kind, _, path = name.partition(":")
+    if kind == "zoo" and path in zoo.DRAFTERS:
+        return None if path == "model" else str(zoo.WEIGHTS_DIR / zoo.DRAFTERS[path])
+    if kind in head_drafters() and path:
+        return path
+    return None if path or name in ("none", "lookup", "suffix") else name
 
 
-def _load_target(arguments: argparse.Namespace):
-    """Model, tokenizer and prompts."""
-    from specdec.loading import load_target
+def _inputs(prompts: list[str] | None, target: str, tokenizer):
+    """What the target continues: the caller's prompts, or the usual ones."""
+    from specdec import zoo
 
-    model, tokenizer = load_target(arguments.target, dtype=arguments.dtype, device=arguments.device)
-    if arguments.target == "zoo":
-        from specdec import zoo
-
-        return model, tokenizer, zoo.heldout_prompts(4)
+    if not prompts:
+        prompts = zoo.heldout_prompts(4) if target == "zoo" else list(PROMPTS)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return model, tokenizer, list(PROMPTS)
+    return tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")

@@ -2,70 +2,80 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from specdec.cli.evaluate import FORMATS
-from specdec.cli.loading import load_generator
-from specdec.cli.parser import DRAFTERS_HELP, add_place_arguments, given, positive
+from typer import Argument, Option
+
+from specdec.cli.evaluate import print_as
+from specdec.cli.options import (
+    DRAFTER,
+    Device,
+    DType,
+    Format,
+    Parts,
+    Target,
+    count,
+    given,
+    integers,
+)
 from specdec.show.table import need
 
-NAMES = ("dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench")
-"""Of `PROTOCOLS`, which takes importing torch."""
+Protocol = Literal["dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench"]
+"""Names of `PROTOCOLS`, which takes importing torch."""
 
 
-def add_parser(commands) -> None:
-    """Adds the command to `argparse`'s subparsers."""
-    parser = commands.add_parser(
-        "reproduce",
-        help="measure what a paper measured, beside its figures",
-        description="Follows the protocol of DSpark's table 1, of DDTree's budget sweep, at "
-        "temperature 0 or 1, or of vLLM's test of speculators' heads, and prints the acceptance "
-        "lengths with intervals beside the published ones, and in what the measurement differs. "
-        "With --output a run that was interrupted goes on where it stopped.",
-    )
-    add = parser.add_argument
-    add("protocol", choices=NAMES, help="what is reproduced")
-    add("--target", default="zoo", help="folder or Hugging Face id, or 'zoo' (default)")
-    add("--drafter", required=True, help=DRAFTERS_HELP)
-    add("--data", type=Path, required=True, help="folder with a file or folder for each set")
-    add("--sets", nargs="+", help="some of the protocol's (default: all)")
-    add("--budgets", nargs="+", type=int, help="tree nodes, 0 for chains (default: all)")
-    add("--limit", type=positive, help="so many prompts of each set (default: the protocol's)")
-    add("--max-new-tokens", type=positive, help="of each turn (default: the protocol's)")
-    add("--max-prompt-tokens", type=positive, help="cut longer ones on the left (default: no)")
-    add("--batch-size", type=positive, default=1, help="prompts at a time (default 1)")
-    add("--output", type=Path, help="folder of the runs, to go on with (default: none)")
-    add("--format", choices=FORMATS, default="text", help="of what is printed (default text)")
-    add_place_arguments(parser)
-    parser.set_defaults(run=run, sampler="rejection", target_weight=None, draft_temperature=None)
+def reproduce(
+    protocol: Annotated[Protocol, Argument(help="what is reproduced")],
+    drafter: Annotated[str, Option(metavar="NAME", help=DRAFTER)],
+    data: Annotated[Path, Option(help="folder with a file or folder for each set")],
+    target: Target = "zoo",
+    sets: Annotated[
+        Any,
+        Option(parser=lambda value: value.split(","), metavar="SET,SET,...", help="default: all"),
+    ] = None,
+    budgets: Annotated[
+        Any,
+        Option(parser=integers, metavar="N,N,...", help="tree nodes, 0 for chains; default: all"),
+    ] = None,
+    limit: Annotated[
+        int | None, count("so many prompts of each set; default: the protocol's")
+    ] = None,
+    max_new_tokens: Annotated[int | None, count("of each turn; default: the protocol's")] = None,
+    max_prompt_tokens: Annotated[
+        int | None, count("cut longer prompts on the left; default: no")
+    ] = None,
+    batch_size: Annotated[int, count("prompts at a time")] = 1,
+    output: Annotated[Path | None, Option(help="folder of the runs; default: none")] = None,
+    format: Format = "text",
+    dtype: DType = "auto",
+    device: Device = "cpu",
+) -> None:
+    """Measure what a paper measured, beside its figures.
 
-
-def run(arguments: argparse.Namespace) -> int:
-    """0."""
+    Follows the protocol of DSpark's table 1, of DDTree's budget sweep, at temperature 0 or 1, or of
+    vLLM's test of speculators' heads, and prints the acceptance lengths with intervals beside the
+    published ones, and in what the measurement differs. With --output a run that was interrupted
+    goes on where it stopped.
+    """
     from specdec.evaluation.protocols import PROTOCOLS, reproduce
 
-    protocol, loaded = PROTOCOLS[arguments.protocol], None
-    if arguments.format == "latex":
+    found, loaded = PROTOCOLS[protocol], None
+    if format == "latex":
         need("pandas", "--format latex")
-    arguments.proposal = None if protocol.proposal == "sample" else protocol.proposal
 
     def load(nodes: int):
         nonlocal loaded
-        k = protocol.num_draft_tokens
+        k = found.num_draft_tokens
         # As many children as nodes, so that the tree holds the best nodes of all.
-        arguments.tree = (nodes, k, nodes) if nodes else None
-        arguments.num_draft_tokens = None if nodes else k
-        generator, tokenizer = load_generator(arguments, loaded)
+        shape = {"tree": (nodes, k, nodes)} if nodes else {"num_draft_tokens": k}
+        shape["proposal"] = None if found.proposal == "sample" else found.proposal
+        parts = Parts(drafter, sampler="rejection", dtype=dtype, device=device, **shape)
+        generator, tokenizer = parts.load(target, loaded)
         loaded = generator.target.model, tokenizer
         return generator, tokenizer
 
-    sizes = ("limit", "max_new_tokens", "max_prompt_tokens", "batch_size")
-    options = given(arguments, ("output", "sets", "budgets", *sizes))
-    found = reproduce(protocol, load, arguments.data, progress=True, **options)
-    if arguments.format == "json":
-        print(json.dumps({"source": protocol.source, "cells": found.records()}, indent=2))
-    else:
-        print(getattr(found, f"to_{arguments.format}")())
-    return 0
+    options = {"limit": limit, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
+    options |= {"max_prompt_tokens": max_prompt_tokens, "sets": sets, "budgets": budgets}
+    cells = reproduce(found, load, data, output=output, progress=True, **given(options))
+    print_as(format, cells, {"source": found.source, "cells": cells.records()})

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast, parse_flag_from_env
-from transformers import HfArgumentParser, TrainerState
+from transformers import (
+    HfArgumentParser,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerState,
+)
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
-from specdec.cli.loading import bar
-from specdec.cli.parser import LONGEST_ROWS, TRAINING_STEPS, OneLineParser, refuse_given
+from specdec.cli.bars import bar
+from specdec.cli.options import refuse
+from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
 from specdec.loading import find_pretrained, load_target
 from specdec.settings import differences
 from specdec.training import eagle, mask_token, mtp
-from specdec.training.callbacks import AcceptanceCallback
+from specdec.training.callbacks import AcceptanceCallback, Clock
 from specdec.training.data import (
     PROMPT_TOKENS,
     PackedStream,
@@ -60,11 +67,15 @@ FREE += ("compile",)
 """Arguments with which a run goes on whatever they are."""
 
 
-class _HfParser(OneLineParser, HfArgumentParser):
-    """HF's, with mistakes in one line."""
+class _HfParser(HfArgumentParser):
+    """HF's, with mistakes as errors."""
+
+    def error(self, message: str) -> NoReturn:
+        """Instead of ending the process."""
+        raise ValueError(message)
 
 
-def train(options: argparse.Namespace, others: list[str]) -> None:
+def train(options: Run, others: list[str]) -> None:
     """Trains a head and saves it, or goes on from a checkpoint.
 
     Args:
@@ -99,6 +110,8 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
     ids = _draft_ids(options, args, target, trained_on)
     drafter, objective = _objective(options, target, ids)
     trainer = ObjectiveTrainer(objective, args, stream)
+    trainer.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
+    trainer.add_callback(_Progress(trainer.clock))
     if held_out:
         trainer.add_callback(_evaluation(options, trainer, target, drafter, held_out))
     if trainer.is_world_process_zero():
@@ -112,11 +125,11 @@ def train(options: argparse.Namespace, others: list[str]) -> None:
             tokenizer.save_pretrained(options.output)
         for note in notes or ():
             print(f"note: {note}")
-        print(f"saved in {options.output}")
+        _print_next(options)
     trainer.accelerator.wait_for_everyone()
 
 
-def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArguments:
+def _arguments(options: Run, others: list[str]) -> ObjectiveArguments:
     """HF's arguments of the run: those of the command line before ours."""
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
@@ -124,7 +137,7 @@ def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArgum
         options.tokens_per_step = 512 if is_cpu else 16384
     if options.precision is None:
         options.precision = "no" if is_cpu else "bf16"
-    steps = TRAINING_STEPS if options.steps is options.minutes is None else options.steps
+    steps = STEPS if options.steps is options.minutes is None else options.steps
     every = options.evaluate_every or sys.maxsize
     parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
     parser.set_defaults(
@@ -146,24 +159,27 @@ def _arguments(options: argparse.Namespace, others: list[str]) -> ObjectiveArgum
     return args
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: Run) -> None:
     """Refuses settings that cannot be right, or would have no effect."""
     for name, kinds in FLAGS.items():
         if options.kind not in kinds:
             why = f"belongs to {' and '.join(kinds)}; leave it out for {options.kind}"
-            refuse_given(options, (name,), why)
+            refuse({name: getattr(options, name)}, why)
     if options.data != "zoo" and not Path(options.data).exists():
         raise FileNotFoundError(f"no training data at {options.data}")
     if options.target != "zoo":
         find_pretrained(options.target)
-    if (options.output / "config.json").exists() and not (options.output / "run").exists():
+    if options.steps is not None and options.minutes is not None:
+        raise ValueError("--minutes takes the place of --steps; leave one of them out")
+    models = [*options.output.glob("config.json"), *options.output.glob("*.safetensors")]
+    if models and not last_checkpoint(options.output / "run"):
         raise ValueError(
             f"--output {options.output} holds a model that no earlier run of this command wrote, "
             "and that would be lost; name a new folder"
         )
 
 
-def _record(options: argparse.Namespace) -> dict[str, Any]:
+def _record(options: Run) -> dict[str, Any]:
     """The arguments that a run goes on with, and size and time of change of the files they name."""
     record: dict[str, Any] = {"kind": options.kind}
     for name in vars(options).keys() - {"kind", *FREE}:
@@ -189,7 +205,7 @@ def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
         )
 
 
-def _is_complete(folder: Path, options: argparse.Namespace, args: ObjectiveArguments) -> bool:
+def _is_complete(folder: Path, options: Run, args: ObjectiveArguments) -> bool:
     """Says so if there is nothing left to train."""
     state = TrainerState.load_from_json(str(folder / STATE))
     if not (options.output / "config.json").exists() or not is_finished(state, args):
@@ -200,8 +216,64 @@ def _is_complete(folder: Path, options: argparse.Namespace, args: ObjectiveArgum
     figures = ", ".join(f"{name} {value:.3f}" for name, value in (logs or [{}])[-1].items())
     if args.process_index == 0:
         print(f"already complete at step {state.global_step}{figures and ': '}{figures}")
-        print(f"saved in {options.output}")
+        _print_next(options)
     return True
+
+
+class _Progress(TrainerCallback):
+    """A bar of the run with the time left, and its figures."""
+
+    def __init__(self, clock: Clock):
+        self.clock = clock
+
+    def fraction(self, state: TrainerState) -> float:
+        """How much is done."""
+        is_timed = self.clock.minutes is not None
+        return self.clock.fraction if is_timed else state.global_step / state.max_steps
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Shows the bar, of a run that goes on from where it was."""
+        form = "{desc} {percentage:3.0f}% {bar} {elapsed}, {remaining} left"
+        disable = args.disable_tqdm or args.process_index > 0 or not sys.stderr.isatty()
+        shown = {"total": 1.0, "initial": self.fraction(state), "bar_format": form}
+        self.bar = bar("training", disable=disable, **shown)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Moves it."""
+        self.bar.update(self.fraction(state) - self.bar.n)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Prints losses, rates and acceptance lengths; how fast HF found the run is no news."""
+        logs = {n: f"{x:.4g}" for n, x in (logs or {}).items() if not n.startswith(_NO_NEWS)}
+        if logs and args.process_index == 0:
+            left_s = self.clock.wall_s * (1 / self.fraction(state) - 1) if state.global_step else 0
+            figures = ", ".join(f"{name} {value}" for name, value in logs.items())
+            self.bar.write(f"step {state.global_step}, {left_s / 60:.1f} min left: {figures}")
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Takes it away."""
+        self.bar.close()
+
+
+_NO_NEWS = ("epoch", "total_flos", "train_")
+
+
+def _print_next(options: Run) -> None:
+    """Where the head is, and the commands that measure and serve it."""
+    head, target = shlex.quote(str(options.output)), shlex.quote(options.target)
+    drafter = "eagle" if options.kind.startswith("eagle") else options.kind
+    print(f"saved in {options.output}")
+    print(f"measure: specdec evaluate --target {target} --drafter {drafter}:{head}")
+    method = {"eagle1": {"method": "eagle"}, "eagle3": {"method": "eagle3"}}
+    method["mask-token"] = {"method": "eagle3", "parallel_drafting": True}
+    if options.target == "zoo" or (options.kind == "mtp" and options.layout is None):
+        print("serve: see docs/serving.md, with a target of your own and for modules --layout")
+        return
+    config = {**method.get(options.kind, {"method": "mtp"}), "num_speculative_tokens": 3}
+    served = head if options.kind == "mtp" else target
+    if options.kind != "mtp":
+        config["model"] = str(options.output)
+    print(f"serve: vllm serve {served} --speculative-config {shlex.quote(json.dumps(config))}")
 
 
 def _say(args, text: str) -> None:
@@ -210,7 +282,7 @@ def _say(args, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _evaluation(options: argparse.Namespace, trainer, target, drafter, held_out: Sequence):
+def _evaluation(options: Run, trainer, target, drafter, held_out: Sequence):
     """Measures acceptance at two temperatures, and by length of context."""
     text = torch.from_numpy(np.concatenate(held_out).astype(int))
     longest = trainer.args.row_lengths[-1][1]
@@ -234,7 +306,7 @@ def _evaluation(options: argparse.Namespace, trainer, target, drafter, held_out:
     return _Evaluation(trainer, generator, prompts_of(held_out), every=every)
 
 
-def _objective(options: argparse.Namespace, target, target_ids):
+def _objective(options: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
     k, sizes = options.num_draft_tokens, {"mlp_width": options.mlp_width, "seed": options.seed}
     if options.kind == "mtp":
@@ -252,7 +324,7 @@ def _objective(options: argparse.Namespace, target, target_ids):
     return drafter, eagle.TrainingTimeTest(drafter, target, options.unrolled_steps or 5)
 
 
-def _draft_ids(options: argparse.Namespace, args, target, documents: Sequence):
+def _draft_ids(options: Run, args, target, documents: Sequence):
     """The ids that the head can propose; those of the first process, as another device's rounding
     may order them otherwise.
     """
@@ -275,7 +347,7 @@ def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
     return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
 
 
-def _load_documents(options: argparse.Namespace, args, tokenizer):
+def _load_documents(options: Run, args, tokenizer):
     """Ids of each text."""
     _say(args, f"encoding {options.data}")
     if options.data == "zoo":

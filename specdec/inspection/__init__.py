@@ -25,7 +25,7 @@ from specdec.checkpoints.vocab_map import other_maps
 from specdec.drafters.base import Drafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
-from specdec.show.text import printable
+from specdec.show.text import draft_size, printable
 
 NUM_ERRORS = 3
 """Standard errors by which one reading must beat another before it is believed."""
@@ -207,6 +207,36 @@ def describe(survey: Survey, checkpoint: Checkpoint | None) -> str:
     return "\n".join(f"{name:<14}{printable(text)}" for name, text in lines)
 
 
+def describe_part(drafter: Drafter) -> str:
+    """What a drafter is: its class, how much it drafts, what it reads, and its settings.
+
+    Args:
+        drafter: of any class.
+
+    Example:
+        >>> from specdec import SuffixDrafter
+        >>> describe_part(SuffixDrafter(4)).split()[:5]
+        ['drafter', 'SuffixDrafter', 'draft', 'K', '=']
+    """
+    settings, said = (
+        drafter.settings(),
+        ("class", "num_draft_tokens", "tree_depth", "feature_layers"),
+    )
+    lines = [
+        ("drafter", settings["class"]),
+        ("draft", draft_size(drafter.num_draft_tokens, drafter.tree_depth)),
+        ("features", _features(drafter.feature_layers) or "none"),
+        *((name, str(value)) for name, value in settings.items() if name not in said),
+    ]
+    width = max(14, *(len(name) + 2 for name, _ in lines))
+    return "\n".join(f"{name:<{width}}{printable(text)}" for name, text in lines)
+
+
+def _features(layers: Iterable[int | str]) -> str:
+    names = {"final": "the state after the final norm"}
+    return ", ".join(names.get(layer, f"boundary {layer}") for layer in layers)
+
+
 _SAID = {
     *("layer", "num_layers", "vocab_size", "draft_vocab_size", "feature_layers", "target_state"),
     *("target_hidden_size", "has_embed_tokens", "has_lm_head"),
@@ -224,8 +254,7 @@ def _describe_head(kind: str, config: Any) -> Iterator[tuple[str, str]]:
         heads = f"{layer.num_heads} heads of {layer.head_dim} ({layer.num_kv_heads} for keys and "
         mlp = f"MLP {layer.intermediate_size} ({layer.hidden_act}), {heads}values)"
         yield "head", f"{sizes}, width {layer.hidden_size}, {mlp}"
-    names = {"final": "the state after the final norm"}
-    features = ", ".join(names.get(b, f"boundary {b}") for b in config.feature_layers)
+    features = _features(config.feature_layers)
     yield "features", f"{features}; {config.target_hidden_size} wide" if features else "none"
     flags = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in _SAID}
     wiring = wrap(", ".join(f"{name} {value}" for name, value in flags.items()), 86)

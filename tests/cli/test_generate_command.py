@@ -1,5 +1,6 @@
-"""`specdec generate` with an EAGLE head."""
+"""`specdec generate` reads prompts and drafts trees."""
 
+import io
 import re
 
 import pytest
@@ -10,11 +11,10 @@ from specdec.cli import main
 ARGUMENTS = ["generate", "--target", str(zoo.WEIGHTS_DIR / "target"), "--prompt", "def main():"]
 
 
-def test_an_eagle_head_is_named_by_its_folder(capsys):
-    head = f"eagle:{zoo.WEIGHTS_DIR / 'eagle3'}"
-    options = ["--drafter", head, "--max-new-tokens", "12", "--dtype", "float32"]
-    assert main([*ARGUMENTS, *options]) == 0
-    assert "acceptance length" in capsys.readouterr().out
+def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("def g(é):\n"))
+    assert main([*ARGUMENTS[:-1], "-", "--drafter", "none", "--max-new-tokens", "2"]) == 0
+    assert capsys.readouterr().out.startswith("def g(é):\n")
 
 
 @pytest.mark.parametrize("drafter", ["zoo:eagle3", "lookup"])
@@ -27,35 +27,3 @@ def test_trees_are_drafted_where_they_are_asked_for(drafter, capsys):
     accepted = float(re.search(r"acceptance length ([\d.]+)", out)[1]) - 1
     drafted = accepted / float(re.search(r"acceptance rate ([\d.]+)", out)[1])
     assert 3.5 < drafted <= 6.5  # nodes per step
-
-
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--tree", "6x3", "--num-draft-tokens", "3"], "num_draft_tokens belongs to chains"),
-        (["--tree", "6x3", "--drafter", "none"], "tree belongs to a drafter"),
-        (["--tree", "7x3", "--drafter", "lookup"], "a multiple of 3 nodes, 6x3 for instance"),
-        (["--tree", "2x3"], "Tree.nodes must be an integer >= 3, got 2"),
-    ],
-)
-def test_a_tree_that_cannot_be_is_refused_before_anything_is_loaded(options, named, capsys):
-    assert main([*ARGUMENTS, *options]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("specdec: ")
-    assert named in line
-
-
-def test_a_tree_is_nodes_and_depth(capsys):
-    with pytest.raises(SystemExit):
-        main([*ARGUMENTS, "--tree", "32"])
-    assert "must be nodes and depth like 32x6, got 32" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("folder", ["target", "nowhere"])
-def test_what_is_no_head_is_one_line_and_exit_status_2(capsys, folder):
-    assert main([*ARGUMENTS, "--drafter", f"eagle:{zoo.WEIGHTS_DIR / folder}"]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    *progress, message = captured.err.strip().splitlines()
-    assert message.startswith("specdec: ")
-    assert all("Loading weights" in line for line in progress)

@@ -1,64 +1,105 @@
-"""Help names what there is, and every option says what it is and what it is without being given."""
+"""Help fits a terminal, comes at once, and says of every option what it is and its default; shells
+complete commands and options.
+"""
 
-import argparse
+import os
+import pty
 import re
+import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from specdec import zoo
-from specdec.cli import _parser, main
-from specdec.cli.train import _parser as training_parser
+from specdec.cli import app, main
 
 ROOT = Path(__file__).parents[2]
+WITHOUT = ("prompt", "revision", "rope_theta", "feature_layers", "mask_token_id", "target")
+"""Options that stand for nothing unless they are given."""
+COMMANDS = typer.main.get_command(app()).commands
 
 
-def commands() -> dict[str, argparse.ArgumentParser]:
-    (subparsers,) = _parser()._subparsers._group_actions
-    found = {name: parser for name, parser in subparsers.choices.items() if name != "train"}
-    return {**found, "train": training_parser("specdec train")}
-
-
-@pytest.mark.parametrize("command", ["generate", "evaluate", "certify"])
-def test_the_help_of_a_drafter_names_all_of_the_zoo(command):
-    shown = " ".join(commands()[command].format_help().split())
-    for name in zoo.DRAFTERS:
-        assert f"zoo:{name}" in shown
-
-
-@pytest.mark.parametrize("command", ["generate", "evaluate"])
-def test_every_option_says_what_it_is_and_its_default(command):
-    for action in commands()[command]._actions:
-        assert action.help, action.option_strings
-        default = f"{action.default:g}" if type(action.default) is float else str(action.default)
-        if action.default not in (None, argparse.SUPPRESS):
-            assert re.search(rf"default:? {re.escape(default)}\b|\(default\)", action.help), default
-        elif not action.required and action.dest != "help":
-            assert "default" in action.help or "of --sampler" in action.help, action.dest
-
-
-def test_the_demo_says_what_its_ratio_is(capsys):
-    assert main(["demo", "--prompts", "1", "--new-tokens", "8"]) == 0
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_fits_80_columns(command, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main([*command.split(), "--help"]) == 0
     shown = capsys.readouterr().out
-    rows = [line for line in shown.splitlines() if re.search(r"  [0-9.]+ x  ", line)]
-    assert len(rows) == 2 + len(zoo.DRAFTERS)  # plain decoding and prompt lookup besides
-    assert "\nx: median over the prompts of the ratio to plain decoding of the same prompt" in shown
+    assert f"Usage: specdec {command}".rstrip() in shown
+    assert max(map(len, shown.splitlines())) <= 80
 
 
-def test_the_demo_drafts_trees_and_says_of_what_size(capsys):
+@pytest.mark.parametrize("command", ["generate", "evaluate", "certify", "plan", "reproduce"])
+def test_the_help_of_a_drafter_names_every_form(command):
+    (option,) = (option for option in COMMANDS[command].params if option.name == "drafter")
+    for name in ("none", "lookup", "suffix", "mine.py:make", *(f"zoo:{n}" for n in zoo.DRAFTERS)):
+        assert name in option.help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_says_what_it_is_and_its_default(command):
+    for option in COMMANDS[command].params:
+        assert option.help, option.name
+        is_told = option.required or option.default is not None  # and shown by typer
+        assert is_told or "default: " in option.help or option.name in WITHOUT, option.name
+
+
+def test_versions_are_told(capsys):
+    assert main(["--version"]) == 0
+    assert re.match(r"specdec-torch \S+, torch \S+, transformers \S+\n", capsys.readouterr().out)
+
+
+def shown_after(line: str, expected: str, folder: Path) -> str:
+    """What a terminal shows after a line was typed in bash with the completion of `specdec`."""
+    command = folder / "specdec"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m specdec "$@"\n')
+    command.chmod(0o755)
+    path = {"PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    script = {"_SPECDEC_COMPLETE": "source_bash"}
+    done = subprocess.run([command], env=os.environ | path | script, capture_output=True, text=True)
+    (folder / "rc").write_text(f"{done.stdout}\nPS1='ready '\n")
+    process, terminal = pty.fork()
+    if process == 0:
+        command = ["bash", "--noprofile", "--rcfile", str(folder / "rc"), "-i"]
+        os.execvpe("bash", command, os.environ | path)
+    shown, is_typed = "", False
+    while expected not in shown and select.select([terminal], [], [], 10)[0]:
+        shown += os.read(terminal, 4096).decode().replace("\a", "")
+        if not is_typed and "ready " in shown:
+            is_typed = bool(os.write(terminal, line.encode()))
+    os.kill(process, signal.SIGKILL)
+    os.waitpid(process, 0)
+    os.close(terminal)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [("specdec ev\t", "specdec evaluate"), ("specdec evaluate --dra\t", "evaluate --draft")],
+)
+def test_a_tab_completes_commands_and_options(line, completed, tmp_path):
+    assert completed in shown_after(line, completed, tmp_path)
+
+
+def test_the_zoo_is_listed(capsys):
+    assert main(["zoo"]) == 0
+    rows = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[1:-1]}
+    assert list(rows) == ["zoo", *(f"zoo:{name}" for name in zoo.DRAFTERS)]
+    parameters = zoo.load_drafter("model").model.num_parameters()
+    assert rows["zoo:model"][1] == f"{parameters / 1e6:.2f}"
+
+
+def test_the_demo_draws_trees_and_compares(capsys):
     assert main(["demo", "--prompts", "1", "--new-tokens", "8", "--tree", "8x3"]) == 0
     shown = capsys.readouterr().out
-    sizes = re.findall(r"^(.{15}) (K = \d|tree \dx\d) ", shown, re.MULTILINE)
-    assert {name.strip(): size for name, size in sizes} == {
-        "plain decoding": "K = 0",
-        "prompt lookup": "tree 6x3",  # two continuations
-        "draft LM": "tree 8x3",
-        "EAGLE-3 head": "tree 8x3",
-        "mask-token head": "tree 8x3",
-        "MTP modules": "K = 4",
-    }
+    assert "outputs of all ways of decoding are identical" in shown
+    names = re.findall(r"^(\S.*?)  +\d+ +[\d.]+(?: +[\d.]+)?$", shown, re.MULTILINE)
+    trees = ["model", "eagle3", "mask-token"]
+    expected = ["plain decoding", "lookup, tree 6x3", *(f"zoo:{n}, tree 8x3" for n in trees)]
+    assert names == [*expected, "zoo:mtp, K = 4"]
 
 
 def test_a_notebook_that_is_not_there_is_one_line():

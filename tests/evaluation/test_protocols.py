@@ -5,13 +5,14 @@ and say in what they differ from the source.
 import json
 import random
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
 
 from specdec import SpeculativeGenerator, Tree, zoo
 from specdec.cli import main
-from specdec.cli.reproduce import NAMES
+from specdec.cli.reproduce import Protocol
 from specdec.evaluation import Figures, evaluate, reproduce
 from specdec.evaluation.protocols import PROTOCOLS
 from specdec.samplers import RejectionSampler
@@ -69,7 +70,7 @@ def texts(found) -> dict:
 
 
 def test_the_command_names_all_protocols():
-    assert tuple(PROTOCOLS) == NAMES
+    assert tuple(PROTOCOLS) == get_args(Protocol)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
@@ -283,6 +284,6 @@ def test_trees_of_a_protocol_hold_the_best_nodes_of_all(tmp_path, monkeypatch):
     monkeypatch.setattr("specdec.evaluation.protocols.evaluate", evaluated)
     data = write_sets(tmp_path / "data")
     arguments = ["--drafter", "zoo:mask-token", "--data", str(data), "--sets", "gsm8k"]
-    arguments += ["--limit", "1", "--max-new-tokens", "2", "--budgets", "0", "16", "32"]
+    arguments += ["--limit", "1", "--max-new-tokens", "2", "--budgets", "0,16,32"]
     assert main(["reproduce", "ddtree", *arguments]) == 0
     assert seen == [(None, 15), (Tree(16, 15, 16), 16), (Tree(32, 15, 32), 32)]
