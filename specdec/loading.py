@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, shown
@@ -85,8 +86,8 @@ def load_target(
 
         dtype = getattr(torch, "float32" if dtype == "auto" else str(dtype).removeprefix("torch."))
         return zoo.load_target(dtype=dtype).to(device), zoo.load_tokenizer()
-    is_local = find_pretrained(name)
-    tokenizer = _load_tokenizer(name, is_local=is_local)
+    is_local = _find_pretrained(name)
+    tokenizer = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     return _load_model(name, dtype=dtype, device=device, is_local=is_local), tokenizer
 
 
@@ -161,7 +162,7 @@ def find_drafter(
         check_choice("the zoo's drafter", path, zoo.DRAFTERS)
         return lambda target, **_: zoo.load_drafter(path, target, **given)
     if kind in head_drafters() and path:
-        find_pretrained(path)
+        _find_pretrained(path)
         return lambda target, **_: head_drafters()[kind].from_pretrained(path, target, **given)
     advice = [text for names, text in _ADVICE if kind in names.split()]
     if advice and not Path(name).exists():
@@ -169,7 +170,7 @@ def find_drafter(
     if (make := _find_own(name)) is not None:
         return _own_drafter(name, make, **given)
     try:
-        is_local = find_pretrained(name)
+        is_local = _find_pretrained(name)
     except ValueError as error:
         raise ValueError(f"{error}; a drafter is {NAMES}") from error
     # Prediction modules lie in whole models, so they are never guessed.
@@ -211,14 +212,9 @@ def load_sampler(name: str, *, target_weight: float | None = None) -> Sampler:
     return sampler
 
 
-def find_pretrained(name: str) -> bool:
-    """Looks for a model's files, before anything large is loaded.
-
-    Returns:
-        Whether only local files may be read: a folder, or the cache while the hub is out of reach.
-
-    Raises:
-        ValueError: nothing is there; the message names the places that were searched.
+def _find_pretrained(name: str) -> bool:
+    """Looks for a model's files; whether only local ones may be read: of a folder, or of the cache
+    while the hub is out of reach.
     """
     path = Path(name).expanduser()
     if name and (path / "config.json").is_file():
@@ -234,18 +230,10 @@ def find_pretrained(name: str) -> bool:
         raise ValueError(f"cannot load {name!r}: {error}") from error
 
 
-def _load_tokenizer(name: str, *, is_local: bool) -> Any:
-    from transformers import AutoTokenizer
-
-    return _load_pretrained(AutoTokenizer, name, local_files_only=is_local)
-
-
 def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTrainedModel:
     """A causal LM in eval mode; HF would draw weights that its files lack at random."""
-    from transformers import AutoModelForCausalLM
-
     options = {"dtype": dtype, "local_files_only": is_local, "output_loading_info": True}
-    model, info = _load_pretrained(AutoModelForCausalLM, name, **options)
+    model, info = _load_pretrained("AutoModelForCausalLM", name, **options)
     if missing := sorted(info["missing_keys"]):
         raise ValueError(
             f"{name} is no whole causal LM: its files lack {len(missing)} tensors, "
@@ -255,9 +243,9 @@ def _load_model(name: str, *, dtype: Any, device: Any, is_local: bool) -> PreTra
     return model.to(device).eval()
 
 
-def _load_pretrained(auto_class: type, name: str, **options: Any) -> Any:
+def _load_pretrained(auto_class: str, name: str, **options: Any) -> Any:
     try:
-        return auto_class.from_pretrained(name, **options)
+        return getattr(transformers, auto_class).from_pretrained(name, **options)
     except Exception as error:  # damaged or hostile files end in errors of any kind
         raise ValueError(
             f"cannot load {name!r}: it must be a folder or a Hugging Face id of a causal LM with "
@@ -299,7 +287,7 @@ def _load_draft_model(
 def _common_vocabulary(name: str, tokenizer: Any, is_local: bool) -> CommonVocabulary | None:
     """Of a draft model's tokenizer, if it has one, and the target's; `None` where both are one."""
     try:
-        own = _load_tokenizer(name, is_local=is_local)
+        own = _load_pretrained("AutoTokenizer", name, local_files_only=is_local)
     except ValueError:  # a draft model need not come with one; then only sizes can be compared
         return None
     try:

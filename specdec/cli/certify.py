@@ -8,7 +8,6 @@ from typing import Annotated
 
 from typer import Option
 
-from specdec.cli.bars import bar
 from specdec.cli.options import DType, Parts, Prompts, Target, count, refuse
 
 
@@ -38,6 +37,8 @@ def certify(
     plain decoding, no random number used twice, the same drafts again, alone and in other company,
     and a chi-square test of sampled text against the target's exact law. Exits 1 if anything fails.
     """
+    from tqdm import tqdm
+
     from specdec.arguments import check_number
     from specdec.certify import certify
     from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
@@ -53,11 +54,12 @@ def certify(
     else:
         ids = _source_prompts(tokenizer, prompts or 2, prompt_tokens or 8)
     check_enumerable(NUM_TOKENS, top_k, generator.target.vocab_size)
-    exact = certify(generator.sampler, device=parts.device, progress=partial(bar, "exact law"))
+    bar = partial(tqdm, leave=False, disable=None)  # on terminals only
+    exact = certify(generator.sampler, device=parts.device, progress=partial(bar, desc="exact law"))
     print(exact, flush=True)
     options = {"audit_tokens": audit_tokens, "top_k": top_k, "temperature": temperature}
     options |= {"false_alarm": false_alarm, "num_samples": samples}
-    runs = certify(generator, ids, progress=partial(bar, "samples"), **options)
+    runs = certify(generator, ids, progress=partial(bar, desc="samples"), **options)
     print(runs)
     return 0 if exact.passed and runs.passed else 1
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,10 +74,9 @@ def print_as(format: str, found: Any, content: dict[str, Any]) -> None:
 
 def _first_of_each(prompts: list, limit: int) -> list:
     """The first `limit` prompts, as evenly over the categories as they can be had."""
-    seen: Counter[str] = Counter()
-    ranks = []
-    for prompt in prompts:
-        ranks.append(seen[prompt.category])
-        seen[prompt.category] += 1
+    ranks = [  # how many of its category come before each
+        sum(other.category == prompt.category for other in prompts[:index])
+        for index, prompt in enumerate(prompts)
+    ]
     firsts = sorted(range(len(prompts)), key=ranks.__getitem__)[:limit]  # of each, then seconds
     return [prompts[index] for index in sorted(firsts)]

@@ -7,17 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from typer import Argument, BadParameter, Option
+from typer import Argument, Option
 
-from specdec.cli.options import (
-    DRAFTER,
-    Device,
-    DraftTokens,
-    DType,
-    Prompts,
-    count,
-    refuse,
-)
+from specdec.cli.options import DRAFTER, Device, DraftTokens, DType, Prompts, count, refuse, several
 
 PROMPTS = (
     "def fibonacci(n):\n    ",
@@ -27,27 +19,21 @@ PROMPTS = (
 """What a target continues in the parity check, where the caller names no text."""
 
 
-def boundaries(value: str) -> tuple[int | str, ...]:
-    """Numbers of boundaries, or `final`."""
-    parts = value.split(",")
-    if not all(part == "final" or part.isdecimal() for part in parts):
-        raise BadParameter(f"must be boundaries like 2,16,29, got {value}")
-    return tuple(part if part == "final" else int(part) for part in parts)
+def boundary(value: str) -> int | str:
+    """A number, or `final`."""
+    return value if value == "final" else int(value)
 
 
 @dataclass
 class Reading:
-    """What a checkpoint leaves open; `None` as its producer means it."""
+    """What a checkpoint leaves open."""
 
     allow_pickle: Annotated[bool, Option("--allow-pickle", help="read pickled .bin files")] = False
     revision: Annotated[str | None, Option(help="branch, tag or commit on the hub")] = None
     layer_convention: Annotated[
-        Literal["boundary", "layer_output"] | None,
-        Option(help="of the layer ids; default: as their producer means them"),
+        Literal["boundary", "layer_output"] | None, Option(help="default: the producer's")
     ] = None
-    feature_layers: Annotated[
-        Any, Option(parser=boundaries, metavar="B,B,...", help="to read, for instance 2,16,29")
-    ] = None
+    feature_layers: Annotated[Any, several("boundaries to read", boundary, "2,16,final")] = None
     rope_theta: Annotated[float | None, Option(help="base of the rotary embedding")] = None
     mask_token_id: Annotated[int | None, Option(help="of a parallel drafter's masks")] = None
 

@@ -42,20 +42,24 @@ def json_object(value: str) -> dict[str, Any]:
     raise BadParameter(f"must be an object in JSON, got {value}")
 
 
-def integers(value: str, *, separator: str = ",", example: str = "integers like 1,8") -> list[int]:
-    """Integers with commas between them."""
-    parts = value.split(separator)
-    if not all(part.isdecimal() for part in parts):
-        raise BadParameter(f"must be {example}, got {value}")
-    return [int(part) for part in parts]
-
-
 def tree_size(value: str) -> list[int]:
     """Nodes and depth of a tree."""
-    example = "nodes and depth like 32x6"
-    if len(sizes := integers(value, separator="x", example=example)) != 2:
-        raise BadParameter(f"must be {example}, got {value}")
-    return sizes
+    nodes, _, depth = value.partition("x")
+    if not (nodes.isdecimal() and depth.isdecimal()):
+        raise BadParameter(f"must be nodes and depth like 32x6, got {value}")
+    return [int(nodes), int(depth)]
+
+
+def several(about: str, kind: Callable[[str], Any] = str, like: str = "") -> Any:
+    """An option that is a list, with commas."""
+
+    def parse(value: str) -> list[Any]:
+        try:
+            return [kind(part) for part in value.split(",")]
+        except ValueError as error:
+            raise BadParameter(f"must be like {like}, got {value}") from error
+
+    return Option(parser=parse, metavar="A,B,...", help=about)
 
 
 def count(about: str) -> Any:

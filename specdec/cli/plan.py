@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any
 
-from typer import Option
-
-from specdec.cli.options import Parts, PromptFile, Target, Temperature, count, integers
+from specdec.cli.options import Parts, PromptFile, Target, Temperature, count, several
 
 
 def plan(
@@ -16,7 +14,7 @@ def plan(
     prompts: PromptFile = None,
     max_new_tokens: Annotated[int, count("of each prompt")] = 64,
     temperature: Temperature = 0.0,
-    batch_sizes: Annotated[Any, Option(parser=integers, metavar="N,N,...", help="rows")] = "1,8",
+    batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
     rounds: Annotated[int, count("of each measurement")] = 5,
     parts: Parts,
 ) -> None:

@@ -8,17 +8,7 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from specdec.cli.evaluate import print_as
-from specdec.cli.options import (
-    DRAFTER,
-    Device,
-    DType,
-    Format,
-    Parts,
-    Target,
-    count,
-    given,
-    integers,
-)
+from specdec.cli.options import DRAFTER, Device, DType, Format, Parts, Target, count, given, several
 from specdec.show.table import need
 
 Protocol = Literal["dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-bench"]
@@ -26,25 +16,16 @@ Protocol = Literal["dspark-table1", "ddtree", "ddtree-sampled", "speculators-mt-
 
 
 def reproduce(
+    *,
     protocol: Annotated[Protocol, Argument(help="what is reproduced")],
+    target: Target = "zoo",
     drafter: Annotated[str, Option(metavar="NAME", help=DRAFTER)],
     data: Annotated[Path, Option(help="folder with a file or folder for each set")],
-    target: Target = "zoo",
-    sets: Annotated[
-        Any,
-        Option(parser=lambda value: value.split(","), metavar="SET,SET,...", help="default: all"),
-    ] = None,
-    budgets: Annotated[
-        Any,
-        Option(parser=integers, metavar="N,N,...", help="tree nodes, 0 for chains; default: all"),
-    ] = None,
-    limit: Annotated[
-        int | None, count("so many prompts of each set; default: the protocol's")
-    ] = None,
+    sets: Annotated[Any, several("some of the protocol's; default: all")] = None,
+    budgets: Annotated[Any, several("tree nodes, 0: chains; default: all", int, "0,16")] = None,
+    limit: Annotated[int | None, count("prompts of each set; default: the protocol's")] = None,
     max_new_tokens: Annotated[int | None, count("of each turn; default: the protocol's")] = None,
-    max_prompt_tokens: Annotated[
-        int | None, count("cut longer prompts on the left; default: no")
-    ] = None,
+    max_prompt_tokens: Annotated[int | None, count("the last so many; default: all")] = None,
     batch_size: Annotated[int, count("prompts at a time")] = 1,
     output: Annotated[Path | None, Option(help="folder of the runs; default: none")] = None,
     format: Format = "text",

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 from accelerate.utils import broadcast, parse_flag_from_env
+from tqdm import tqdm
 from transformers import (
     HfArgumentParser,
     PrinterCallback,
@@ -22,15 +23,14 @@ from transformers import (
 )
 
 from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
-from specdec.cli.bars import bar
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
-from specdec.loading import find_pretrained, load_target
+from specdec.loading import load_target
 from specdec.settings import differences
 from specdec.training import eagle, mask_token, mtp
-from specdec.training.callbacks import AcceptanceCallback, Clock
+from specdec.training.callbacks import AcceptanceCallback
 from specdec.training.data import (
     PROMPT_TOKENS,
     PackedStream,
@@ -47,7 +47,7 @@ from specdec.training.trainer import (
     is_finished,
     last_checkpoint,
 )
-from specdec.zoo import corpus
+from specdec.zoo import WEIGHTS_DIR, corpus
 
 RECORD = "command.json"
 """With which arguments a run was made; lies beside its checkpoints."""
@@ -65,14 +65,6 @@ modules use the target's vocabulary head, and so propose all of its ids.
 FREE = ("output", "steps", "minutes", "accumulation", "checkpoint_minutes", "evaluate_every")
 FREE += ("compile",)
 """Arguments with which a run goes on whatever they are."""
-
-
-class _HfParser(HfArgumentParser):
-    """HF's, with mistakes as errors."""
-
-    def error(self, message: str) -> NoReturn:
-        """Instead of ending the process."""
-        raise ValueError(message)
 
 
 def train(options: Run, others: list[str]) -> None:
@@ -110,8 +102,7 @@ def train(options: Run, others: list[str]) -> None:
     ids = _draft_ids(options, args, target, trained_on)
     drafter, objective = _objective(options, target, ids)
     trainer = ObjectiveTrainer(objective, args, stream)
-    trainer.remove_callback(PrinterCallback if args.disable_tqdm else ProgressCallback)
-    trainer.add_callback(_Progress(trainer.clock))
+    trainer.add_callback(_Progress(trainer))
     if held_out:
         trainer.add_callback(_evaluation(options, trainer, target, drafter, held_out))
     if trainer.is_world_process_zero():
@@ -139,7 +130,7 @@ def _arguments(options: Run, others: list[str]) -> ObjectiveArguments:
         options.precision = "no" if is_cpu else "bf16"
     steps = STEPS if options.steps is options.minutes is None else options.steps
     every = options.evaluate_every or sys.maxsize
-    parser = _HfParser(ObjectiveArguments, prog="specdec train", allow_abbrev=False)
+    parser = HfArgumentParser(ObjectiveArguments, allow_abbrev=False, exit_on_error=False)
     parser.set_defaults(
         output_dir=str(options.output / "run"),
         max_steps=-1 if steps is None else steps,
@@ -167,8 +158,6 @@ def _check(options: Run) -> None:
             refuse({name: getattr(options, name)}, why)
     if options.data != "zoo" and not Path(options.data).exists():
         raise FileNotFoundError(f"no training data at {options.data}")
-    if options.target != "zoo":
-        find_pretrained(options.target)
     if options.steps is not None and options.minutes is not None:
         raise ValueError("--minutes takes the place of --steps; leave one of them out")
     models = [*options.output.glob("config.json"), *options.output.glob("*.safetensors")]
@@ -221,59 +210,61 @@ def _is_complete(folder: Path, options: Run, args: ObjectiveArguments) -> bool:
 
 
 class _Progress(TrainerCallback):
-    """A bar of the run with the time left, and its figures."""
+    """The time that is left, on a bar where there is a terminal, and the figures of each log."""
 
-    def __init__(self, clock: Clock):
-        self.clock = clock
-
-    def fraction(self, state: TrainerState) -> float:
-        """How much is done."""
-        is_timed = self.clock.minutes is not None
-        return self.clock.fraction if is_timed else state.global_step / state.max_steps
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """Shows the bar, of a run that goes on from where it was."""
-        form = "{desc} {percentage:3.0f}% {bar} {elapsed}, {remaining} left"
-        disable = args.disable_tqdm or args.process_index > 0 or not sys.stderr.isatty()
-        shown = {"total": 1.0, "initial": self.fraction(state), "bar_format": form}
-        self.bar = bar("training", disable=disable, **shown)
+    def __init__(self, trainer: ObjectiveTrainer):
+        self.trainer, self.bar = trainer, None
+        trainer.remove_callback(ProgressCallback)
+        trainer.remove_callback(PrinterCallback)
 
     def on_step_end(self, args, state, control, **kwargs):
-        """Moves it."""
-        self.bar.update(self.fraction(state) - self.bar.n)
+        """Moves the bar, whose unit is the whole run."""
+        if self.bar is None and args.process_index == 0:
+            form = "{percentage:3.0f}% {bar} {elapsed}, {remaining} left"
+            hidden = args.disable_tqdm or None  # shown on terminals only
+            start = self._fraction(state)
+            self.bar = tqdm(total=1.0, initial=start, bar_format=form, leave=False, disable=hidden)
+        elif self.bar is not None:
+            self.bar.update(self._fraction(state) - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
-        """Prints losses, rates and acceptance lengths; how fast HF found the run is no news."""
-        logs = {n: f"{x:.4g}" for n, x in (logs or {}).items() if not n.startswith(_NO_NEWS)}
-        if logs and args.process_index == 0:
-            left_s = self.clock.wall_s * (1 / self.fraction(state) - 1) if state.global_step else 0
-            figures = ", ".join(f"{name} {value}" for name, value in logs.items())
-            self.bar.write(f"step {state.global_step}, {left_s / 60:.1f} min left: {figures}")
+        """Prints losses, rates and acceptance lengths, and not what HF timed."""
+        names = [name for name in logs or () if not name.startswith(("epoch", "total_", "train_"))]
+        if names and args.process_index == 0:
+            figures = ", ".join(f"{name} {logs[name]:.4g}" for name in names)
+            left = self.trainer.clock.wall_s / 60 * (1 / max(self._fraction(state), 1e-9) - 1)
+            tqdm.write(f"step {state.global_step}, {left:.1f} min left: {figures}")
 
-    def on_train_end(self, args, state, control, **kwargs):
-        """Takes it away."""
-        self.bar.close()
+    def _fraction(self, state: TrainerState) -> float:
+        clock = self.trainer.clock
+        return clock.fraction if clock.minutes else state.global_step / state.max_steps
 
 
-_NO_NEWS = ("epoch", "total_flos", "train_")
+_SERVED = {
+    "eagle1": {"method": "eagle"},
+    "eagle3": {"method": "eagle3"},
+    "mask-token": {"method": "eagle3", "parallel_drafting": True},
+    "mtp": {"method": "mtp"},
+}
+"""vLLM's names of the heads as they are saved here."""
 
 
 def _print_next(options: Run) -> None:
     """Where the head is, and the commands that measure and serve it."""
-    head, target = shlex.quote(str(options.output)), shlex.quote(options.target)
-    drafter = "eagle" if options.kind.startswith("eagle") else options.kind
-    print(f"saved in {options.output}")
-    print(f"measure: specdec evaluate --target {target} --drafter {drafter}:{head}")
-    method = {"eagle1": {"method": "eagle"}, "eagle3": {"method": "eagle3"}}
-    method["mask-token"] = {"method": "eagle3", "parallel_drafting": True}
-    if options.target == "zoo" or (options.kind == "mtp" and options.layout is None):
-        print("serve: see docs/serving.md, with a target of your own and for modules --layout")
+    head, is_whole = str(options.output), options.layout is not None
+    print(f"saved in {head}")
+    drafter = f"{options.kind.rstrip('13')}:{head}"
+    command = ["specdec", "evaluate", "--target", options.target, "--drafter", drafter]
+    print("measure:", shlex.join(command))
+    if options.kind == "mtp" and not is_whole:
+        print("serve: engines read modules beside their target; train with --layout")
         return
-    config = {**method.get(options.kind, {"method": "mtp"}), "num_speculative_tokens": 3}
-    served = head if options.kind == "mtp" else target
-    if options.kind != "mtp":
-        config["model"] = str(options.output)
-    print(f"serve: vllm serve {served} --speculative-config {shlex.quote(json.dumps(config))}")
+    target = str(WEIGHTS_DIR / "target") if options.target == "zoo" else options.target
+    config = {**_SERVED[options.kind], "num_speculative_tokens": options.num_draft_tokens}
+    config |= {} if is_whole else {"model": head}
+    served = head if is_whole else target
+    command = ["vllm", "serve", served, "--speculative-config", json.dumps(config)]
+    print("serve:", shlex.join(command))
 
 
 def _say(args, text: str) -> None:
@@ -331,7 +322,8 @@ def _draft_ids(options: Run, args, target, documents: Sequence):
     if options.draft_vocab_size is None:
         return None
     _say(args, "finding the most frequent ids of the data and of the target's own text")
-    shown = partial(bar, "rows read by the target") if args.process_index == 0 else iter
+    hidden = None if args.process_index == 0 else True  # shown on terminals only
+    shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
     target = target.to(args.device).eval()
     ids = frequent_ids(target, documents, options.draft_vocab_size, progress=shown)
     return broadcast(ids.to(args.device)).cpu()

@@ -122,7 +122,7 @@ REFUSED = {
     "certify --prompt a --prompts 2": "--prompts belongs to prompts of source",
     "certify --temperature=-1": "--temperature must be",
     "plan --drafter none": "plan compares lengths of drafts; name a --drafter",
-    "plan --batch-sizes 1,x": "'--batch-sizes': must be integers like 1,8, got 1,x",
+    "plan --batch-sizes 1,x": "'--batch-sizes': must be like 1,8, got 1,x",
     f"inspect {HEAD} --prompt a": "--prompt belongs to the parity check .*pass --target",
     f"inspect {HEAD} --num-draft-tokens 8": "--num-draft-tokens belongs to the parity",
     "inspect lookup --new-tokens 8": "--new-tokens belongs to the parity check of a head",

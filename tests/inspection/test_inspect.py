@@ -221,7 +221,7 @@ def test_options_reach_the_reading(tmp_path, capsys):
         assert f"features      {layers}" in report
         assert "rope_theta 7.0" in report
     assert main(["inspect", folder, "--feature-layers", "two"]) == 2
-    assert "'--feature-layers': must be boundaries like 2,16,29" in capsys.readouterr().err
+    assert "'--feature-layers': must be like 2,16,final, got two" in capsys.readouterr().err
 
 
 def test_pickles_need_the_option(tmp_path, capsys):
