@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from argparse import ArgumentError
 from collections.abc import Sequence
 from importlib.metadata import version as version_of
 from typing import Annotated, Any
@@ -25,6 +26,7 @@ from specdec.show.text import one_line, printable
 
 COMMANDS = (demo, generate, evaluate, reproduce, plan, certify, inspect, zoo, train)
 """Functions import models and all that computes when they run, so that help comes at once."""
+INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)
 EXIT_BAD_INPUT = 2
 EXIT_INTERRUPTED, EXIT_BROKEN_PIPE = 130, 141
 """The exit status of shells for a program that SIGINT or SIGPIPE ended."""
@@ -67,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "specdec"
         message = f"{printable(error.format_message()).rstrip('.')}; see {command} --help"
-    except (ValueError, TypeError, OSError, ImportError, FloatingPointError) as error:
+    except INPUT_ERRORS as error:
         message = one_line(error)
     except KeyboardInterrupt as error:
         code, message = EXIT_INTERRUPTED, "interrupted"

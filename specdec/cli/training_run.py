@@ -29,16 +29,8 @@ from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
 from specdec.loading import load_target
 from specdec.settings import differences
-from specdec.training import eagle, mask_token, mtp
+from specdec.training import data, eagle, mask_token, mtp
 from specdec.training.callbacks import AcceptanceCallback
-from specdec.training.data import (
-    PROMPT_TOKENS,
-    PackedStream,
-    encode_texts,
-    hold_out,
-    prompts_of,
-    read_texts,
-)
 from specdec.training.heads import frequent_ids
 from specdec.training.trainer import (
     STATE,
@@ -67,114 +59,108 @@ FREE += ("compile",)
 """Arguments with which a run goes on whatever they are."""
 
 
-def train(options: Run, others: list[str]) -> None:
+def train(run: Run, others: list[str]) -> None:
     """Trains a head and saves it, or goes on from a checkpoint.
 
     Args:
-        options: of the command.
+        run: what was asked for.
         others: the rest of the command line, fields of HF's `TrainingArguments`.
     """
-    _check(options)  # before anything is loaded
-    args = _arguments(options, others)
-    record = _record(options)
+    _check(run)  # before anything is loaded
+    args = _arguments(run, others)
+    record = _record(run)
     if folder := last_checkpoint(args.output_dir):
         _check_same_run(folder, record)
-        if _is_complete(folder, options, args):
+        if _is_complete(folder, run, args):
             return
-    target, tokenizer = load_target(options.target)
+    target, tokenizer = load_target(run.target)
     if len(tokenizer) > (size := target.get_input_embeddings().weight.shape[0]):
         raise ValueError(
-            f"the tokenizer of {options.target} has {len(tokenizer)} tokens, its model only {size}"
+            f"the tokenizer of {run.target} has {len(tokenizer)} tokens, its model only {size}"
         )
-    documents = _load_documents(options, args, tokenizer)
-    trained_on, held_out = hold_out(documents, options.evaluation_prompts)
-    if len(held_out) < options.evaluation_prompts:
-        pieces = sum(len(ids) >= PROMPT_TOKENS for ids in [*trained_on, *held_out])
-        _say(
-            args,
-            f"evaluating on {counted(len(held_out), 'prompt')}, not {options.evaluation_prompts}: "
-            f"every fourth piece of text of {PROMPT_TOKENS} tokens or more is kept from training, "
-            f"and the data has {pieces}",
-        )
-    stream = PackedStream(trained_on, seed=options.seed)
-    if options.length is None:
+    trained_on, held_out = data.hold_out(_documents(run, args, tokenizer), run.evaluation_prompts)
+    if len(held_out) < run.evaluation_prompts:
+        pieces = sum(len(ids) >= data.PROMPT_TOKENS for ids in [*trained_on, *held_out])
+        few = f"evaluating on {counted(len(held_out), 'prompt')}, not {run.evaluation_prompts}: "
+        few += f"every fourth piece of text of {data.PROMPT_TOKENS} tokens or more is kept from "
+        _say(args, f"{few}training, and the data has {pieces}")
+    if run.length is None:
         args.row_lengths = _row_lengths(args, target)
-    ids = _draft_ids(options, args, target, trained_on)
-    drafter, objective = _objective(options, target, ids)
+    drafter, objective = _objective(run, target, _draft_ids(run, args, target, trained_on))
+    stream = data.PackedStream(trained_on, seed=run.seed)
     trainer = ObjectiveTrainer(objective, args, stream)
     trainer.add_callback(_Progress(trainer))
     if held_out:
-        trainer.add_callback(_evaluation(options, trainer, target, drafter, held_out))
+        trainer.add_callback(_evaluation(run, trainer, target, drafter, held_out))
     if trainer.is_world_process_zero():
         Path(args.output_dir, RECORD).write_text(json.dumps(record), encoding="utf-8")
     trainer.train_or_resume()
     if trainer.is_world_process_zero():
-        if options.layout is None:
-            notes = drafter.save_pretrained(options.output)
-        else:  # a whole model, as engines want it
-            notes = drafter.save_pretrained(options.output, options.layout, target)
-            tokenizer.save_pretrained(options.output)
+        whole = () if run.layout is None else (run.layout, target)  # as engines want it
+        notes = drafter.save_pretrained(run.output, *whole)
+        if whole:
+            tokenizer.save_pretrained(run.output)
         for note in notes or ():
             print(f"note: {note}")
-        _print_next(options)
+        _print_next(run)
     trainer.accelerator.wait_for_everyone()
 
 
-def _arguments(options: Run, others: list[str]) -> ObjectiveArguments:
+def _arguments(run: Run, others: list[str]) -> ObjectiveArguments:
     """HF's arguments of the run: those of the command line before ours."""
     # Most CPUs have no bfloat16 products, and a step of many tokens takes a minute on them.
     is_cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or not torch.accelerator.is_available()
-    if options.tokens_per_step is None:
-        options.tokens_per_step = 512 if is_cpu else 16384
-    if options.precision is None:
-        options.precision = "no" if is_cpu else "bf16"
-    steps = STEPS if options.steps is options.minutes is None else options.steps
-    every = options.evaluate_every or sys.maxsize
+    if run.tokens_per_step is None:
+        run.tokens_per_step = 512 if is_cpu else 16384
+    if run.precision is None:
+        run.precision = "no" if is_cpu else "bf16"
+    steps = STEPS if run.steps is run.minutes is None else run.steps
+    every = run.evaluate_every or sys.maxsize
     parser = HfArgumentParser(ObjectiveArguments, allow_abbrev=False, exit_on_error=False)
     parser.set_defaults(
-        output_dir=str(options.output / "run"),
+        output_dir=str(run.output / "run"),
         max_steps=-1 if steps is None else steps,
-        minutes=options.minutes,
-        tokens_per_step=options.tokens_per_step,
-        row_lengths=((1.0, 1 if options.length is None else options.length),),
-        gradient_accumulation_steps=options.accumulation,
-        learning_rate=options.lr,
-        checkpoint_minutes=options.checkpoint_minutes,
-        save_steps=every if options.evaluation_prompts else sys.maxsize,
-        bf16=options.precision == "bf16",
-        torch_compile=options.compile,
+        minutes=run.minutes,
+        tokens_per_step=run.tokens_per_step,
+        row_lengths=((1.0, 1 if run.length is None else run.length),),
+        gradient_accumulation_steps=run.accumulation,
+        learning_rate=run.lr,
+        checkpoint_minutes=run.checkpoint_minutes,
+        save_steps=every if run.evaluation_prompts else sys.maxsize,
+        bf16=run.precision == "bf16",
+        torch_compile=run.compile,
         use_cpu=is_cpu,
-        seed=options.seed,
+        seed=run.seed,
     )
     (args,) = parser.parse_args_into_dataclasses(others, look_for_args_file=False)
     return args
 
 
-def _check(options: Run) -> None:
+def _check(run: Run) -> None:
     """Refuses settings that cannot be right, or would have no effect."""
     for name, kinds in FLAGS.items():
-        if options.kind not in kinds:
-            why = f"belongs to {' and '.join(kinds)}; leave it out for {options.kind}"
-            refuse({name: getattr(options, name)}, why)
-    if options.data != "zoo" and not Path(options.data).exists():
-        raise FileNotFoundError(f"no training data at {options.data}")
-    if options.steps is not None and options.minutes is not None:
+        if run.kind not in kinds:
+            why = f"belongs to {' and '.join(kinds)}; leave it out for {run.kind}"
+            refuse({name: getattr(run, name)}, why)
+    if run.data != "zoo" and not Path(run.data).exists():
+        raise FileNotFoundError(f"no training data at {run.data}")
+    if run.steps is not None and run.minutes is not None:
         raise ValueError("--minutes takes the place of --steps; leave one of them out")
-    models = [*options.output.glob("config.json"), *options.output.glob("*.safetensors")]
-    if models and not last_checkpoint(options.output / "run"):
+    models = [*run.output.glob("config.json"), *run.output.glob("*.safetensors")]
+    if models and not last_checkpoint(run.output / "run"):
         raise ValueError(
-            f"--output {options.output} holds a model that no earlier run of this command wrote, "
+            f"--output {run.output} holds a model that no earlier run of this command wrote, "
             "and that would be lost; name a new folder"
         )
 
 
-def _record(options: Run) -> dict[str, Any]:
+def _record(run: Run) -> dict[str, Any]:
     """The arguments that a run goes on with, and size and time of change of the files they name."""
-    record: dict[str, Any] = {"kind": options.kind}
-    for name in vars(options).keys() - {"kind", *FREE}:
-        record[f"--{name.replace('_', '-')}"] = getattr(options, name)
+    record: dict[str, Any] = {"kind": run.kind}
+    for name in vars(run).keys() - {"kind", *FREE}:
+        record[f"--{name.replace('_', '-')}"] = getattr(run, name)
     for name in ("target", "data"):
-        path = Path(getattr(options, name)).expanduser()
+        path = Path(getattr(run, name)).expanduser()
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
         stats = [(str(file), file.stat()) for file in found if file.is_file()]
         record[f"the files of --{name}"] = [[f, s.st_size, s.st_mtime_ns] for f, s in stats]
@@ -194,18 +180,17 @@ def _check_same_run(folder: Path, record: dict[str, Any]) -> None:
         )
 
 
-def _is_complete(folder: Path, options: Run, args: ObjectiveArguments) -> bool:
+def _is_complete(folder: Path, run: Run, args: ObjectiveArguments) -> bool:
     """Says so if there is nothing left to train."""
     state = TrainerState.load_from_json(str(folder / STATE))
-    if not (options.output / "config.json").exists() or not is_finished(state, args):
+    if not (run.output / "config.json").exists() or not is_finished(state, args):
         return False
-    logs = [log for log in state.log_history if any("accept" in name for name in log)]
-    for name in ("step", "epoch") if logs else ():
-        logs[-1].pop(name, None)
-    figures = ", ".join(f"{name} {value:.3f}" for name, value in (logs or [{}])[-1].items())
+    measured = [log for log in state.log_history if any("accept" in name for name in log)]
+    last = {n: x for n, x in (measured or [{}])[-1].items() if n not in ("step", "epoch")}
+    figures = ", ".join(f"{name} {value:.3f}" for name, value in last.items())
     if args.process_index == 0:
         print(f"already complete at step {state.global_step}{figures and ': '}{figures}")
-        _print_next(options)
+        _print_next(run)
     return True
 
 
@@ -214,18 +199,18 @@ class _Progress(TrainerCallback):
 
     def __init__(self, trainer: ObjectiveTrainer):
         self.trainer, self.bar = trainer, None
-        trainer.remove_callback(ProgressCallback)
-        trainer.remove_callback(PrinterCallback)
+        for others in (ProgressCallback, PrinterCallback):
+            trainer.remove_callback(others)
 
     def on_step_end(self, args, state, control, **kwargs):
         """Moves the bar, whose unit is the whole run."""
-        if self.bar is None and args.process_index == 0:
+        done = self._fraction(state)
+        if self.bar is None:
+            hidden = True if args.disable_tqdm or args.process_index else None
             form = "{percentage:3.0f}% {bar} {elapsed}, {remaining} left"
-            hidden = args.disable_tqdm or None  # shown on terminals only
-            start = self._fraction(state)
-            self.bar = tqdm(total=1.0, initial=start, bar_format=form, leave=False, disable=hidden)
-        elif self.bar is not None:
-            self.bar.update(self._fraction(state) - self.bar.n)
+            shown = {"bar_format": form, "leave": False, "disable": hidden}
+            self.bar = tqdm(total=1.0, initial=done, **shown)
+        self.bar.update(done - self.bar.n)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Prints losses, rates and acceptance lengths, and not what HF timed."""
@@ -237,7 +222,7 @@ class _Progress(TrainerCallback):
 
     def _fraction(self, state: TrainerState) -> float:
         clock = self.trainer.clock
-        return clock.fraction if clock.minutes else state.global_step / state.max_steps
+        return state.global_step / state.max_steps if clock.minutes is None else clock.fraction
 
 
 _SERVED = {
@@ -249,22 +234,21 @@ _SERVED = {
 """vLLM's names of the heads as they are saved here."""
 
 
-def _print_next(options: Run) -> None:
+def _print_next(run: Run) -> None:
     """Where the head is, and the commands that measure and serve it."""
-    head, is_whole = str(options.output), options.layout is not None
+    head, is_whole = str(run.output), run.layout is not None
     print(f"saved in {head}")
-    drafter = f"{options.kind.rstrip('13')}:{head}"
-    command = ["specdec", "evaluate", "--target", options.target, "--drafter", drafter]
+    target = str(WEIGHTS_DIR / "target") if run.target == "zoo" else run.target
+    drafter = f"{run.kind.rstrip('13')}:{head}"
+    command = ["specdec", "evaluate", "--target", run.target, "--drafter", drafter]
     print("measure:", shlex.join(command))
-    if options.kind == "mtp" and not is_whole:
+    if run.kind == "mtp" and not is_whole:
         print("serve: engines read modules beside their target; train with --layout")
         return
-    target = str(WEIGHTS_DIR / "target") if options.target == "zoo" else options.target
-    config = {**_SERVED[options.kind], "num_speculative_tokens": options.num_draft_tokens}
+    config = {**_SERVED[run.kind], "num_speculative_tokens": run.num_draft_tokens}
     config |= {} if is_whole else {"model": head}
-    served = head if is_whole else target
-    command = ["vllm", "serve", served, "--speculative-config", json.dumps(config)]
-    print("serve:", shlex.join(command))
+    command = ["vllm", "serve", head if is_whole else target]
+    print("serve:", shlex.join([*command, "--speculative-config", json.dumps(config)]))
 
 
 def _say(args, text: str) -> None:
@@ -273,7 +257,7 @@ def _say(args, text: str) -> None:
         print(text, file=sys.stderr)
 
 
-def _evaluation(options: Run, trainer, target, drafter, held_out: Sequence):
+def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
     """Measures acceptance at two temperatures, and by length of context."""
     text = torch.from_numpy(np.concatenate(held_out).astype(int))
     longest = trainer.args.row_lengths[-1][1]
@@ -293,39 +277,39 @@ def _evaluation(options: Run, trainer, target, drafter, held_out: Sequence):
             return figures
 
     generator = SpeculativeGenerator(target, drafter)
-    every = options.evaluate_every or sys.maxsize
-    return _Evaluation(trainer, generator, prompts_of(held_out), every=every)
+    every = run.evaluate_every or sys.maxsize
+    return _Evaluation(trainer, generator, data.prompts_of(held_out), every=every)
 
 
-def _objective(options: Run, target, target_ids):
+def _objective(run: Run, target, target_ids):
     """An untrained drafter that proposes ids `[Vd]`, and the objective that trains its head."""
-    k, sizes = options.num_draft_tokens, {"mlp_width": options.mlp_width, "seed": options.seed}
-    if options.kind == "mtp":
-        head = mtp.new_head(target, options.depths, layout=options.layout, **sizes)
+    k, sizes = run.num_draft_tokens, {"mlp_width": run.mlp_width, "seed": run.seed}
+    if run.kind == "mtp":
+        head = mtp.new_head(target, run.depths, layout=run.layout, **sizes)
         drafter = MTPDrafter(head, target, max(k, head.config.num_layers))
         return drafter, mtp.MultiTokenPrediction(drafter, target)
     sizes["target_ids"] = target_ids
-    if options.kind == "mask-token":
-        head = mask_token.new_head(target, num_layers=options.layers or 2, **sizes)
+    if run.kind == "mask-token":
+        head = mask_token.new_head(target, num_layers=run.layers or 2, **sizes)
         drafter = MaskTokenDrafter(head, target, k)
-        return drafter, mask_token.MaskRollouts(drafter, target, options.depths or 8)
-    drafter = EagleDrafter(eagle.new_head(target, options.kind, **sizes), target, k)
-    if options.kind == "eagle1":
+        return drafter, mask_token.MaskRollouts(drafter, target, run.depths or 8)
+    drafter = EagleDrafter(eagle.new_head(target, run.kind, **sizes), target, k)
+    if run.kind == "eagle1":
         return drafter, eagle.FeatureAndToken(drafter, target)
-    return drafter, eagle.TrainingTimeTest(drafter, target, options.unrolled_steps or 5)
+    return drafter, eagle.TrainingTimeTest(drafter, target, run.unrolled_steps or 5)
 
 
-def _draft_ids(options: Run, args, target, documents: Sequence):
+def _draft_ids(run: Run, args, target, documents: Sequence):
     """The ids that the head can propose; those of the first process, as another device's rounding
     may order them otherwise.
     """
-    if options.draft_vocab_size is None:
+    if run.draft_vocab_size is None:
         return None
     _say(args, "finding the most frequent ids of the data and of the target's own text")
     hidden = None if args.process_index == 0 else True  # shown on terminals only
     shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
     target = target.to(args.device).eval()
-    ids = frequent_ids(target, documents, options.draft_vocab_size, progress=shown)
+    ids = frequent_ids(target, documents, run.draft_vocab_size, progress=shown)
     return broadcast(ids.to(args.device)).cpu()
 
 
@@ -339,11 +323,11 @@ def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:
     return ((0.5, longest // 8), (0.75, longest // 2), (1.0, longest))
 
 
-def _load_documents(options: Run, args, tokenizer):
+def _documents(run: Run, args, tokenizer):
     """Ids of each text."""
-    _say(args, f"encoding {options.data}")
-    if options.data == "zoo":
+    _say(args, f"encoding {run.data}")
+    if run.data == "zoo":
         texts = (corpus.read_source(path) for path in corpus.library_files())
     else:
-        texts = read_texts(options.data, tokenizer)
-    return encode_texts(texts, tokenizer)
+        texts = data.read_texts(run.data, tokenizer)
+    return data.encode_texts(texts, tokenizer)

@@ -25,6 +25,7 @@ from specdec.checkpoints.vocab_map import other_maps
 from specdec.drafters.base import Drafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
+from specdec.show.table import Table
 from specdec.show.text import draft_size, printable
 
 NUM_ERRORS = 3
@@ -161,14 +162,13 @@ def table(trials: Sequence[Trial]) -> str:
     loader's own reading comes first.
     """
     best = max(trials, key=lambda trial: trial.acceptance_length)
-    width = max(len(trial.reading.name) for trial in trials)
-    lines = [f"{'reading':<{width}}  acceptance length  conditional rates by position"]
+    rows = []
     for trial in trials:
         rates = " ".join(f"{rate:.2f}" for rate in trial.conditional_rates)
         length = f"{trial.acceptance_length:.2f} ± {trial.error:.2f}"
-        mark = "  <- best" if trial is best else ""
-        lines.append(f"{trial.reading.name:<{width}}  {length:>17}  {rates}{mark}")
-    return "\n".join([*lines, _conclusion(trials[0], best)])
+        rows.append([trial.reading.name, length, rates, "<- best" if trial is best else ""])
+    header = ["reading", "acceptance length", "conditional rates by position", ""]
+    return f"{Table(header, rows)}\n{_conclusion(trials[0], best)}"
 
 
 def _conclusion(as_read: Trial, best: Trial) -> str:
@@ -218,18 +218,13 @@ def describe_part(drafter: Drafter) -> str:
         >>> describe_part(SuffixDrafter(4)).split()[:5]
         ['drafter', 'SuffixDrafter', 'draft', 'K', '=']
     """
-    settings, said = (
-        drafter.settings(),
-        ("class", "num_draft_tokens", "tree_depth", "feature_layers"),
-    )
-    lines = [
-        ("drafter", settings["class"]),
-        ("draft", draft_size(drafter.num_draft_tokens, drafter.tree_depth)),
-        ("features", _features(drafter.feature_layers) or "none"),
-        *((name, str(value)) for name, value in settings.items() if name not in said),
-    ]
-    width = max(14, *(len(name) + 2 for name, _ in lines))
-    return "\n".join(f"{name:<{width}}{printable(text)}" for name, text in lines)
+    settings = drafter.settings()
+    lines = {"drafter": settings.pop("class")}
+    lines["draft"] = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
+    lines["features"] = _features(drafter.feature_layers) or "none"
+    said = ("num_draft_tokens", "tree_depth", "feature_layers")
+    lines |= {name: str(value) for name, value in settings.items() if name not in said}
+    return "\n".join(f"{name:<20}{printable(text)}" for name, text in lines.items())
 
 
 def _features(layers: Iterable[int | str]) -> str:

@@ -134,6 +134,7 @@ REFUSED = {
     "inspect somebody/model": NOWHERE,
     TRAIN + "--target somebody/model": NOWHERE,
     TRAIN + "--mlp-width -1": "'--mlp-width': .* greater than or equal to 1",
+    TRAIN + "--max_steps x": "argument --max_steps/--max-steps: invalid int value: 'x'",
     TRAIN + "--steps 1 --minutes 1": "--minutes takes the place of --steps",
 }
 
