@@ -258,12 +258,9 @@ def _of_text(
 ) -> Drafter:
     """A drafter that reads nothing but the text."""
     _refuse(options, f"belongs to drafters with probabilities, not to {name}")
+    kinds = {"lookup": PromptLookupDrafter, "suffix": SuffixDrafter}
     if tree is None:
-        return (
-            PromptLookupDrafter(num_draft_tokens)
-            if name == "lookup"
-            else SuffixDrafter(num_draft_tokens)
-        )
+        return kinds[name](num_draft_tokens)
     if name == "suffix":
         raise ValueError(f"suffix drafts chains, got {tree}; lookup and heads draft trees")
     nodes, depth = tree.nodes, tree.depth

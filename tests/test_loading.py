@@ -56,6 +56,7 @@ def test_a_file_makes_drafters_and_samplers(mine, monkeypatch):
     rule = load_sampler(f"{mine}/mine.py:Rule")
     assert type(load_sampler(f"{mine}/mine.py:rule")) is type(rule)  # the file runs once
     monkeypatch.chdir(mine)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     assert load_drafter("mine:make", None, 5).max_ngram == 7
     assert sys.path == path
 

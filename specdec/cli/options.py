@@ -23,6 +23,10 @@ DRAFTER = (
     "folders the first two are recognised); your own as mine.py:make or package.module:function"
 )
 
+SAMPLER = (
+    "auto (block), rejection, block, coupling, typical, ensemble, or your own as mine.py:Rule or "
+    "package.module:Rule"
+)
 USUAL = "default: zoo:model for the zoo, else lookup"
 
 
@@ -69,10 +73,7 @@ def count(about: str) -> Any:
 
 Target = Annotated[str, Option(help="zoo, or a model's folder or Hugging Face id")]
 Prompt = Annotated[str, Option(parser=text, metavar="TEXT", help="- reads standard input")]
-Prompts = Annotated[
-    list[str] | None,
-    Option(parser=text, metavar="TEXT", help="- reads standard input; repeat it for several"),
-]
+Prompts = Annotated[list[str] | None, Option(parser=text, metavar="TEXT", help="repeatable; or -")]
 PromptFile = Annotated[Path | None, Option(help="file or folder; default: 16 of specdec's own")]
 Format = Annotated[Literal["text", "markdown", "latex", "json"], Option(help="of the output")]
 Temperature = Annotated[float, Option(metavar="T", help="0 is greedy")]
@@ -93,23 +94,10 @@ class Parts:
     drafter: Annotated[str | None, Option(metavar="NAME", help=f"{DRAFTER}; {USUAL}")] = None
     num_draft_tokens: DraftTokens = None
     tree: TreeSize = None
-    proposal: Annotated[
-        Literal["sample", "argmax"] | None, Option(help="of draft tokens; default: sample")
-    ] = None
-    draft_temperature: Annotated[
-        float | None, Option(metavar="T", help="of the drafter; default: the target's")
-    ] = None
-    sampler: Annotated[
-        str,
-        Option(
-            metavar="NAME",
-            help="auto (block), rejection, block, coupling, typical, ensemble, or your own as "
-            "mine.py:Rule or package.module:Rule",
-        ),
-    ] = "auto"
-    target_weight: Annotated[
-        float | None, Option(metavar="W", help="of --sampler ensemble; default: 0.9")
-    ] = None
+    proposal: Annotated[Literal["sample", "argmax"] | None, Option(help="default: sample")] = None
+    draft_temperature: Annotated[float | None, Option(help="default: the target's")] = None
+    sampler: Annotated[str, Option(metavar="NAME", help=SAMPLER)] = "auto"
+    target_weight: Annotated[float | None, Option(help="of the ensemble; default: 0.9")] = None
     dtype: DType = "auto"
     device: Device = "cpu"
 
@@ -145,9 +133,7 @@ class Sampling:
     temperature: Temperature = 0.0
     top_k: Annotated[int | None, Option(help="likeliest tokens kept; default: all")] = None
     top_p: Annotated[float | None, Option(help="mass of tokens kept; default: all")] = None
-    min_p: Annotated[
-        float | None, Option(help="keep tokens of this share of the likeliest's; default: all")
-    ] = None
+    min_p: Annotated[float | None, Option(help="of the likeliest's, kept; default: all")] = None
     seed: Annotated[int | None, Option(help="default: random, printed; 0 in evaluate")] = None
 
     def given(self, parts: Parts) -> dict[str, Any]:

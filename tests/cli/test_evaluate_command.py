@@ -48,10 +48,11 @@ def test_it_prints_a_table_by_category_and_writes_the_run(tmp_path, capsys):
     assert saved["run"]["prompts"]["count"] == 12
 
 
-def test_it_measures_trees(tmp_path, capsys):
+@pytest.mark.parametrize("drafter", ["lookup", "zoo:eagle3"])
+def test_it_measures_trees(drafter, tmp_path, capsys):
     prompts, output = spec_bench(tmp_path / "p.jsonl", 6), tmp_path / "run.jsonl"
     options = ["--prompts", str(prompts), "--output", str(output), "--tree", "6x3"]
-    assert main([*COMMAND, *options]) == 0
+    assert main([*COMMAND, *options, "--drafter", drafter]) == 0
     capsys.readouterr()
     steps = [step for row in Evaluation.load(output).rows for step in row.steps]
     assert {len(step.draft_tokens) for step in steps if step.draft_tokens} == {6}

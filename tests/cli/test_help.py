@@ -100,12 +100,3 @@ def test_the_demo_draws_trees_and_compares(capsys):
     trees = ["model", "eagle3", "mask-token"]
     expected = ["plain decoding", "lookup, tree 6x3", *(f"zoo:{n}, tree 8x3" for n in trees)]
     assert names == [*expected, "zoo:mtp, K = 4"]
-
-
-def test_a_notebook_that_is_not_there_is_one_line():
-    pytest.importorskip("nbclient")
-    command = [sys.executable, str(ROOT / "notebooks" / "run.py"), "notebooks/9_nothing.ipynb"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: there is no notebook '9_nothing'; expected one of 1_accept_rule")

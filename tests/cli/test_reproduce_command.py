@@ -41,13 +41,6 @@ def test_measured_lengths_stand_beside_published_ones(data, tmp_path, capsys, mo
     assert f"{found['cells'][0]['value']:.2f}" == lines["gsm8k"][5]
 
 
-@pytest.mark.parametrize(("form", "word"), [("markdown", "|---|"), ("latex", r"\toprule")])
-def test_it_prints_papers_tables(form, word, data, capsys):
-    arguments = ["--limit", "1", "--budgets", "0", "--format", form]
-    assert main(command("ddtree-sampled", data, *arguments)) == 0
-    assert word in capsys.readouterr().out
-
-
 def test_a_set_that_is_not_there_is_one_line(data, capsys, monkeypatch):
     monkeypatch.setattr("specdec.loading.load_target", None)
     assert main(command("dspark-table1", data, "--sets", "alpaca")) == 2

@@ -79,3 +79,12 @@ def test_a_notebook_runs(path, tmp_path):
     assert any(outputs)
     (seconds,) = [line for line in done.stderr.splitlines() if line.startswith(path.stem)]
     assert int(seconds.split()[-2]) < 5 * MAX_SECONDS
+
+
+def test_a_notebook_that_is_not_there_is_one_line():
+    pytest.importorskip("nbclient")
+    command = [sys.executable, str(ROOT / "notebooks" / "run.py"), "notebooks/9_nothing.ipynb"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: there is no notebook '9_nothing'; expected one of 1_accept_rule")

@@ -1,5 +1,6 @@
-"""A drafter and a rule of a user's own file work in every command."""
+"""Prompts and parts of a user, a drafter and a rule of a file among them, work in every command."""
 
+import io
 import sys
 
 import pytest
@@ -47,6 +48,7 @@ def test_parts_of_a_file_draft_and_accept(command, tmp_path, monkeypatch, capsys
 @pytest.mark.parametrize("name", ["mine.py:make", "mine:make"])
 def test_a_part_of_a_file_is_inspected(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     (tmp_path / "mine.py").write_text(MINE)
     assert main(["inspect", name, "--num-draft-tokens", "5"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -62,7 +64,14 @@ def test_heads_of_the_zoo_and_plain_decoding_have_names_everywhere(tmp_path, mon
     assert "head          EAGLE-3, 1 layer" in shown
     assert "parity check, greedy, K = 4" in shown
     assert main(["inspect", "zoo:model"]) == 0
-    assert "drafter       ModelDrafter" in capsys.readouterr().out
+    assert capsys.readouterr().out.split()[:2] == ["drafter", "ModelDrafter"]
     for drafter in ("none", "suffix"):
         assert main(["evaluate", "--drafter", drafter, *SHORT]) == 0
     assert "acceptance length" in capsys.readouterr().out
+
+
+def test_a_prompt_is_read_from_standard_input(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("def g(é):\n"))
+    options = ["--prompt", "-", "--drafter", "none", "--max-new-tokens", "2"]
+    assert main(["generate", "--target", "zoo", *options]) == 0
+    assert capsys.readouterr().out.startswith("def g(é):\n")
