@@ -162,7 +162,8 @@ class Trace(Sequence):
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"
         target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
-        draft_probs = [*(numbers.draft_probs[n] for n in accepted), numbers.extra_draft_prob]
+        extra = numbers.extra_draft_prob if step.rejected else None
+        draft_probs = [*(numbers.draft_probs[n] for n in accepted), extra]
         kept = [*accepted, *(step.rejected[:1] or [drafted])]
         new = zip(step.new_tokens, target_probs, draft_probs, strict=False)  # a row may be cut
         new_at = dict(zip(kept, new, strict=False))
