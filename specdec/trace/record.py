@@ -226,8 +226,7 @@ class Trace(Sequence):
             ValueError: another kind of file, a line that is cut off or damaged, or lines that are
                 missing, repeated or in another order; names the line.
         """
-        path = Path(path)
-        lines = read_lines(path)
+        lines = read_lines(path := Path(path))
         _, header = next(lines, (1, {}))
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise ValueError(f"{path} is no trace: its first line must hold format {_FORMAT!r}")
