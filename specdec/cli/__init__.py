@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec.cli.certify import certify
+from specdec.cli.chat import chat
 from specdec.cli.demo import demo
 from specdec.cli.evaluate import evaluate
 from specdec.cli.generate import generate
@@ -24,7 +25,7 @@ from specdec.cli.train import train
 from specdec.cli.zoo import zoo
 from specdec.show.text import one_line, printable
 
-COMMANDS = (demo, generate, evaluate, reproduce, plan, certify, inspect, zoo, train)
+COMMANDS = (demo, generate, chat, evaluate, reproduce, plan, certify, inspect, zoo, train)
 """Functions import models and all that computes when they run, so that help comes at once."""
 INPUT_ERRORS = (ValueError, TypeError, OSError, ImportError, FloatingPointError, ArgumentError)
 EXIT_BAD_INPUT = 2

@@ -59,7 +59,8 @@ def coloured_pieces(tokenizer: Any, steps: Iterable[Any], stream: TextIO) -> Ite
 
     shown = visible if stream.isatty() else str  # a terminal would obey control characters
     for text, first in pieces(tokenizer, tokens()):
-        yield marked(shown(text), kinds[first], stream=stream)
+        if text:
+            yield marked(shown(text), kinds[first], stream=stream)
 
 
 def coloured_text(tokenizer: Any, prompt: str, steps: Iterable[Any], stream: TextIO) -> str:

@@ -162,7 +162,8 @@ class Trace(Sequence):
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"
         target_probs = [*(numbers.target_probs[n] for n in accepted), numbers.extra_target_prob]
-        draft_probs = [*(numbers.draft_probs[n] for n in accepted), numbers.extra_draft_prob]
+        extra = numbers.extra_draft_prob if step.rejected else None
+        draft_probs = [*(numbers.draft_probs[n] for n in accepted), extra]
         kept = [*accepted, *(step.rejected[:1] or [drafted])]
         new = zip(step.new_tokens, target_probs, draft_probs, strict=False)  # a row may be cut
         new_at = dict(zip(kept, new, strict=False))
@@ -225,8 +226,7 @@ class Trace(Sequence):
             ValueError: another kind of file, a line that is cut off or damaged, or lines that are
                 missing, repeated or in another order; names the line.
         """
-        path = Path(path)
-        lines = read_lines(path)
+        lines = read_lines(path := Path(path))
         _, header = next(lines, (1, {}))
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise ValueError(f"{path} is no trace: its first line must hold format {_FORMAT!r}")

@@ -24,38 +24,34 @@ class Page:
         self._sent += 1
         command = {"id": self._sent, "method": method, "params": params, **self._session}
         self._to.write(json.dumps(command).encode() + b"\0")
-        self._to.flush()
-        while True:
-            answer = json.loads(b"".join(iter(self._byte, b"\0")))
-            if answer.get("id") == self._sent:
-                assert "error" not in answer, answer
-                return answer["result"]
-
-    def _byte(self) -> bytes:
-        if not (byte := self._from.read(1)):
-            raise EOFError("the browser has ended")
-        return byte
+        answer = {}
+        while answer.get("id") != self._sent:
+            message = bytearray()
+            while (byte := self._from.read(1)) != b"\0":
+                assert byte, "the browser has ended"
+                message += byte
+            answer = json.loads(message)
+        assert "error" not in answer, answer
+        return answer["result"]
 
     def run(self, script: str):
-        """The value of an expression; promises are waited for."""
-        answer = self.call(
-            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
-        )
+        """The value of an expression; a promise is waited for."""
+        how = {"returnByValue": True, "awaitPromise": True}
+        answer = self.call("Runtime.evaluate", expression=script, **how)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
-    def open(self, file: Path, *, width: int = 1280, height: int = 800) -> None:
-        """Loads a file, in a window of this size."""
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.call("Emulation.setDeviceMetricsOverride", **size)
+    def open(self, file: Path) -> None:
+        """Loads a file."""
         self.call("Page.navigate", url=file.as_uri())
         self.run("new Promise(done => document.readyState == 'complete' ? done() : onload = done)")
 
-    def hover(self, element: str) -> None:
-        """Moves the mouse to the middle of an element, which an expression names."""
-        script = f"(() => {{ const e = {element}; e.scrollIntoView({{block: 'center'}});"
-        script += "const r = e.getClientRects()[0]; return [r.x + r.width / 2, r.y + r.height / 2]"
-        x, y = self.run(script + "})()")
+    def hover(self, selector: str) -> None:
+        """Moves the mouse to the middle of an element."""
+        element = f"document.querySelector('{selector}')"
+        self.run(f"{element}.scrollIntoView({{block: 'center'}})")
+        place = self.run(f"{element}.getClientRects()[0].toJSON()")
+        x, y = place["x"] + place["width"] / 2, place["y"] + place["height"] / 2
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
 
 
@@ -63,15 +59,15 @@ class Page:
 def chromium(folder: Path):
     """A page of a browser whose profile lies in a folder."""
     (its_input, ours_out), (ours_in, its_output) = os.pipe(), os.pipe()
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe"]
-    command = [CHROMIUM, *options, f"--user-data-dir={folder}"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,800"]
+    options += ["--remote-debugging-pipe", f"--user-data-dir={folder}"]
     places = [(os.POSIX_SPAWN_DUP2, its_input, 3), (os.POSIX_SPAWN_DUP2, its_output, 4)]
-    browser = os.posix_spawn(CHROMIUM, command, os.environ, file_actions=places)
-    os.close(its_input)
-    os.close(its_output)
-    with open(ours_out, "wb") as to_browser, open(ours_in, "rb") as from_browser:
-        try:
+    browser = os.posix_spawn(CHROMIUM, [CHROMIUM, *options], os.environ, file_actions=places)
+    os.close(its_output)  # so that the pipe ends with the browser
+    try:
+        with open(ours_out, "wb", buffering=0) as to_browser, open(ours_in, "rb") as from_browser:
             yield Page(to_browser, from_browser)
-        finally:
-            os.kill(browser, signal.SIGTERM)
-            os.waitpid(browser, 0)
+    finally:
+        os.close(its_input)
+        os.kill(browser, signal.SIGTERM)
+        os.waitpid(browser, 0)

@@ -31,11 +31,11 @@ WARP = {"temperature": 0.9, "top_k": 20}
 K = 3
 
 
-def traced(sampler=None, drafter=None, steps_ahead=0, **options):
+def traced(sampler=None, drafter=None, steps_ahead=0, trace=True, **options):
     drafter, sampler = drafter or ModelDrafter(DRAFT, K), sampler or RejectionSampler()
     generator = SpeculativeGenerator(TARGET, drafter, sampler, steps_ahead=steps_ahead)
     options = {"do_sample": True, "seed": SEEDS, **WARP, **options}
-    return generator.generate(IDS, MASK, max_new_tokens=20, trace=True, **options)
+    return generator.generate(IDS, MASK, max_new_tokens=20, trace=trace, **options)
 
 
 @torch.no_grad()
@@ -88,10 +88,7 @@ def test_probabilities_draws_and_entropies_are_those_of_plain_forwards_and_of_th
 
 @pytest.mark.parametrize("sampler", [RejectionSampler(), BlockSampler(), CouplingSampler()])
 def test_tracing_changes_no_text_and_no_statistics(sampler):
-    generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, K), sampler)
-    options = {"max_new_tokens": 20, "do_sample": True, "seed": SEEDS, **WARP}
-    plain_result = generator.generate(IDS, MASK, **options)
-    result = generator.generate(IDS, MASK, trace=True, **options)
+    plain_result, result = (traced(sampler, trace=is_traced) for is_traced in (False, True))
     assert plain_result.trace is None
     assert result.sequences.equal(plain_result.sequences)
     assert result.stats.to_dict() == plain_result.stats.to_dict()
@@ -106,10 +103,9 @@ def test_an_untraced_run_computes_none_of_it(monkeypatch):
 
     monkeypatch.setattr(tracer, "_numbers", fail)
     monkeypatch.setattr(tracer.StepTracer, "_now", fail)
-    generator = SpeculativeGenerator(TARGET, ModelDrafter(DRAFT, K))
-    generator.generate(IDS, MASK, max_new_tokens=8)
+    traced(trace=False)
     with pytest.raises(AssertionError, match="came here"):
-        generator.generate(IDS, MASK, max_new_tokens=8, trace=True)
+        traced()
 
 
 def test_rules_without_draws_and_greedy_rows_have_none():
@@ -139,25 +135,26 @@ def test_point_masses_have_probability_1_and_no_entropy():
 
 def test_records_say_what_became_of_every_draft_token():
     result = traced()
-    records = result.trace.to_records()
-    for row, (steps, length) in enumerate(zip(result.trace, result.lengths, strict=True)):
-        own = [r for r in records if r["row"] == row]
-        kept = [r["new_token"] for r in own if r["new_token"] is not None]
-        assert kept == result.new_tokens[row, :length].tolist()
-        verdicts = [r["verdict"] for r in own]
-        assert verdicts.count("accepted") == sum(s.num_accepted for s in steps)
-        assert verdicts.count("bonus") == sum(s.num_accepted == K for s in steps)
-        assert verdicts.count("rejected") == sum(
-            s.num_accepted < len(s.draft_tokens) for s in steps
-        )
-        width = result.trace.prompts[row]
-        positions = [r["position"] for r in own if r["new_token"] is not None]
-        assert positions == list(range(len(width), len(width) + length))
     frame = result.trace.to_frame()
-    assert len(frame) == len(records)
-    assert frame["new_token"].dropna().tolist() == [
-        r["new_token"] for r in records if r["new_token"] is not None
-    ]
+    assert len(frame) == len(result.trace.to_records())
+    for row, (steps, length) in enumerate(zip(result.trace, result.lengths, strict=True)):
+        own = frame[frame.row == row]
+        kept = own[own.new_token.notna()]
+        assert kept.new_token.tolist() == result.new_tokens[row, :length].tolist()
+        width = len(result.trace.prompts[row])
+        assert kept.position.tolist() == list(range(width, width + length))
+        counts = {"accepted": sum(s.num_accepted for s in steps)}
+        counts |= {"bonus": sum(s.num_accepted == K for s in steps)}
+        counts |= {"rejected": sum(s.num_accepted < len(s.draft_tokens) for s in steps)}
+        assert {verdict: (own.verdict == verdict).sum() for verdict in counts} == counts
+        by_verdict = dict(iter(kept.groupby("verdict")))
+        for of in ("draft_prob", "target_prob"):
+            accepted = by_verdict["accepted"]
+            assert (accepted[f"new_{of}"] == accepted[of]).all()
+        extra = [n.extra_draft_prob for n in result.trace.numbers[row]]
+        rejected = by_verdict["rejected"]
+        assert rejected.new_draft_prob.tolist() == [extra[step] for step in rejected.step]
+        assert kept[kept.verdict == "bonus"].new_draft_prob.isna().all()
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 2])
@@ -217,6 +214,7 @@ DAMAGES = {
     "row": (of_line(3, lambda e: e.update(row=7)), "line 3 is damaged: row"),
     "accepted": (of_line(3, lambda e: e.update(num_accepted=9)), "line 3 is damaged: num_accepted"),
     "tokens": (of_line(3, lambda e: e.update(draft_tokens="x")), "line 3 is damaged: a token"),
+    "cut off": (lambda lines: lines.append(lines.pop()[:-20]), "is no JSON"),
     "probs": (of_line(3, lambda e: e["draft_probs"].pop()), "draft_probs has 2 numbers for 3"),
 }
 
@@ -235,13 +233,6 @@ def test_a_damaged_file_is_refused_by_its_line(damage, saved, tmp_path):
     change(lines)
     path.write_text("".join(f"{line}\n" for line in lines))
     with pytest.raises(ValueError, match=message):
-        Trace.from_jsonl(path)
-
-
-def test_a_file_that_is_cut_off_is_refused(saved, tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text(saved[:-20])
-    with pytest.raises(ValueError, match="is no JSON"):
         Trace.from_jsonl(path)
 
 

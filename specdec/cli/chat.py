@@ -1,0 +1,110 @@
+"""`specdec chat`: a conversation in the terminal, whose answers show how each token came."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from itertools import cycle
+from secrets import randbits
+from types import SimpleNamespace
+from typing import Annotated, Any
+
+from rich.console import Console
+from typer import Option
+
+from specdec.cli.options import Parts, Sampling, Target, count, text
+from specdec.show.text import one_line, printable
+from specdec.show.tokens import colour_key, coloured_pieces
+
+HELP = "/reset begins again, /system TEXT says how to answer, /quit ends; Ctrl-C ends an answer"
+
+
+def chat(
+    *,
+    target: Target,
+    system: Annotated[
+        str | None, Option(parser=text, metavar="TEXT", help="how to answer; default: not said")
+    ] = None,
+    max_new_tokens: Annotated[int, count("at most, of an answer")] = 512,
+    sampling: Sampling,
+    parts: Parts,
+) -> None:
+    """Talk with a model, in the chat template of its tokenizer.
+
+    Lines are read from the terminal or from a pipe. Sampling is neutral but for what is given, as
+    in specdec generate.
+    """
+    options = {"do_sample": sampling.temperature != 0, "max_new_tokens": max_new_tokens}
+    options |= {"neutral": True, **sampling.given(parts)}
+    generator, tokenizer = parts.load(target)
+    print(f"{colour_key(sys.stdout)}\n{HELP}")
+    if not tokenizer.chat_template:
+        print("the tokenizer has no chat template: what is said is one running text")
+    said = []
+    for line in _lines():
+        command, _, rest = line.partition(" ")
+        if command == "/reset":
+            said = []
+        elif command == "/system":
+            system = rest.strip() or None
+        elif command.startswith("/"):
+            print(f"there is no {printable(command)}; {HELP}", file=sys.stderr)
+        elif line.strip():
+            try:
+                inputs = _prompt(tokenizer, system, [*said, line]).to(parts.device)
+                said += [line, _answer(generator, tokenizer, inputs, options)]
+            except ValueError as error:  # too long a conversation, for instance
+                print(f"specdec: {one_line(error)}; {HELP}", file=sys.stderr)
+
+
+def _lines() -> Iterator[str]:
+    """What is typed, or comes from a pipe; /quit, Ctrl-C and the end of the input end it."""
+    mark = "> " if sys.stdin.isatty() else ""
+    with suppress(EOFError, KeyboardInterrupt):
+        yield from iter(partial(input, mark), "/quit")
+
+
+def _prompt(tokenizer: Any, system: str | None, said: list[str]) -> Any:
+    """Ids and mask of what the model goes on from; turns and answers alternate in `said`."""
+    if not tokenizer.chat_template:
+        start = f"{system}\n" if system else ""
+        parts = [f"{one}\n" if i % 2 else one for i, one in enumerate(said)]
+        return tokenizer(start + "".join(parts), return_tensors="pt")
+    turns = zip(cycle(("user", "assistant")), said, strict=False)
+    messages = [{"role": "system", "content": system}] if system else []
+    messages += [{"role": role, "content": content} for role, content in turns]
+    form = {"add_generation_prompt": True, "return_dict": True, "return_tensors": "pt"}
+    try:
+        return tokenizer.apply_chat_template(messages, **form)
+    except Exception as error:  # templates raise errors of their own, of a system text for instance
+        raise ValueError(f"the chat template refuses this: {one_line(error)}") from error
+
+
+def _answer(generator: Any, tokenizer: Any, inputs: Any, options: dict[str, Any]) -> str:
+    """Prints an answer as it comes, and its numbers; Ctrl-C ends it."""
+    from specdec.results import SpeculationStats
+
+    plain = SimpleNamespace(decode=partial(tokenizer.decode, skip_special_tokens=True))
+    steps, started_s = [], time.perf_counter()
+    options = ({"seed": randbits(32)} if options["do_sample"] else {}) | options
+
+    def arriving() -> Iterator[Any]:
+        for record in generator.stream(inputs.input_ids, inputs.attention_mask, **options):
+            steps.extend(record.rows)
+            yield from record.rows
+
+    with suppress(KeyboardInterrupt):
+        for piece in coloured_pieces(plain, arriving(), sys.stdout):
+            print(piece, end="", flush=True)
+    wall_s = time.perf_counter() - started_s
+    stats = SpeculationStats([steps], generator.drafter.num_draft_tokens, wall_s=wall_s)
+    numbers = (
+        f"{sum(stats.emitted)} tokens, {stats.tokens_per_s:.1f} tokens/s, acceptance length "
+        f"{stats.acceptance_length:.2f}, {stats.block_efficiency:.2f} tokens per step, rate "
+        f"{stats.acceptance_rate:.2f}" + (f", seed {options['seed']}" if "seed" in options else "")
+    )
+    Console(highlight=False, soft_wrap=True).print(f"\n{numbers}", style="dim")
+    return plain.decode([token for step in steps for token in step.new_tokens])

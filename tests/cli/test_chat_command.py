@@ -1,0 +1,140 @@
+"""`specdec chat`: each answer is what `generate` gives after what was said, in the form that the
+tokenizer has for it, and mistakes and interrupts end no more than they should.
+"""
+
+import io
+import os
+import pty
+import re
+import sys
+
+import pytest
+
+from specdec import SpeculativeGenerator, zoo
+from specdec.cli import main
+
+TOKENIZER, TARGET = zoo.load_tokenizer(), zoo.load_target()
+GENERATOR = SpeculativeGenerator(TARGET, zoo.load_drafter("model", TARGET))
+NUMBERS = re.compile(
+    r"^(\d+) tokens, [\d.]+ tokens/s, acceptance length ([\d.]+), ([\d.]+) tokens per step, "
+    r"rate ([\d.]+)(?:, seed (\d+))?$",
+    re.MULTILINE,
+)
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+@pytest.fixture(name="talk")
+def _talk(monkeypatch, capsys):
+    """Sends lines to the command; returns its answers without markers, and the whole output."""
+
+    def talk(*lines: str, target: str = "zoo", options: tuple[str, ...] = ()):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        drafter = () if target == "zoo" else ("--drafter", "lookup", "--dtype", "float32")
+        assert main(["chat", "--target", target, "--max-new-tokens", "12", *drafter, *options]) == 0
+        shown = capsys.readouterr()
+        said = "\n" + shown.out.split("ends an answer\n", 1)[1].removeprefix(RUNNING)
+        return [re.sub(r"[][<>]", "", part[1:]) for part in NUMBERS.split(said)[:-1:6]], shown
+
+    return talk
+
+
+RUNNING = "the tokenizer has no chat template: what is said is one running text\n"
+
+
+def answer_to(prompt: str, **options) -> str:
+    """What `generate` gives, without the markers' characters."""
+    inputs = TOKENIZER(prompt, return_tensors="pt")
+    result = GENERATOR.generate(**inputs, max_new_tokens=12, neutral=True, **options)
+    return TOKENIZER.decode(result.new_tokens[0], skip_special_tokens=True)
+
+
+def bare(answer: str) -> str:
+    return re.sub(r"[][<>]", "", answer) + "\n"
+
+
+def test_without_a_template_it_is_one_running_text_and_reset_and_system_change_it(talk):
+    first, then = "def main():", "    x ="
+    answers, shown = talk(first, "", then, "/reset", first, "/system # A.", then, "/quit", first)
+    running = f"{first}{answer_to(first)}\n{then}"
+    again = f"# A.\n{running}"
+    expected = [first, running, first, again]
+    assert answers == [bare(answer_to(prompt)) for prompt in expected]
+    assert shown.out.count(RUNNING) == 1
+    assert shown.err == ""
+
+
+def test_a_template_gets_the_turns_by_their_roles(talk, tmp_path):
+    tokenizer = zoo.load_tokenizer()
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path)
+    TARGET.save_pretrained(tmp_path)
+    answers, shown = talk("a", "b", target=str(tmp_path), options=("--system", "s"))
+    first = "<system>s\n<user>a\n<assistant>"
+    then = f"{first}{answer_to(first)}\n<user>b\n<assistant>"
+    assert answers == [bare(answer_to(first)), bare(answer_to(then))]
+    assert RUNNING not in shown.out
+    tokenizer.chat_template = "{{ raise_exception('no system') }}"
+    tokenizer.save_pretrained(tmp_path)
+    assert "the chat template refuses this: no system" in talk("a", target=str(tmp_path))[1].err
+
+
+def test_numbers_are_those_of_the_answer_and_a_seed_repeats_it(talk):
+    options = ("--temperature", "0.9", "--tree", "8x2", "--drafter", "zoo:eagle3")
+    answers, shown = talk("import", options=options)
+    count, length, per_step, rate, seed = NUMBERS.search(shown.out).groups()
+    assert int(count) == 12
+    assert 1 <= float(per_step) <= float(length) <= 3
+    assert 0 <= float(rate) <= 1
+    assert talk("import", options=(*options, "--seed", seed))[0] == answers
+    inputs = TOKENIZER("import", return_tensors="pt")
+    stats = GENERATOR.generate(**inputs, max_new_tokens=12, neutral=True).stats
+    rates = (stats.acceptance_length, stats.block_efficiency, stats.acceptance_rate)
+    found = NUMBERS.search(talk("import")[1].out).groups()
+    assert found == ("12", *(f"{rate:.2f}" for rate in rates), None)
+
+
+def test_what_cannot_be_said_is_one_line_and_the_conversation_goes_on(talk):
+    answers, shown = talk("/help me", "x " * 5000, "import")
+    assert answers == [bare(answer_to("import"))]
+    unknown, too_long = shown.err.splitlines()
+    assert unknown.startswith("there is no /help; /reset begins again")
+    assert too_long.startswith("specdec: ")
+    assert "/reset begins again" in too_long
+
+
+def test_an_interrupt_ends_an_answer_and_what_came_is_part_of_the_conversation(talk, monkeypatch):
+    stream = SpeculativeGenerator.stream
+
+    def interrupted(*arguments, **options):
+        yield next(stream(*arguments, **options))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SpeculativeGenerator, "stream", interrupted)
+    (first, _), shown = talk("import", "os")
+    assert bare(answer_to("import")).startswith(first.removesuffix("\n"))
+    assert len(NUMBERS.findall(shown.out)) == 2
+
+
+@pytest.mark.slow
+def test_a_terminal_gets_colours_and_ctrl_c_ends_an_answer_and_then_the_program():
+    command = [sys.executable, "-m", "specdec", "chat", "--target", "zoo"]
+    process, ours = pty.fork()  # the command's own terminal, whose Ctrl-C is a signal to it
+    if not process:
+        os.execve(command[0], [*command, "--max-new-tokens", "1500"], os.environ)
+    seen = ""
+
+    def wait_for(text: str) -> None:
+        nonlocal seen
+        while text not in seen:
+            seen += os.read(ours, 4096).decode(errors="replace")
+        seen = seen.split(text, 1)[1]
+
+    wait_for("> ")
+    os.write(ours, b"def main():\n")
+    wait_for("\x1b[32m")
+    os.write(ours, b"\x03")
+    wait_for("tokens/s")
+    wait_for("> ")
+    os.write(ours, b"\x03")
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 0
+    os.close(ours)

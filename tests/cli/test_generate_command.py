@@ -1,0 +1,39 @@
+"""`specdec generate --trace` writes what it shows."""
+
+import sys
+
+import pytest
+
+from specdec.cli import main
+from specdec.trace import Trace
+
+
+@pytest.mark.parametrize("form", ["html", "jsonl", "parquet"])
+def test_a_trace_is_written_in_the_form_that_its_name_ends_with(form, tmp_path, capsys):
+    command = ["generate", "--target", "zoo", "--prompt", "def f(", "--max-new-tokens", "12"]
+    assert main([*command, "--trace", str(tmp_path / f"trace.{form}")]) == 0
+    if form == "html":
+        assert '"draft_prob"' in (tmp_path / "trace.html").read_text()
+    elif form == "jsonl":
+        trace = Trace.from_jsonl(tmp_path / "trace.jsonl")
+        assert sum(len(step.new_tokens) for step in trace[0]) == 12
+    else:
+        pandas = pytest.importorskip("pandas")
+        assert pandas.read_parquet(tmp_path / "trace.parquet").new_token.count() == 12
+    assert capsys.readouterr().err == ""
+
+
+REFUSED_TRACES = {
+    "trace.csv": "--trace must end in .html, .jsonl or .parquet, got trace.csv",
+    "nowhere/trace.html": "--trace nowhere/trace.html: there is no folder nowhere",
+    "trace.parquet": "--trace of .parquet needs pyarrow: pip install 'specdec-torch[plots]'",
+}
+
+
+@pytest.mark.parametrize("file", REFUSED_TRACES)
+def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(
+    file, capsys, monkeypatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert main(["generate", "--target", "/no/model", "--prompt", "x", "--trace", file]) == 2
+    assert capsys.readouterr().err == f"specdec: {REFUSED_TRACES[file]}\n"
