@@ -7,7 +7,7 @@ other: depth d at index i reads token i + d + 1 beside the hidden state of index
 
 import torch
 from eagle_heads import fitted, flagged, stand_in
-from eagle_reference import attention, keys_and_values, mlp, rms_norm
+from eagle_reference import attention, mlp, rms_norm
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -67,7 +67,7 @@ def random_drafter(name: str, num_draft_tokens: int = 3, **options) -> MTPDrafte
 
 
 class Recomputation:
-    """What a head of the library's own decoder layers computes over one text, without a cache.
+    """What a head of the library's own decoder layers computes after one text, without a cache.
 
     Args:
         drafter: whose head.
@@ -77,39 +77,20 @@ class Recomputation:
         self.drafter, self.head, self.config = drafter, drafter.head, drafter.config
 
     @torch.no_grad()
-    def entries(self, tokens: list[int], features: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values `[entries, heads, D]` of every depth that follow from committed tokens:
-        at index i of depth d, where i + d + 1 is within the text.
-        """
-        found, hidden = [], features[: len(tokens) - 1]
-        for depth in range(self.drafter.num_depths):
-            count = len(tokens) - 1 - depth
-            if count < 1:
-                empty = torch.zeros(0)
-                found.append((empty, empty))
-                continue
-            out, keys, values = self.run(depth, tokens[depth + 1 :], hidden[:count])
-            found.append((keys, values))
-            hidden = self.next_hidden(depth, out, features)
-        return found
-
-    @torch.no_grad()
-    def propose(self, tokens: list[int], features: Tensor, count: int) -> tuple[list, list]:
-        """Greedy draft tokens after a text of two tokens or more, and the logits of each."""
-        newest = len(tokens) - 1  # features are known below it
-        text, hidden, drafted, logits, out = list(tokens), features[:newest], [], [], None
-        for step in range(count):
+    def logits_after(self, text: list[int], features: Tensor, path: list[int]) -> Tensor:
+        """`[K, V]` of the tokens of a path that is drafted after a text of two tokens or more."""
+        newest = len(text) - 1  # features are known below it
+        text, hidden, logits, out = list(text), features[:newest], [], None
+        for step, token in enumerate(path):
             depth = min(step, self.drafter.num_depths - 1)
-            is_again = step > depth
-            if is_again:  # the last depth, one index further on, reads its own output
+            if step > depth:  # the last depth, one index further on, reads its own output
                 hidden = torch.cat([hidden, self.feedback(depth, out)[-1:]])
-            out, _, _ = self.run(depth, text[depth + 1 :], hidden)
+            out = self.run(depth, text[depth + 1 :], hidden)
             logits.append(self.logits(depth, out[-1]))
-            drafted.append(int(logits[-1].argmax()))
-            text.append(drafted[-1])
+            text.append(token)
             if depth + 1 < self.drafter.num_depths:
                 hidden = self.next_hidden(depth, out, features[:newest])
-        return drafted, logits
+        return torch.stack(logits)
 
     def next_hidden(self, depth, out, features):
         """What the next depth reads at every index."""
@@ -117,8 +98,8 @@ class Recomputation:
             return features
         return self.feedback(depth, out)
 
-    def run(self, depth, tokens, hidden) -> tuple[Tensor, Tensor, Tensor]:
-        """Outputs `[n, H]`, keys and values of one depth at indices 0, 1, ..."""
+    def run(self, depth, tokens, hidden) -> Tensor:
+        """Outputs `[n, H]` of one depth at indices 0, 1, ..."""
         config, module = self.config, self.head.layers[depth]
         embeds = self.drafter.embed(torch.tensor(tokens))
         if config.zero_first_embedding:
@@ -126,14 +107,10 @@ class Recomputation:
         pair = [self.norm(module.enorm, embeds), self.norm(module.hnorm, hidden)]
         fused = module.eh_proj(torch.cat(pair[::-1] if config.hidden_first else pair, dim=-1))
         weights = {f"block.{name}": tensor for name, tensor in module.block.state_dict().items()}
-        case = config, weights, "block.self_attn"
-        rows, read = (
-            list(range(len(fused))),
-            rms_norm(config, fused, module.block.input_layernorm.weight),
-        )
-        _, keys, values = keys_and_values(*case, read, read, rows, rows)
-        out = fused + attention(*case, read, rows)
-        return out + mlp(config, weights, "block", out), keys, values
+        read = rms_norm(config, fused, module.block.input_layernorm.weight)
+        case = config, weights, "block.self_attn", read, list(range(len(fused)))
+        out = fused + attention(*case)
+        return out + mlp(config, weights, "block", out)
 
     def norm(self, module, x):
         return rms_norm(self.config, x, module.weight + self.config.centred_norms)

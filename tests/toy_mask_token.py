@@ -197,7 +197,7 @@ def main(folder: Path) -> None:
     text = SpeculativeGenerator(target, None).generate(prompts, max_new_tokens=24, do_sample=False)
     generator = SpeculativeGenerator(target, drafter)
     before = evaluate(generator, prompts, max_new_tokens=24)
-    sizes = {"max_steps": 200, "tokens_per_step": 48, "row_lengths": ((1.0, 24),)}
+    sizes = {"max_steps": 150, "tokens_per_step": 48, "row_lengths": ((1.0, 24),)}
     args = ObjectiveArguments(str(folder / "run"), learning_rate=0.03, use_cpu=True, **sizes)
     stream = PackedStream([row.numpy() for row in text.sequences for _ in range(4)], seed=0)
     ObjectiveTrainer(ToyObjective(drafter, target), args, stream).train()

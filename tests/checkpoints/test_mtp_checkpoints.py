@@ -226,7 +226,7 @@ READINGS = [*((name, False) for name in PRODUCERS), ("Qwen", True), ("MiMo", Tru
 @pytest.mark.parametrize(("name", "with_target"), READINGS)
 @torch.no_grad()
 def test_a_head_is_what_its_producer_means(tmp_path, name, with_target):
-    """Its flags (what each does is shown in `drafters/test_mtp_repair.py`), the place of every
+    """Its flags (what each does is shown in `drafters/test_parity.py`), the place of every
     tensor, and what its decoder layers compute.
     """
     producer, written = PRODUCERS[name], Written(tmp_path, PRODUCERS[name])

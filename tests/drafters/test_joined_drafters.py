@@ -17,6 +17,7 @@ from drafter_table import (
 from drafting import ragged_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from specdec import (
     CouplingSampler,
@@ -121,52 +122,50 @@ def test_the_text_of_coupled_sampling_is_that_of_plain_sampling():
     assert texts[0].sequences.equal(texts[1].sequences)
 
 
-def test_settings_are_those_of_all_drafters():
+def test_settings_and_memory_are_those_of_all_drafters():
     assert not differences(make("lookup or eagle3").settings(), make("lookup or eagle3").settings())
     one, other = (FirstMatch(PromptLookupDrafter(4, max_ngram=n), make("mtp")) for n in (2, 3))
     assert one.settings() != other.settings()
     assert one.settings()["drafters"][0]["max_ngram"] == 2
-
-
-class Forgetful(NoDrafter):
-    num_draft_tokens = 2
-    has_memory = True
-
-
-def test_it_has_a_memory_if_one_of_its_drafters_has():
-    assert FirstMatch(PromptLookupDrafter(), Forgetful()).has_memory
+    assert FirstMatch(PromptLookupDrafter(), Odd()).has_memory
     assert not make("lookup or eagle3").has_memory
 
 
-class Stateless(NoDrafter):
-    num_draft_tokens = 2
+class Odd(NoDrafter):
+    """Remembers, and makes states that nobody can use."""
+
+    num_draft_tokens, has_memory = 2, True
 
     def init_state(self, *sizes, **target):
         return object()
 
 
-def test_what_cannot_be_joined_is_refused_by_name():
-    lookup = PromptLookupDrafter(4)
-    for drafters in ((), (lookup,)):
-        with pytest.raises(ValueError, match="joins two drafters or more, got"):
-            FirstMatch(*drafters)
-    with pytest.raises(TypeError, match="got a str"):
-        FirstMatch(lookup, "eagle3")
-    for tree in (
-        PromptLookupDrafter(6, num_continuations=2),
-        ModelDrafter(MODEL, tree=Tree(nodes=4, depth=2, top_k=2)),
-    ):
-        with pytest.raises(ValueError, match=f"got a {type(tree).__name__} of tree_depth=[23]"):
-            FirstMatch(lookup, tree)
-    for silent in (NoDrafter(), PromptLookupDrafter(0)):
-        with pytest.raises(ValueError, match=f"{type(silent).__name__} .* num_draft_tokens=0"):
-            FirstMatch(lookup, silent)
-    joined = make("lookup or eagle3")
-    with pytest.raises(ValueError, match="the head was made for a vocabulary"):
-        joined.validate(vocab_size=7, device=torch.device("cpu"))
-    with pytest.raises(TypeError, match=r"Stateless.init_state returned a object"):
-        fresh_state(FirstMatch(lookup, Stateless()), 1)
-    for number in (-1, 2.0):
-        with pytest.raises((TypeError, ValueError), match=r"FirstMatch\.num_draft_tokens"):
-            joined.num_draft_tokens = number
-    assert joined.num_draft_tokens == 4
+def of_size(number):
+    make("lookup or eagle3").num_draft_tokens = number
+
+
+LOOKUP = PromptLookupDrafter(4)
+TREE = Tree(nodes=4, depth=2, top_k=2)
+ONE_DRAFTER = "joins two drafters or more, got"
+REFUSED = [
+    (lambda: FirstMatch(), ONE_DRAFTER),
+    (lambda: FirstMatch(LOOKUP), ONE_DRAFTER),
+    (lambda: FirstMatch(LOOKUP, "eagle3"), "got a str"),
+    (lambda: FirstMatch(LOOKUP, PromptLookupDrafter(6, num_continuations=2)), "of tree_depth=3"),
+    (lambda: FirstMatch(LOOKUP, ModelDrafter(MODEL, tree=TREE)), "a ModelDrafter of tree_depth=2"),
+    (lambda: FirstMatch(LOOKUP, NoDrafter()), "NoDrafter .. num_draft_tokens=0"),
+    (lambda: FirstMatch(LOOKUP, PromptLookupDrafter(0)), "Lookup .. num_draft_tokens=0"),
+    (
+        lambda: make("lookup or eagle3").validate(vocab_size=7, device=torch.device("cpu")),
+        "the head was made for a vocabulary",
+    ),
+    (lambda: fresh_state(FirstMatch(LOOKUP, Odd()), 1), "Odd.init_state returned a object"),
+    (lambda: of_size(-1), "FirstMatch.num_draft_tokens"),
+    (lambda: of_size(2.0), "FirstMatch.num_draft_tokens"),
+]
+
+
+@pytest.mark.parametrize(("join", "message"), REFUSED)
+def test_what_cannot_be_joined_is_refused_by_name(join, message):
+    with refused(message):
+        join()

@@ -19,6 +19,7 @@ from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGener
 from specdec.drafters import EagleHead, MTPHead
 from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.layers import Convolution, LayerConfig
+from specdec.heads.shift_window import PastRows, shift_window
 from specdec.types import Context
 
 MTP = mtp_heads.PLAIN
@@ -194,3 +195,18 @@ def test_a_context_without_features_or_with_others_is_refused(own):
         drafter.prefill(context, state)
     with refused("48 in all .. 5 wide .. another target"):
         drafter.prefill(replace(context, features=torch.zeros(1, 1, 5)), state)
+
+
+def test_windows_of_prediction_modules_that_do_not_fit_are_refused():
+    """Rows to remember of features 5 wide."""
+    two = torch.tensor([1, 1])
+    context = Context(torch.ones(2, 4).long(), torch.ones(2, 3, 5), 0 * two, two, num_attended=4)
+    past = PastRows(torch.ones(2, 4).long(), torch.ones(2, 4, 5))
+    bare, narrow = replace(context, features=None), past._replace(features=past.features[..., :4])
+    for case, width, message in (
+        ((context, past), 3, "a window of 3 rows cannot hold the 4 rows"),
+        ((context, narrow), 4, "4 wide and the context's 5"),
+        ((bare, past), 4, "a context with features"),
+    ):
+        with refused(message):
+            shift_window(*case, width, trash=64)

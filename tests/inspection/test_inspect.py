@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from checkpoint_cases import FC_NORMS
 from checkpoint_files import tiny_llama
 from checkpoint_layouts import (
     nvidia,
@@ -161,26 +162,66 @@ def test_a_small_advantage_is_called_noise(tmp_path):
     assert "accepts more; to load the head so: feature_layers=" in table(trials)
 
 
-def test_the_report_names_every_decision(tmp_path, capsys):
-    folder = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True, odd_key=3)
-    folder = folder.plus({f"fc_norm.{i}.weight": (32,) for i in range(3)}).write(tmp_path)
-    assert main(["inspect", str(folder)]) == 0
+NORMS = specforge(ids=[1, 3, 4], norm_output=True, fc_norm=True, odd_key=3).plus(FC_NORMS)
+EAGLE_IDS = nvidia(ids=(1, 3, 6))
+ROPE_7 = ["--rope-theta", "7"]
+SHOWN = [
+    (
+        *(NORMS, []),
+        [
+            r"producer +SpecForge \(tensors midlayer",
+            "head +EAGLE-3, 1 layer, width 32",
+            "features +boundary 2, boundary 4, boundary 5; 32 wide",
+            "wiring +fusion attention, norm_before_fc False, fc_norm True",
+            "rope +rope_theta 1000000.0",
+            "vocabulary +20 draft ids, 61 of the target",
+            "parts +embeddings: its own; vocabulary head: its own",
+            "tensors +17 make up such a head: none missing, none unexpected",
+            "keys unread +odd_key",
+            "note +eagle_config.eagle_aux.* are outputs of layers",
+            "note +norm_output is taken as SpecForge's",
+            "note +d2t: 20 of 61 ids, injective, in range, equal to t2d, ascending",
+        ],
+    ),
+    (z_lab(), [], ["block_size 6", "boundary 2, boundary 5; 32 wide"]),
+    (pard(), ROPE_7, ["features      none", "rope_theta 7.0"]),
+    (specforge_peagle(), ["--mask-token-id", "5"], ["mask_token_id 5"]),
+    (EAGLE_IDS, ROPE_7, ["features      boundary 1, boundary 3, boundary 6", "rope_theta 7.0"]),
+    (EAGLE_IDS, ["--layer-convention", "layer_output"], ["boundary 2, boundary 4, boundary 7"]),
+    (EAGLE_IDS, ["--feature-layers", "0,8,final"], ["boundary 0, boundary 8, the state after"]),
+]
+
+
+@pytest.mark.parametrize(("files", "options", "lines"), SHOWN)
+def test_the_report_names_every_decision(files, options, lines, tmp_path, capsys):
+    assert main(["inspect", str(files.write(tmp_path)), *options]) == 0
     report = capsys.readouterr().out
-    for line in (
-        r"producer +SpecForge \(tensors midlayer",
-        "head +EAGLE-3, 1 layer, width 32",
-        "features +boundary 2, boundary 4, boundary 5; 32 wide",
-        "wiring +fusion attention, norm_before_fc False, fc_norm True",
-        "rope +rope_theta 1000000.0",
-        "vocabulary +20 draft ids, 61 of the target",
-        "parts +embeddings: its own; vocabulary head: its own",
-        "tensors +17 make up such a head: none missing, none unexpected",
-        "keys unread +odd_key",
-        "note +eagle_config.eagle_aux.* are outputs of layers",
-        "note +norm_output is taken as SpecForge's",
-        "note +d2t: 20 of 61 ids, injective, in range, equal to t2d, ascending",
-    ):
-        assert re.search(line, report), line
+    assert not [line for line in lines if not re.search(line, report)], report
+
+
+FAULTY = safeailab_eagle3().but("fc.weight").plus({"y": (1,)})
+REFUSED = [
+    (FAULTY, "safetensors", [], "missing fc.weight; unexpected y\n"),
+    (safeailab_eagle3(), "bin", [], "--allow-pickle"),
+    (EAGLE_IDS, "safetensors", ["--feature-layers", "two"], "must be like 2,16,final, got two"),
+    (specforge_peagle(), "safetensors", [], "names no id of a mask token; pass mask_token_id="),
+    (specforge(), "safetensors", ["--target", "zoo"], "size of 32, but LlamaForCausalLM has 128"),
+]
+
+
+@pytest.mark.parametrize(("files", "container", "options", "message"), REFUSED)
+def test_a_faulty_checkpoint_ends_in_one_line(files, container, options, message, tmp_path, capsys):
+    folder = str(files.write(tmp_path / "head", container))
+    assert main(["inspect", folder, *options]) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert len(printed.err.splitlines()) == 1
+    if files is FAULTY:
+        assert re.search("fault +missing fc.weight\nfault +unexpected y\n", printed.out)
+    if container == "bin":
+        assert main(["inspect", folder, "--allow-pickle"]) == 0
+    assert main(["inspect", str(tmp_path / "none")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["eagle3", "mask_token", "mtp"])
@@ -199,38 +240,6 @@ def test_every_saved_head_names_its_producer(tmp_path):
     assert survey.config == checkpoint.config
 
 
-def test_a_faulty_checkpoint_is_reported_and_ends_in_one_line(tmp_path, capsys):
-    folder = safeailab_eagle3().but("fc.weight").plus({"y": (1,)}).write(tmp_path)
-    assert main(["inspect", str(folder)]) == 2
-    printed = capsys.readouterr()
-    assert re.search("fault +missing fc.weight\nfault +unexpected y\n", printed.out)
-    assert re.fullmatch("specdec: .* missing fc.weight; unexpected y\n", printed.err)
-    assert main(["inspect", str(tmp_path / "none")]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
-
-
-def test_options_reach_the_reading(tmp_path, capsys):
-    folder = str(nvidia(ids=(1, 3, 6)).write(tmp_path))
-    for options, layers in (
-        ([], "boundary 1, boundary 3, boundary 6"),
-        (["--layer-convention", "layer_output"], "boundary 2, boundary 4, boundary 7"),
-        (["--feature-layers", "0,8,final"], "boundary 0, boundary 8, the state after"),
-    ):
-        assert main(["inspect", folder, *options, "--rope-theta", "7"]) == 0
-        report = capsys.readouterr().out
-        assert f"features      {layers}" in report
-        assert "rope_theta 7.0" in report
-    assert main(["inspect", folder, "--feature-layers", "two"]) == 2
-    assert "'--feature-layers': must be like 2,16,final, got two" in capsys.readouterr().err
-
-
-def test_pickles_need_the_option(tmp_path, capsys):
-    folder = str(safeailab_eagle3().write(tmp_path, "bin"))
-    assert main(["inspect", folder]) == 2
-    assert "--allow-pickle" in capsys.readouterr().err
-    assert main(["inspect", folder, "--allow-pickle"]) == 0
-
-
 def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
     target = zoo.load_target()
     head = head_for(target, feature_layers=(2, 8, 13))
@@ -241,24 +250,3 @@ def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
     assert "parity check, greedy, K = 4" in report
     assert re.search(r"as read +\d\.\d\d ± \d\.\d\d", report)
     assert report.count("<- best") == 1
-    wrong = specforge().write(tmp_path / "wrong")
-    assert main(["inspect", str(wrong), "--target", "zoo"]) == 2
-    assert "hidden size of 32, but LlamaForCausalLM has 128" in capsys.readouterr().err
-
-
-def test_the_command_shows_every_kind(tmp_path, capsys):
-    shown = {}
-    for name, files, options in (
-        ("dflash", z_lab(), []),
-        ("pard", pard(), ["--rope-theta", "7"]),
-        ("p-eagle", specforge_peagle(), ["--mask-token-id", "5"]),
-    ):
-        assert main(["inspect", str(files.write(tmp_path / name)), *options]) == 0
-        shown[name] = capsys.readouterr().out
-    assert "block_size 6" in shown["dflash"]
-    assert "boundary 2, boundary 5; 32 wide" in shown["dflash"]
-    assert "features      none" in shown["pard"]
-    assert "rope_theta 7.0" in shown["pard"]
-    assert "mask_token_id 5" in shown["p-eagle"]
-    assert main(["inspect", str(tmp_path / "p-eagle")]) == 2
-    assert "names no id of a mask token; pass mask_token_id=" in capsys.readouterr().err

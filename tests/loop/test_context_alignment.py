@@ -1,5 +1,5 @@
 """What a drafter is shown of prompts, by the docstring of `Context`. That features belong to the
-tokens beside them is in `drafters/test_eagle_parity.py` and `drafters/test_laws.py`.
+tokens beside them is in `drafters/test_parity.py` and `drafters/test_laws.py`.
 """
 
 import copy

@@ -107,6 +107,7 @@ def test_encoded_files_are_their_text_and_the_end(tmp_path):
     assert tokenizer.decode(ids[:-1].tolist()) == path.read_text()
 
 
+@pytest.mark.slow
 def test_every_stage_makes_what_the_next_one_needs(tmp_path, monkeypatch):
     files = [corpus.stdlib_root() / name for name in ("copy.py", "dis.py", "types.py")]
     monkeypatch.setattr(corpus, "library_files", lambda: files)
