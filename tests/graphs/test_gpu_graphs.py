@@ -1,8 +1,9 @@
-"""Captured steps on a GPU: `python -m pytest -m gpu tests/graphs`. Float32 with TF32 off, and
-bfloat16.
+"""Steps on a GPU: `python -m pytest -m gpu tests/graphs`. Float32 with TF32 off, and bfloat16.
 
-The oracle is the same step run eagerly (`check=True` compares tokens, acceptance by position,
-lengths and drafts after every step), and a generator that captures nothing.
+The oracle of a text is HF's; of a captured step the same step run eagerly (`check=True` compares
+tokens, acceptance by position, lengths and drafts after every step), and a generator that captures
+nothing. That a step does not wait for the device is CUDA's own check, where `no_host_sync` is a
+model of it.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mtp_checkpoints import write_numbered
 
 from specdec import (
     EagleDrafter,
@@ -163,20 +165,49 @@ def test_the_draft_length_changes_between_captured_steps(drafter):
     assert all(t == row[: len(t)] for t, row in zip(texts, expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        *((name, "model") for name in ("llama", "qwen3_moe", "gemma3", "gpt_oss", "gpt2", "gptj")),
+        *(("deepseek_v3", "model"), *(("gemma2", drafter) for drafter in DRAFTERS)),
+    ],
+)
+def test_greedy_text_equals_that_of_hugging_face(name, drafter):
+    generator, _ = pair(drafter, name=name)
+    (ids, mask), options = prompts(), {"max_new_tokens": 24, "do_sample": False}
+    expected = generator.target.model.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(generator.generate(ids, mask, **options).sequences, expected)
+
+
 @pytest.mark.parametrize("gate", GATES)
 @by_drafter
-def test_a_replayed_step_makes_no_host_synchronisation(drafter, gate):
-    generator, _ = pair(drafter)
-    options = {"max_new_tokens": 60, "eos_token_id": None} | GATES[gate][0]
-    generation = generator.start(*prompts(), **options)
-    for _ in range(NUM_EAGER + 1):
-        generator.step(generation)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(4):
+def test_no_step_waits_for_the_device(drafter, gate):
+    """Eager or replayed; constants are copied to the device once."""
+    for generator in pair(drafter):
+        options = {"max_new_tokens": 60, "eos_token_id": None} | GATES[gate][0]
+        generation = generator.start(*prompts(), **options)
+        for _ in range(NUM_EAGER + 1):
             generator.step(generation)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(4):
+                generator.step(generation)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
+def test_modules_of_the_targets_own_class_draft_the_tokens_of_a_cpu(tmp_path, family):
+    model, _ = write_numbered(tmp_path, family, num_depths=3, seed=2, vocab_size=7)
+    ids = torch.tensor([[5, 1, 4, 2, 6], [3, 3, 1, 2, 5]])
+    drafts = []
+    for device in ("cpu", "cuda"):
+        model = model.to(device)
+        generator = SpeculativeGenerator(model, MTPDrafter.from_pretrained(tmp_path, model, 4))
+        there, mask = ids.to(device), torch.ones_like(ids).to(device)
+        result = generator.generate(there, mask, max_new_tokens=24, do_sample=False)
+        drafts.append([[step.draft_tokens for step in row] for row in result.steps])
+    assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 9])
