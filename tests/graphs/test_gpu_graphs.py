@@ -168,8 +168,12 @@ def test_the_draft_length_changes_between_captured_steps(drafter):
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [
-        *((name, "model") for name in ("llama", "qwen3_moe", "gemma3", "gpt_oss", "gpt2", "gptj")),
-        *(("deepseek_v3", "model"), *(("gemma2", drafter) for drafter in DRAFTERS)),
+        *(
+            (name, "model")
+            for name in ("qwen3_moe", "gemma3", "gpt_oss", "gpt2", "deepseek_v3", "gptj")
+        ),
+        *(("llama", drafter) for drafter in DRAFTERS),
+        *(("gemma2", drafter) for drafter in ("none", "model", "lookup", "eagle3", "dflash")),
     ],
 )
 def test_greedy_text_equals_that_of_hugging_face(name, drafter):
