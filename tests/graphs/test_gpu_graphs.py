@@ -15,6 +15,7 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from mtp_checkpoints import write_numbered
+from steps import account, texts_beside_poison, texts_by_many_lengths
 
 from specdec import (
     EagleDrafter,
@@ -113,10 +114,6 @@ ROOM = {"max_new_tokens": 64, "eos_token_id": None}
 """New tokens of each call; the tiny models have 128 positions."""
 
 
-def account(result) -> tuple:
-    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler, dtype):
@@ -151,16 +148,8 @@ def test_at_least_fifty_steps_are_compared():
 @by_drafter
 def test_the_draft_length_changes_between_captured_steps(drafter):
     generator, eager = pair(drafter)
-    most = generator.drafter.num_draft_tokens
     options = {"max_new_tokens": 100, "eos_token_id": None, "do_sample": False}
-    generation = generator.start(*prompts(), **options)
-    texts = [[] for _ in range(3)]
-    for index in range(40):
-        generation.num_draft_tokens = (index * 5) % (most + 1)
-        for text, row in zip(texts, generator.step(generation).fetch().read(), strict=True):
-            assert row.faults == 0
-            text += row.new_tokens
-    assert sorted(generation.runner.graphs) == list(range(most + 1))
+    texts = texts_by_many_lengths(generator, prompts(), 40, **options)
     expected = eager.generate(*prompts(), **options).new_tokens.tolist()
     assert all(t == row[: len(t)] for t, row in zip(texts, expected, strict=True))
 
@@ -217,20 +206,11 @@ def test_modules_of_the_targets_own_class_draft_the_tokens_of_a_cpu(tmp_path, fa
 @pytest.mark.parametrize("count", [1, 3, 5, 9])
 def test_rows_that_fill_a_bucket_are_never_read(count):
     generator, eager = pair("eagle3")
-    ids, mask = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
+    inputs = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
     options = {"max_new_tokens": 40, "do_sample": True, "seed": list(range(count))}
-    generation = generator.start(ids, mask, **options, eos_token_id=None)
-    state = generation.runner.state
-    caches = state.cache, state.drafter_state.cache
-    slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
-    with torch.inference_mode():
-        for table in (*slots, state.features):
-            table[count:] = torch.nan
-    rows = [[] for _ in range(count)]
-    while not generation.has_ended.all():
-        for row, found in zip(rows, generator.step(generation).fetch().read(), strict=True):
-            row += found.new_tokens
-    assert rows == eager.generate(ids, mask, **options, eos_token_id=None).new_tokens.tolist()
+    options["eos_token_id"] = None
+    expected = eager.generate(*inputs, **options).new_tokens.tolist()
+    assert texts_beside_poison(generator, inputs, **options) == expected
 
 
 def capturing() -> bool:
