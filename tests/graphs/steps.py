@@ -25,7 +25,7 @@ def texts_by_many_lengths(generator, prompts, num_steps: int, **options) -> list
 
 
 def texts_beside_poison(generator, prompts, **options) -> list[list[int]]:
-    """New tokens of each row, where keys, values and features of rows that fill a bucket are NaN."""
+    """New tokens of each row; keys, values and features of rows that fill a bucket are NaN."""
     generation, count = generator.start(*prompts, **options), len(prompts[0])
     state = generation.runner.state
     caches = state.cache, state.drafter_state.cache
