@@ -7,47 +7,12 @@ import torch
 from torch import Tensor
 from warpers import by_row, huggingface_law
 
-from specdec.certify.sampler.enumeration import (
-    bisect,
-    find_flips,
-    joint_law,
-    mispredictions,
-)
-from specdec.certify.sampler.paths import Paths
+from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
 from specdec.certify.sampler.races import find_races, wrong_winners
-from specdec.certify.sampler.worlds import Worlds, random_weights
+from specdec.certify.sampler.worlds import Worlds
 from specdec.certify.sampler.worlds import random_worlds as draw_worlds
 from specdec.samplers import draw_by_race
 from specdec.types import Verdict
-
-LARGEST_UNIFORM = 1 - 2.0**-52
-
-__all__ = [
-    "LARGEST_UNIFORM",
-    "Rows",
-    "Worlds",
-    "assert_lossless",
-    "bisect",
-    "joint_law",
-    "law_error",
-    "random_weights",
-    "random_worlds",
-    "warped",
-]
-
-
-class Rows:
-    """One batch row per world and drafted path, each `copies` times."""
-
-    def __init__(self, sampler: Callable[..., Verdict], worlds: Worlds):
-        self.sampler, self.paths = sampler, Paths(worlds)
-        self.tokens, self.logits = self.paths.tokens, self.paths.logits
-
-    def runner(self, copies: int) -> Callable[[Tensor, Tensor], Verdict]:
-        """The sampler of accept `[R, copies, K]` and resample `[R, copies]` uniforms."""
-        rows = torch.arange(len(self.paths)).repeat_interleave(copies)
-        run = self.paths.runner(self.sampler, rows)
-        return lambda accept, resample: run(accept.flatten(0, 1), resample.flatten())
 
 
 def random_worlds(size: tuple[int, int, int], seed: int, kind: str = "soft") -> Worlds:

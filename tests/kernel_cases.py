@@ -112,6 +112,28 @@ def by_definition(operation, *args, **kwargs):
         return operation(*args, **kwargs)
 
 
+def launches_of(op) -> list[str]:
+    """Names of what a call launches on a GPU; refuses one that waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        op()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        op()
+        torch.cuda.synchronize()
+    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
+
+
+def graph_of(op):
+    """A CUDA graph of a call, and the tensors that it fills."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = op()
+    return graph, result
+
+
 def parts(verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
     return verdict.tokens, verdict.num_accepted, verdict.faults
 

@@ -6,10 +6,12 @@ infinity.
 
 import pytest
 import torch
-from exact_law import LARGEST_UNIFORM, Rows, Worlds, law_error, random_weights
+from exact_law import law_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.certify.sampler.paths import Paths
+from specdec.certify.sampler.worlds import Worlds, random_weights
 from specdec.kernels import VerifyUniforms, draw, token_rule
 from specdec.kernels.verify.reference import point_rule
 from specdec.samplers import (
@@ -25,24 +27,25 @@ from specdec.samplers import (
 )
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
+LARGEST_UNIFORM = 1 - 2.0**-52
 ENDS = st.sampled_from([0.0, 2.0**-52, LARGEST_UNIFORM])
 seeds = st.integers(0, 2**32 - 1)
 
 
 def uniform_drafts(vocab, width, seed):
-    """Worlds with zeros in the target, where every path is drafted, and the target's laws."""
+    """Worlds with zeros in the target, where every path is drafted."""
     generator = torch.Generator().manual_seed(seed)
     weights = [random_weights((2, vocab**i, vocab), generator) for i in range(width + 1)]
     draft = [torch.full_like(w, 1 / vocab) for w in weights[:width]]
-    return Worlds([w.log() for w in weights], draft), [w / w.sum(-1, keepdim=True) for w in weights]
+    return Worlds([w.log() for w in weights], draft)
 
 
 def smallest_probability_emitted(sampler, worlds, accept, resample):
-    rows = Rows(sampler, worlds)
-    count, width = rows.tokens.shape
-    one = torch.ones(count, 1, dtype=torch.float64)
-    verdict = rows.runner(1)(accept * one[..., None].expand(-1, -1, width), resample * one)
-    law = rows.logits.softmax(-1)
+    paths = Paths(worlds)
+    ones = torch.ones(paths.tokens.shape, dtype=torch.float64)
+    run = paths.runner(sampler, torch.arange(len(paths)))
+    verdict = run(accept * ones, torch.full((len(paths),), resample, dtype=torch.float64))
+    law = paths.logits.softmax(-1)
     probability = law.gather(2, verdict.tokens.clamp(min=0)[..., None])[..., 0]
     return probability[verdict.tokens != PAD_TOKEN].min().item()
 
@@ -51,7 +54,7 @@ def smallest_probability_emitted(sampler, worlds, accept, resample):
 def test_no_token_of_probability_zero_is_emitted_at_the_ends_of_the_uniforms(
     vocab, width, accept, resample, seed
 ):
-    worlds, _ = uniform_drafts(vocab, width, seed)
+    worlds = uniform_drafts(vocab, width, seed)
     assert smallest_probability_emitted(RejectionSampler(), worlds, accept, resample) > 0
 
 
@@ -69,7 +72,7 @@ def accepts_ties(draft, logits, warp, noise):
 
 
 def test_the_check_fails_a_sampler_that_accepts_at_equality():
-    worlds, _ = uniform_drafts(4, 2, seed=0)
+    worlds = uniform_drafts(4, 2, seed=0)
     assert smallest_probability_emitted(accepts_ties, worlds, 0.0, 0.0) == 0
 
 
@@ -116,14 +119,14 @@ def test_a_rejection_that_leaves_nothing_draws_from_the_target(vocab, resample, 
 @settings(max_examples=10)
 @given(st.integers(2, 4), st.integers(1, 3), st.sampled_from([float("nan"), float("inf")]), seeds)
 def test_draft_probs_that_are_not_finite_leave_the_law_of_the_target(vocab, width, value, seed):
-    worlds, target = uniform_drafts(vocab, width, seed)
+    worlds = uniform_drafts(vocab, width, seed)
     broken = torch.arange(width) % 2 == seed % 2
 
     def sampler(draft, logits, warp, noise):
         probs = draft.probs.masked_fill(broken[:, None], value)
         return RejectionSampler()(Draft(draft.tokens, probs), logits, warp, noise)
 
-    assert law_error(sampler, worlds, target) < 1e-12
+    assert law_error(sampler, worlds, worlds.target) < 1e-12
 
 
 SAMPLERS = [
@@ -154,18 +157,6 @@ def test_a_greedy_batch_is_decided_as_its_rows_are_beside_one_that_samples(
     alone, beside = (sampler(draft, logits, warp, noise) for warp in (greedy, mixed))
     assert torch.equal(alone.tokens[:3], beside.tokens[:3])
     assert torch.equal(alone.num_accepted[:3], beside.num_accepted[:3])
-
-
-def test_target_logits_that_are_nan_give_a_token_of_the_vocabulary():
-    uniforms = torch.full((2, len(Stream), 3), 0.5, dtype=torch.float64)
-    verdict = RejectionSampler()(
-        Draft(torch.tensor([[1, 2], [3, 0]]), torch.full((2, 2, 4), 0.25)),
-        torch.full((2, 3, 4), float("nan")),
-        Warp(2, temperature=[1.0, 0.0], top_p=0.9),
-        ScriptedNoise(uniforms),
-    )
-    assert verdict.tokens[0, 0].item() in range(4)
-    assert verdict.tokens.max().item() < 4
 
 
 @pytest.mark.parametrize(

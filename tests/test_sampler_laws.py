@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import assert_lossless, joint_law, random_worlds, warped
+from exact_law import assert_lossless, random_worlds, warped
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
@@ -22,7 +22,7 @@ from transformers import (
 )
 from warpers import warps
 
-from specdec.certify.sampler.enumeration import find_flips
+from specdec.certify.sampler.enumeration import find_flips, joint_law
 from specdec.certify.sampler.worlds import WARPS, Worlds, warped_law
 from specdec.loop.processors import process_window
 from specdec.samplers import (

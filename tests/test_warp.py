@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import bisect
 from hypothesis import given
 from hypothesis import strategies as st
 from warpers import by_row, huggingface_law, warps
 
+from specdec.certify.sampler.enumeration import bisect
 from specdec.kernels import draw
 from specdec.samplers import Warp
 

@@ -11,25 +11,23 @@ wrong mask or position, which changes logits by their own size.
 
 import pytest
 import torch
+from accelerate import dispatch_model
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import (
-    BlockSampler,
-    CouplingSampler,
     EagleDrafter,
     EnsembleSampler,
     MaskTokenDrafter,
     ModelDrafter,
     PromptLookupDrafter,
-    RejectionSampler,
     SpeculativeGenerator,
-    TypicalSampler,
 )
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
+from specdec.training.eagle import new_head
 
 pytestmark = pytest.mark.gpu
 V = 128_256
@@ -46,13 +44,7 @@ SHAPE = {
     "eos_token_id": None,
 }
 LENGTHS = [1, 511, 513, 4097]
-SAMPLERS = [
-    BlockSampler(),
-    RejectionSampler(),
-    CouplingSampler(),
-    EnsembleSampler(0.9),
-    TypicalSampler(),
-]
+SAMPLERS = ["block", "rejection", "coupling", EnsembleSampler(0.9), "typical"]
 
 
 def random_llama(dtype, seed, **changed):
@@ -157,13 +149,9 @@ def test_a_deep_target_is_wrapped_every_time(target):
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.usefixtures("exact_float32")
 @pytest.mark.parametrize("name", ["none", "lookup", "model", "eagle3"])
 def test_a_target_over_two_devices_gives_the_text_of_one(name):
-    from accelerate import dispatch_model
-
-    from specdec.training.eagle import new_head
-
-    torch.backends.cuda.matmul.allow_tf32 = False
     ids, mask = (x.cuda() for x in ragged_prompts(VOCAB, 5, 1, 9))
     options = {"max_new_tokens": 24, "do_sample": False}
     whole = build("qwen3").cuda()

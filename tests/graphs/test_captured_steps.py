@@ -13,6 +13,7 @@ import torch
 from architectures import VOCAB, build
 from drafter_table import MODEL, ONE_OF_EACH, TREES, make
 from drafting import perturbed, ragged_prompts
+from steps import account, texts_beside_poison, texts_by_many_lengths
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from specdec import EnsembleSampler, ModelDrafter, PromptLookupDrafter, SpeculativeGenerator
@@ -49,10 +50,6 @@ def eager(drafter="model", sampler="auto"):
     return capturing(drafter, sampler, graphs=False)
 
 
-def account(result) -> tuple:
-    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
-
-
 @pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampler):
     """Eager and captured steps in the same tensors over two different calls."""
@@ -79,31 +76,15 @@ def test_a_step_waits_for_nothing_moves_nothing_and_replays_alike(drafter, sampl
     assert account(found) == account(expected)
 
 
-@pytest.mark.parametrize("count", [1, 3, 9])
-def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count):
-    """Whatever they hold: their keys, values, tokens and features are poison."""
-    ids, mask = ragged_prompts(VOCAB, *[(3 * i) % 7 + 1 for i in range(count)])
+@pytest.mark.parametrize(("count", "bucket"), [(1, 1), (3, 4), (9, 16)])
+def test_rows_that_fill_a_bucket_are_never_read_and_never_emitted(count, bucket):
+    prompts = ragged_prompts(VOCAB, *[(3 * i) % 7 + 1 for i in range(count)])
     options = LONG | {"do_sample": True, "seed": list(range(count)), "top_p": 0.9}
     generator = capturing("eagle3")
-    expected = eager("eagle3").generate(ids, mask, **options)
-    generation = generator.start(ids, mask, **options)
-    state = generation.runner.state
-    assert state.signature.batch_size == {1: 1, 3: 4, 9: 16}[count]
-    caches = state.cache, state.drafter_state.cache
-    slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
-    with torch.inference_mode():
-        for table in (*slots, state.features):
-            table[count:] = torch.nan
-    rows = [[] for _ in range(count)]
-    while not generation.has_ended.all():
-        outcome = generator.step(generation)
-        assert len(outcome.num_new) == len(outcome.draft.tokens) == len(outcome.logits) == count
-        for row, of_row in zip(rows, outcome.fetch().read(), strict=True):
-            row += of_row.new_tokens
-        assert not state.buffer.num_new[count:].any()
-        assert not state.buffer.anchor_position[count:].any()
-    assert rows == expected.new_tokens.tolist()
-    assert generation.tokens.shape[0] == len(generation.lengths) == count
+    expected = eager("eagle3").generate(*prompts, **options)
+    assert texts_beside_poison(generator, prompts, **options) == expected.new_tokens.tolist()
+    (runner,) = generator._runners
+    assert runner.state.signature.batch_size == bucket
 
 
 def test_all_rows_stay_in_a_captured_batch():
@@ -117,23 +98,10 @@ def test_all_rows_stay_in_a_captured_batch():
 
 @pytest.mark.parametrize("drafter", ["none", "model"])
 def test_the_draft_length_may_change_from_step_to_step(drafter):
-    """Greedy text does not depend on it; each length is captured once; no step drafts more."""
-    generator = capturing(drafter)
-    most = generator.drafter.num_draft_tokens
-    generation = generator.start(IDS, MASK, **LONG | {"max_new_tokens": 60})
-    assert generation.num_draft_tokens == most
-    texts = [[] for _ in IDS]
-    for index in range(24):
-        length = generation.num_draft_tokens = (index * 7) % (most + 1)
-        outcome = generator.step(generation)
-        assert outcome.draft.tokens.shape == (3, length)
-        for text, row in zip(texts, outcome.fetch().read(), strict=True):
-            assert len(row.draft_tokens) <= length
-            assert row.num_accepted <= len(row.draft_tokens)
-            assert row.faults == 0
-            text += row.new_tokens
-    assert sorted(generation.runner.graphs) == list(range(most + 1))
-    expected = eager(drafter).generate(IDS, MASK, **LONG | {"max_new_tokens": 60})
+    """Greedy text does not depend on it."""
+    options = LONG | {"max_new_tokens": 60}
+    texts = texts_by_many_lengths(capturing(drafter), (IDS, MASK), 24, **options)
+    expected = eager(drafter).generate(IDS, MASK, **options)
     for text, row in zip(texts, expected.new_tokens.tolist(), strict=True):
         assert text == row[: len(text)]
         assert len(text) >= 24

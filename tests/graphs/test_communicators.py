@@ -1,5 +1,5 @@
 """Captured functions with collectives are released before their communicators; here over gloo, in a
-process group of one. (Two processes, and NCCL: `tests/parallel/test_captured_parallel.py`.)
+process group of one. (Two processes, and NCCL: `tests/parallel/test_parallel_targets.py`.)
 """
 
 import gc

@@ -1,8 +1,9 @@
-"""Captured steps on a GPU: `python -m pytest -m gpu tests/graphs`. Float32 with TF32 off, and
-bfloat16.
+"""Steps on a GPU: `python -m pytest -m gpu tests/graphs`. Float32 with TF32 off, and bfloat16.
 
-The oracle is the same step run eagerly (`check=True` compares tokens, acceptance by position,
-lengths and drafts after every step), and a generator that captures nothing.
+The oracle of a text is HF's; of a captured step the same step run eagerly (`check=True` compares
+tokens, acceptance by position, lengths and drafts after every step), and a generator that captures
+nothing. That a step does not wait for the device is CUDA's own check, where `no_host_sync` is a
+model of it.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,8 @@ import pytest
 import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
+from mtp_checkpoints import write_numbered
+from steps import account, texts_beside_poison, texts_by_many_lengths
 
 from specdec import (
     EagleDrafter,
@@ -111,10 +114,6 @@ ROOM = {"max_new_tokens": 64, "eos_token_id": None}
 """New tokens of each call; the tiny models have 128 positions."""
 
 
-def account(result) -> tuple:
-    return result.sequences.tolist(), result.finish_reasons, result.stats.to_dict()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("drafter", "sampler"), PAIRS, ids=str)
 def test_a_captured_step_is_the_eager_one_over_changing_calls(drafter, sampler, dtype):
@@ -149,53 +148,69 @@ def test_at_least_fifty_steps_are_compared():
 @by_drafter
 def test_the_draft_length_changes_between_captured_steps(drafter):
     generator, eager = pair(drafter)
-    most = generator.drafter.num_draft_tokens
     options = {"max_new_tokens": 100, "eos_token_id": None, "do_sample": False}
-    generation = generator.start(*prompts(), **options)
-    texts = [[] for _ in range(3)]
-    for index in range(40):
-        generation.num_draft_tokens = (index * 5) % (most + 1)
-        for text, row in zip(texts, generator.step(generation).fetch().read(), strict=True):
-            assert row.faults == 0
-            text += row.new_tokens
-    assert sorted(generation.runner.graphs) == list(range(most + 1))
+    texts = texts_by_many_lengths(generator, prompts(), 40, **options)
     expected = eager.generate(*prompts(), **options).new_tokens.tolist()
     assert all(t == row[: len(t)] for t, row in zip(texts, expected, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("name", "drafter"),
+    [
+        *(
+            (name, "model")
+            for name in ("qwen3_moe", "gemma3", "gpt_oss", "gpt2", "deepseek_v3", "gptj")
+        ),
+        *(("llama", drafter) for drafter in DRAFTERS),
+        *(("gemma2", drafter) for drafter in ("none", "model", "lookup", "eagle3", "dflash")),
+    ],
+)
+def test_greedy_text_equals_that_of_hugging_face(name, drafter):
+    generator, _ = pair(drafter, name=name)
+    (ids, mask), options = prompts(), {"max_new_tokens": 24, "do_sample": False}
+    expected = generator.target.model.generate(ids, attention_mask=mask, **options)
+    assert torch.equal(generator.generate(ids, mask, **options).sequences, expected)
+
+
 @pytest.mark.parametrize("gate", GATES)
 @by_drafter
-def test_a_replayed_step_makes_no_host_synchronisation(drafter, gate):
-    generator, _ = pair(drafter)
-    options = {"max_new_tokens": 60, "eos_token_id": None} | GATES[gate][0]
-    generation = generator.start(*prompts(), **options)
-    for _ in range(NUM_EAGER + 1):
-        generator.step(generation)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(4):
+def test_no_step_waits_for_the_device(drafter, gate):
+    """Eager or replayed; constants are copied to the device once."""
+    for generator in pair(drafter):
+        options = {"max_new_tokens": 60, "eos_token_id": None} | GATES[gate][0]
+        generation = generator.start(*prompts(), **options)
+        for _ in range(NUM_EAGER + 1):
             generator.step(generation)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(4):
+                generator.step(generation)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("family", ["DeepseekV3", "Glm4Moe"])
+def test_modules_of_the_targets_own_class_draft_the_tokens_of_a_cpu(tmp_path, family):
+    model, _ = write_numbered(tmp_path, family, num_depths=3, seed=2, vocab_size=7)
+    ids = torch.tensor([[5, 1, 4, 2, 6], [3, 3, 1, 2, 5]])
+    drafts = []
+    for device in ("cpu", "cuda"):
+        model = model.to(device)
+        generator = SpeculativeGenerator(model, MTPDrafter.from_pretrained(tmp_path, model, 4))
+        there, mask = ids.to(device), torch.ones_like(ids).to(device)
+        result = generator.generate(there, mask, max_new_tokens=24, do_sample=False)
+        drafts.append([[step.draft_tokens for step in row] for row in result.steps])
+    assert drafts[0] == drafts[1]
 
 
 @pytest.mark.parametrize("count", [1, 3, 5, 9])
 def test_rows_that_fill_a_bucket_are_never_read(count):
     generator, eager = pair("eagle3")
-    ids, mask = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
+    inputs = prompts(0, [(3 * i) % 7 + 1 for i in range(count)])
     options = {"max_new_tokens": 40, "do_sample": True, "seed": list(range(count))}
-    generation = generator.start(ids, mask, **options, eos_token_id=None)
-    state = generation.runner.state
-    caches = state.cache, state.drafter_state.cache
-    slots = [x for cache in caches for x in (*cache.keys.values(), *cache.values.values())]
-    with torch.inference_mode():
-        for table in (*slots, state.features):
-            table[count:] = torch.nan
-    rows = [[] for _ in range(count)]
-    while not generation.has_ended.all():
-        for row, found in zip(rows, generator.step(generation).fetch().read(), strict=True):
-            row += found.new_tokens
-    assert rows == eager.generate(ids, mask, **options, eos_token_id=None).new_tokens.tolist()
+    options["eos_token_id"] = None
+    expected = eager.generate(*inputs, **options).new_tokens.tolist()
+    assert texts_beside_poison(generator, inputs, **options) == expected
 
 
 def capturing() -> bool:

@@ -10,14 +10,14 @@ pytest.importorskip("triton", reason="Triton is there on Linux only")
 
 from architectures import VOCAB, build
 from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
-from kernel_cases import DTYPES, by_definition
+from kernel_cases import DTYPES, by_definition, graph_of, launches_of
 
 from specdec import Target
 from specdec.kernels import attends_raggedly, ragged_attention, write_slots, writes_slots
 from specdec.kernels.attention.reference import MAX_WINDOW
 from specdec.types import Draft
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("exact_float32")]
 LENGTHS = [1, 511, 513, 4097, 8192]
 
 
@@ -41,8 +41,6 @@ def test_long_and_short_rows_are_the_definition(queries, rows, dtype):
 
 
 WIDTHS = [(64, 64, 8), (80, 80, 1), (96, 96, 2), (128, 128, 5), (192, 128, 1), (256, 256, 2)]
-
-
 OPTIONS = {"scale": 0.1, "softcap": 5.0, "sliding_window": 100, "has_sinks": True}
 
 
@@ -77,27 +75,6 @@ def test_chunks_of_a_prompt_keep_to_dense_masks():
     assert not attends_raggedly(many, keys)
     assert not attends_raggedly(few.double(), keys.double())
     assert not attends_raggedly(few.requires_grad_(), keys)
-
-
-def launches_of(op):
-    """Names of what a call launches; refuses one that waits for the device."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        op()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        op()
-        torch.cuda.synchronize()
-    return [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-
-
-def graph_of(op):
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = op()
-    return graph, result
 
 
 @pytest.mark.parametrize(("rows", "num_launches"), [(1, 2), (16, 2), (80, 1)])
@@ -169,15 +146,6 @@ def test_a_windows_states_are_written_in_one_launch(rows, dtype, monkeypatch):
         for one, other in zip(ours, theirs, strict=True):
             assert torch.equal(one.nan_to_num(9.0), other.nan_to_num(9.0))
     assert len(launches_of(lambda: write_slots(*ours, *states, slots))) == 1
-
-
-@pytest.fixture(autouse=True)
-def _exact_float32():
-    """Some installations multiply in TF32 by default, whose rounding is 1e-4."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield
-    torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def no_mask(*_):

@@ -1,12 +1,11 @@
-"""`ragged_attention` is attention with a dense mask over each row's own slots, and its Triton
-kernels are its definition: run by Triton's interpreter.
+"""The Triton kernels of `ragged_attention` are its definition: run by Triton's interpreter. (That it
+is a softmax over the visible slots of each row is in `target/test_slot_attention.py`.)
 """
 
 from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from attention_cases import Sizes, ancestors, assert_near, random_case, with_visible
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +15,6 @@ from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.kernels.attention import triton
 from specdec.kernels.attention.reference import visible_slots
 from specdec.kernels.attention.triton import Tiles
-from specdec.target.attention import sees
 
 sizes = st.builds(
     Sizes,
@@ -161,39 +159,6 @@ def test_the_cut_depends_on_shapes_only_and_fills_the_gpu():
     assert cut(1, 8, 4, 4, 128, 128).num_splits == 2  # one for each tile
     assert cut(1, 8, 8, 8, 64, 4096)[:3] == (128, 64, 8)
     assert cut(1, 8, 4, 4, 128, 4096, torch.float32)[:3] == (32, 16, 4)
-
-
-def by_sdpa(case, window, is_block=False):
-    """`[B, N, Hq, Dv]` by torch over dense masks, garbage zeroed: 0 times NaN would be NaN."""
-    places, slots = torch.arange(case.keys.shape[2]), case.slots.clamp(max=case.keys.shape[2] - 1)
-    seen = sees(slots[..., None], places, window)
-    if is_block:
-        first, last = case.slots[:, :1, None], case.slots[:, -1:, None]
-        seen |= (places >= first) & (places <= last)
-    mask = torch.where(seen, 0.0, -torch.inf)[:, None].to(case.query.dtype)
-    keys, values = (states.nan_to_num(0.0) for states in (case.keys, case.values))
-    group = case.query.shape[1] // keys.shape[1]
-    out = F.scaled_dot_product_attention(
-        case.query, keys, values, attn_mask=mask, scale=case.options.scale, enable_gqa=group > 1
-    )
-    return out.transpose(1, 2)
-
-
-@settings(max_examples=20)
-@given(sizes, seeds, st.sampled_from([None, 1, 5, 20]), st.sampled_from([None, 0.3]))
-def test_the_definition_is_attention_with_a_dense_mask(sizes, seed, window, scale):
-    case = random_case(sizes, seed, scale=scale, sliding_window=window)
-    expected = by_sdpa(case, window)
-    torch.testing.assert_close(ragged_attention(*case.arguments), expected, rtol=0, atol=1e-5)
-
-
-@settings(max_examples=20)
-@given(sizes, seeds, st.sampled_from([None, 20]))
-def test_a_block_that_sees_itself_is_a_full_mask_of_the_window(sizes, seed, window):
-    case = random_case(sizes, seed, sliding_window=window)
-    full = torch.ones(sizes.queries, sizes.queries, dtype=torch.bool)
-    ours = ragged_attention(*with_visible(case, full).arguments)
-    torch.testing.assert_close(ours, by_sdpa(case, window, is_block=True), rtol=0, atol=1e-5)
 
 
 @given(sizes, seeds)

@@ -24,6 +24,8 @@ from kernel_cases import (
     by_definition,
     by_library,
     exact_case,
+    graph_of,
+    launches_of,
     on_gpu,
     random_case,
     random_logits,
@@ -41,6 +43,7 @@ from specdec.kernels import (
     warp_probs,
 )
 from specdec.kernels.truncate.reference import is_kept
+from specdec.samplers import Noise, Stream
 
 pytestmark = pytest.mark.gpu
 
@@ -136,6 +139,14 @@ def test_a_cutoff_among_equal_logits_is_the_definitions(dtype):
         assert torch.equal(*kept)
 
 
+def test_noise_is_the_same_bits_on_every_device():
+    start = torch.tensor([3, 2**31])
+    here = Noise([7, 2**63]).at(start, 5)
+    there = Noise([7, 2**63], device="cuda").at(start.cuda(), 5)
+    for stream in Stream:
+        assert torch.equal(here.uniform(stream), there.uniform(stream).cpu())
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_tables_of_more_than_2_31_entries_are_read_where_they_are(rule):
     rows, vocab = 4200, 2**18
@@ -191,20 +202,9 @@ def test_no_operation_waits_for_the_host_and_each_is_one_graph_of_few_launches(m
     case = random_case(4, 3, 9001, 1, dtype=torch.bfloat16, is_warped=True).cuda()
     for name, op in all_ops(case).items():
         expected = [t.clone() for t in op()]
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            op()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        torch.cuda.synchronize()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            op()
-            torch.cuda.synchronize()
-        launches = [e.name for e in profile.events() if e.device_type.name == "CUDA"]
+        launches = launches_of(op)
         assert 1 <= len(launches) <= 5, (name, launches)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = op()
+        graph, results = graph_of(op)
         for result in results:
             result.zero_()
         for _ in range(2):
@@ -244,9 +244,7 @@ def test_operations_in_any_order_in_one_graph_give_what_each_gives_alone():
         expected.append(op())
         torch.cuda.synchronize()
     order = torch.randint(len(ops), (200,), generator=generator).tolist()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [ops[i]() for i in order]
+    graph, results = graph_of(lambda: [ops[i]() for i in order])
     graph.replay()
     for i, result in zip(order, results, strict=True):
         assert_equal(result, expected[i])

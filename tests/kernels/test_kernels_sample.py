@@ -8,11 +8,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from exact_law import LARGEST_UNIFORM, bisect
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import (
     DTYPES,
+    LARGEST_UNIFORM,
     SMALL,
     assert_race_near,
     assert_sample_near,
@@ -25,6 +25,7 @@ from kernel_cases import (
     seeds,
 )
 
+from specdec.certify.sampler.enumeration import bisect
 from specdec.graphs import no_host_sync
 from specdec.kernels import WarpParams, draw, warp_probs
 from specdec.kernels.race import triton as triton_race

@@ -1,6 +1,6 @@
 """Targets that are spread: over two processes by tensor parallelism, and over a CPU and a disk by
-`device_map`. The generator and every drafter work unchanged. (Two GPUs: `tests/generator/
-test_gpu_half.py`.)
+`device_map`. The generator and every drafter work unchanged, captured steps too. (Two GPUs by
+`device_map`: `tests/generator/test_gpu_half.py`.)
 """
 
 import json
@@ -23,6 +23,11 @@ from specdec.target.fusion import Fusion
 from specdec.target.joint import siblings
 
 ROOT = Path(__file__).parents[2]
+LIMIT_S = 300
+TWO_GPUS = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
 
 
 @pytest.fixture(name="folder")
@@ -34,17 +39,34 @@ def _folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+def run(folder: Path, backend: str, ending: str) -> tuple[list[dict], list[str]]:
+    """What both ranks report and print; fails where one of them fails or does not end."""
+    script = Path(__file__).with_name("two_processes.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    if backend == "gloo":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(script), str(folder), backend, ending]
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [
+        subprocess.Popen(command, env=environment | {"RANK": rank, "LOCAL_RANK": rank}, **options)
+        for rank in ("0", "1")
+    ]
+    try:
+        printed = [process.communicate(timeout=LIMIT_S)[0] for process in ranks]
+    except subprocess.TimeoutExpired:
+        for process in ranks:
+            process.kill()
+        printed = [process.communicate()[0] for process in ranks]
+    codes = [process.returncode for process in ranks]  # -9 is a process that did not end
+    assert codes == [0, 0], f"exit statuses {codes}\n" + "\n".join(printed)
+    return [json.loads((folder / f"{ending}_{rank}.json").read_text()) for rank in (0, 1)], printed
+
+
 @pytest.mark.slow
 def test_every_drafter_and_sampler_on_a_target_over_two_processes(folder):
     """Slow: two interpreters start."""
-    script = str(Path(__file__).with_name("two_processes.py"))
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2"]
-    command += ["--rdzv_backend", "c10d", "--rdzv_endpoint", "localhost:0", script, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    reports = [json.loads((folder / f"report_{rank}.json").read_text()) for rank in (0, 1)]
+    reports, _ = run(folder, "gloo", "texts")
     for report in reports:
         assert report["cases"] == 36
         assert report["different"] == []
@@ -53,6 +75,24 @@ def test_every_drafter_and_sampler_on_a_target_over_two_processes(folder):
             counts = [n for key, n in report["accepted"].items() if key.startswith(drafter)]
             assert min(counts) > 0
     assert reports[0]["accepted"] == reports[1]["accepted"]
+
+
+@pytest.mark.parametrize("ending", ["destroy", "exit"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("gloo", marks=pytest.mark.slow), pytest.param("nccl", marks=TWO_GPUS)]
+)
+def test_captured_steps_over_two_processes_equal_eager_ones_and_end(backend, ending, folder):
+    reports, printed = run(folder, backend, ending)
+    for report in reports:
+        assert report["backend"] == backend
+        for name, texts in report["texts"].items():
+            assert texts["captured"] == texts["eager"], name
+            assert texts["captured"] == texts["whole"], name
+        assert all("captured in" in text for text in report["explain"])
+        assert report["num_live"] >= len(report["texts"])
+        assert report.get("num_left", 0) == 0
+    assert reports[0]["texts"] == reports[1]["texts"]
+    assert all("0 graphs are alive at the very end" in text for text in printed)
 
 
 @pytest.fixture(name="mesh")

@@ -1,9 +1,11 @@
-"""`slot_attention` is softmax attention, row by row, over the slots that each token may see.
+"""`slot_attention` and the definition of `ragged_attention` are softmax attention, row by row, over
+the slots that each token may see.
 
 The oracle loops over rows, heads and tokens in float64 and cuts the visible slots out, so it has no
 mask. Slots nobody may see hold 1e30 and change nothing bit for bit.
 """
 
+import itertools
 import math
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specdec.kernels import AttentionOptions, ragged_attention
 from specdec.target.attention import probe_attention, slot_attention, window_mask
 from specdec.target.cache import SlotCache, Window
 
@@ -63,51 +66,43 @@ def random_case(size, seed, dtype=torch.float64):
 
 def attention(case, option):
     query, key, value, slots, sinks = case
-    window = open_window(slots, key.shape[2], option["sliding_window"])
-    out, weights = slot_attention(
-        LAYER,
-        query,
-        key,
-        value,
-        None,
-        slot_window=window,
-        s_aux=sinks if option["has_sinks"] else None,
-        scaling=option["scaling"],
-        softcap=option["softcap"],
-    )
+    named = {
+        "slot_window": open_window(slots, key.shape[2], option["sliding_window"]),
+        "s_aux": sinks if option["has_sinks"] else None,
+        "scaling": option["scaling"],
+        "softcap": option["softcap"],
+    }
+    out, weights = slot_attention(LAYER, query, key, value, None, **named)
     assert weights is None
     return out
 
 
 def oracle(case, option):
-    query, key, value, slots, sinks = (
-        part.double() if i != 3 else part for i, part in enumerate(case)
-    )
+    query, key, value, slots, sinks = case
     rows, heads, width, channels = query.shape
-    groups = heads // key.shape[1]
+    groups, window = heads // key.shape[1], option["sliding_window"] or slots.amax() + 1
     scale = option["scaling"] or 1 / math.sqrt(channels)
     out = torch.empty(rows, width, heads, value.shape[-1], dtype=torch.float64)
-    for b in range(rows):
-        for n in range(width):
-            end = slots[b, n].item() + 1
-            begin = (
-                0 if option["sliding_window"] is None else max(0, end - option["sliding_window"])
-            )
-            for h in range(heads):
-                scores = scale * key[b, h // groups, begin:end] @ query[b, h, n]
-                if option["softcap"] is not None:
-                    scores = option["softcap"] * torch.tanh(scores / option["softcap"])
-                weights = scores.exp()
-                sink = sinks[h].exp() if option["has_sinks"] else 0.0
-                weights = weights / (weights.sum() + sink)
-                out[b, n, h] = weights @ value[b, h // groups, begin:end]
+    for b, n, h in itertools.product(range(rows), range(width), range(heads)):
+        end = int(slots[b, n]) + 1
+        seen = slice(max(0, end - int(window)), end)
+        scores = scale * key[b, h // groups, seen] @ query[b, h, n]
+        if option["softcap"] is not None:
+            scores = option["softcap"] * torch.tanh(scores / option["softcap"])
+        sink = sinks[h].exp() if option["has_sinks"] else 0.0
+        out[b, n, h] = scores.exp() / (scores.exp().sum() + sink) @ value[b, h // groups, seen]
     return out
 
 
 @given(sizes, options, seeds)
 def test_attention_is_a_softmax_over_the_visible_slots_of_each_row(size, option, seed):
     case = random_case(size, seed)
-    torch.testing.assert_close(attention(case, option), oracle(case, option), rtol=0, atol=1e-12)
+    expected = oracle(case, option)
+    torch.testing.assert_close(attention(case, option), expected, rtol=0, atol=1e-12)
+    sinks = case[4] if option["has_sinks"] else None
+    names = option["scaling"], option["softcap"], sinks, option["sliding_window"]
+    ragged = ragged_attention(*case[:4], AttentionOptions(*names))
+    torch.testing.assert_close(ragged, expected, rtol=0, atol=1e-6)
 
 
 def mark_dead(case, option, value):

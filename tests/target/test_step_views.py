@@ -5,6 +5,7 @@ The user's model is never touched, and prompts are read by its own experts.
 
 import copy
 import pickle
+import random
 from functools import partialmethod
 
 import pytest
@@ -21,7 +22,6 @@ from specdec.target.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
 OPTIONS = {"max_new_tokens": 12, "eos_token_id": None, "pad_token_id": 0}
-FEW = OPTIONS | {"max_new_tokens": 6}
 
 
 @pytest.fixture(name="on_a_gpu")
@@ -95,13 +95,16 @@ def test_experts_that_break_a_model_are_not_used_and_explain_says_so(on_a_gpu, m
     model = build("mixtral")
     generator = SpeculativeGenerator(model, None)
     assert "experts are the model's own: with batched_mm" in generator.explain()
-    expected = SpeculativeGenerator(build("mixtral"), None).generate(IDS, MASK, **OPTIONS)
-    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected.sequences)
+    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(text(build("mixtral")))
 
 
 def compile_with(backend, monkeypatch):
     """Fused regions are compiled by something else than Inductor."""
     monkeypatch.setattr(Fusion, "__init__", partialmethod(Fusion.__init__, backend))
+
+
+def text(model, drafter=None):
+    return SpeculativeGenerator(model, drafter).generate(IDS, MASK, **OPTIONS).sequences
 
 
 @pytest.fixture(name="calls")
@@ -137,10 +140,9 @@ def test_fused_work_is_that_of_the_model(name, calls):
     (note,) = (note for note in target.notes if "fused" in note)
     assert set(note.removeprefix("pointwise work is fused in ").split(", ")) == FUSED[name]
     drafter = ModelDrafter(perturbed(model), 3)
-    expected = SpeculativeGenerator(model, drafter).generate(IDS, MASK, **OPTIONS)
+    expected = text(model, drafter)
     calls.clear()
-    generator = SpeculativeGenerator(target, drafter)
-    assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected.sequences)
+    assert text(target, drafter).equal(expected)
     assert calls
     assert fingerprint(model) == before
 
@@ -166,7 +168,7 @@ def test_hooks_inside_of_a_compiled_module_run_though_they_came_later(name, call
     before = generator.generate(IDS, MASK, **OPTIONS).sequences
     inner = getattr(model.model.layers[1].mlp, name)
     handle = inner.register_forward_hook(lambda module, args, out: -3 * out)
-    expected = SpeculativeGenerator(model, None).generate(IDS, MASK, **OPTIONS).sequences
+    expected = text(model)
     assert not expected.equal(before)
     assert generator.generate(IDS, MASK, **OPTIONS).sequences.equal(expected)
     handle.remove()
@@ -191,9 +193,7 @@ def test_a_model_that_fusing_breaks_runs_as_it_is_and_says_why(fault, monkeypatc
     target = Target(build("llama"), fuse=True)
     assert not target.is_fused
     assert ("no code for this" if fault == "raises" else "differs") in target.notes[0]
-    expected = SpeculativeGenerator(build("llama"), None).generate(IDS, MASK, **OPTIONS)
-    found = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS)
-    assert found.sequences.equal(expected.sequences)
+    assert text(target).equal(text(build("llama")))
 
 
 def test_many_models_are_fused_one_after_the_other(calls):
@@ -208,11 +208,10 @@ def test_many_models_are_fused_one_after_the_other(calls):
 
 def test_a_fused_target_is_copied_and_pickled(calls):
     target = Target(build("llama", num_hidden_layers=1), fuse=True)
-    expected = SpeculativeGenerator(target, None).generate(IDS, MASK, **OPTIONS).sequences
+    expected = text(target)
     for other in (copy.deepcopy(target), pickle.loads(pickle.dumps(target))):
         calls.clear()
-        found = SpeculativeGenerator(other, None).generate(IDS, MASK, **OPTIONS).sequences
-        assert found.equal(expected)
+        assert text(other).equal(expected)
         assert calls
 
 
@@ -222,54 +221,36 @@ def test_inductors_code_passes_the_self_test_and_is_captured(name):
     target = Target(build(name), fuse=True)
     assert target.is_fused, target.notes
     generator = SpeculativeGenerator(target, PromptLookupDrafter(3), graphs=True)
-    expected = SpeculativeGenerator(build(name), None).generate(IDS, MASK, **OPTIONS)
     for _ in range(2):
         found = generator.generate(IDS, MASK, **OPTIONS, check=True)
-        assert found.sequences.equal(expected.sequences)
+        assert found.sequences.equal(text(build(name)))
 
 
-def counting_backend(compile_graph):
-    """A backend that notes the sizes of what it compiles."""
-    compiled = []
+@pytest.mark.parametrize("name", ["qwen3", pytest.param("phi3", marks=pytest.mark.slow)])
+def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, monkeypatch):
+    compiled, met = [], set()
 
     def backend(graph, example_inputs):
         compiled.append([tuple(x.shape) for x in example_inputs if isinstance(x, torch.Tensor)])
-        return compile_graph(graph, example_inputs)
+        return graph
 
-    return backend, compiled
-
-
-def serve_random_calls(model, compiled) -> None:
-    """Many calls, after whose first of each signature nothing may be compiled."""
-    generator = torch.Generator().manual_seed(0)
-
-    def drawn(least, most):
-        return int(torch.randint(least, most + 1, (), generator=generator))
-
-    target, met = Target(model, fuse=True), set()
-    assert target.is_fused, target.notes
+    compile_with(backend, monkeypatch)
+    model, draws = build(name), random.Random(0)
+    targets = Target(model, fuse=True), Target(model, fuse=True, feature_layers=(1,))
+    assert targets[0].is_fused, targets[0].notes
     kinds = len(compiled)
-    first = Target(model, fuse=True, feature_layers=(1,))
     for call in range(8):
-        k = 3 if call % 3 else 0
-        rows = [drawn(1, 40) for _ in range((1, 3)[call % 2])]
-        ids, mask = ragged_prompts(VOCAB, *rows)
-        options = FEW | {"max_new_tokens": drawn(5, 12)}
+        k, num_rows = 3 if call % 3 else 0, (1, 3)[call % 2]
+        ids, mask = ragged_prompts(VOCAB, *(draws.randint(1, 40) for _ in range(num_rows)))
+        options = OPTIONS | {"max_new_tokens": draws.randint(5, 12)}
         before = len(compiled)
-        loop = SpeculativeGenerator((target, first)[call % 2], PromptLookupDrafter(k), graphs=True)
+        loop = SpeculativeGenerator(targets[call % 2], PromptLookupDrafter(k), graphs=True)
         found = loop.generate(ids, mask, **options)
-        if (k, len(rows)) in met:
+        if (k, num_rows) in met:
             assert len(compiled) == before, compiled[before:]
-        met.add((k, len(rows)))
+        met.add((k, num_rows))
         if call % 6 == 0:
             expected = SpeculativeGenerator(model, None).generate(ids, mask, **options)
             assert found.sequences.equal(expected.sequences)
     # Norms and MLPs for one row and for many; rotations for one row or many of one token or many.
     assert len(compiled) <= 2 * (kinds - 1) + 4
-
-
-@pytest.mark.parametrize("name", ["qwen3", pytest.param("phi3", marks=pytest.mark.slow)])
-def test_after_the_first_call_of_a_signature_nothing_is_compiled(name, monkeypatch):
-    backend, compiled = counting_backend(lambda graph, example_inputs: graph)
-    compile_with(backend, monkeypatch)
-    serve_random_calls(build(name), compiled)
