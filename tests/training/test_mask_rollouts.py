@@ -254,7 +254,7 @@ def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(n
 
     forward, drafter.head.correction.forward = drafter.head.correction.forward, keep
     anchors = torch.full((3, 1), length - 2)
-    labels = objective._teacher.labels(text)[0]
+    labels = objective.read(text, 1, "tokens")[0]
     list(objective._losses(text, read, anchors, labels))
     first, *later = seen
     first = first.unflatten(0, (3, -1))[:, length - 2]

@@ -115,5 +115,5 @@ def test_what_cannot_be_trained_is_refused():
     with pytest.raises(ValueError, match="uses 2 of its head's 3 depths"):
         MultiTokenPrediction(random_drafter("chain", 2), LLAMA)
     objective = MultiTokenPrediction(MTPDrafter(head_for(LLAMA), LLAMA, 3), LLAMA)
-    with pytest.raises(ValueError, match="rows of 2 tokens are too short for 3 depths"):
+    with pytest.raises(ValueError, match="rows of 2 tokens are too short for 3 unrolled steps"):
         objective(IDS[:, :3])

@@ -113,7 +113,7 @@ def _audit(
         margin, rounding, is_tie = torch.inf, 0.0, False
         if None not in (token, other):  # else the same tokens, but one text ended earlier
             rounding, logits = _two_paths(plain, prompt, expected, place)
-            best, second = logits.topk(2).values.tolist()
+            logits, (best, second) = logits.clone(), logits.topk(2).values.tolist()
             logits[other] += rounding
             logits[token] -= rounding
             margin, is_tie = best - second, decide(logits, number, len(prompt) + place) == other
