@@ -25,7 +25,7 @@ each_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s
 @each_sampler
 def test_a_generator_that_drafts_trees_passes(sampler):
     generator = SpeculativeGenerator(tiny(TARGET), ModelDrafter(tiny(DRAFT), tree=TREE), sampler)
-    report = certify(generator, [PROMPT, [3]], **QUICK)
+    report = certify(generator, [PROMPT, [3]], **QUICK | {"num_samples": 300})
     assert report.passed, report
     assert report.rows.num_steps > 100
     assert not report.rows.differences

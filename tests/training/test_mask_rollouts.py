@@ -12,7 +12,7 @@ from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import head_for, random_drafter
+from mask_heads import head_for
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
@@ -151,13 +151,6 @@ def test_masks_have_the_embedding_of_padding_or_of_the_end_or_of_the_last_id():
             setattr(model.config, name, value)
         assert mask_token_config(model).mask_token_id == expected
     assert mask_token_config(model, mask_token_id=9).mask_token_id == 9
-
-
-def test_other_alignments_and_short_rows_are_refused():
-    with pytest.raises(ValueError, match=r"alignment 'shifted'.*got 'same-position'"):
-        MaskRollouts(random_drafter("dflash"), MODEL)
-    with pytest.raises(ValueError, match="rows of 4 tokens are too short for 5 depths"):
-        MaskRollouts(drafter_of("fewer ids"), MODEL, 5)(random_ids(0, 1, 5))
 
 
 CORRECTIONS = {
