@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from warpers import by_row, huggingface_law
 
-from specdec.certify.sampler.enumeration import find_flips, joint_law, mispredictions
+from specdec.certify.sampler.enumeration import Flips, find_flips, joint_law, mispredictions
 from specdec.certify.sampler.races import find_races, wrong_winners
 from specdec.certify.sampler.worlds import Worlds
 from specdec.certify.sampler.worlds import random_worlds as draw_worlds
@@ -27,6 +27,23 @@ def warped(worlds: Worlds, warps: list[dict]) -> Worlds:
         for level in worlds.logits
     ]
     return replace(worlds, warp=by_row(warps), target=[torch.stack(level) for level in levels])
+
+
+def emitted(flips: Flips, length: int) -> Tensor:
+    """`[W, V**(length - 1), V]`: probability that a round emits at least so many tokens, and begins
+    with these.
+    """
+    paths, vocab = flips.paths, flips.extra.shape[-1]
+    law = torch.zeros(len(paths.worlds), vocab ** (length - 1), vocab, dtype=torch.float64)
+    ends, goes_on = flips.num_accepted == length - 1, flips.num_accepted >= length
+    row = flips.row[ends]
+    place = paths.world[row], paths.prefix[row, flips.path[ends, length - 1]]
+    law.index_put_(place, flips.weight[ends, None] * flips.extra[ends], accumulate=True)
+    if goes_on.any():
+        row = flips.row[goes_on]
+        place = paths.world[row], paths.prefix[row, flips.path[goes_on, length]]
+        law.flatten(1).index_put_(place, flips.weight[goes_on], accumulate=True)
+    return law
 
 
 def law_error(sampler: Callable[..., Verdict], worlds: Worlds, target: list[Tensor]) -> float:

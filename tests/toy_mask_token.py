@@ -28,8 +28,7 @@ from specdec.heads.window import WindowPlan
 from specdec.inspection import alternatives, describe, table, try_readings
 from specdec.training import ObjectiveArguments, ObjectiveTrainer, PackedStream
 from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import soft_cross_entropy_of
-from specdec.training.teacher import HeadObjective
+from specdec.training.losses import HeadObjective, soft_cross_entropy_of
 from specdec.types import Draft
 
 NUM_DRAFT_TOKENS = 3
@@ -158,7 +157,7 @@ class ToyObjective(HeadObjective):
 
     def forward(self, ids: Tensor) -> Tensor:
         head, num_masks = self.drafter.head, self.drafter.num_draft_tokens - 1
-        labels, features = self._teacher.labels(ids)
+        labels, features = self.read(ids, 1, "tokens")
         known = ids[:, 1 : ids.shape[1] - num_masks]
         tokens, features = head.with_masks(known, features[:, : known.shape[1]], num_masks)
         angles = self.angles(tokens.shape[1])

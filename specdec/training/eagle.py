@@ -18,13 +18,12 @@ from einops import repeat
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_choice, check_integer, check_number
+from specdec.arguments import check_choice, check_number
 from specdec.drafters.eagle import EagleDrafter
 from specdec.heads.eagle import EagleConfig, EagleHead
 from specdec.heads.layers import attend_causally
 from specdec.training.heads import layer_like, untrained, usual_boundaries
-from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
-from specdec.training.teacher import HeadObjective
+from specdec.training.losses import HeadObjective, UnrolledObjective, soft_cross_entropy_of
 
 HeadKind = Literal["eagle1", "eagle3"]
 
@@ -96,7 +95,7 @@ def new_head(
     return untrained(lambda: EagleHead(config, target_ids), target, seed=seed)
 
 
-class TrainingTimeTest(HeadObjective):
+class TrainingTimeTest(UnrolledObjective):
     """Unrolls a head over its own outputs, as drafting will, and compares the distribution of every
     step with the target's.
 
@@ -105,10 +104,7 @@ class TrainingTimeTest(HeadObjective):
     rows, and to the later steps of its own position.
 
     Args:
-        drafter: whose head is to be trained.
-        target: the teacher, and the drafter's target; frozen.
-        num_steps: M.
-        step_weight: the weight of a step, as a multiple of that of the step before.
+        drafter, target, num_steps, step_weight: as for `UnrolledObjective`.
 
     Example:
         >>> from specdec import zoo
@@ -127,39 +123,17 @@ class TrainingTimeTest(HeadObjective):
         num_steps: int = 5,
         step_weight: float = 0.8,
     ):
-        super().__init__(drafter, target)
-        self.num_steps = check_integer("num_steps", num_steps, 1)
-        self.step_weight = check_number("step_weight", step_weight, 0)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per position of ids `[B, T + 1]`, averaged over the steps by their weights."""
-        check_row_length(ids, self.num_steps, "unrolled steps")
-        drafter = self.drafter
-        labels, features = self._teacher.labels(ids, drafter.head.target_ids)
-        steps = enumerate(self.unroll(ids, features), start=1)
-        losses = (
-            soft_cross_entropy_of(out, drafter.logits, labels.at(shift, out.shape[1]))
-            for shift, out in steps
-        )
-        return decayed_mean(losses, self.step_weight)
+        super().__init__(drafter, target, num_steps, step_weight)
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
-        """The head's output of every step at every position.
-
-        Args:
-            ids: `[B, T + 1]`.
-            features: `[B, T + 1, F]`, the target's.
-
-        Returns:
-            M times outputs `[B, R, H]`, R = T + 1 - M, for `drafter.logits`. Step m at position t
-            predicts token t + m + 2, having read the text up to token t + m + 1 and the target's
-            features up to position t.
+        """As `UnrolledObjective`'s. Step m at position t has read the text up to token t + m + 1
+        and the target's features up to position t.
         """
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - self.num_steps  # positions that have a label at every step
         embeds = drafter.embed(ids)
-        angles = self.angles(ids.shape[1])
-        attention, hidden, steps = UnrolledAttention(), head.fuse(features[:, :count]), []
+        angles, attention = self.angles(ids.shape[1]), UnrolledAttention()
+        hidden, steps = head.fuse(features[:, :count]), []
         for m in range(self.num_steps):
             beside = embeds[:, 1 + m : 1 + m + count]
             out = head(beside, hidden, angles[:, :, m : m + count], attention)
@@ -172,8 +146,7 @@ class FeatureAndToken(HeadObjective):
     """EAGLE-1's objective: the next feature by a smooth L1 loss, and the target's distribution.
 
     Args:
-        drafter: whose head is to be trained.
-        target: the teacher, and the drafter's target; frozen.
+        drafter, target: as for `HeadObjective`.
         token_weight: of the cross-entropy beside the feature loss.
         noise: in training mode features are moved by up to this much, uniformly, so that the head
             learns to go on from its own errors. It comes from torch's global generator.
@@ -211,9 +184,7 @@ class FeatureAndToken(HeadObjective):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean loss over ids `[B, T + 1]`."""
-        check_row_length(ids, 1, "features")
-        head = self.drafter.head
-        labels, features = self._teacher.labels(ids, head.target_ids)
+        (labels, features), head = self.read(ids, 1, "features"), self.drafter.head
         read = features[:, :-1]
         if self.training and self.noise:
             read = read + self.noise * (2 * torch.rand_like(read) - 1)

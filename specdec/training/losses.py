@@ -1,4 +1,4 @@
-"""Losses of every family, and the objectives of language models.
+"""Losses of every family, the objectives of language models, and what those of heads share.
 
 An objective is a module that maps ids `[B, T + 1]` to a mean loss; its trainable parameters are
 what `ObjectiveTrainer` trains. A target is run on the fly by a `Teacher`, outside the objective's
@@ -11,6 +11,7 @@ can propose.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_tensor
+from specdec.arguments import check_integer, check_number, check_tensor
+from specdec.drafters.head import HeadDrafter
 from specdec.training.teacher import SoftLabels, Teacher
 
 
@@ -67,7 +69,7 @@ class Distillation(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per token of ids `[B, T + 1]`."""
         check_row_length(ids, 1, "next tokens")
-        labels, _ = self._teacher.labels(ids[:, :-1])
+        labels = SoftLabels.of(self._teacher(ids[:, :-1])[0])
         student = self.model(input_ids=ids[:, :-1], use_cache=False).logits
         return soft_cross_entropy(student, labels.probs())
 
@@ -139,3 +141,80 @@ def in_chunks(
     chunks = zip(*(tensor.split(chunk) for tensor in rows), strict=True)
     found = [checkpoint(fn, *each, use_reentrant=False) for each in chunks]
     return tuple(map(torch.cat, zip(*found, strict=True)))
+
+
+class HeadObjective(nn.Module):
+    """An objective that trains the head of a drafter for a frozen target.
+
+    Args:
+        drafter: whose head is to be trained.
+        target: the teacher, and the drafter's target; frozen.
+    """
+
+    def __init__(self, drafter: HeadDrafter, target: PreTrainedModel):
+        super().__init__()
+        self.drafter = drafter
+        self._teacher = Teacher(target, drafter.feature_layers)
+        self._table: Tensor | None = None
+
+    def read(self, ids: Tensor, count: int, what: str) -> tuple[SoftLabels, Tensor]:
+        """The target's labels at the head's ids, and its features, of ids `[B, T + 1]` that have
+        more than `count` tokens T.
+        """
+        check_row_length(ids, count, what)
+        logits, features = self._teacher(ids)
+        return SoftLabels.of(logits, getattr(self.drafter.head, "target_ids", None)), features
+
+    @torch.compiler.disable
+    def angles(self, count: int) -> Tensor:
+        """The head's rotary angles `[1, 1, count, 2 D]` of positions `0..count - 1`; computed once
+        for the longest row.
+        """
+        head, table = self.drafter.head, self._table
+        where = {"dtype": head.dtype, "device": head.device}
+        if table is None or len(table) < count or (table.dtype, table.device) != (*where.values(),):
+            table = self._table = self.drafter.config.layer.rotary_table(count, **where)
+        return table[None, None, :count]
+
+
+class UnrolledObjective(HeadObjective):
+    """Compares the distribution of every step (depth) that drafting will take with the target's:
+    step m at position t predicts token t + m + 2.
+
+    Args:
+        drafter, target: as for `HeadObjective`.
+        num_steps: M.
+        step_weight: the weight of a step, as a multiple of that of the step before.
+    """
+
+    def __init__(
+        self, drafter: HeadDrafter, target: PreTrainedModel, num_steps: int, step_weight: float
+    ):
+        super().__init__(drafter, target)
+        self.num_steps = check_integer("num_steps", num_steps, 1)
+        self.step_weight = check_number("step_weight", step_weight, 0)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Mean nats per position of ids `[B, T + 1]`, averaged over the steps by their weights."""
+        labels, features = self.read(ids, self.num_steps, "unrolled steps")
+        losses = (
+            soft_cross_entropy_of(out, partial(self.logits, step=m), labels.at(1 + m, out.shape[1]))
+            for m, out in enumerate(self.unroll(ids, features))
+        )
+        return decayed_mean(losses, self.step_weight)
+
+    def logits(self, out: Tensor, step: int) -> Tensor:
+        """Logits `[n, Vd]` of outputs `[n, H]` of a step."""
+        return self.drafter.logits(out)
+
+    def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
+        """The head's output of every step at every position.
+
+        Args:
+            ids: `[B, T + 1]`.
+            features: `[B, T + 1, F]`, the target's.
+
+        Returns:
+            M times outputs `[B, R, H]`, R = T + 1 - M, for `logits`.
+        """
+        raise NotImplementedError

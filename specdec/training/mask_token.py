@@ -29,12 +29,12 @@ from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
 from specdec.training.heads import layer_like, untrained, usual_boundaries
 from specdec.training.losses import (
     CHUNK_ELEMENTS,
-    check_row_length,
+    HeadObjective,
     decayed_mean,
     in_chunks,
     soft_cross_entropy_of,
 )
-from specdec.training.teacher import HeadObjective, SoftLabels
+from specdec.training.teacher import SoftLabels
 
 
 def mask_token_config(
@@ -171,8 +171,7 @@ class MaskRollouts(HeadObjective):
     text so far have a label, and a row of the rollout weighs their probability.
 
     Args:
-        drafter: whose head is to be trained; of alignment `"shifted"`, without sliding windows.
-        target: the teacher, and the drafter's target; frozen.
+        drafter, target: as for `HeadObjective`; of alignment `"shifted"`, without sliding windows.
         num_depths: M, the largest K that the head is to draft.
         anchor_share: A, as a share of the positions of a row. Anchors are drawn from torch's global
             generator, without replacement.
@@ -220,8 +219,7 @@ class MaskRollouts(HeadObjective):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Mean nats per prediction of ids `[B, T + 1]`, averaged by the weights of the depths."""
-        check_row_length(ids, self.num_depths, "depths")
-        labels, features = self._teacher.labels(ids, self.drafter.head.target_ids)
+        labels, features = self.read(ids, self.num_depths, "depths")
         anchors = self.draw_anchors(ids)
         return decayed_mean(self._losses(ids, features, anchors, labels), self.depth_weight)
 

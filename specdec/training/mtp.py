@@ -10,22 +10,20 @@ width of the head, V vocabulary.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.arguments import check_integer, check_number
+from specdec.arguments import check_integer
 from specdec.checkpoints.mtp import config_for, layout_of
 from specdec.drafters.mtp import MTPDrafter
 from specdec.heads.layers import attend_causally
 from specdec.heads.mtp import MTPConfig, MTPHead, Semantics
 from specdec.heads.window import Pass
 from specdec.training.heads import layer_like, untrained
-from specdec.training.losses import check_row_length, decayed_mean, soft_cross_entropy_of
-from specdec.training.teacher import HeadObjective
+from specdec.training.losses import UnrolledObjective
 
 
 def mtp_config(
@@ -92,7 +90,7 @@ def new_head(
     return untrained(lambda: MTPHead(config), target, seed=seed)
 
 
-class MultiTokenPrediction(HeadObjective):
+class MultiTokenPrediction(UnrolledObjective):
     """Compares the distribution of every depth with the target's at the same token.
 
     Depths run one after the other over the whole text, as they do while drafting: the entries of
@@ -100,7 +98,7 @@ class MultiTokenPrediction(HeadObjective):
 
     Args:
         drafter: whose head is to be trained; D is the number of depths that it uses.
-        target: the teacher, and the drafter's target; frozen.
+        target: as for `HeadObjective`.
         depth_weight: the weight of a depth, as a multiple of that of the depth before.
 
     Example:
@@ -115,38 +113,19 @@ class MultiTokenPrediction(HeadObjective):
     """
 
     def __init__(self, drafter: MTPDrafter, target: PreTrainedModel, depth_weight: float = 1.0):
-        super().__init__(drafter, target)
+        super().__init__(drafter, target, drafter.num_depths, depth_weight)
         if drafter.num_depths < drafter.config.num_layers:
             raise ValueError(
                 f"the drafter uses {drafter.num_depths} of its head's {drafter.config.num_layers} "
                 "depths; give it at least as many num_draft_tokens"
             )
-        self.depth_weight = check_number("depth_weight", depth_weight, 0)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Mean nats per index of ids `[B, T + 1]`, averaged over the depths by their weights."""
-        drafter = self.drafter
-        check_row_length(ids, drafter.num_depths, "depths")
-        labels, features = self._teacher.labels(ids)
-        losses = (
-            soft_cross_entropy_of(
-                out, partial(drafter.logits, depth=depth), labels.at(1 + depth, out.shape[1])
-            )
-            for depth, out in enumerate(self.unroll(ids, features))
-        )
-        return decayed_mean(losses, self.depth_weight)
+    def logits(self, out: Tensor, step: int) -> Tensor:
+        """Logits `[n, V]` of the outputs `[n, H]` of a depth."""
+        return self.drafter.logits(out, depth=step)
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
-        """The outputs of every depth at every index.
-
-        Args:
-            ids: `[B, T + 1]`.
-            features: `[B, T + 1, F]`, the target's.
-
-        Returns:
-            D times outputs `[B, R, H]`, R = T + 1 - D, for `drafter.logits`. Depth d at index t
-            predicts token t + d + 2.
-        """
+        """The outputs of every depth, as `UnrolledObjective`'s."""
         drafter, head = self.drafter, self.drafter.head
         count = ids.shape[1] - drafter.num_depths  # indices that have a label at every depth
         hidden, embeds = head.fuse(features[:, :count]), drafter.embed(ids)

@@ -1,5 +1,4 @@
-"""`Teacher`: the frozen target that objectives compare with; `SoftLabels`, what it predicts; and
-`HeadObjective`, what the objectives of all heads have in common.
+"""`Teacher`: the frozen target that objectives compare with; `SoftLabels`, what it predicts.
 
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
@@ -9,10 +8,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.drafters.head import HeadDrafter
 from specdec.target.features import FeatureLayer, PlainFeatures
 
 
@@ -77,13 +75,6 @@ class Teacher:
         self.feature_layers = feature_layers
         self._plain = PlainFeatures(target, num_layers, feature_layers)
 
-    def labels(
-        self, ids: Tensor, target_ids: Tensor | None = None
-    ) -> tuple[SoftLabels, Tensor | None]:
-        """What the target predicts after ids `[B, T]`, at ids `[Vd]`, and features `[B, T, F]`."""
-        logits, features = self(ids)
-        return SoftLabels.of(logits, target_ids), features
-
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -96,29 +87,3 @@ class Teacher:
             return logits, None
         caught = [self._plain.features[layer] for layer in self.feature_layers]
         return logits, torch.cat(caught, dim=-1)
-
-
-class HeadObjective(nn.Module):
-    """An objective that trains the head of a drafter for a frozen target.
-
-    Args:
-        drafter: whose head is to be trained.
-        target: the teacher, and the drafter's target; frozen.
-    """
-
-    def __init__(self, drafter: HeadDrafter, target: PreTrainedModel):
-        super().__init__()
-        self.drafter = drafter
-        self._teacher = Teacher(target, drafter.feature_layers)
-        self._table: Tensor | None = None
-
-    @torch.compiler.disable
-    def angles(self, count: int) -> Tensor:
-        """The head's rotary angles `[1, 1, count, 2 D]` of positions `0..count - 1`; computed once
-        for the longest row.
-        """
-        head, table = self.drafter.head, self._table
-        where = {"dtype": head.dtype, "device": head.device}
-        if table is None or len(table) < count or (table.dtype, table.device) != (*where.values(),):
-            table = self._table = self.drafter.config.layer.rotary_table(count, **where)
-        return table[None, None, :count]

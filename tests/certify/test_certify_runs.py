@@ -1,7 +1,7 @@
 """`certify(generator, prompts)` passes sound generators and fails planted bugs.
 
-The target has six tokens. With 2000 samples and a false-alarm rate of 1e-6 over three tests, total
-variations above 0.0885 of the first token's law are found with 99 % power.
+The target has six tokens. With 600 samples and a false-alarm rate of 1e-6 over three tests, total
+variations above 0.1616 of the first token's law are found with 99 % power; planted bugs get 2000.
 """
 
 import copy
@@ -29,7 +29,7 @@ from specdec.request import Sampling
 from specdec.samplers import Warp
 from specdec.types import Draft
 
-QUICK = {"num_samples": 2000, "batch_size": 1000, "audit_tokens": 12}
+QUICK = {"num_samples": 600, "batch_size": 600, "audit_tokens": 12}
 
 
 def drafter():
@@ -61,11 +61,16 @@ def has_the_targets_law(drafter, sampler="auto"):
 def test_sound_generators_pass(drafter, sampler):
     report = certify_run(drafter(), sampler)
     assert report.passed
-    assert has_the_targets_law(drafter(), sampler)
     assert report.greedy.num_tokens == QUICK["audit_tokens"]
     assert [test.num_cells for test in report.tests] == [4, 16, 64]
-    assert report.detectable == pytest.approx(0.0885, abs=1e-4)
+    assert report.detectable == pytest.approx(0.1616, abs=1e-4)
     assert str(report).startswith("PASS")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", ["auto", CouplingSampler()])
+def test_the_law_of_a_sound_generator_is_not_rejected_by_more_samples(sampler):
+    assert has_the_targets_law(drafter(), sampler)
 
 
 def test_prompts_of_unequal_length_are_audited_together():

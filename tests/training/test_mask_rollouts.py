@@ -12,7 +12,7 @@ from drafting import drawing
 from eagle_heads import FeatureLoop, features_and_logits, tables_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mask_heads import head_for, random_drafter
+from mask_heads import head_for
 from mask_reference import draft_logits
 
 from specdec.drafters import MaskTokenDrafter
@@ -153,13 +153,6 @@ def test_masks_have_the_embedding_of_padding_or_of_the_end_or_of_the_last_id():
     assert mask_token_config(model, mask_token_id=9).mask_token_id == 9
 
 
-def test_other_alignments_and_short_rows_are_refused():
-    with pytest.raises(ValueError, match=r"alignment 'shifted'.*got 'same-position'"):
-        MaskRollouts(random_drafter("dflash"), MODEL)
-    with pytest.raises(ValueError, match="rows of 4 tokens are too short for 5 depths"):
-        MaskRollouts(drafter_of("fewer ids"), MODEL, 5)(random_ids(0, 1, 5))
-
-
 CORRECTIONS = {
     "markov": MarkovConfig(3),
     "gated": MarkovConfig(3, "gated"),
@@ -254,7 +247,7 @@ def test_corrected_rollouts_have_the_distributions_that_the_drafter_draws_from(n
 
     forward, drafter.head.correction.forward = drafter.head.correction.forward, keep
     anchors = torch.full((3, 1), length - 2)
-    labels = objective._teacher.labels(text)[0]
+    labels = objective.read(text, 1, "tokens")[0]
     list(objective._losses(text, read, anchors, labels))
     first, *later = seen
     first = first.unflatten(0, (3, -1))[:, length - 2]

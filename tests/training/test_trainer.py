@@ -200,14 +200,15 @@ def paced(monkeypatch, folder, **options):
 
 
 def test_steps_and_minutes_give_the_same_curve(monkeypatch, tmp_path):
-    by_steps, rates, lengths, _ = paced(monkeypatch, tmp_path / "steps", max_steps=60)
-    by_minutes, others, other_lengths, _ = paced(monkeypatch, tmp_path / "minutes", minutes=1.0)
-    assert by_steps.global_step == by_minutes.global_step == 60
-    assert lengths == other_lengths == [8] * 30 + [16] * 30
+    by_steps, rates, lengths, _ = paced(monkeypatch, tmp_path / "steps", max_steps=20)
+    by_minutes, others, other_lengths, _ = paced(monkeypatch, tmp_path / "minutes", minutes=1 / 3)
+    assert by_steps.global_step == by_minutes.global_step == 20
+    assert lengths == other_lengths == [8] * 10 + [16] * 10
     # HF's schedule begins one step, or one tick of the clock, after 0.
     np.testing.assert_allclose(rates[:-1], others[1:], rtol=0, atol=1e-4)
-    assert rates[5] == pytest.approx([0.02, 0.01])
-    assert rates[-1][0] == pytest.approx(0.02 * 0.02, rel=0.1)
+    assert rates[1] == pytest.approx([0.02, 0.01])
+    falling = (1 + math.cos(math.pi * 17 / 18)) / 2  # 17 of 18 steps after the warm-up
+    assert rates[-1][0] == pytest.approx(0.02 * (0.02 + 0.98 * falling))
 
 
 def test_a_run_by_minutes_goes_on_with_its_clock(monkeypatch, tmp_path):

@@ -61,16 +61,11 @@ class LawTest:
         """The counts are as likely as they should be."""
         return self.p_value >= self.threshold
 
-
-def plan(num_prompts: int, num_samples: int, batch_size: int) -> list[tuple[int, range]]:
-    """Prompt number and seeds of each batch. No seed comes twice, and none is one of the audits': a
-    drafter with memory must not draft from a text that the same noise has written.
-    """
-    batches = []
-    for number in range(num_prompts):
-        seeds = range((number + 1) << 32, ((number + 1) << 32) + num_samples)
-        batches += [(number, seeds[i : i + batch_size]) for i in range(0, num_samples, batch_size)]
-    return batches
+    def __str__(self) -> str:
+        return (
+            f"{self.prompt:>6}  {self.length:>6}  {self.num_cells:>6}  {self.num_samples:>7}  "
+            f"{self.p_value:>8.2g}  {self.detectable:.3f}"
+        )
 
 
 def run_law_tests(
@@ -87,8 +82,13 @@ def run_law_tests(
     """Draws texts behind each prompt and tests their beginnings of every length. The false alarm is
     shared equally among the tests.
     """
+    # No seed comes twice, and none is one of the audits': a drafter with memory must not draft from
+    # a text that the same noise has written.
     texts = [Counter() for _ in prompts]
-    for number, seeds in progress(plan(len(prompts), num_samples, batch_size)):
+    starts = range(0, num_samples, batch_size)
+    for number, start in progress([(n, i) for n in range(len(prompts)) for i in starts]):
+        first, count = ((number + 1) << 32) + start, min(batch_size, num_samples - start)
+        seeds = range(first, first + count)
         inputs = left_padded([prompts[number]] * len(seeds), generator.target.device)
         options = {"max_new_tokens": num_tokens, "seed": list(seeds), **sampling.options()}
         result = generator.generate(*inputs, **options)

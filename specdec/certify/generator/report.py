@@ -60,22 +60,19 @@ class RunReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{_verdict(self)}  {self.name}",
-            f"{_verdict(self.greedy)}    {self.greedy}",
-            f"{_verdict(self.noise)}    {self.noise}",
+            _line(self, f"  {self.name}"),
+            _line(self.greedy, f"    {self.greedy}"),
+            _line(self.noise, f"    {self.noise}"),
             "----    rows: not compared, the drafter has memory of earlier requests"
             if self.rows is None
-            else f"{_verdict(self.rows)}    {self.rows}",
+            else _line(self.rows, f"    {self.rows}"),
             f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.sampling}; "
             f"false alarm {self.false_alarm:.0e} over all tests",
             "          prompt  tokens   texts  samples   p-value  detectable TV",
+            *(_line(test, f"      {test}") for test in self.tests),
+            f"({DETECTABLE})",
         ]
-        for test in self.tests:
-            lines.append(
-                f"{_verdict(test)}      {test.prompt:>6}  {test.length:>6}  {test.num_cells:>6}  "
-                f"{test.num_samples:>7}  {test.p_value:>8.2g}  {test.detectable:.3f}"
-            )
-        return "\n".join([*lines, f"({DETECTABLE})"])
+        return "\n".join(lines)
 
 
 def certify_generator(
@@ -111,26 +108,25 @@ def certify_generator(
     Raises:
         ValueError: no prompt, an empty one, one that comes twice, or too many texts to count.
     """
-    check_integer("num_samples", num_samples, 1)
-    check_integer("num_tokens", num_tokens, 1)
-    check_integer("top_k", top_k, 1)
-    check_integer("audit_tokens", audit_tokens, 1)
-    check_integer("batch_size", batch_size, 1)
+    counts = {"num_samples": num_samples, "num_tokens": num_tokens, "top_k": top_k}
+    counts |= {"audit_tokens": audit_tokens, "batch_size": batch_size}
+    for name, count in counts.items():
+        check_integer(name, count, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     check_number("temperature", temperature, above=0)
     check_enumerable(num_tokens, top_k, generator.target.vocab_size)
     prompts = _token_ids(prompts)
     sampling = Sampling(temperature=temperature, top_k=top_k)
-    repeats = not generator.drafter.has_memory
-    is_coupled = generator.sampler.draw_draft is draw_by_race
-    audit = audit_coupled_text if is_coupled else audit_noise
-    names = ", ".join(type(part).__name__ for part in (generator.drafter, generator.sampler))
-    size = draft_size(generator.drafter.num_draft_tokens, generator.drafter.tree_depth)
+    drafter, sampler = generator.drafter, generator.sampler
+    audited = generator, prompts, audit_tokens
+    audit = audit_coupled_text if sampler.draw_draft is draw_by_race else audit_noise
+    size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
+    names = f"{type(drafter).__name__}, {type(sampler).__name__}, {size}"
     return RunReport(
-        name=f"{names}, {size}, {len(prompts)} prompts",
-        greedy=audit_greedy_text(generator, prompts, audit_tokens),
-        noise=audit(generator, prompts, audit_tokens, sampling),
-        rows=audit_rows(generator, prompts, audit_tokens, sampling) if repeats else None,
+        name=f"{names}, {len(prompts)} prompts",
+        greedy=audit_greedy_text(*audited),
+        noise=audit(*audited, sampling),
+        rows=None if drafter.has_memory else audit_rows(*audited, sampling),
         tests=run_law_tests(
             generator,
             prompts,
@@ -163,5 +159,5 @@ def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:
     return prompts
 
 
-def _verdict(part) -> str:
-    return "PASS" if part.passed else "FAIL"
+def _line(part: object, text: str) -> str:
+    return f"{'PASS' if part.passed else 'FAIL'}{text}"

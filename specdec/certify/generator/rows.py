@@ -120,56 +120,34 @@ def audit_rows(
     judge, k = _Judge(generator, sampling), generator.drafter.num_draft_tokens
     options = {"max_new_tokens": num, "num_draft_tokens": k, **sampling.options()}
     together = _Call(generator, rows, list(range(len(rows))), options)
-    if _repeats(judge, together):
-        _compare_company_and_ends(judge, together)
-        _compare_chunks(judge, together)
-        _compare_storage(judge, together)
-    return judge.audit(len(rows))
-
-
-def _repeats(judge: _Judge, together: _Call) -> bool:
-    """Whether the same call repeats. If not, two calls in fresh storage decide whether draws or
-    what the storage held is the cause.
-    """
-    way, again = "again", replace(together)
-    if _vary(together, again):
-        fresh = [together.elsewhere() for _ in range(2)]
-        way = "again" if _vary(*fresh) else "over used storage"
+    again, eager, way = replace(together), together.elsewhere(), "again"
+    if together.varies(again):  # draws, or what the storage held: fresh storage decides
+        fresh = together.elsewhere(), together.elsewhere()
+        way = "again" if fresh[0].varies(fresh[1]) else "over used storage"
     judge.compare(way, together, again, is_exact=True)
-    return not judge.differences
+    if judge.differences:  # no other way would repeat
+        return judge.audit(len(rows))
 
-
-def _compare_company_and_ends(judge: _Judge, together: _Call) -> None:
-    """Every row alone, and all together while half of them end."""
-    eager = together.elsewhere()
     alone = [replace(eager, numbers=[row]) for row in together.numbers]
     for one in alone:
         judge.compare("alone", together, one, together.num_full)
-    if judge.differences:  # rows that differ alone would differ again
-        return
-    leaving = replace(eager, ends_half=True)
-    for row, one in enumerate(alone):
-        has_left = row < len(alone) // 2
-        count = len(leaving.steps[row]) if has_left else None
-        judge.compare("after rows have ended", one, leaving, count, rows=[row])
+    if not judge.differences:  # rows that differ alone would differ again
+        leaving = replace(eager, ends_half=True)
+        for row, one in enumerate(alone):
+            count = len(leaving.steps[row]) if row < len(alone) // 2 else None
+            judge.compare("after rows have ended", one, leaving, count, rows=[row])
 
+    longest = max(map(len, rows))
+    size = max(1, -(-(longest - 1) // 3))  # about three chunks, or one
+    chunks = {"prefill_chunk_size": longest if size == generator.prefill_chunk_size else size}
+    judge.compare("in other chunks", together, together.elsewhere(**chunks), together.num_full)
 
-def _compare_chunks(judge: _Judge, together: _Call) -> None:
-    """Prompts read in other chunks: in about three, or in one."""
-    longest = max(map(len, together.rows))
-    size = max(1, -(-(longest - 1) // 3))
-    size = size if size != together.generator.prefill_chunk_size else longest
-    chunked = together.elsewhere(prefill_chunk_size=size)
-    judge.compare("in other chunks", together, chunked, together.num_full)
-
-
-def _compare_storage(judge: _Judge, together: _Call) -> None:
-    """The same call before and after another one in its storage."""
     before = together.elsewhere(kept_bytes=None)
     between, after = replace(before, numbers=together.numbers[::-1]), replace(before)
-    for call in (before, between):
-        assert call.steps
+    assert before.steps
+    assert between.steps
     judge.compare("over used storage", before, after, is_exact=True)
+    return judge.audit(len(rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,9 +166,9 @@ class _Call:
     def steps(self) -> dict[int, list[RowStep]]:
         """By row. The call is made when they are asked for first."""
         if self.ends_half:
-            *_, (_, collector, _) = self.walk()
-            return dict(zip(self.numbers, collector.steps, strict=True))
-        result = self.generator.generate(*self._inputs(), seed=self.numbers, **self.options)
+            *_, (_, result, _) = self.walk()
+        else:
+            result = self.generator.generate(*self._inputs(), seed=self.numbers, **self.options)
         return dict(zip(self.numbers, result.steps, strict=True))
 
     @property
@@ -199,6 +177,11 @@ class _Call:
         none of its faults.
         """
         return min(map(len, self.steps.values()))
+
+    def varies(self, other: _Call) -> bool:
+        """Whether another call of the same rows has other steps."""
+        pairs = ((self.steps[row], other.steps[row]) for row in self.numbers)
+        return any(_first_difference(*pair) is not None for pair in pairs)
 
     def elsewhere(self, **settings) -> _Call:
         """The same call by the same parts in storage of their own. Steps are eager: there rows
@@ -224,6 +207,18 @@ class _Call:
                     collector.finish_reasons[row] = "stop"
             generation.drop_ended()
         yield generation, collector, outcome
+
+    @torch.inference_mode()
+    def view(self, row: int, step: int, warp: Warp) -> _View:
+        """Generates once more up to a step, and takes a row's probabilities."""
+        generation, _, outcome = next(islice(self.walk(), step, None))
+        here, state = generation.rows.index(self.numbers.index(row)), generation.state
+        noise = state.noise.at(state.buffer.start, outcome.logits.shape[1])
+        return _View(
+            None if outcome.draft.probs is None else outcome.draft.probs[here].double().clone(),
+            warp(outcome.logits[here : here + 1])[0].double(),
+            noise.uniform(Stream.PROPOSE)[here],
+        )
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
         return left_padded([self.rows[row] for row in self.numbers], self.generator.target.device)
@@ -268,15 +263,15 @@ class _Judge:
         rounding if `is_exact`.
         """
         for row in other.numbers if rows is None else rows:
-            expected, found = one.steps[row][:count], other.steps[row][:count]
-            self._num_steps += len(found)
-            step = _first_difference(expected, found)
+            steps = one.steps[row][:count], other.steps[row][:count]
+            self._num_steps += len(steps[1])
+            step = _first_difference(*steps)
             if step is None:
                 continue
-            pair = [own[step] if step < len(own) else None for own in (expected, found)]
+            pair = [own[step] if step < len(own) else None for own in steps]
             difference = RowDifference(way, row, step, *pair)
             if not is_exact and None not in pair:
-                views = [self._look(call, row, step) for call in (one, other)]
+                views = [call.view(row, step, self._warp) for call in (one, other)]
                 is_rounding = self._is_rounding(difference, *views)
                 difference = replace(difference, is_rounding=is_rounding)
             self.differences.append(difference)
@@ -292,47 +287,25 @@ class _Judge:
         ]
         return RowsAudit(num_rows, self._num_steps, differences)
 
-    @torch.inference_mode()
-    def _look(self, call: _Call, row: int, step: int) -> _View:
-        """Generates once more up to a step, and takes its probabilities."""
-        generation, _, outcome = next(islice(call.walk(), step, None))
-        here = generation.rows.index(call.numbers.index(row))
-        draft, state = outcome.draft, generation.state
-        noise = state.noise.at(state.buffer.start, outcome.logits.shape[1])
-        return _View(
-            None if draft.probs is None else draft.probs[here].double().clone(),
-            self._warp(outcome.logits[here : here + 1])[0].double(),
-            noise.uniform(Stream.PROPOSE)[here],
-        )
-
     def _is_rounding(self, difference: RowDifference, one: _View, other: _View) -> bool | None:
-        """Whether rounding explains a difference; `None` without draft probabilities."""
-        expected, found = difference.expected, difference.found
-        if not difference.is_of_draft:
-            return self._agree(one.target, other.target)
-        drafts = expected.draft_tokens, found.draft_tokens
-        if len(drafts[0]) != len(drafts[1]):
-            return False
-        if one.draft is None or other.draft is None:
-            return None if self._drafts_round else False
-        index = next(i for i, (a, b) in enumerate(zip(*drafts, strict=True)) if a != b)
-        return self._agree(one.draft[index], other.draft[index]) and all(
-            self._draws(view.draft[index], view.uniforms[index], draft[index])
-            for view, draft in zip((one, other), drafts, strict=True)
-        )
-
-    def _agree(self, probs: Tensor, others: Tensor) -> bool:
-        """The total variation of each pair of distributions is within rounding."""
-        return bool(((probs - others).abs().sum(dim=-1) / 2 <= self._tolerance).all())
-
-    def _draws(self, probs: Tensor, uniform: Tensor, token: int) -> bool:
-        """A uniform draws a token from `[V]` probabilities, within rounding."""
-        end = probs[: token + 1].sum()
-        return bool(end - probs[token] - self._tolerance <= uniform <= end + self._tolerance)
-
-
-def _vary(one: _Call, other: _Call) -> bool:
-    return any(_first_difference(one.steps[r], other.steps[r]) is not None for r in one.numbers)
+        """Whether rounding explains a difference: distributions agree in total variation, and each
+        draft token is the one that its uniform draws; `None` without draft probabilities.
+        """
+        drafts = difference.expected.draft_tokens, difference.found.draft_tokens
+        probs = one.target, other.target
+        if difference.is_of_draft:
+            if len(drafts[0]) != len(drafts[1]):
+                return False
+            if one.draft is None or other.draft is None:
+                return None if self._drafts_round else False
+            index = next(i for i, (a, b) in enumerate(zip(*drafts, strict=True)) if a != b)
+            probs = one.draft[index], other.draft[index]
+            for view, row, draft in zip((one, other), probs, drafts, strict=True):
+                end, u = row[: draft[index] + 1].sum(), view.uniforms[index]
+                start = end - row[draft[index]]
+                if not start - self._tolerance <= u <= end + self._tolerance:
+                    return False
+        return bool(((probs[0] - probs[1]).abs().sum(dim=-1) / 2 <= self._tolerance).all())
 
 
 def _first_difference(expected: list[RowStep], found: list[RowStep]) -> int | None:

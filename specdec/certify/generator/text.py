@@ -82,8 +82,7 @@ def audit_coupled_text(
         start = torch.tensor([position - 1], device=logits.device)
         return noise.at(start, width=1).race(logits[None, None], warp, 0).item()
 
-    seeds = list(range(len(prompts)))
-    options = {"neutral": True, "do_sample": True, "seed": seeds, **sampling.warp}
+    options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
     return _audit("coupled", generator, plain, prompts, decide, num, options)
 
 
@@ -96,40 +95,30 @@ def _audit(
     num: int,
     options: dict,
 ) -> TextAudit:
-    ids, mask = left_padded(prompts, generator.target.device)
+    """The first difference of each text, and whether rounding explains it."""
+    inputs = left_padded(prompts, generator.target.device)
     texts = []
     for one in (plain, generator):
-        result = one.generate(ids, mask, max_new_tokens=num, **options)
+        result = one.generate(*inputs, max_new_tokens=num, **options)
         rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
         texts.append([row[:length] for row, length in rows])
-    differences = []
+    differences, num_equal = [], 0
     for number, (prompt, expected, found) in enumerate(zip(prompts, *texts, strict=True)):
-        if expected != found:
-            differences.append(_difference(plain, decide, number, prompt, expected, found))
-    places = {difference.prompt: difference.place for difference in differences}
-    num_equal = sum(places.get(number, len(text)) for number, text in enumerate(texts[0]))
+        pairs = enumerate(zip_longest(expected, found))
+        place = next((i for i, pair in pairs if pair[0] != pair[1]), len(expected))
+        num_equal += place
+        if expected == found:
+            continue
+        token, other = (next(iter(text[place:]), None) for text in (expected, found))
+        margin, rounding, is_tie = torch.inf, 0.0, False
+        if None not in (token, other):  # else the same tokens, but one text ended earlier
+            rounding, logits = _two_paths(plain, prompt, expected, place)
+            logits, (best, second) = logits.clone(), logits.topk(2).values.tolist()
+            logits[other] += rounding
+            logits[token] -= rounding
+            margin, is_tie = best - second, decide(logits, number, len(prompt) + place) == other
+        differences.append(Difference(number, place, token, other, margin, rounding, is_tie))
     return TextAudit(name, num_equal, differences)
-
-
-def _difference(
-    plain: SpeculativeGenerator,
-    decide: Callable[[Tensor, int, int], int],
-    number: int,
-    prompt: list[int],
-    expected: list[int],
-    found: list[int],
-) -> Difference:
-    """Where two texts part, and whether rounding explains it."""
-    pairs = enumerate(zip_longest(expected, found))
-    place, (token, other) = next((i, pair) for i, pair in pairs if pair[0] != pair[1])
-    if None in (token, other):  # the same tokens, but one text ended earlier
-        return Difference(number, place, token, other, torch.inf, 0.0, False)
-    rounding, logits = _two_paths(plain, prompt, expected, place)
-    moved, (best, second) = logits.clone(), logits.topk(2).values.tolist()
-    moved[other] += rounding
-    moved[token] -= rounding
-    is_tie = decide(moved, number, len(prompt) + place) == other
-    return Difference(number, place, token, other, best - second, rounding, is_tie)
 
 
 @torch.inference_mode()

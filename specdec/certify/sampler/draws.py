@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.chisquare import goodness_of_fit
-from specdec.certify.sampler.enumeration import joint_law, random_extra
+from specdec.certify.sampler.enumeration import ExtraDraws, joint_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
 
@@ -30,7 +30,7 @@ def draw_tests(
     *,
     num_draws: int,
     device: torch.device | str = "cpu",
-    races: bool = False,
+    draws: ExtraDraws,
 ) -> Iterator[tuple[float, int, tuple[int, float, float]]]:
     """Draws N texts in every world and compares their counts with the target's law.
 
@@ -41,10 +41,8 @@ def draw_tests(
     paths, laws = Paths(worlds, device=device), joint_law(worlds.target)
     for world, law in enumerate(laws):
         here = (paths.world == world).nonzero()[:, 0]
-        picked = torch.multinomial(
-            paths.weight[here], num_draws, replacement=True, generator=generator
-        )
-        codes = _texts(decide, paths, here[picked], generator, races)
+        picked = paths.weight[here].multinomial(num_draws, replacement=True, generator=generator)
+        codes = _texts(decide, paths, here[picked], generator, draws)
         p_value, df = goodness_of_fit(Counter(codes.tolist()), dict(enumerate(law.tolist())))
         share = torch.bincount(codes, minlength=len(law)) / num_draws
         worst = (share - law).abs().argmax().item()
@@ -52,18 +50,17 @@ def draw_tests(
 
 
 def _texts(
-    decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator, races: bool
+    decide: Decide, paths: Paths, rows: Tensor, generator: torch.Generator, draws: ExtraDraws
 ) -> Tensor:
     """`[N]` numbers, in base V, of the texts that rounds over these rows of paths lead to."""
-    worlds = paths.worlds
-    count, width, vocab = len(rows), worlds.num_draft_tokens, worlds.vocab_size
-    accept = torch.rand(count, width, dtype=torch.float64, generator=generator)
-    extra = random_extra(count, vocab, races, generator)
+    worlds, vocab = paths.worlds, paths.worlds.vocab_size
+    shape = len(rows), worlds.num_draft_tokens
+    accept = torch.rand(shape, dtype=torch.float64, generator=generator)
+    extra = draws.random(len(rows), vocab, generator)
     verdict = paths.runner(decide, rows)(accept, extra)
-    code, world = torch.zeros(count, dtype=torch.long), paths.world[rows]
+    code, world = torch.zeros_like(rows), paths.world[rows]
     for place, level in enumerate(worlds.target):
         own = torch.multinomial(level[world, code], 1, generator=generator)[:, 0]
-        emitted = verdict.tokens[:, place]
-        token = torch.where(place <= verdict.num_accepted, emitted, own)
-        code = code * vocab + token
+        is_emitted = place <= verdict.num_accepted
+        code = code * vocab + torch.where(is_emitted, verdict.tokens[:, place], own)
     return code

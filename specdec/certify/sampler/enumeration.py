@@ -30,7 +30,7 @@ from torch.nn.functional import pad
 
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
-from specdec.types import PAD_TOKEN
+from specdec.types import Verdict
 
 _EARLY, _LATE = 2.0**-16, 1e9
 
@@ -93,6 +93,46 @@ def race_law(draw: Callable[[Tensor], Tensor], count: int, vocab: int, bits: int
     return 1 / inverse.sum(dim=-1)
 
 
+@dataclass(frozen=True)
+class ExtraDraws:
+    """What a rule draws its extra token by: a uniform, a multiple of 2**-bits, or the exponentials
+    of a race.
+    """
+
+    bits: int = 52
+    races: bool = False
+
+    def idle(self, count: int, vocab: int) -> Tensor:
+        """Draws of `count` tokens that nobody looks at."""
+        shape = (count, vocab) if self.races else (count,)
+        return torch.full(shape, float(self.races), dtype=torch.float64)
+
+    def random(self, count: int, vocab: int, generator: torch.Generator) -> Tensor:
+        """Exponentials `[count, V]`, or uniforms `[count]`."""
+        draws = self.idle(count, vocab)
+        return (
+            draws.exponential_(generator=generator)
+            if self.races
+            else draws.uniform_(generator=generator)
+        )
+
+    def laws(self, run: Callable[[Tensor, Tensor], Verdict], ends: Tensor, vocab: int) -> Tensor:
+        """`[M, V]`: the laws of the extra tokens that a sampler draws after accepting uniforms
+        `[M * copies, K]`, with so many copies of each row as the law needs.
+        """
+
+        def draw(extra: Tensor) -> Tensor:
+            verdict = run(ends, extra)
+            return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
+
+        law = race_law if self.races else inversion_law
+        return law(draw, len(ends) // self.copies(vocab), vocab, self.bits)
+
+    def copies(self, vocab: int) -> int:
+        """Of a row, to find its law: pairs of tokens, or points between them."""
+        return vocab * (vocab - 1) // 2 if self.races else vocab - 1
+
+
 @dataclass(frozen=True, eq=False)
 class Flips:
     """Where the decisions of a sampler flip."""
@@ -104,8 +144,7 @@ class Flips:
     num_accepted: Tensor  # [M]
     path: Tensor  # [M, D + 1] rows of the window that were accepted, see `Verdict.path`
     extra: Tensor  # [M, V] law of the extra token
-    bits: int  # of a uniform
-    races: bool  # whether a race draws the extra token, or a uniform
+    draws: ExtraDraws
 
     @property
     def weight(self) -> Tensor:
@@ -114,52 +153,32 @@ class Flips:
         chance = torch.where(self.is_below, threshold, 1 - threshold).prod(dim=1)
         return self.paths.weight[self.row] * chance
 
-    def above_zero(self) -> "Flips":
-        """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
-        smallest = 2.0**-self.bits
-        accept = torch.where(self.accept > smallest, self.accept, 0.0)
-        is_drawn = (self.extra.cumsum(dim=-1) > smallest) | self.races
-        return replace(self, accept=accept, extra=torch.where(is_drawn, self.extra, 0.0))
-
     @property
     def expected_accepted(self) -> Tensor:
         """`[W]` mean number of accepted tokens."""
         mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64)
         return mean.index_add(0, self.paths.world[self.row], self.weight * self.num_accepted)
 
-    def emitted(self, length: int) -> Tensor:
-        """`[W, V**(length - 1), V]`: probability that a round emits at least so many tokens, and
-        begins with these.
-        """
-        law, index = self._ended(length - 1), length - 1
-        if index < len(self.paths.worlds.draft):
-            goes_on = torch.where(self.num_accepted > index, self.weight, 0.0)
-            place = self._prefix_at(length)
-            place = place[0], torch.where(goes_on > 0, place[1], 0)
-            law.flatten(1).index_put_(place, goes_on, accumulate=True)
-        return law
+    def above_zero(self) -> "Flips":
+        """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
+        smallest = 2.0**-self.draws.bits
+        accept = torch.where(self.accept > smallest, self.accept, 0.0)
+        is_drawn = (self.extra.cumsum(dim=-1) > smallest) | self.draws.races
+        return replace(self, accept=accept, extra=torch.where(is_drawn, self.extra, 0.0))
 
     def completed_law(self) -> Tensor:
         """`[W, V**(K + 1)]`: the law of what is emitted, completed with that of the target."""
-        target = self.paths.worlds.target
-        ended = [self._ended(n).flatten(1) for n in range(len(target))]
-        return sum(continued(law, target[n + 1 :]) for n, law in enumerate(ended))
-
-    def _ended(self, index: int) -> Tensor:
-        """`[W, V**index, V]`: probability that a round emits these tokens and no more."""
-        worlds, vocab = self.paths.worlds, self.extra.shape[-1]
-        law = torch.zeros(len(worlds), vocab**index, vocab, dtype=torch.float64)
-        is_here = self.num_accepted == index
-        world, prefix = self._prefix_at(index)
-        ends = torch.where(is_here, self.weight, 0.0)
-        place = world, torch.where(is_here, prefix, 0)
-        return law.index_put_(place, ends[:, None] * self.extra, accumulate=True)
-
-    def _prefix_at(self, length: int) -> tuple[Tensor, Tensor]:
-        """`[M]` worlds, and numbers of the accepted prefixes of a length; of any where fewer tokens
-        were accepted.
-        """
-        return self.paths.world[self.row], self.paths.prefix[self.row, self.path[:, length]]
+        paths, target, vocab = self.paths, self.paths.worlds.target, self.extra.shape[-1]
+        weight = self.weight[:, None]
+        whole = torch.zeros(len(paths.worlds), vocab ** len(target), dtype=torch.float64)
+        for length in range(len(target)):  # accepted tokens
+            here = self.num_accepted == length
+            row = self.row[here]
+            place = paths.world[row], paths.prefix[row, self.path[here, length]]
+            law = torch.zeros(len(paths.worlds), vocab**length, vocab, dtype=torch.float64)
+            law.index_put_(place, weight[here] * self.extra[here], accumulate=True)
+            whole += continued(law.flatten(1), target[length + 1 :])
+        return whole
 
 
 def find_flips(
@@ -167,8 +186,7 @@ def find_flips(
     worlds: Worlds,
     *,
     device: torch.device | str = "cpu",
-    bits: int = 52,
-    races: bool = False,
+    draws: ExtraDraws | None = None,
 ) -> Flips:
     """Bisects every decision of a sampler over all drafted paths.
 
@@ -176,40 +194,25 @@ def find_flips(
         decide: the sampler.
         worlds: what is drafted from.
         device: where the sampler runs.
-        bits: its uniforms are multiples of 2**-bits.
-        races: it draws the extra token by a race, see `race_law`.
+        draws: what draws its extra token; `None` for uniforms of 52 bits.
     """
-    paths = Paths(worlds, device=device)
+    draws, paths = draws or ExtraDraws(), Paths(worlds, device=device)
     width, vocab = worlds.num_draft_tokens, worlds.vocab_size
-    accept = _find_thresholds(decide, paths, bits, races)
+    accept = _find_thresholds(decide, paths, draws)
 
     patterns = torch.arange(2**width)[:, None] >> torch.arange(width) & 1 == 1  # [2**K, K]
     chance = torch.where(patterns, accept[:, None], 1 - accept[:, None]).prod(dim=-1)
     row, pattern = (chance > 0).nonzero(as_tuple=True)
     is_below = patterns[pattern]  # [M, K]
-    ends = (~is_below).double() * (1 - 2.0**-bits)
-    verdict = paths.runner(decide, row)(ends, _any_extra(len(row), vocab, races))
-
-    copies = vocab * (vocab - 1) // 2 if races else vocab - 1
+    ends = (~is_below).double() * (1 - 2.0**-draws.bits)
+    verdict = paths.runner(decide, row)(ends, draws.idle(len(row), vocab))
+    copies = draws.copies(vocab)
     run = paths.runner(decide, row.repeat_interleave(copies))
-    ends = ends.repeat_interleave(copies, dim=0)
-
-    def draw(extra: Tensor) -> Tensor:
-        verdict = run(ends, extra)
-        return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
-
-    extra = (race_law if races else inversion_law)(draw, len(row), vocab, bits)
-    return Flips(
-        paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra, bits, races
-    )
+    extra = draws.laws(run, ends.repeat_interleave(copies, dim=0), vocab)
+    return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra, draws)
 
 
-def _any_extra(count: int, vocab: int, races: bool) -> Tensor:
-    """What draws an extra token that nobody looks at."""
-    return torch.ones(count, vocab).double() if races else torch.zeros(count).double()
-
-
-def _find_thresholds(decide: Decide, paths: Paths, bits: int, races: bool) -> Tensor:
+def _find_thresholds(decide: Decide, paths: Paths, draws: ExtraDraws) -> Tensor:
     """`[R, K]`; copy i of a row moves u_i, with what is before it on its path at 0."""
     count, width = len(paths), paths.worlds.num_draft_tokens
     if width == 0:
@@ -217,9 +220,9 @@ def _find_thresholds(decide: Decide, paths: Paths, bits: int, races: bool) -> Te
     run = paths.runner(decide, torch.arange(count).repeat_interleave(width))
     moves = torch.eye(width, dtype=torch.float64)
     draft, _, _ = paths.inputs(torch.zeros(1, dtype=torch.long))
-    behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * (1 - 2.0**-bits)
+    behind = (~draft.ancestors[0, 1:, 1:].cpu()).double() * (1 - 2.0**-draws.bits)
     nodes = torch.arange(1, width + 1)
-    extra = _any_extra(count * width, paths.worlds.vocab_size, races)
+    extra = draws.idle(count * width, paths.worlds.vocab_size)
 
     def is_accepted(u: Tensor) -> Tensor:
         accept = u[..., None] * moves + behind  # [R, K, K]
@@ -229,42 +232,30 @@ def _find_thresholds(decide: Decide, paths: Paths, bits: int, races: bool) -> Te
         is_here = (path == nodes[:, None]) & (torch.arange(path.shape[2]) <= length)
         return is_here.any(dim=2)
 
-    return bisect(is_accepted, count, width, bits=bits)
-
-
-def random_extra(count: int, vocab: int, races: bool, generator: torch.Generator) -> Tensor:
-    """What draws extra tokens: exponentials `[count, V]`, or uniforms `[count]`."""
-    if races:
-        exponentials = torch.empty(count, vocab, dtype=torch.float64)
-        return exponentials.exponential_(generator=generator)
-    return torch.rand(count, dtype=torch.float64, generator=generator)
+    return bisect(is_accepted, count, width, bits=draws.bits)
 
 
 def mispredictions(
     decide: Decide, flips: Flips, generator: torch.Generator, *, copies: int = 4
 ) -> Tensor:
     """`[N]` rows of paths on which the sampler does not do what its flips predict, at `copies`
-    random settings of the uniforms per path.
+    random settings of the uniforms per path: the same as at the ends of its pattern's intervals,
+    and the extra token of the law that was found.
     """
     paths, (count, width) = flips.paths, flips.accept.shape
     rows = torch.arange(count).repeat_interleave(copies)
     accept = torch.rand(len(rows), width, dtype=torch.float64, generator=generator)
-    noise = random_extra(len(rows), paths.worlds.vocab_size, flips.races, generator)
+    noise = flips.draws.random(len(rows), paths.worlds.vocab_size, generator)
     accept, noise = (accept * 2**52).floor() * 2.0**-52, (noise * 2**52).floor() * 2.0**-52
-    bits = 1 << torch.arange(width)
-    place = torch.full((count * 2**width,), -1)
-    place[flips.row * 2**width + (flips.is_below * bits).sum(dim=1)] = torch.arange(len(flips.row))
-    pattern = place[rows * 2**width + ((accept < flips.accept[rows]) * bits).sum(dim=1)]
-    verdict = paths.runner(decide, rows)(accept, noise)
-    emitted = verdict.tokens.gather(1, verdict.num_accepted[:, None])
-    extra = _predicted(flips.extra[pattern], noise, emitted)
-    path, num_accepted = flips.path[pattern], flips.num_accepted[pattern][:, None]
-    steps, nodes = torch.arange(path.shape[1]), (path[:, 1:] - 1).clamp(min=0)
-    expected = paths.tokens[rows].gather(1, nodes) if width else nodes
-    expected = pad(expected, (0, 1)).masked_fill(steps >= num_accepted, PAD_TOKEN)
-    expected = torch.where(steps == num_accepted, extra, expected)
-    is_wrong = (verdict.tokens != expected).any(dim=1)
-    return rows[is_wrong | (verdict.num_accepted != num_accepted[:, 0])]
+    is_below, bits = accept < flips.accept[rows], 1 << torch.arange(width)
+    number = torch.full((count, 2**width), -1)
+    number[flips.row, (flips.is_below * bits).sum(dim=1)] = torch.arange(len(flips.row))
+    pattern = number[rows, (is_below * bits).sum(dim=1)]
+    run, ends = paths.runner(decide, rows), (~is_below).double() * (1 - 2.0**-flips.draws.bits)
+    found, expected = run(accept, noise), run(ends, noise)
+    emitted = found.tokens.gather(1, found.num_accepted[:, None])
+    is_wrong = (found.tokens != expected.tokens).any(dim=1)
+    return rows[is_wrong | (emitted != _predicted(flips.extra[pattern], noise, emitted))[:, 0]]
 
 
 def _predicted(law: Tensor, noise: Tensor, emitted: Tensor) -> Tensor:

@@ -11,13 +11,14 @@ from specdec.certify.chisquare import detectable_variation
 from specdec.certify.foreign import ForeignBatchSampler, ForeignSampler
 from specdec.certify.sampler.draws import draw_tests
 from specdec.certify.sampler.enumeration import (
+    ExtraDraws,
     Flips,
     find_flips,
     joint_law,
     mispredictions,
 )
 from specdec.certify.sampler.paths import Paths
-from specdec.certify.sampler.races import find_races, wrong_winners
+from specdec.certify.sampler.races import Races, find_races, wrong_winners
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.certify.sampler.worlds import Worlds, standard_worlds
 from specdec.samplers import Sampler, draw_by_race
@@ -78,16 +79,12 @@ def certify_sampler(
     check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
     device = check_device("device", device)
-    is_foreign = isinstance(sampler, ForeignBatchSampler)
-    is_slow = isinstance(sampler, ForeignSampler)
+    is_foreign, is_slow = (isinstance(sampler, c) for c in (ForeignBatchSampler, ForeignSampler))
     if num_draws is None:
         num_draws = NUM_FOREIGN_DRAWS if is_slow else NUM_DRAWS
     check_integer("num_draws", num_draws, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     name = sampler.name if is_foreign else type(sampler).__name__
-    rounding = sampler.tolerance if is_foreign else 0.0
-    report = SamplerReport(name, max(TOLERANCE[dtype], rounding))
-    is_race = sampler.draw_draft is draw_by_race
     if trees is None:
         trees = TREES if sizes is None and sampler.takes_trees else ()
     if sizes is None:
@@ -95,20 +92,34 @@ def certify_sampler(
     _check_sizes(sizes, trees)
     if trees and not sampler.takes_trees:
         raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
+    draws, rounding = ExtraDraws(), 0.0
+    if is_foreign:
+        draws, rounding = ExtraDraws(sampler.bits, sampler.races), sampler.tolerance
+    report = SamplerReport(name, max(TOLERANCE[dtype], rounding))
+    is_race = sampler.draw_draft is draw_by_race
     batches = list(standard_worlds(sizes, trees, dtype=dtype))
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
         try:
-            examine = _examine_race if is_race else _examine_chances
-            reason = examine(sampler, worlds, report, device)
+            if is_race:
+                reason = _examine_race(report, find_races(sampler, worlds, device=device), sampler)
+            else:
+                flips = find_flips(sampler, worlds, device=device, draws=draws)
+                reason = _examine_chances(report, flips, sampler)
         except (RuntimeError, IndexError) as error:  # torch's own, which name no world
             raise RuntimeError(
                 f"{name} fails on {worlds.describe(0)}: {error}; if it needs a larger vocabulary, "
                 "pass sizes= with such only, for instance sizes=((4, 2, 18),)"
             ) from error
-        if reason is not None:
-            tests = progress(batches)
-            return _examine_draws(sampler, tests, report, reason, num_draws, false_alarm, device)
+        if reason is not None:  # what enumeration said is dropped
+            options = {"num_draws": num_draws, "device": device, "draws": draws}
+            generator = torch.Generator().manual_seed(0)
+            tests = [
+                (worlds, world, *test)
+                for worlds in progress(batches)
+                for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
+            ]
+            return _report_of_draws(name, report.tolerance, reason, tests, num_draws, false_alarm)
     return report
 
 
@@ -134,14 +145,11 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
             )
 
 
-def _examine_chances(
-    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device
-) -> str | None:
+def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> str | None:
     """A sampler that accepts and resamples by uniforms; returns why enumeration is inconclusive,
     or `None`.
     """
-    flips = find_flips(sampler, worlds, device=device, **_noise_of(sampler))
-    wrong = mispredictions(sampler, flips, torch.Generator().manual_seed(0))
+    worlds, wrong = flips.paths.worlds, mispredictions(sampler, flips, _generator())
     report.num_paths += len(flips.paths)
     if len(wrong):
         return (
@@ -149,34 +157,33 @@ def _examine_chances(
             f"is small, or the extra token not drawn by its own ({_undecided(flips.paths, wrong)})"
         )
     law, target = flips.completed_law(), joint_law(worlds.target)
-    length = len(worlds.target)
+    length, vocab = len(worlds.target), worlds.vocab_size
     if (worst := _worst(report, law, target)) is not None:
         says, text = _apart(law[worst], target[worst]), worlds.text_of(worst[1], length)
         accept, cause = _one_decision(flips, worst[0], report.tolerance)
         report.failures.append(_failure("law", *says, worlds, worst[0], text, accept, cause))
     for world, code in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
-        text = worlds.text_of(code, length)
         # The shortest beginning that is impossible, and all texts that begin so.
-        ends = range(1, length + 1)
-        codes = {n: code // worlds.vocab_size ** (length - n) for n in ends}
-        n = next(n for n in ends if joint_law(worlds.target[:n])[world, codes[n]] == 0)
+        n = next(
+            n
+            for n in range(1, length + 1)
+            if joint_law(worlds.target[:n])[world, code // vocab ** (length - n)] == 0
+        )
         chance, above_zero = (
-            some.completed_law()[world].view(worlds.vocab_size**n, -1)[codes[n]].sum().item()
+            some.completed_law()[world].view(vocab**n, -1)[code // vocab ** (length - n)].sum()
             for some in (flips, flips.above_zero())
         )
         when = f"with chance {chance:.2g}" if above_zero > 0 else "at u = 0"
+        text = worlds.text_of(code, length)[:n]
         says = f"is impossible, emitted {when}"
-        report.failures.append(_failure("zero", chance, says, worlds, world, text[:n]))
+        report.failures.append(_failure("zero", chance.item(), says, worlds, world, text))
     return None
 
 
-def _examine_race(
-    sampler: Sampler, worlds: Worlds, report: SamplerReport, device: torch.device
-) -> None:
+def _examine_race(report: SamplerReport, races: Races, sampler: Sampler) -> None:
     """A sampler that races."""
-    races = find_races(sampler, worlds, device=device)
-    wrong = wrong_winners(sampler, races, torch.Generator().manual_seed(0))
     paths, is_reached = races.paths, races.is_reached
+    worlds, wrong = paths.worlds, wrong_winners(sampler, races, _generator())
     report.num_paths += len(paths)
     if len(wrong):
         report.failures.append(Failure("decision", len(wrong), _undecided(paths, wrong)))
@@ -185,8 +192,7 @@ def _examine_race(
 
     def add(kind: str, at: int, token: int, size: float, says: str) -> None:
         code, depth = int(paths.prefix[row[at], index[at]]), paths.depths[index[at]]
-        text = *worlds.text_of(code, depth), token
-        world = int(paths.world[row[at]])
+        text, world = (*worlds.text_of(code, depth), token), int(paths.world[row[at]])
         report.failures.append(_failure(kind, size, f"ends so: {says}", worlds, world, text))
 
     if (worst := _worst(report, law, target)) is not None:
@@ -195,43 +201,27 @@ def _examine_race(
         add("zero", at, token, law[at, token].item(), "the last token is impossible and can win")
 
 
-def _examine_draws(
-    sampler: Sampler,
-    batches: Iterable[Worlds],
-    report: SamplerReport,
-    reason: str,
-    num_draws: int,
-    false_alarm: float,
-    device: torch.device,
+def _report_of_draws(
+    name: str, tolerance: float, reason: str, tests: list, num_draws: int, false_alarm: float
 ) -> SamplerReport:
-    """Any sampler, whatever it does with its noise; what enumeration said of it is dropped."""
-    generator = torch.Generator().manual_seed(0)
-    options = {"num_draws": num_draws, "device": device, **_noise_of(sampler, ("races",))}
-    tests = [
-        (worlds, world, *test)
-        for worlds in batches
-        for world, test in enumerate(draw_tests(sampler, worlds, generator, **options))
-    ]
-    threshold, failures = false_alarm / len(tests), []
+    """Of any sampler, whatever it does with its noise."""
+    threshold = false_alarm / len(tests)
+    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
+    resolution = detectable_variation(num_draws, most, threshold)
+    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
+    report = SamplerReport(name, tolerance, math.nan, math.nan, len(tests), drawn=evidence)
     for worlds, world, p_value, _, (code, share, law) in tests:
         if p_value < threshold:
             says = (
                 f"has {share:.4f} of the draws, the target gives {law:.4f} (p-value {p_value:.1e})"
             )
             text = worlds.text_of(code, len(worlds.target))
-            failures.append(_failure("draws", abs(share - law), says, worlds, world, text))
-    p_value, most = min(test[2] for test in tests), max(test[3] for test in tests)
-    resolution = detectable_variation(num_draws, most, threshold)
-    evidence = DrawnEvidence(reason, num_draws, p_value, threshold, false_alarm, resolution)
-    report.deviation = report.total_variation = math.nan
-    report.num_worlds, report.failures, report.drawn = len(tests), failures, evidence
+            report.failures.append(_failure("draws", abs(share - law), says, worlds, world, text))
     return report
 
 
-def _noise_of(sampler: Sampler, names: tuple[str, ...] = ("races", "bits")) -> dict[str, int]:
-    """What a foreign rule says of the noise that it takes."""
-    is_foreign = isinstance(sampler, ForeignBatchSampler)
-    return {name: getattr(sampler, name) for name in names} if is_foreign else {}
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
 
 
 def _worst(report: SamplerReport, law: Tensor, target: Tensor) -> tuple[int, int] | None:
@@ -258,45 +248,41 @@ def _failure(
     worlds: Worlds,
     world: int,
     text: tuple[int, ...],
-    accept: dict[str, Tensor] | None = None,
+    accept: Tensor | None = None,
     cause: str | None = None,
 ) -> Failure:
     where = f"text {text} of {worlds.describe(world)} {says}"
-    table = worlds.table(world, text, accept or {})
+    table = worlds.table(world, text, accept)
     return Failure(kind, size, where, worlds.num_draft_tokens, table, cause)
 
 
-def _one_decision(
-    flips: Flips, world: int, tolerance: float
-) -> tuple[dict[str, Tensor], str | None]:
+def _one_decision(flips: Flips, world: int, tolerance: float) -> tuple[Tensor | None, str | None]:
     """Of a world with one draft token the chances `[V]` to accept each, and which decision is
     wrong: only so much can be made good afterwards.
     """
     paths, worlds = flips.paths, flips.paths.worlds
     if worlds.num_draft_tokens != 1:
-        return {}, None
+        return None, None
     if worlds.num_valid and not worlds.num_valid[world]:
-        return {}, "nothing is drafted here: the one token must be drawn from the target"
+        return None, "nothing is drafted here: the one token must be drawn from the target"
     here, target = paths.world == world, worlds.target[0][world, 0]
-    draft = worlds.draft[0][world, 0].double()
     accept = torch.full_like(target, torch.nan)
     accept[paths.tokens[here, 0]] = flips.accept[here, 0]
-    chances, most = {"accepted if drafted": accept}, (target / draft).clamp(max=1)
-    over = (accept - most).nan_to_num(nan=-1)
-    if (over > tolerance).any():
-        token = over.argmax().item()
-        return chances, (
+    most = (target / worlds.draft[0][world, 0].double()).clamp(max=1)
+    over, token = (accept - most).nan_to_num(nan=-1).max(dim=0)
+    first = flips.completed_law()[world].view(len(target), -1).sum(dim=1)
+    if over > tolerance:
+        return accept, (
             f"draft token {token} is accepted with chance {accept[token]:.4g}; a lossless rule "
             f"accepts it with target / draft = {most[token]:.4g} at most"
         )
-    first = flips.completed_law()[world].view(len(target), -1).sum(dim=1)
     if (first - target).abs().max() > tolerance:
-        return chances, (
+        return accept, (
             "no token is accepted too often, so the recovered token is wrong: after a rejection it "
             "must be drawn from target - draft * chance to accept, normalised, which is "
             "max(0, target - draft) where the chance is min(1, target / draft)"
         )
-    return chances, (
+    return accept, (
         "the first token is right, so the bonus token is wrong: after an accepted token it must be "
         "drawn from the target's next row"
     )

@@ -98,24 +98,23 @@ class Worlds:
         """The text of a number in base V."""
         return tuple(code // self.vocab_size**i % self.vocab_size for i in range(length))[::-1]
 
-    def table(self, world: int, text: tuple[int, ...], more: dict[str, Tensor]) -> tuple[str, ...]:
-        """Lines with the laws `[V]` of one world along a text, and more such rows after the first
-        draft's.
+    def table(self, world: int, text: tuple[int, ...], accept: Tensor | None) -> tuple[str, ...]:
+        """Lines with the laws `[V]` of one world along a text, and with the chances `[V]` to accept
+        its first draft token.
         """
-        rows, code = {}, 0
+        rows, code = {"token": range(self.vocab_size)}, 0
+        drafted = self.num_valid[world] if self.num_valid else len(self.draft)
         for i, token in enumerate(text):
             after = f" after {text[:i]}" if i else ""
-            rows[f"target{after}"] = self.target[i][world, code]
-            if i < min(len(self.draft), self.num_valid[world] if self.num_valid else i + 1):
-                rows[f"draft{after}"] = self.draft[i][world, code]
-            rows |= {} if i else more
+            rows[f"target{after}"] = self.target[i][world, code].tolist()
+            if i < min(len(self.draft), drafted):
+                rows[f"draft{after}"] = self.draft[i][world, code].tolist()
+            if i == 0 and accept is not None:
+                rows["accepted if drafted"] = ["-" if p != p else p for p in accept.tolist()]
             code = code * self.vocab_size + token
         width = max(map(len, rows))
-        lines = [f"{'token':{width}}" + "".join(f"{v:9}" for v in range(self.vocab_size))]
-        for name, row in rows.items():
-            cells = ("-" if v != v else f"{v:.4f}" for v in row.tolist())
-            lines.append(f"{name:{width}}" + "".join(f"{cell:>9}" for cell in cells))
-        return tuple(lines)
+        shown = {n: [f"{p:.4f}" if type(p) is float else p for p in row] for n, row in rows.items()}
+        return tuple(f"{n:{width}}" + "".join(f"{p:>9}" for p in row) for n, row in shown.items())
 
 
 def standard_worlds(
