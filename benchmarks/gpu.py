@@ -16,7 +16,7 @@ import random
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import lru_cache
 from unittest.mock import patch
@@ -69,20 +69,24 @@ class Steps:
         return timed(self._run)[0] / NUM_STEPS
 
     def _run(self) -> None:
-        unread = []
-        for index in range(NUM_STEPS):
-            unread.append(self.generator.step(self.generation).fetch())
-            for pending in unread[: None if index == NUM_STEPS - 1 else -1]:
-                self.num_tokens += sum(len(row.new_tokens) for row in pending.read())
-            unread = unread[-1:]
+        unread = None
+        for _ in range(NUM_STEPS):
+            pending = self.generator.step(self.generation).fetch()
+            self._read(unread)
+            unread = pending
+        self._read(unread)
         self.num_steps += NUM_STEPS
 
-    def about(self) -> list[str]:
-        """Tokens per step of all rows, seconds of the capture, and why there is none."""
+    def _read(self, pending) -> None:
+        if pending is not None:
+            self.num_tokens += sum(len(row.new_tokens) for row in pending.read())
+
+    def about(self) -> tuple[str, str]:
+        """Tokens per step of all rows, and seconds of the capture or why there is none."""
         runner = self.generation.runner
         seconds = sum(graph.capture_seconds for graph in runner.graphs.values())
         captured = runner.refusal or (f"{seconds:.2f}" if seconds else "eager")
-        return [f"{self.num_tokens / self.num_steps:.2f}", captured[:60]]
+        return f"{self.num_tokens / self.num_steps:.2f}", captured[:60]
 
 
 def step() -> Iterator[Group]:
@@ -95,9 +99,7 @@ def step() -> Iterator[Group]:
     embeddings = model.get_input_embeddings().weight.nbytes  # of which a few rows are read
     num_bytes = sum(weight.nbytes for weight in model.parameters()) - embeddings
     roof = times.ms("copy") * num_bytes / size
-    print(
-        f"roof: a copy of as many bytes as the {num_bytes / 1e9:.1f} GB of weights: {roof:.2f} ms"
-    )
+    print(f"roof: a copy of as many bytes as the weights' {num_bytes / 1e9:.1f} GB: {roof:.2f} ms")
     head, small = eagle3(model), shape("8B", num_hidden_layers=1)
     drafters = {"no drafter": None, "EAGLE-3, K = 3": head}
     drafters |= {f"EAGLE-3, K = {k}": eagle3(model, k) for k in (1, 5)}
@@ -354,36 +356,34 @@ def compiled_loop(model: PreTrainedModel, draft: PreTrainedModel, ids: Tensor, k
 PARTS = (step, baselines, context, trees, corrections, calls, small, hybrid, profile, mixture)
 
 
+def run(part: Callable[[], Iterator[Group]]) -> None:
+    """Times every group of a part, and prints its table."""
+    for title, sides in part():
+        times, first, rows = Turns().run(sides, ROUNDS), next(iter(sides)), []
+        for name, side in sides.items():
+            spread = max(times[name]) - min(times[name])
+            found = times.ms(name), spread, times.ratio(name, first)
+            more = side.about() if isinstance(side, Steps) else ("", "")
+            rows.append([name, *(f"{value:.2f}" for value in found), *more])
+        print(f"\n{title}\n")
+        show("|ms|spread|x|tokens per step|captured in, s", rows)
+        del sides, side  # and their graphs, before the next group makes its own
+        gc.collect()
+
+
 def main() -> int:
     """As on the command line; 1 where a part fails."""
     names = {part.__name__: part for part in PARTS}
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", default=list(names), help=", ".join(names))
-    parts = parser.parse_args().parts
+    parts, num_failed = parser.parse_args().parts, 0
     if unknown := sorted(set(parts) - names.keys()):
         parser.error(f"no part is called {', '.join(unknown)}; there are {', '.join(names)}")
     print(about(), flush=True)
-    num_failed = 0
     for name in parts:
         start = time.perf_counter()
         try:
-            for title, sides in names[name]():
-                times = Turns().run(sides, ROUNDS)
-                print(f"\n{title}\n")
-                first, rows = next(iter(sides)), []
-                for side, run in sides.items():
-                    spread = max(times[side]) - min(times[side])
-                    cells = (
-                        f"{times.ms(side):.2f}",
-                        f"{spread:.2f}",
-                        f"{times.ratio(side, first):.2f}",
-                    )
-                    rows.append(
-                        [side, *cells, *(run.about() if isinstance(run, Steps) else ("", ""))]
-                    )
-                show("|ms|spread|x|tokens per step|captured in, s", rows)
-                del sides, run
-                gc.collect()
+            run(names[name])
         except Exception:
             traceback.print_exc(file=sys.stdout)
             num_failed += 1

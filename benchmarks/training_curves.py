@@ -74,6 +74,9 @@ if __name__ == "__main__":
     if not options.plot_only:
         texts = map(corpus.read_source, corpus.library_files())
         stream = training.PackedStream(training.encode_texts(texts, zoo.load_tokenizer()), seed=0)
-        path.write_text(json.dumps({kind: curve(kind, stream, options) for kind in KINDS}))
+        curves = {}
+        for kind in KINDS:
+            curves[kind] = curve(kind, stream, options)
+            path.write_text(json.dumps(curves))
     if find_spec("matplotlib"):
         plot(path)

@@ -12,11 +12,8 @@ from specdec.certify import ForeignSampler, RuleNoise, certify
 
 PAGE = (Path(__file__).parents[2] / "docs/verdicts.md").read_text()
 ROWS = {
-    cells[0].strip("`"): cells
-    for cells in (
-        [cell.strip() for cell in line.strip("|").split("|")]
-        for line in re.findall(r"^\| `.*", PAGE, flags=re.MULTILINE)
-    )
+    line.split("`")[1]: [cell.strip() for cell in line.strip("|").split("|")]
+    for line in re.findall(r"^\| `.*", PAGE, flags=re.MULTILINE)
 }
 
 
