@@ -21,6 +21,7 @@ import torch
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
 from specdec.loop.runner import NUM_EAGER
+from specdec.processes import agreed
 from specdec.results import RowStep
 
 StepTimes = Mapping[int, Sequence[float]]
@@ -207,7 +208,8 @@ def time_steps(
 ) -> dict[Any, list[float]]:
     """Milliseconds of a step of each run, in turn within each round, after steps that are not kept.
     All rows are ended first, so nothing is committed and no drafter remembers anything; a step
-    costs what it costs otherwise.
+    costs what it costs otherwise. Of a target that is spread over processes the times are those of
+    the first one, so that all of them choose the same lengths.
 
     Args:
         runs: by name, a generation that was started for this alone, and its draft length.
@@ -225,8 +227,9 @@ def time_steps(
         for _ in range(NUM_EAGER + 1 if generation.runner.captures else 1):
             generation.run_step().fetch().read()
     started, round_ = time.perf_counter(), 0
+    model = generation.parts.target.model
     while round_ < (rounds or FEWEST_ROUNDS) or (
-        rounds is None and time.perf_counter() - started < SECONDS
+        rounds is None and agreed(time.perf_counter() - started < SECONDS, model)
     ):
         for name in [*times][:: -1 if round_ % 2 else 1]:
             generation, generation.num_draft_tokens = runs[name]
@@ -236,4 +239,4 @@ def time_steps(
                 collector.add(outcome)
             times[name].append(1e3 * (clock() - before) / num_steps)
         round_ += 1
-    return times
+    return agreed(times, model)

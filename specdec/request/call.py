@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
 
-from torch import Tensor, distributed
-from torch.distributed.tensor import DTensor
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -21,6 +20,7 @@ from transformers import (
 
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.hf import UNSUPPORTED
+from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, resolve_options
 from specdec.request.processors import refuse_stateful
@@ -315,11 +315,5 @@ def _read_seeds(
 
 
 def _random_seeds(target: Target, rows: int) -> list[int]:
-    """A seed per row; the same in all processes over which a target is spread, since each of them
-    computes a part of one text.
-    """
-    seeds = [secrets.randbits(64) for _ in range(rows)]
-    spread = next((p for p in target.model.parameters() if isinstance(p, DTensor)), None)
-    for group in [] if spread is None else spread.device_mesh.get_all_groups():
-        distributed.broadcast_object_list(seeds, group=group, group_src=0)
-    return seeds
+    """A seed per row; the same in all processes over which a target is spread."""
+    return agreed([secrets.randbits(64) for _ in range(rows)], target.model)

@@ -75,6 +75,7 @@ def test_every_drafter_and_sampler_on_a_target_over_two_processes(folder):
             counts = [n for key, n in report["accepted"].items() if key.startswith(drafter)]
             assert min(counts) > 0
     assert reports[0]["accepted"] == reports[1]["accepted"]
+    assert reports[0]["chosen_lengths"] == reports[1]["chosen_lengths"]
 
 
 @pytest.mark.parametrize("ending", ["destroy", "exit"])

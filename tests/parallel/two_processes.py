@@ -30,6 +30,7 @@ from drafting import perturbed, ragged_prompts
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.drafters import EagleDrafter, MaskTokenDrafter, MTPDrafter
 from specdec.graphs import Captured
+from specdec.loop import lengths
 
 K = 3
 RANK = int(os.environ.get("RANK", 0))  # doctests of all modules are collected by import
@@ -99,6 +100,19 @@ def texts(target, whole) -> dict:
     return found
 
 
+def chosen_lengths(spread, whole) -> list:
+    """Draft tokens of each step where costs choose them, in processes whose clocks disagree: the
+    second has time for three rounds alone, and measures steps of other lengths as dear.
+    """
+    clock = time.perf_counter
+    lengths.SECONDS = (0.3, 0.0)[RANK]
+    lengths.time.perf_counter = lambda: clock() * (1 + 9 * RANK)
+    generator = SpeculativeGenerator(spread, ModelDrafter(perturbed(whole), K), draft_length="auto")
+    ids, mask = ragged_prompts(whole.config.vocab_size, 3, 7, 5)
+    result = generator.generate(ids, mask, max_new_tokens=24, do_sample=True, seed=[1, 2, 3])
+    return [[len(step.draft_tokens) for step in row] for row in result.steps]
+
+
 def compare_texts(folder: str, backend: str) -> dict:
     """What a rank reports of all drafters and samplers."""
     whole = AutoModelForCausalLM.from_pretrained(folder).eval()
@@ -106,6 +120,7 @@ def compare_texts(folder: str, backend: str) -> dict:
     join(folder, backend, "texts")
     spread = spread_over_processes(folder)
     together = texts(spread, whole)
+    chosen = chosen_lengths(spread, whole)
     parts = [p.to_local() if hasattr(p, "to_local") else p for p in spread.parameters()]
     distributed.destroy_process_group()
     return {
@@ -113,6 +128,7 @@ def compare_texts(folder: str, backend: str) -> dict:
         "cases": len(alone),
         "own_parameters": sum(part.numel() for part in parts),
         "whole_parameters": sum(p.numel() for p in whole.parameters()),
+        "chosen_lengths": chosen,
         "accepted": {key: sum(accepted) for key, (_, accepted) in alone.items()},
     }
 

@@ -1,0 +1,138 @@
+"""Processes that work together: which one this is, which part of the work is its own, and what all
+of them agree on. `accelerate launch` and `torchrun` start them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import distributed, nn
+from torch.distributed.tensor import DTensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Team:
+    """The processes that share some work, one alone by default.
+
+    Args:
+        index: of this process.
+        count: of all.
+        does_all: every process does all of the work, since a part of the target is in each.
+
+    Example:
+        >>> Team(1, 3).part([0, 1, 2, 3, 4])
+        [1, 4]
+    """
+
+    index: int = 0
+    count: int = 1
+    does_all: bool = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process writes the files and shows the progress."""
+        return self.index == 0
+
+    def part(self, work: Sequence[T]) -> list[T]:
+        """This process's part of some work."""
+        return list(work) if self.does_all else list(work)[self.index :: self.count]
+
+    def gather(self, found: list[T]) -> list[T]:
+        """What all processes found, in every process; all must call it."""
+        if self.does_all or self.count == 1:
+            return found
+        from accelerate.utils import gather_object
+
+        return gather_object(found)
+
+    def from_first(self, work: Callable[[], T]) -> T:
+        """What `work` returns in the first process, in every process; so is what it raises."""
+        if self.count == 1:
+            return work()
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = work()
+            except Exception as caught:
+                error = caught
+        result, error = broadcast([result, error])
+        if error is not None:
+            raise error
+        return result
+
+
+def team(model: nn.Module | None = None) -> Team:
+    """All processes that were started together.
+
+    Args:
+        model: the target. Where it is spread over the processes, each of them does all of the work.
+
+    Raises:
+        ValueError: the target is spread over some of the processes only.
+    """
+    if int(os.environ.get("WORLD_SIZE", 1)) == 1 and not is_distributed():
+        return Team()
+    from accelerate import PartialState
+
+    state = PartialState()
+    size = 1 if model is None else max([1, *(g.size() for g in _groups(model))])
+    if size not in (1, state.num_processes):
+        raise ValueError(
+            f"the target is spread over {size} of {state.num_processes} processes, which cannot "
+            f"share prompts; start {size} processes"
+        )
+    return Team(state.process_index, state.num_processes, does_all=size > 1)
+
+
+def is_distributed() -> bool:
+    """Whether this process can talk to others."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def local_device(name: str) -> str:
+    """The device of this process among those of a machine: `"cuda"` is `"cuda:1"` in the second.
+
+    Example:
+        >>> local_device("cpu")
+        'cpu'
+    """
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if name == "cuda" and rank is not None else name
+
+
+def broadcast(values: list[Any]) -> list[Any]:
+    """The values of the first process, in every process."""
+    if is_distributed() and distributed.get_world_size() > 1:
+        distributed.broadcast_object_list(values, src=0)
+    return values
+
+
+def any_of(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process."""
+    if not is_distributed():
+        return flag
+    value = torch.tensor(float(flag), device=device)
+    distributed.all_reduce(value)
+    return value.item() > 0
+
+
+def agreed(value: T, model: nn.Module) -> T:
+    """The value of the first of the processes over which a model is spread. Each of them computes a
+    part of one text, so none may choose by its own clock or its own random numbers.
+    """
+    values = [value]
+    for group in _groups(model):
+        distributed.broadcast_object_list(values, group=group, group_src=0)
+    return values[0]
+
+
+def _groups(model: nn.Module) -> list[Any]:
+    """Over which a model's weights are spread."""
+    spread = next((p for p in model.parameters() if isinstance(p, DTensor)), None)
+    return [] if spread is None else spread.device_mesh.get_all_groups()
