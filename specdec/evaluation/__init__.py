@@ -4,7 +4,6 @@ from specdec.evaluation.anchors import every_anchor, with_draft_length
 from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
 from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
-from specdec.evaluation.draft_plan import DraftPlan, plan_drafts
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate, bootstrap
@@ -14,6 +13,8 @@ from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_promp
 from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.evaluation.study import Study
+from specdec.evaluation.sweep import read_study, sweep
 from specdec.show.table import Table
 
 __all__ = [
@@ -21,7 +22,6 @@ __all__ = [
     "Comparison",
     "CostCurve",
     "CostTable",
-    "DraftPlan",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
@@ -32,6 +32,7 @@ __all__ = [
     "Protocol",
     "Replay",
     "Reproduction",
+    "Study",
     "Table",
     "Task",
     "acceptance_by_context",
@@ -44,10 +45,11 @@ __all__ = [
     "find_set",
     "measure_costs",
     "own_prompts",
-    "plan_drafts",
     "read_prompts",
+    "read_study",
     "replay",
     "reproduce",
     "settings_of_run",
+    "sweep",
     "with_draft_length",
 ]

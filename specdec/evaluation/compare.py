@@ -23,10 +23,10 @@ from specdec.evaluation.evaluate import timed
 from specdec.evaluation.intervals import (
     LEVEL,
     MIN_CLUSTERS,
-    NUM_RESAMPLES,
     Estimate,
     counted,
-    with_intervals,
+    resampled,
+    taken,
 )
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.prompts import Prompt, as_prompts, encode
@@ -210,34 +210,24 @@ class Comparison(Tabular):
                 "batch": batch,
                 "round": round_,
                 "new_tokens": int(self.tokens[name][batch]),
-                "seconds": float(taken),
+                "seconds": float(ms),
             }
             for name, seconds in self.seconds.items()
-            for (batch, round_), taken in np.ndenumerate(seconds)
+            for (batch, round_), ms in np.ndenumerate(seconds)
         ]
 
     def _estimate(self, statistic) -> Estimate:
         """Of a statistic of speeds by round: its median over the rounds."""
-        count, rounds = self.seconds[self.baseline].shape
-        value = self._median(statistic, np.arange(count)[None], np.arange(rounds)[None])
 
-        def resampled() -> np.ndarray:
-            generator = np.random.default_rng(0)
-            batches = generator.integers(0, count, (NUM_RESAMPLES, count))
-            chosen = generator.integers(0, rounds, (NUM_RESAMPLES, rounds))
-            return self._median(statistic, batches, chosen)[:, None]
+        def median(batches: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+            def speed(name: str) -> np.ndarray:  # [R, r]
+                speeds = (batches @ self.tokens[name])[:, None] / (batches @ self.seconds[name])
+                return np.take_along_axis(speeds, taken(rounds), axis=1)
 
-        return with_intervals(value, resampled, count, self.level, "batch")[0]
+            return np.median(statistic(speed), axis=-1, keepdims=True)
 
-    def _median(self, statistic, batches: np.ndarray, rounds: np.ndarray) -> np.ndarray:
-        """`[R]`, over batches `[R, n]` and rounds `[R, r]`."""
-
-        def speed(name: str) -> np.ndarray:  # [R, r]
-            taken = self.seconds[name][batches].sum(axis=1)
-            speeds = self.tokens[name][batches].sum(axis=-1)[:, None] / taken
-            return np.take_along_axis(speeds, rounds, axis=1)
-
-        return np.median(statistic(speed), axis=-1)
+        sizes = self.seconds[self.baseline].shape
+        return resampled(median, sizes, level=self.level, unit="batch")[0]
 
 
 def compare(
@@ -313,12 +303,12 @@ def compare(
             for index, task in enumerate(tasks):
                 first = round_ % len(names)
                 for name in names[first:] + names[:first]:
-                    given, taken = timed(partial(ways[name], task), device)
+                    given, seconds_taken = timed(partial(ways[name], task), device)
                     if round_ == 0:
                         _check_answer(name, given, task)
                         answers[name].append(given)
                     else:
-                        seconds[name][index, round_ - 1] = taken
+                        seconds[name][index, round_ - 1] = seconds_taken
                     bar.update()
     texts = {name: [a.new_tokens for a in every] for name, every in answers.items()}
     return Comparison(

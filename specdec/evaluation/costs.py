@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
-from specdec.evaluation.intervals import counted
+from specdec.evaluation.intervals import counted, taken
 from specdec.evaluation.plan import Plan
 from specdec.generator import SpeculativeGenerator
 from specdec.loop.lengths import lengths_to_measure, time_steps
@@ -51,10 +51,25 @@ class CostCurve(Tabular):
                 f"a cost curve needs times of the same rounds at every draft length, got {lengths}"
             )
 
-    def medians(self, num_draft_tokens: int) -> tuple[float, np.ndarray]:
-        """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens, as far as measured."""
-        plain, table = self._at(np.arange(len(self.plain_ms))[None], num_draft_tokens)
-        return float(plain[0]), table[0]
+    def medians(
+        self, num_draft_tokens: int, counts: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Of a plain step, and `[K + 1]` of steps with 0..K draft tokens, as far as measured.
+
+        Args:
+            num_draft_tokens: K.
+            counts: how often each round is taken, `[R, r]` for R resamples, each with medians of
+                its own; `None` takes every round once.
+        """
+        known, most = sorted(self.step_ms), max(self.step_ms, default=-1)
+        check_integer("num_draft_tokens", num_draft_tokens, 0, most, advice="measure it there")
+        if known[0] > 0:
+            raise ValueError(f"the cost curve begins at K = {known[0]}; measure K = 0 as well")
+        rounds = np.arange(len(self.plain_ms)) if counts is None else taken(counts)
+        times = np.array([self.plain_ms, *(self.step_ms[k] for k in known)])
+        plain, *table = np.median(times[:, rounds], axis=-1)  # [1 + lengths, ...]
+        ks, ms = np.arange(num_draft_tokens + 1), np.stack(table, axis=-1)
+        return plain, np.apply_along_axis(lambda row: np.interp(ks, known, row), -1, ms)
 
     def tables(self) -> list[Table]:
         """One line per measured K; the spread is the range of the middle half over the median."""
@@ -92,26 +107,6 @@ class CostCurve(Tabular):
             for k in sorted(self.step_ms)
             for round_, (ms, plain) in enumerate(zip(self.step_ms[k], self.plain_ms, strict=True))
         ]
-
-    def resampled(
-        self, num_draft_tokens: int, count: int, generator: np.random.Generator
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """As `medians`, over resampled rounds: `[R]` and `[R, K + 1]`."""
-        rounds = generator.integers(0, len(self.plain_ms), (count, len(self.plain_ms)))
-        return self._at(rounds, num_draft_tokens)
-
-    def _at(self, rounds: np.ndarray, num_draft_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        """Medians over the rounds `[R, r]`; curves reach from 0 to the largest measured K."""
-        known, most = sorted(self.step_ms), max(self.step_ms, default=-1)
-        check_integer("num_draft_tokens", num_draft_tokens, 0, most, advice="measure it there")
-        if known[0] > 0:
-            raise ValueError(f"the cost curve begins at K = {known[0]}; measure K = 0 as well")
-        plain, *table = (
-            np.median(np.array(times)[rounds], axis=1)
-            for times in (self.plain_ms, *(self.step_ms[k] for k in known))
-        )
-        ks = np.arange(num_draft_tokens + 1)
-        return plain, np.stack([np.interp(ks, known, row) for row in np.stack(table, axis=1)])
 
 
 @dataclass(frozen=True, eq=False, repr=False)

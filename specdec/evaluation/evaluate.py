@@ -6,8 +6,8 @@ Legend: B rows of a batch, T tokens of a prompt.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -19,6 +19,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from specdec import processes
 from specdec.arguments import check_integer
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
@@ -47,7 +48,7 @@ def evaluate(
     max_prompt_tokens: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     warmup: int = 0,
-    shard: tuple[int, int] = (0, 1),
+    share: bool = False,
     output: str | Path | None = None,
     progress: bool = False,
     **options: Unpack[GenerateOptions],
@@ -79,10 +80,11 @@ def evaluate(
         chat_template_kwargs: variables of the chat template, `{"enable_thinking": False}` for
             instance.
         warmup: so many batches are generated once before anything is measured.
-        shard: (index, count): takes part number `index` of `count` of the batches, for one process
-            of several.
+        share: the processes that `accelerate launch` or `torchrun` started share the prompts, and
+            all of them return the same; every one of them must call. The processes over which one
+            target is spread all read all prompts.
         output: a file that holds what is measured, batch by batch. Where it exists, the run goes on
-            after its last batch.
+            after its last batch. Of several processes the first one writes it.
         progress: shows a bar on standard error.
         options: of `generate` (top_k, top_p, eos_token_id, ...), the same for all rows.
 
@@ -101,9 +103,6 @@ def evaluate(
         True
     """
     check_integer("warmup", warmup, 0)
-    index, count = shard
-    check_integer("the count of shard", count, 1)
-    check_integer("the index of shard", index, 0, count - 1)
     plan = Plan(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -114,26 +113,129 @@ def evaluate(
         chat_template_kwargs=dict(chat_template_kwargs or {}),
         options=options,
     )
-    records = as_prompts(prompts, attention_mask)
-    run = settings_of_run(generator, records, tokenizer=tokenizer, **vars(plan))
-    about = {"run": {**run, "shard": [index, count]}, **provenance()}
-    batches = dict(list(enumerate(_batches(records, plan)))[index::count])
-    file = None if output is None else RunFile(output)
-    with nullcontext() if file is None else file.held():
-        done = [] if file is None else file.resume(about)
-        missing = sorted(batches.keys() - {batch.index for batch in done})
-        for number in missing[:warmup]:
-            _run(generator, number, batches[number], plan, tokenizer)
-        with tqdm(total=len(batches), initial=len(done), disable=not progress, unit="batch") as bar:
-            for number in missing:
-                batch = _run(generator, number, batches[number], plan, tokenizer)
-                if file is not None:
-                    file.append(batch, about)
-                done.append(batch)
-                bar.update()
-                bar.set_postfix_str(_postfix(done), refresh=False)
-    done.sort(key=lambda batch: batch.index)
-    return Evaluation(done, generator.drafter.num_draft_tokens, about)
+    team = processes.team(generator.target.model) if share else processes.Team()
+    run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team)
+    with run.recorded(output):
+        is_hidden = not (progress and team.is_first)
+        with tqdm(total=run.size, initial=run.num_done, disable=is_hidden, unit="batch") as bar:
+            measure([run], warmup=warmup, bar=bar)
+    return run.evaluation()
+
+
+class Run:
+    """An evaluation under way.
+
+    Args:
+        generator: what is measured.
+        prompts: all of them.
+        plan: how they are continued.
+        tokenizer: of the target, for texts.
+        team: the processes that share the batches.
+
+    Attributes:
+        about: the run's settings and versions.
+    """
+
+    def __init__(
+        self,
+        generator: SpeculativeGenerator,
+        prompts: list[Prompt],
+        plan: Plan,
+        tokenizer: PreTrainedTokenizerBase | None,
+        team: processes.Team,
+    ):
+        settings = settings_of_run(generator, prompts, tokenizer=tokenizer, **vars(plan))
+        self.about, self.team = {"run": settings, **provenance()}, team
+        self._generator, self._plan, self._tokenizer = generator, plan, tokenizer
+        self._batches, self._done = batches_of(prompts, plan), {}
+        self._file: RunFile | None = None
+
+    @contextmanager
+    def recorded(self, path: str | Path | None) -> Iterator[None]:
+        """Goes on with a file, and writes what is measured meanwhile to it."""
+        with ExitStack() as stack:
+
+            def begin() -> list[EvaluatedBatch]:
+                file = RunFile(path)
+                stack.enter_context(file.held())
+                return file.resume(self.about)
+
+            found = [] if path is None else self.team.from_first(begin)
+            self._done = {batch.index: batch for batch in found}
+            self._file = RunFile(path) if path is not None and self.team.is_first else None
+            yield
+
+    @property
+    def size(self) -> int:
+        """Batches in all."""
+        return len(self._batches)
+
+    @property
+    def num_done(self) -> int:
+        """Batches that were measured."""
+        return len(self._done)
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the batches that were not measured yet."""
+        return [number for number in range(self.size) if number not in self._done]
+
+    def batch(self, number: int) -> EvaluatedBatch:
+        """Generates all turns of a batch."""
+        return _run(self._generator, number, self._batches[number], self._plan, self._tokenizer)
+
+    def add(self, batches: list[EvaluatedBatch]) -> None:
+        """Takes in what every process has measured, and writes it down."""
+        for batch in self.team.gather(batches):
+            self._done[batch.index] = batch
+            if self._file is not None:
+                self._file.append(batch, self.about)
+
+    def evaluation(self) -> Evaluation:
+        """What was measured so far."""
+        done = [self._done[number] for number in sorted(self._done)]
+        return Evaluation(done, self._generator.drafter.num_draft_tokens, self.about)
+
+    def summary(self) -> str:
+        """The acceptance length so far, for a progress bar."""
+        steps = [step for batch in self._done.values() for row in batch.rows for step in row.steps]
+        accepted = sum(step.num_accepted for step in steps)
+        return f" acceptance length {1 + accepted / max(1, len(steps)):.2f}"
+
+
+def measure(runs: Sequence[Run], *, warmup: int = 0, rounds: int = 1, bar: tqdm) -> None:
+    """Measures what is missing of runs over the same batches, which take turns on each of them, so
+    that a drift of the machine meets all; who begins changes from batch to batch.
+
+    Args:
+        runs: of one team.
+        warmup: so many batches of each are generated once before anything is measured.
+        rounds: how often each batch is generated; the times of the median one are kept.
+        bar: of all batches.
+    """
+    missing = sorted({number for run in runs for number in run.missing})
+    team = runs[0].team
+    for number in team.part(missing)[:warmup]:
+        for run in runs:
+            run.batch(number)
+    together = 1 if team.does_all else team.count
+    for start in range(0, len(missing), together):  # every process measures one, then all gather
+        found: dict[Run, list[EvaluatedBatch]] = {run: [] for run in runs}
+        for number in team.part(missing[start : start + together]):
+            waiting = [run for run in runs if number in run.missing]
+            turns: dict[Run, list[EvaluatedBatch]] = {run: [] for run in waiting}
+            for turn in range(rounds):
+                first = (number + turn) % len(runs)
+                for run in waiting[first:] + waiting[:first]:
+                    turns[run].append(run.batch(number))
+            for run, measured in turns.items():
+                measured.sort(key=lambda batch: sum(batch.seconds))
+                found[run].append(measured[(rounds - 1) // 2])
+        for run, measured in found.items():
+            before = run.num_done
+            run.add(measured)
+            bar.update(run.num_done - before)
+            bar.set_postfix_str(run.summary(), refresh=False)
 
 
 @dataclass(frozen=True)
@@ -145,7 +247,7 @@ class _Row:
     seed: int
 
 
-def _batches(prompts: list[Prompt], plan: Plan) -> list[list[_Row]]:
+def batches_of(prompts: list[Prompt], plan: Plan) -> list[list[_Row]]:
     """Batches of consecutive prompts, each of one category and one number of turns."""
     rows = [
         _Row(prompt, sample, plan.seed + index + sample * len(prompts))
@@ -227,9 +329,3 @@ def synchronize(device: torch.device) -> None:
     """Waits for a device; nothing to wait for on a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def _postfix(done: list[EvaluatedBatch]) -> str:
-    steps = [step for batch in done for row in batch.rows for step in row.steps]
-    length = 1 + sum(step.num_accepted for step in steps) / max(1, len(steps))
-    return f" acceptance length {length:.2f}"

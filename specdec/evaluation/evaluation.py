@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -87,7 +86,8 @@ class Evaluation(Tabular):
     @cached_property
     def estimates(self) -> dict[str, Estimate]:
         """Every number with its interval: `acceptance_length`, `acceptance_rate`,
-        `block_efficiency`, `conditional_rate_1..K`, `joint_rate_1..K`, `tokens_per_second`.
+        `block_efficiency`, `conditional_rate_1..K`, `joint_rate_1..K`, `tokens_per_second` and
+        `ms_per_token`, of all rows of a batch together, prompts included.
         """
         depth, level, counts = self.stats.depth, self.level, self.stats_of_prompts.values()
         totals = [
@@ -98,8 +98,11 @@ class Evaluation(Tabular):
         times = [[batch.num_new_tokens, sum(batch.seconds)] for batch in self.batches]
         (efficiency,) = bootstrap(emitted, ratio, level=level, unit="prompt")
         (speed,) = bootstrap(times, ratio, level=level, unit="batch")
+        taken = [[1e3 * seconds, tokens] for tokens, seconds in times]
+        (per_token,) = bootstrap(taken, ratio, level=level, unit="batch")
         rates = rate_estimates(totals, depth, level=level, unit="prompt")
-        return {**rates, "block_efficiency": efficiency, "tokens_per_second": speed}
+        speeds = {"tokens_per_second": speed, "ms_per_token": per_token}
+        return {**rates, "block_efficiency": efficiency, **speeds}
 
     @property
     def categories(self) -> dict[str, Evaluation]:
@@ -152,7 +155,7 @@ class Evaluation(Tabular):
             for pair in ((ours[name], theirs.get(name)) for name in names)
         ]
         rows = [[name or "none", *pair] for name, pair in zip(names, lengths, strict=True)]
-        runs = (other._run_without_shard(), self._run_without_shard())
+        runs = (other.about.get("run", {}), self.about.get("run", {}))
         differing = ", ".join(differences(*runs)) or "nothing"
         return Table(["category", "here", "there"], rows, (f"The runs differ in {differing}.",))
 
@@ -165,32 +168,6 @@ class Evaluation(Tabular):
             own = {n: figures[n][0] if isinstance(figures[n], list) else figures[n] for n in names}
             lines.append({**vars(row), **own})
         return lines
-
-    @classmethod
-    def merged(cls, parts: Iterable[Evaluation]) -> Evaluation:
-        """One evaluation of the shards of one run.
-
-        Raises:
-            ValueError: no parts, parts of runs that differ (says in what), or a batch in two.
-        """
-        parts = list(parts)
-        if not parts:
-            raise ValueError("there is nothing to merge: pass the shards of a run")
-        for number, part in enumerate(parts[1:], start=1):
-            if differing := differences(parts[0]._run_without_shard(), part._run_without_shard()):
-                raise ValueError(
-                    f"parts 0 and {number} are of different runs; they differ in "
-                    f"{', '.join(differing)}"
-                )
-        batches = sorted((b for part in parts for b in part.batches), key=lambda b: b.index)
-        indices = [batch.index for batch in batches]
-        if len(set(indices)) < len(indices):
-            raise ValueError(f"two parts hold the same batch: {indices}")
-        return replace(parts[0], batches=batches)
-
-    def _run_without_shard(self) -> dict[str, Any]:
-        run = {name: v for name, v in self.about.get("run", {}).items() if name != "shard"}
-        return run or {"num_draft_tokens": self.num_draft_tokens}
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:

@@ -9,7 +9,7 @@ Legend: n clusters, m totals of a cluster, R resamples, s statistics, K draft to
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -116,46 +116,57 @@ def bootstrap(
 
     Reference: Hesterberg, arXiv:1411.5279, section 5.3 (expanded percentile intervals).
     """
-    check_number("level", level, above=0, below=1)
-    check_integer("num_resamples", num_resamples, 1)
     totals = np.asarray(totals, dtype=np.float64)
     if totals.ndim != 2 or not len(totals):
         raise ValueError(f"totals must be [n, m] with at least one cluster, got {totals.shape}")
-    count, generator = len(totals), np.random.default_rng(seed)
-
-    def resampled() -> np.ndarray:
-        return statistic(resampled_counts(generator, count, num_resamples) @ totals)
-
-    return with_intervals(statistic(totals.sum(axis=0)), resampled, count, level, unit)
+    options = {"level": level, "num_resamples": num_resamples, "seed": seed, "unit": unit}
+    return resampled(lambda counts: statistic(counts @ totals), [len(totals)], **options)
 
 
-def resampled_counts(generator: np.random.Generator, count: int, num_resamples: int) -> np.ndarray:
-    """`[R, n]`: how often each of n clusters is in each resample."""
-    return generator.multinomial(count, [1 / count] * count, num_resamples)
-
-
-def with_intervals(
-    values: Iterable[float],
-    resampled: Callable[[], np.ndarray],
-    count: int,
-    level: float,
-    unit: str,
+def resampled(
+    statistic: Callable[..., np.ndarray],
+    sizes: Sequence[int],
+    *,
+    level: float = LEVEL,
+    num_resamples: int = NUM_RESAMPLES,
+    seed: int = 0,
+    unit: str = "cluster",
 ) -> list[Estimate]:
-    """Estimates of values `[s]` from statistics `[R, s]` of resamples, NaN where a resample had
-    nothing to divide by; without intervals, and without resampling, for too few clusters.
+    """Statistics of several samples that are resampled independently, with intervals.
+
+    Args:
+        statistic: from how often each member of each sample is taken, `[R, n]` for every sample, to
+            the statistics `[R, s]`, NaN where a resample has nothing to divide by.
+        sizes: n of each sample; the first one is of the clusters, too few of which get no interval.
+        level, num_resamples, seed, unit: as in `bootstrap`.
     """
-    if count < MIN_CLUSTERS:
-        note = f"no interval: {counted(count, unit)}"
+    check_number("level", level, above=0, below=1)
+    check_integer("num_resamples", num_resamples, 1)
+    values = statistic(*(np.ones((1, n), dtype=int) for n in sizes))[0]
+    if sizes[0] < MIN_CLUSTERS:
+        note = f"no interval: {counted(sizes[0], unit)}"
         return [Estimate(float(value), level=level, note=note) for value in values]
-    tail = expanded_tail((1 - level) / 2, count)
-    statistics = np.asarray(resampled())
-    ends = np.full((2, statistics.shape[1]), np.nan)
-    known = ~np.isnan(statistics).all(axis=0)
-    ends[:, known] = np.nanquantile(statistics[:, known], [tail, 1 - tail], axis=0)
+    draws = np.random.default_rng(seed)
+    found = statistic(*(draws.multinomial(n, [1 / n] * n, num_resamples) for n in sizes))
+    tail = expanded_tail((1 - level) / 2, sizes[0])
+    ends = np.full((2, found.shape[1]), np.nan)
+    known = ~np.isnan(found).all(axis=0)
+    ends[:, known] = np.nanquantile(found[:, known], [tail, 1 - tail], axis=0)
     return [
         Estimate(float(value), float(low), float(high), level)
         for value, low, high in zip(values, *ends, strict=True)
     ]
+
+
+def taken(counts: np.ndarray) -> np.ndarray:
+    """The members `[R, n]` that are taken so often, for statistics of more than sums.
+
+    Example:
+        >>> taken(np.array([[2, 0, 1]])).tolist()
+        [[0, 0, 2]]
+    """
+    rows, n = counts.shape
+    return np.repeat(np.tile(np.arange(n), rows), counts.ravel()).reshape(rows, n)
 
 
 def expanded_tail(tail: float, n: int) -> float:

@@ -20,8 +20,8 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
 
     Args:
         first, second: evaluations of the same prompts.
-        of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"` or
-            `"tokens_per_second"`.
+        of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"`,
+            `"tokens_per_second"` or `"ms_per_token"`.
 
     Raises:
         ValueError: runs over other prompts, or over batches of other prompts for speed.
@@ -38,7 +38,7 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
         >>> bool(difference(*runs).value >= 0)
         True
     """
-    check_choice("of", of, [*_PARTS, "tokens_per_second"])
+    check_choice("of", of, [*_PARTS, "tokens_per_second", "ms_per_token"])
     totals = [_totals(run, of) for run in (first, second)]
     unit, units = ("prompt", "prompts") if of in _PARTS else ("batch", "batches")
     if alone := sorted(map(str, totals[0].keys() ^ totals[1].keys())):
@@ -64,7 +64,9 @@ _PARTS = {
 def _totals(run: Evaluation, of: str) -> Totals:
     if of in _PARTS:
         return {prompt: _PARTS[of](stats) for prompt, stats in run.stats_of_prompts.items()}
-    return {
-        tuple(row.prompt for row in batch.rows): (batch.num_new_tokens, sum(batch.seconds))
-        for batch in run.batches
-    }
+    totals = {}
+    for batch in run.batches:
+        tokens, seconds = batch.num_new_tokens, sum(batch.seconds)
+        speed = (tokens, seconds) if of == "tokens_per_second" else (1e3 * seconds, tokens)
+        totals[tuple(row.prompt for row in batch.rows)] = speed
+    return totals

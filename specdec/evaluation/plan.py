@@ -151,7 +151,7 @@ def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
         "dtype": str(target.dtype).removeprefix("torch."),
         "attention": getattr(config, "_attn_implementation", None),
         "device": f"{device.type} ({name})",
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }
 
 

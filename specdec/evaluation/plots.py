@@ -8,16 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from specdec.evaluation.costs import CostCurve, CostTable
+from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import Estimate
 from specdec.evaluation.replay import Replay
 from specdec.show.table import need
 from specdec.trace import Trace
+
+if TYPE_CHECKING:
+    from specdec.evaluation.study import Study
 
 _PARTS = {"draft": "#4dae4d", "verify": "#3b6fb6", "sample": "#d98c3f", "host": "#b0b0b0"}
 _MOST_NUMBERS = 40
@@ -43,17 +46,6 @@ def acceptance_by_position(evaluations: Mapping[str, Evaluation], *, ax: Any = N
     ax, _ = _lines(ax, lines)
     ax.set(xlabel="draft position", ylabel="accepted, given all before", ylim=(0, 1.02))
     return _finish(ax, integers=True)
-
-
-def acceptance_by_temperature(
-    lines: Mapping[str, Mapping[float, Evaluation]], *, ax: Any = None
-) -> Any:
-    """Acceptance length against the target's temperature, with intervals.
-
-    Args:
-        lines: by name, evaluations by temperature.
-    """
-    return _finish(_acceptance(lines, "temperature", ax))
 
 
 def time_per_token(
@@ -101,32 +93,6 @@ def cost_roof(replays: Sequence[Replay], costs: CostCurve, *, ax: Any = None) ->
     return _finish(ax, integers=True)
 
 
-def cost_by_length(
-    table: CostTable, rates: Sequence[float] | None = None, *, ax: Any = None
-) -> Any:
-    """Milliseconds of a step against K, a line for each size with the quarter and three quarters of
-    its rounds, and a star at the K of most tokens per millisecond.
-
-    Args:
-        table: from `costs`.
-        rates: conditional acceptance by position, `evaluation.stats.conditional_rates` for
-            instance; without them there are no stars.
-    """
-    lines = {}
-    for (rows, tokens), curve in table.curves.items():
-        ends = {k: np.quantile(ms, [0.5, 0.25, 0.75]) for k, ms in curve.step_ms.items()}
-        lines[f"{rows} x {tokens} tokens"] = {k: Estimate(*each) for k, each in ends.items()}
-    ax, drawn = _lines(ax, lines)
-    best = table.best(rates) if rates is not None else {}
-    for line, k in zip(drawn.values(), best.values(), strict=False):
-        index = sorted(next(iter(lines.values()))).index(k)
-        x, y = line.get_xdata()[index], line.get_ydata()[index]
-        ax.plot([x], [y], marker="*", markersize=14, color=line.get_color())
-    ax.set(xlabel="K, draft tokens per step", ylabel="ms per step")
-    ax.set_ylim(bottom=0)
-    return _finish(ax, integers=True)
-
-
 def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     """The steps of a generation one after the other, by their parts, with the number of tokens that
     a row got from each (left out above 40 steps, where the numbers would overlap).
@@ -158,24 +124,58 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     return ax
 
 
-def acceptance_by_length(lines: Mapping[str, Mapping[int, Evaluation]], *, ax: Any = None) -> Any:
-    """Acceptance length against K, with intervals.
+def study(panels: Mapping[str, Study], x: str, of: str, *, ax: Any = None) -> Any:
+    """What `Study.plot` draws.
 
     Args:
-        lines: by name, evaluations by K.
+        panels: the study's conditions by their titles.
+        x: an axis of the study; of numbers for lines, else the cells are ranked.
+        of: the number that is shown.
+
+    Returns:
+        The figure.
     """
-    return _finish(_acceptance(lines, "draft tokens (K)", ax), integers=True)
+    if ax is not None and len(panels) > 1:
+        raise ValueError(f"ax= has room for one of {len(panels)} panels: {', '.join(panels)}")
+    pyplot = need("matplotlib.pyplot", "plots")
+    is_line = all(_is_number(v) for found in panels.values() for v in found.axes[x])
+    if ax is None:
+        size = 4.6 * len(panels) + 1.4, 3.6 if is_line else 4.2
+        options = {"figsize": size, "squeeze": False, "layout": "constrained"}
+        axes = pyplot.subplots(1, len(panels), sharey=is_line, **options)[1][0]
+    else:
+        axes = [ax]
+    for ax, (title, found) in zip(axes, panels.items(), strict=True):
+        lines = {", ".join(line.labels.values()): line.runs for line in found.lines(x)}
+        if is_line:
+            _lines(
+                ax, {n: {v: r.estimates[of] for v, r in runs.items()} for n, runs in lines.items()}
+            )
+            ax.set(xlabel=x.replace("_", " "))
+            ax.xaxis.get_major_locator().set_params(integer=x == "draft")
+        else:
+            _ranking(ax, found.ranked(of), of)
+        ax.set_title(title, fontsize=10)
+        ax.grid(alpha=0.25, axis="both" if is_line else "x")
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
+    if is_line:
+        axes[0].set_ylabel(of.replace("_", " "))
+        axes[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return axes[0].figure
 
 
-def _acceptance(lines: Mapping[str, Mapping[float, Evaluation]], label: str, ax: Any) -> Any:
-    """The axes with a line of acceptance lengths per name."""
-    estimates = {
-        name: {x: found.estimates["acceptance_length"] for x, found in by_x.items()}
-        for name, by_x in lines.items()
-    }
-    ax, _ = _lines(ax, estimates)
-    ax.set(xlabel=label, ylabel="acceptance length")
-    return ax
+def _ranking(ax: Any, ranked: Mapping[str, Estimate], of: str) -> None:
+    """Bars from the best downwards, with intervals."""
+    names, values = list(ranked), list(ranked.values())
+    ends = np.nan_to_num([[e.value - e.low, e.high - e.value] for e in values]).T
+    ax.barh(names, [e.value for e in values], xerr=ends, color=_PARTS["verify"], alpha=0.75)
+    ax.invert_yaxis()
+    ax.set_xlabel(of.replace("_", " "))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:

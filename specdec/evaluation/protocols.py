@@ -5,6 +5,7 @@ and drafter. `PROTOCOLS` holds those of `specdec reproduce`.
 from __future__ import annotations
 
 import random
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -199,107 +200,21 @@ def reproduce(
     return Reproduction(protocol, {(n, size): cells[n, size] for n in names for size in sizes})
 
 
-def _published(sets: str, rows: str) -> dict[str, Any]:
-    """`sets` and `figures` of a protocol, of a text with a row per target and label: nodes, then
-    lengths in the order of the sets.
-    """
-    counts = {name: int(count) for name, count in (each.split(":") for each in sets.split())}
+def _read(given: Mapping[str, Any]) -> Protocol:
+    """A protocol of the file, which says how its `figures` are written."""
     figures = []
-    for target, label, nodes, *lengths in map(str.split, rows.strip().splitlines()):
-        by_set = dict(zip(counts, map(float, lengths), strict=False))
+    for line in given["figures"].strip().splitlines():
+        target, label, nodes, *lengths = line.split()
+        by_set = dict(zip(given["sets"], map(float, lengths), strict=False))
         figures.append(Figures(target, label, None if nodes == "best" else int(nodes), by_set))
-    return {"sets": counts, "figures": tuple(figures)}
+    settings = {**given, "figures": tuple(figures), "budgets": tuple(given.get("budgets", (0,)))}
+    return Protocol(**settings)
 
 
-_DSPARK = _published(
-    "gsm8k:500 math500:500 aime25:30 mbpp:256 humaneval:164 livecodebench:500 mt-bench:80 "
-    "alpaca:500 arena-hard-v2:500",
-    """
-    Qwen3-8B EAGLE-3 0 5.30 4.77 3.91 3.96 4.33 4.17 2.66 2.54 2.54
-    Qwen3-8B DFlash 0 5.33 4.91 4.07 4.36 4.64 4.39 3.11 2.98 2.81
-    Qwen3-8B DSpark 0 6.17 5.78 5.01 5.16 5.52 5.17 3.72 3.58 3.21
-    Qwen3-4B EAGLE-3 0 5.14 4.62 3.92 3.69 4.16 3.77 2.39 2.26 2.55
-    Qwen3-4B DFlash 0 5.40 4.85 4.15 4.40 4.74 4.18 3.07 2.96 2.83
-    Qwen3-4B DSpark 0 6.11 5.70 4.89 5.13 5.38 4.86 3.64 3.54 3.29
-    Qwen3-14B EAGLE-3 0 5.24 4.60 3.71 3.81 4.14 4.01 2.62 2.47 2.48
-    Qwen3-14B DFlash 0 5.41 4.84 3.98 4.44 4.59 4.33 3.10 2.94 2.72
-    Qwen3-14B DSpark 0 6.21 5.74 4.94 5.26 5.43 5.02 3.70 3.58 3.13
-    gemma-4-12B-it EAGLE-3 0 5.87 5.46 4.83 4.72 5.37 4.16 3.19 3.06 2.72
-    gemma-4-12B-it DFlash 0 5.45 5.04 4.22 4.39 4.95 3.70 2.98 2.84 2.59
-    gemma-4-12B-it DSpark 0 6.05 5.78 5.12 5.11 5.64 4.51 3.49 3.35 2.92
-    """,
-)
-_DDTREE_SETS = (
-    "math500:128 gsm8k:128 aime24:30 aime25:30 humaneval:164 mbpp:128 livecodebench:128 "
-    "swe-bench:128 mt-bench:80 alpaca:128"
-)
-# Budgets have figures for MATH-500 alone, read off the vector graphics of figure 3.
-_DDTREE_GREEDY = """
-    Qwen3-8B DFlash 0 7.79 6.57 7.46 7.39 6.61 5.99 7.22 3.60 4.28 3.12
-    Qwen3-8B DDTree 16 8.61
-    Qwen3-8B DDTree 32 9.27
-    Qwen3-8B DDTree 64 9.75
-    Qwen3-8B DDTree 128 10.20
-    Qwen3-8B DDTree 256 10.43
-    Qwen3-8B DDTree 512 10.73
-    Qwen3-8B DDTree 1024 10.97
-    Qwen3-8B best-DDTree best 10.73 9.54 10.42 9.86 9.67 9.07 10.28 5.91 6.58 5.09
-    Qwen3-4B DFlash 0 7.72 6.51 7.54 7.37 6.62 6.10 7.02 3.66 4.38 3.11
-    Qwen3-4B best-DDTree best 10.71 9.33 10.37 10.23 9.44 9.16 9.79 5.99 6.70 5.35
-"""
-_DDTREE_SAMPLED = """
-    Qwen3-8B DFlash 0 6.46 5.93 4.98 4.79 5.48 5.30 6.61 2.82 3.77 2.94
-    Qwen3-8B best-DDTree best 9.54 8.95 7.79 7.71 8.59 8.34 9.53 4.86 6.02 4.89
-    Qwen3-4B DFlash 0 6.60 5.99 5.01 4.79 5.97 5.56 6.53 3.07 4.05 2.96
-    Qwen3-4B best-DDTree best 9.61 8.87 7.82 7.22 9.18 8.72 9.44 5.20 6.27 4.97
-"""
-_DDTREE = Protocol(
-    source="Ringel and Romano, arXiv:2604.12989, table 1 (the best budget is the fastest one) and "
-    "figure 3; settings of liranringel/ddtree, run_benchmark.sh",
-    **_published(_DDTREE_SETS, _DDTREE_GREEDY),
-    temperature=0.0,
-    num_draft_tokens=15,
-    seed=0,
-    shuffle="numpy",
-    budgets=(0, 16, 32, 64, 128, 256, 512, 1024),
-    mean_over="texts",
-    all_turns=True,
-)
-_SPECULATORS = _published(
-    "mt-bench:80",
-    """
-    Qwen3-8B EAGLE-3 0 2.26
-    Llama-3.1-8B-Instruct EAGLE-3 0 2.60
-    gpt-oss-20b EAGLE-3 0 2.56
-    Qwen3-VL-30B-A3B-Instruct-FP8 EAGLE-3 0 1.35
-    """,
-)
 PROTOCOLS = {
-    "dspark-table1": Protocol(
-        source="DSpark, table 1 (DSpark_paper.pdf of deepseek-ai/DeepSpec); settings of eval.py",
-        **_DSPARK,
-        temperature=1.0,
-        num_draft_tokens=7,
-        seed=980406,
-        shuffle="random",
-    ),
-    "ddtree": _DDTREE,
-    "ddtree-sampled": replace(
-        _DDTREE,
-        **_published(_DDTREE_SETS, _DDTREE_SAMPLED),
-        temperature=1.0,
-        proposal="argmax",
-    ),
-    "speculators-mt-bench": Protocol(
-        source="vllm-project/vllm, tests/v1/spec_decode/test_acceptance_length.py, with heads of "
-        "speculators (RedHatAI/*-speculator.eagle3)",
-        **_SPECULATORS,
-        temperature=0.0,
-        num_draft_tokens=3,
-        seed=42,
-        shuffle="random",
-        max_new_tokens=256,
-        thinking=True,
-    ),
+    name: _read(given)
+    for name, given in tomllib.loads(
+        (Path(__file__).parent / "protocols.toml").read_text(encoding="utf-8")
+    ).items()
 }
 """By the names of the command line."""

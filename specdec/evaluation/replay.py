@@ -33,12 +33,10 @@ from specdec.arguments import check_integer
 from specdec.evaluation.costs import CostCurve
 from specdec.evaluation.intervals import (
     LEVEL,
-    NUM_RESAMPLES,
     Estimate,
     rate_estimates,
     rates_by_position,
-    resampled_counts,
-    with_intervals,
+    resampled,
 )
 from specdec.results import RowStep
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
@@ -55,15 +53,12 @@ class Replay(Tabular):
         sampler: its name.
         totals: `[rows, 3 + 2 K]` expected steps, drafted and accepted tokens, then steps that
             accepted, and that reached, each position.
-        chances: per row `[T, K + 1]`: at every anchor, the probability that 0..K tokens or more are
-            accepted, given the text.
         level: of the intervals, which resample rows.
     """
 
     num_draft_tokens: int
     sampler: str
     totals: np.ndarray
-    chances: list[np.ndarray]
     level: float = LEVEL
 
     @cached_property
@@ -77,34 +72,6 @@ class Replay(Tabular):
     def acceptance_length(self) -> Estimate:
         """1 + accepted tokens per step."""
         return self.estimates["acceptance_length"]
-
-    def run_interval(self, *, num_resamples: int = 500) -> Estimate:
-        """Where the acceptance length of one real run over as many texts of the same prompts lies.
-
-        Wider than the interval of `acceptance_length`, which is that of the expectation: a run has
-        texts and accept draws of its own. Its draws are simulated.
-
-        Args:
-            num_resamples: R.
-        """
-        check_integer("num_resamples", num_resamples, 1)
-        rows, value = len(self.totals), self.acceptance_length.value
-
-        def resampled() -> np.ndarray:
-            generator = np.random.default_rng(0)
-            simulated = np.stack([_simulate(c, num_resamples, generator) for c in self.chances], 1)
-            chosen = generator.integers(0, rows, (num_resamples, rows))
-            sums = np.take_along_axis(simulated, chosen[..., None], axis=1).sum(axis=1)  # [R, 2]
-            ours = resampled_counts(generator, rows, num_resamples) @ self.totals
-            around = sums[:, 1] / sums[:, 0] + ours[:, 2] / ours[:, 0] - (value - 1)
-            return 1 + around[:, None]
-
-        return with_intervals([value], resampled, rows, self.level, "text")[0]
-
-    @property
-    def accepted_shares(self) -> np.ndarray:
-        """`[K + 1]`: share of steps that accept exactly 0..K tokens."""
-        return self._shares(self.totals.sum(axis=0))
 
     def speedup(self, costs: CostCurve) -> Estimate:
         """Predicted speed over plain decoding: acceptance length x plain step / step at this K.
@@ -122,10 +89,6 @@ class Replay(Tabular):
         """
         return self._speed(costs, self._oracle_rate)
 
-    def _shares(self, sums: np.ndarray) -> np.ndarray:
-        at_least = sums[..., 3 : 3 + self.num_draft_tokens] / sums[..., :1]
-        return -np.diff(at_least, prepend=1.0, append=0.0)
-
     def _rate(self, sums: np.ndarray, ms: np.ndarray) -> np.ndarray:
         """Tokens per millisecond."""
         return (1 + sums[..., 2] / sums[..., 0]) / ms[..., self.num_draft_tokens]
@@ -134,7 +97,9 @@ class Replay(Tabular):
         """Dinkelbach's iteration: at a given rate the best length of a step is that of the largest
         tokens - rate * ms, and the rate of these choices is never lower.
         """
-        shares, lengths = self._shares(sums), np.arange(self.num_draft_tokens + 1)
+        at_least = sums[..., 3 : 3 + self.num_draft_tokens] / sums[..., :1]
+        shares = -np.diff(at_least, prepend=1.0, append=0.0)  # [..., K + 1] of exactly 0..K
+        lengths = np.arange(self.num_draft_tokens + 1)
         tokens = 1 + np.minimum(lengths[:, None], lengths)  # [accepted, drafted]
         rate, last = self._rate(sums, ms), None
         while last is None or (rate > last).any():
@@ -147,17 +112,12 @@ class Replay(Tabular):
         return rate
 
     def _speed(self, costs: CostCurve, rate) -> Estimate:
-        rows, k = len(self.totals), self.num_draft_tokens
-        plain, ms = costs.medians(k)
-        value = float(rate(self.totals.sum(axis=0), ms) * plain)
+        def ratio(rows: np.ndarray, rounds: np.ndarray) -> np.ndarray:
+            plain, ms = costs.medians(self.num_draft_tokens, rounds)
+            return (rate(rows @ self.totals, ms) * plain)[:, None]
 
-        def resampled() -> np.ndarray:
-            generator = np.random.default_rng(0)
-            counts = resampled_counts(generator, rows, NUM_RESAMPLES)
-            plain, ms = costs.resampled(k, NUM_RESAMPLES, generator)
-            return (rate(counts @ self.totals, ms) * plain)[:, None]
-
-        return with_intervals([value], resampled, rows, self.level, "text")[0]
+        sizes = len(self.totals), len(costs.plain_ms)
+        return resampled(ratio, sizes, level=self.level, unit="text")[0]
 
     def tables(self) -> list[Table]:
         """Of all steps and, where anything was drafted, by position."""
@@ -237,8 +197,8 @@ def replay(traces: Trace | Iterable[Trace], *, num_draft_tokens: int, sampler: S
         raise ValueError(
             f"no text of the trace has more than {num_draft_tokens} tokens; trace longer texts"
         )
-    totals, chances = np.array([_row_totals(*row) for row in rows]), [row[0] for row in rows]
-    return Replay(num_draft_tokens, type(sampler).__name__, totals, chances)
+    totals = np.array([_row_totals(*row) for row in rows])
+    return Replay(num_draft_tokens, type(sampler).__name__, totals)
 
 
 def _check(trace: Trace, num_draft_tokens: int) -> None:
@@ -285,17 +245,6 @@ def _row_totals(at_least: np.ndarray, drafted: np.ndarray) -> np.ndarray:
     reached_at = visits @ (at_least[:, :-1] * is_drafted)
     sums = [visits.sum(), visits @ drafted, accepted_at.sum()]
     return np.concatenate([sums, accepted_at, reached_at])
-
-
-def _simulate(at_least: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
-    """`[R, 2]`: steps and accepted tokens of so many runs along one text."""
-    anchors, found = np.zeros(count, dtype=int), np.zeros((count, 2))
-    while (running := anchors < len(at_least)).any():
-        chances = at_least[np.where(running, anchors, 0)]
-        accepted = (generator.random(count)[:, None] < chances[:, 1:]).sum(axis=1)
-        found += np.stack([running, running * accepted], axis=1)
-        anchors += np.where(running, accepted + 1, 0)
-    return found
 
 
 def _visits(at_least: np.ndarray) -> np.ndarray:

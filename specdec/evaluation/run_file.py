@@ -113,9 +113,8 @@ class RunFile:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
-                    f"{self.path} is being written by another process; measure in one process, or "
-                    "pass every process another shard and output: evaluate(..., shard=(index, "
-                    "count), output=...)"
+                    f"{self.path} is being written by another process; wait for its end, or share "
+                    "the prompts with it: evaluate(..., share=True) under accelerate launch"
                 ) from None
             except OSError:  # a file system without locks
                 pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -35,6 +36,7 @@ class Table:
         header: names of the columns.
         rows: cells of each row.
         notes: sentences below the table.
+        bold: (row, column) of cells that stand out.
 
     Example:
         >>> print(Table(["drafter", "length"], [["lookup", "2.10"]]).markdown())
@@ -46,6 +48,7 @@ class Table:
     header: list[str]
     rows: list[list[str]]
     notes: tuple[str, ...] = ()
+    bold: frozenset[tuple[int, int]] = frozenset()
 
     def __post_init__(self):
         for row in self.rows:
@@ -54,16 +57,18 @@ class Table:
 
     def markdown(self) -> str:
         """As GitHub reads it; a bar inside a cell is escaped."""
-        lines = ([cell.replace("|", "\\|") for cell in line] for line in (self.header, *self.rows))
-        text = [f"| {' | '.join(line)} |" for line in lines]
+        rows = self._rows(lambda cell: cell.replace("|", "\\|"), "**{}**")
+        text = [f"| {' | '.join(line)} |" for line in [self.header, *rows]]
         text.insert(1, "|---|" + "---:|" * (len(self.header) - 1))
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
     def latex(self) -> str:
         """A `tabular` with the rules of the package booktabs, and the notes as comments."""
         columns = "l" + "r" * (len(self.header) - 1)
-        frame = need("pandas", "to_latex()").DataFrame(self.rows, columns=self.header)
-        text = frame.to_latex(index=False, escape=True, column_format=columns)
+        header, *rows = [[_latex(cell) for cell in line] for line in [self.header, *self.rows]]
+        rows = self._rows(_latex, "\\textbf{{{}}}")
+        frame = need("pandas", "to_latex()").DataFrame(rows, columns=header)
+        text = frame.to_latex(index=False, escape=False, column_format=columns)
         return text + "\n".join(f"% {note}" for note in self.notes)
 
     def html(self) -> str:
@@ -72,10 +77,17 @@ class Table:
             pandas = need("pandas", "html()")
         except ImportError:
             return f"<pre>{escape(str(self))}</pre>"
-        frame = pandas.DataFrame(self.rows, columns=self.header)
+        frame = pandas.DataFrame(self._rows(escape, "<b>{}</b>"), columns=map(escape, self.header))
         with pandas.option_context("display.max_colwidth", None):
-            table = frame.to_html(index=False, border=0)
+            table = frame.to_html(index=False, border=0, escape=False)
         return table + "".join(f"<div>{escape(note)}</div>" for note in self.notes)
+
+    def _rows(self, shown: Callable[[str], str], bold: str) -> list[list[str]]:
+        """The cells, those that stand out in a form of their own."""
+        return [
+            [bold.format(shown(c)) if (r, i) in self.bold else shown(c) for i, c in enumerate(row)]
+            for r, row in enumerate(self.rows)
+        ]
 
     def __str__(self) -> str:
         """In columns, with a rule below the header on a terminal. Columns for which it has no room
@@ -102,6 +114,11 @@ class Table:
         for row in self.rows:
             grid.add_row(*(Text(printable(row[at])) for at in columns))
         return grid
+
+
+def _latex(text: str) -> str:
+    """Text with the characters escaped that LaTeX would obey."""
+    return text.translate({ord(c): f"\\{c}" for c in "&%$#_{}"})
 
 
 class Tabular(ABC):

@@ -31,16 +31,11 @@ def lines_of(ax) -> dict[str, np.ndarray]:
     return {line.get_label(): line.get_ydata() for line in ax.get_lines()}
 
 
-def test_acceptance_by_position_and_by_temperature():
+def test_acceptance_by_position():
     evaluation = evaluate(GENERATOR, PROMPTS, **OPTIONS)
     ax = plots.acceptance_by_position({"draft": evaluation})
     assert lines_of(ax)["draft"].tolist() == pytest.approx(evaluation.stats.conditional_rates)
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["draft"]
-    hot = evaluate(GENERATOR, PROMPTS, max_new_tokens=12, temperature=1.5)
-    ax = plots.acceptance_by_temperature({"draft": {1.5: hot, 0.8: evaluation}})
-    lengths = [e.stats.acceptance_length for e in (evaluation, hot)]
-    assert lines_of(ax)["draft"].tolist() == pytest.approx(lengths)
-    assert ax.get_lines()[0].get_xdata().tolist() == [0.8, 1.5]
 
 
 def test_time_per_token_and_the_roof():
@@ -70,10 +65,6 @@ def test_the_intervals_of_several_lines_stand_side_by_side():
             estimate = evaluation.estimates[f"conditional_rate_{i + 1}"]
             assert (low, high) == pytest.approx((estimate.low, estimate.high), nan_ok=True)
             assert x == line.get_xdata()[i]
-    hot = {t: evaluation for t in (0.5, 0.6, 1.0)}
-    ax = plots.acceptance_by_temperature({"a": hot, "b": hot})
-    xs = np.stack([line.get_xdata() for line in ax.get_lines()])
-    assert (np.diff(xs, axis=0) < 0.1).all()  # less than from one temperature to the next
 
 
 def test_a_timeline_has_every_part_of_every_step():

@@ -66,7 +66,6 @@ REFUSED = [
     (evaluating(temperature=[0.5]), TypeError, "temperature"),
     (evaluating(samples=2), ValueError, "samples > 1"),
     (evaluating(seed=-1), ValueError, "seed"),
-    (evaluating(shard=(1, 1)), ValueError, "index of shard"),
     (evaluating(do_sample=True), ValueError, "a temperature above 0 samples"),
     (evaluating(do_sample=False, temperature=0.8), ValueError, "do_sample=False does not go with"),
     (lambda: contest(LOOKUP, do_sample=True), ValueError, "does not go with temperature 0"),

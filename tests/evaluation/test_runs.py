@@ -66,19 +66,6 @@ def test_samples_of_a_prompt_differ_and_are_one_cluster():
     assert list(texts[0]) == once["p0"]
 
 
-def test_shards_together_are_the_run():
-    count = 4
-    whole = evaluate(GENERATOR, PROMPTS, batch_size=2, **OPTIONS)
-    shards = [
-        evaluate(GENERATOR, PROMPTS, batch_size=2, shard=(index, count), **OPTIONS)
-        for index in range(count)
-    ]
-    merged = Evaluation.merged(shards[::-1])
-    assert rows_of(merged) == rows_of(whole)
-    with pytest.raises(ValueError, match="two parts hold the same batch"):
-        Evaluation.merged([shards[0], shards[0]])
-
-
 class InterruptedRunError(Exception):
     """Stands for a process that is killed."""
 
@@ -130,7 +117,6 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
         ({"max_new_tokens": 8}, "plan.max_new_tokens"),
         ({"top_k": 5}, "plan.options.top_k"),
         ({"batch_size": 2}, "plan.batch_size"),
-        ({"shard": (0, 2)}, "shard"),
         ({"stopping_criteria": [MaxLengthCriteria(99)]}, "plan.options.stopping_criteria"),
         ({"prompts": PROMPTS[:4]}, r"prompts.count \(5 there, 4 here\), prompts.sha256"),
         ({"prompts": [Prompt("p0", ((9,),), "a"), *PROMPTS[1:]]}, "prompts.sha256"),
@@ -181,16 +167,13 @@ def test_every_part_says_its_settings(first, second, difference):
     assert re.match(difference, ", ".join(differences(*runs)))
 
 
-def test_a_run_with_other_parts_is_neither_gone_on_with_nor_merged(tmp_path):
+def test_a_run_with_other_parts_is_not_gone_on_with(tmp_path):
     path = tmp_path / "run.jsonl"
     one, other = (SpeculativeGenerator(*looking_up(max_ngram=n)) for n in (3, 2))
     evaluate(one, PROMPTS[:2], output=path, **OPTIONS)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=r"differ in drafter\.max_ngram"):
         evaluate(other, PROMPTS[:2], output=path, **OPTIONS)
-    shards = [evaluate(g, PROMPTS, shard=(i, 2), **OPTIONS) for i, g in enumerate((one, other))]
-    with pytest.raises(ValueError, match=r"different runs; they differ in drafter\.max_ngram"):
-        Evaluation.merged(shards)
     assert path.read_bytes() == before
 
 
@@ -272,7 +255,7 @@ def test_a_file_that_another_process_writes_is_refused_until_that_is_killed(tmp_
         try:
             assert holder.stdout.readline() == "held\n"
             monkeypatch.setattr(SpeculativeGenerator, "generate", None)
-            with pytest.raises(ValueError, match=r"run\.jsonl is being written.*shard=\(ind"):
+            with pytest.raises(ValueError, match=r"run\.jsonl is being written.*share=True"):
                 evaluate(GENERATOR, PROMPTS[:3], output=path, **OPTIONS)
             assert path.read_text() == "".join(lines[:2])
         finally:

@@ -42,7 +42,7 @@ def comparison(batches: int) -> Comparison:
 def replayed(texts: int) -> Replay:
     """One step per text with two draft tokens, of which one is accepted."""
     totals = np.tile([1.0, 2.0, 1.0, 1.0, 0.0, 1.0, 1.0], (texts, 1))
-    return Replay(2, "BlockSampler", totals, [np.array([[1.0, 1.0, 0.0]])] * texts)
+    return Replay(2, "BlockSampler", totals)
 
 
 CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
@@ -103,7 +103,7 @@ def test_without_pandas_frames_and_latex_say_what_to_install_and_the_rest_is_sho
 def test_fewer_than_six_say_so_instead_of_an_interval(texts):
     few, note = texts < 6, f"no interval: {texts} text{'s' * (texts > 1)}"
     found = replayed(texts)
-    figures = found.run_interval(), found.acceptance_length, found.speedup(CURVE)
+    figures = found.acceptance_length, found.speedup(CURVE)
     for estimate in figures:
         assert estimate.has_interval is not few
         assert (f"({note})" in str(estimate)) is few

@@ -1,0 +1,393 @@
+"""`Study`: the evaluations of a grid of cells as one object: frame, tables, differences, the best
+cells and figures.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from specdec.arguments import check_choice
+from specdec.evaluation import plots
+from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.intervals import Estimate
+from specdec.evaluation.paired import difference
+from specdec.show.table import Table, Tabular
+from specdec.show.text import draft_size
+
+Cell = dict[str, Any]
+"""The value of every axis: `drafter`, `draft`, `sampler`, `temperature`, `proposal`,
+`draft_temperature`, and those of one's own.
+"""
+DRAWING = ("proposal", "draft_temperature")
+"""Axes of how drafters draw."""
+CHOICES = ("drafter", "draft", "sampler", *DRAWING)
+"""Axes of what is chosen; the others say under which conditions, and cells of other conditions are
+not ranked against each other.
+"""
+_FIGURES = {
+    "acceptance_length": ".2f",
+    "acceptance_rate": ".3f",
+    "block_efficiency": ".2f",
+    "ms_per_token": ".2f",
+    "tokens_per_second": ".0f",
+}
+"""What can be shown of a cell, with its format."""
+_CONTENTS = "study.json"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Cells that differ in one axis only.
+
+    Args:
+        labels: by axis; of several values, where their cells are one run.
+        runs: by value of the axis.
+    """
+
+    labels: dict[str, str]
+    runs: dict[Any, Evaluation]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Study(Tabular):
+    """What `sweep` measured.
+
+    Args:
+        cells: the value of every axis.
+        runs: the evaluation of each cell; cells that are one rule have the same one.
+        timed: cells took turns on the same batches, so that their times compare.
+
+    Example:
+        >>> from specdec.evaluation import sweep
+        >>> study = sweep(drafters=["lookup"], drafts=[1, 2], limit=2, max_new_tokens=4)
+        >>> study.table().header
+        ['drafter', 'K = 1', 'K = 2']
+        >>> [cell["draft"] for cell in study.where(draft=2).cells]
+        [2]
+    """
+
+    cells: list[Cell]
+    runs: list[Evaluation]
+    timed: bool = False
+
+    @cached_property
+    def axes(self) -> dict[str, list[Any]]:
+        """The values of every axis, in their order."""
+        names = dict.fromkeys(name for cell in self.cells for name in cell)
+        return {n: list(dict.fromkeys(cell.get(n) for cell in self.cells)) for n in names}
+
+    def where(self, **axes: Any) -> Study:
+        """The cells with these values.
+
+        Raises:
+            ValueError: an axis or value that the study has not; lists those that it has.
+        """
+        for name, value in axes.items():
+            check_choice("an axis", name, self.axes)
+            check_choice(f"a value of {name}", value, self.axes[name])
+        chosen = [i for i, cell in enumerate(self.cells) if axes.items() <= cell.items()]
+        return Study([self.cells[i] for i in chosen], [self.runs[i] for i in chosen], self.timed)
+
+    def run(self, **axes: Any) -> Evaluation:
+        """The evaluation of the cell with these values.
+
+        Raises:
+            ValueError: there is none, or there are several that are not one run; names the axes to
+                be fixed.
+        """
+        found = self.where(**axes)
+        if len(set(map(id, found.runs))) != 1:
+            open_axes = ", ".join(f"{n} {v}" for n, v in found._varying.items()) or "nothing more"
+            raise ValueError(f"{axes} names {len(found.cells)} cells; say as well: {open_axes}")
+        return found.runs[0]
+
+    def difference(
+        self, first: Mapping[str, Any], second: Mapping[str, Any], of: str = "acceptance_length"
+    ) -> Estimate:
+        """The number `of` a second cell minus that of a first one, paired over the prompts.
+
+        Args:
+            first, second: as for `run`.
+            of: see `table`.
+        """
+        return difference(self.run(**first), self.run(**second), of)
+
+    def best(self, of: str | None = None, **axes: Any) -> Study:
+        """The cell of the best number, and those which it cannot be told apart from: the interval
+        of their paired difference includes 0.
+
+        Args:
+            of: see `table`.
+            axes: the conditions, `temperature=1.0` for instance.
+
+        Returns:
+            These cells, the best first, each run once.
+
+        Raises:
+            ValueError: cells of several conditions are left, among which there is no best one.
+        """
+        of, found = self._figure(of), self.where(**axes)
+        if conditions := {n: v for n, v in found._varying.items() if n not in CHOICES}:
+            raise ValueError(f"no cell is the best of several conditions; say which: {conditions}")
+        ranked = sorted(found._distinct, key=lambda i: _rank(found.runs[i], of))
+        ahead = [i for i in ranked if not _is_better(found.runs[ranked[0]], found.runs[i], of)]
+        return Study([found.cells[i] for i in ahead], [found.runs[i] for i in ahead], self.timed)
+
+    def table(
+        self,
+        columns: str | None = None,
+        of: str | None = None,
+        *,
+        minus: Mapping[str, Any] | None = None,
+    ) -> Table:
+        """A column for each value of an axis, a line for all others. Bold is what is better than
+        every other cell of its column and conditions: the interval of the paired difference
+        excludes 0.
+
+        Args:
+            columns: an axis; by default the lengths of drafts if there are several, else the last
+                axis of several values.
+            of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"`, `"ms_per_token"`
+                (of a batch, prompts included) or `"tokens_per_second"`; by default the first, of
+                timed studies the fourth.
+            minus: values of axes: shows the difference to the cell which has these and is alike
+                otherwise.
+        """
+        columns, of = self._axis(columns), self._figure(of)
+        lines, spec = self.lines(columns), _FIGURES[of]
+        values = self.axes[columns]
+        rows, bold = [], set()
+        best = {id(run) for run in self._best_of_columns(columns, of)} if minus is None else set()
+        for line in lines:
+            shown = []
+            for value in values:
+                run = line.runs.get(value)
+                if run is None:
+                    shown.append("")
+                elif minus is None:
+                    shown.append(format(run.estimates[of], spec))
+                    if id(run) in best:
+                        bold.add((len(rows), len(line.labels) + len(shown) - 1))
+                else:
+                    base = self._counterpart(run, minus)
+                    same = base is run or base is None
+                    shown.append("" if same else format(difference(base, run, of), f"+{spec}"))
+            rows.append([*line.labels.values(), *shown])
+        labels = [name.replace("_", " ") for name in (lines[0].labels if lines else ())]
+        title = of.replace("_", " ") + ("" if minus is None else f", minus {dict(minus)}")
+        header = [*labels, *(_label(columns, value) for value in values)]
+        return Table(header, rows, self._notes(title), bold=frozenset(bold))
+
+    def lines(self, columns: str) -> list[Line]:
+        """The study along an axis; lines whose runs are the same ones are one, with all labels."""
+        names = [n for n in self._varying if n != columns]
+        if not names and "drafter" in self.axes and columns != "drafter":
+            names = ["drafter"]
+        found: dict[tuple, dict[Any, Evaluation]] = {}
+        for cell, run in zip(self.cells, self.runs, strict=True):
+            key = tuple(_label(n, cell.get(n)) for n in names)
+            found.setdefault(key, {})[cell.get(columns)] = run
+        alike: dict[tuple, list[tuple]] = {}
+        for key, runs in found.items():
+            alike.setdefault(tuple((x, id(run)) for x, run in runs.items()), []).append(key)
+        merged = []
+        for keys in alike.values():
+            labels = (", ".join(dict.fromkeys(each)) for each in zip(*keys, strict=True))
+            merged.append(Line(dict(zip(names, labels, strict=True)), found[keys[0]]))
+        return merged
+
+    def ranked(self, of: str | None = None) -> dict[str, Estimate]:
+        """The number of every run, the best first, by what is chosen in it."""
+        of = self._figure(of)
+        names = [n for n in self._varying if n in CHOICES] or ["drafter"]
+        shown = {}
+        for i in sorted(self._distinct, key=lambda i: _rank(self.runs[i], of)):
+            labels = (_label(n, self.cells[i].get(n)) for n in names)
+            shown[", ".join(labels)] = self.runs[i].estimates[of]
+        return shown
+
+    def plot(self, x: str | None = None, of: str | None = None, *, ax: Any = None) -> Any:
+        """Draws a panel for each of the conditions: lines over an axis of numbers, else the cells
+        in their order, each with its interval.
+
+        Args:
+            x: an axis, by default as `columns` of `table`; `"drafter"` ranks all cells.
+            of: see `table`.
+            ax: matplotlib axes for a study of one condition; new ones by default.
+
+        Returns:
+            The matplotlib figure.
+        """
+        x, of = self._axis(x), self._figure(of)
+        conditions = [n for n in self._varying if n not in (*CHOICES, x)]
+        panels: dict[str, Study] = {}
+        for cell in self.cells:
+            values = {n: cell[n] for n in conditions}
+            title = ", ".join(_label(n, value) for n, value in values.items())
+            panels.setdefault(title, self.where(**values))
+        return plots.study(panels, x, of, ax=ax)
+
+    def tables(self) -> list[Table]:
+        """The acceptance lengths and, of a timed study, milliseconds per token."""
+        shown = ["acceptance_length", "ms_per_token"]
+        return [self.table(of=of) for of in shown[: 1 + self.timed]]
+
+    def records(self) -> list[dict[str, Any]]:
+        """One per cell: its axes, its numbers with their intervals, and in `same_as` the first cell
+        of the same run.
+        """
+        first = {id(self.runs[i]): i for i in reversed(range(len(self.runs)))}
+        lines = []
+        for i, (cell, run) in enumerate(zip(self.cells, self.runs, strict=True)):
+            same = None if first[id(run)] == i else first[id(run)]
+            line = {**cell, "same_as": same, "prompts": len(run.stats_of_prompts)}
+            for name in _FIGURES:
+                found = run.estimates[name]
+                line |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            lines.append(line)
+        return lines
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Study:
+        """Reads what `sweep(..., output=folder)` saved, as far as it has come.
+
+        Raises:
+            ValueError: the folder holds no study, or no finished batch of one.
+        """
+        contents, found, cells = StudyFolder(folder), {}, []
+        for cell, file in contents.cells():
+            path = contents.path / file
+            if file not in found and path.exists():
+                found[file] = Evaluation.load(path)
+            if file in found:
+                cells.append((cell, found[file]))
+        if not cells:
+            raise ValueError(f"{folder} holds no cell of a study with a finished batch")
+        return cls([c for c, _ in cells], [run for _, run in cells], contents.read()["timed"])
+
+    @property
+    def _varying(self) -> dict[str, list[Any]]:
+        return {name: values for name, values in self.axes.items() if len(values) > 1}
+
+    @property
+    def _distinct(self) -> list[int]:
+        """The first cell of every run."""
+        seen: dict[int, int] = {}
+        for i, run in enumerate(self.runs):
+            seen.setdefault(id(run), i)
+        return list(seen.values())
+
+    def _axis(self, name: str | None) -> str:
+        if name is not None:
+            return check_choice("an axis", name, self.axes)
+        return "draft" if "draft" in self._varying else next(reversed(self._varying), "draft")
+
+    def _figure(self, of: str | None) -> str:
+        if of is None:
+            return "ms_per_token" if self.timed else "acceptance_length"
+        return check_choice("of", of, _FIGURES)
+
+    def _best_of_columns(self, columns: str, of: str) -> Iterator[Evaluation]:
+        """The runs that are better than all others of their column and conditions."""
+        groups: dict[tuple, dict[int, Evaluation]] = {}
+        for cell, run in zip(self.cells, self.runs, strict=True):
+            key = tuple(cell.get(n) for n in self.axes if n not in CHOICES or n == columns)
+            groups.setdefault(key, {})[id(run)] = run
+        for group in groups.values():
+            best, *others = sorted(group.values(), key=lambda run: _rank(run, of))
+            if others and all(_is_better(best, other, of) for other in others):
+                yield best
+
+    def _counterpart(self, run: Evaluation, axes: Mapping[str, Any]) -> Evaluation | None:
+        """The run of the cell with these values that is like a run's in all others."""
+        wanted = self.cells[next(i for i, r in enumerate(self.runs) if r is run)] | dict(axes)
+        for name in axes:
+            check_choice("an axis", name, self.axes)
+        return next((r for c, r in zip(self.cells, self.runs, strict=True) if c == wanted), None)
+
+    def _notes(self, title: str) -> tuple[str, ...]:
+        once = len(self.cells) - len(self._distinct)
+        notes = [f"{title[0].upper()}{title[1:]}, with intervals over prompts."]
+        if once:
+            notes.append(
+                f"{once} of {len(self.cells)} cells are one rule with another cell and did not run "
+                "again: they share its line, or its number."
+            )
+        return tuple(notes)
+
+
+class StudyFolder:
+    """The files of a study: one per rule, and `study.json`, which says of which cells they are.
+
+    Args:
+        path: of the folder, which is made if it is not there.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+
+    def read(self) -> dict[str, Any]:
+        """What the study is."""
+        try:
+            return json.loads((self.path / _CONTENTS).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path} is no folder of a study: {error}") from error
+
+    def cells(self) -> list[tuple[Cell, str]]:
+        """Every cell, and the name of its file."""
+        return [(each["cell"], each["file"]) for each in self.read()["cells"]]
+
+    def add(self, cells: Iterable[tuple[Cell, str]], *, timed: bool) -> None:
+        """Writes down cells of a study that begins or goes on."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        known = self.cells() if (self.path / _CONTENTS).exists() else []
+        every = [*known, *(each for each in cells if each not in known)]
+        content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
+        text = json.dumps(content, indent=1)
+        (self.path / _CONTENTS).write_text(text, encoding="utf-8")
+
+
+def file_of(rule: Cell) -> str:
+    """The name of a cell's file.
+
+    Example:
+        >>> file_of({"drafter": "zoo:eagle3", "draft": "32x6", "temperature": 1.0, "top_p": 0.9})
+        'zoo-eagle3_32x6_T=1_top_p=0.9.jsonl'
+    """
+    parts = []
+    for name, value in rule.items():
+        if value is not None:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            text = text if name in CHOICES[:3] else f"{name}={text}"
+            parts.append(re.sub(r"[^\w.=+]+", "-", text.replace("temperature=", "T="))[-60:])
+    return "_".join(parts) + ".jsonl"
+
+
+def _rank(run: Evaluation, of: str) -> float:
+    """Smaller is better."""
+    value = run.estimates[of].value
+    return value if of == "ms_per_token" else -value
+
+
+def _is_better(run: Evaluation, other: Evaluation, of: str) -> bool:
+    """Whether the paired difference of two runs is shown to be in favour of the first."""
+    found = difference(other, run, of)
+    return found.high < 0 if of == "ms_per_token" else found.low > 0
+
+
+def _label(axis: str, value: Any) -> str:
+    if axis == "draft" and isinstance(value, int):
+        return draft_size(value)
+    if axis == "draft" and value is not None:
+        return f"tree {value}"
+    if axis == "temperature":
+        return f"T = {value:g}"
+    if axis in CHOICES:
+        return "own" if value is None else str(value)
+    return f"{axis} = {value}"

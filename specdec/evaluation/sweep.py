@@ -1,0 +1,343 @@
+"""`sweep`: a study, drafters x lengths of drafts x samplers x temperatures and whatever else is to
+be compared, with an evaluation for each cell.
+"""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from specdec import processes
+from specdec.arguments import check_integer, shown
+from specdec.drafters import Drafter, NoDrafter
+from specdec.evaluation.anchors import with_draft_length
+from specdec.evaluation.evaluate import Run, batches_of, measure
+from specdec.evaluation.plan import Plan
+from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
+from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder, file_of
+from specdec.generator import SpeculativeGenerator
+from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
+from specdec.samplers import BlockSampler, RejectionSampler, Sampler
+from specdec.target import Target
+
+_OF_PLAN = set(inspect.signature(Plan).parameters) - {"temperature", "options"}
+
+
+def sweep(
+    target: PreTrainedModel | Target | str = "zoo",
+    prompts: str | Path | Iterable[str | Prompt | Sequence[int]] | None = None,
+    *,
+    drafters: Iterable[str | Drafter | Callable[..., Drafter]] | Mapping[str, Any] = ("lookup",),
+    drafts: Iterable[int | str | None] = (None,),
+    proposals: Iterable[str | None] = (None,),
+    draft_temperatures: Iterable[float | str | None] = (None,),
+    samplers: Iterable[str | Sampler] | Mapping[str, Any] = ("auto",),
+    temperatures: Iterable[float] = (0.0,),
+    vary: Mapping[str, Iterable[Any]] | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    dtype: str | torch.dtype = "auto",
+    device: str = "cpu",
+    limit: int | None = None,
+    timed: bool = False,
+    rounds: int = 1,
+    output: str | Path | None = None,
+    share: bool = False,
+    progress: bool = False,
+    **options: Any,
+) -> Study:
+    """Evaluates every cell of a study on the same prompts.
+
+    Cells that are one rule run once: all samplers and proposals at temperature 0; block and
+    rejection, and all proposals, where the drafts are chains of point masses.
+
+    Args:
+        target: a model, `"zoo"`, or a folder or Hugging Face id, which comes with its tokenizer.
+        prompts: as in `evaluate`, or the file that `read_prompts` reads; 16 of specdec's own by
+            default.
+        drafters: names as on the command line (`specdec.loading.load_drafter`), functions of
+            (target, num_draft_tokens), or drafters; by names of your own in a mapping.
+        drafts: K of chains, and trees as `"32x6"`, 32 nodes of depth 6; `None` (or `"own"`, in a
+            file) is what each drafter drafts by default. Of a drafter that is an object, at most
+            its K.
+        proposals: `"sample"` and `"argmax"`, of drafters that can be made with each; likewise.
+        draft_temperatures: of these; likewise.
+        samplers: names as on the command line, or samplers; by names of your own in a mapping.
+        temperatures: 0 is greedy.
+        vary: further options of `evaluate` or `generate`, each with the values that it takes:
+            `{"top_p": [0.9, 1.0], "batch_size": [1, 8]}`.
+        tokenizer: of a target that is a model.
+        dtype, device: of a target that is a name. Each of several processes takes its own GPU.
+        limit: so many first prompts.
+        timed: cells with the same batches take turns on each batch, so that their times compare.
+        rounds: of a timed study, how often each batch is generated; the median time counts.
+        output: folder for a file per cell. Where it holds some, the study goes on after their last
+            batch; a file that was measured with other settings is refused.
+        share: as in `evaluate`.
+        progress: shows a bar on standard error.
+        options: of `evaluate` and `generate`, the same in all cells: `max_new_tokens`, `samples`
+            (taken where the temperature is above 0), `seed`, `batch_size`, `top_k`, ...
+
+    Raises:
+        TypeError: an argument that `evaluate` and `generate` do not have.
+        ValueError: a name or value that cannot be right, before anything is generated from it.
+
+    Example:
+        >>> study = sweep(drafters=["lookup", "none"], drafts=[2], limit=6, max_new_tokens=8)
+        >>> study.difference({"drafter": "lookup"}, {"drafter": "none"}).value >= 0
+        True
+    """
+    check_integer("rounds", rounds, 1)
+    drafters, samplers = _named("drafter", drafters), _named("sampler", samplers)
+    axes = {
+        "drafter": drafters,
+        "draft": drafts,
+        "proposal": proposals,
+        "draft_temperature": draft_temperatures,
+        "sampler": samplers,
+        "temperature": temperatures,
+        **(vary or {}),
+    }
+    cells = [
+        dict(zip(axes, values, strict=True))
+        for values in product(*(_values(name, values) for name, values in axes.items()))
+    ]
+    samplers = {n: load_sampler(s) if isinstance(s, str) else s for n, s in samplers.items()}
+    _refuse_early(cells, drafters, samplers)
+    if isinstance(target, str):
+        place = processes.local_device(device) if share else device
+        target, tokenizer = load_target(target, dtype=dtype, device=place)
+    target = target if isinstance(target, Target) else Target(target)
+    if prompts is None or isinstance(prompts, str | Path):
+        prompts = own_prompts() if prompts is None else read_prompts(prompts)
+    team = processes.team(target.model) if share else processes.Team()
+    bench = _Bench(
+        target, as_prompts(prompts)[:limit], tokenizer, drafters, samplers, options, team
+    )
+    cells = [bench.resolved(cell) for cell in cells]
+    rules = {file_of(rule): rule for rule in map(bench.rule, cells)}
+    files = [file_of(bench.rule(cell)) for cell in cells]
+    folder = None if output is None else StudyFolder(output)
+    if folder is not None:
+        team.from_first(lambda: folder.add(zip(cells, files, strict=True), timed=timed))
+    groups: dict[Any, list[str]] = {}  # cells that are measured together
+    for file, rule in rules.items():
+        groups.setdefault(bench.layout(rule) if timed else file, []).append(file)
+    found, is_hidden = {}, not (progress and team.is_first)
+    total = sum(len(bench.layout(rule)) for rule in rules.values())
+    with tqdm(total=total, disable=is_hidden, unit="batch", smoothing=0) as bar:
+        for group in groups.values():
+            with ExitStack() as stack:
+                runs = {}
+                for file in group:
+                    runs[file] = run = bench.run(rules[file])
+                    stack.enter_context(run.recorded(folder and folder.path / file))
+                    bar.update(run.num_done)
+                measure(list(runs.values()), warmup=int(timed), rounds=rounds, bar=bar)
+                found |= {file: run.evaluation() for file, run in runs.items()}
+    return Study(cells, [found[file] for file in files], timed)
+
+
+def read_study(path: str | Path) -> dict[str, Any]:
+    """The arguments of `sweep` that a TOML file names; options of `evaluate` and `generate` stand
+    beside them.
+
+    Raises:
+        ValueError: the file is no TOML.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder, "study.toml")
+        ...     _ = path.write_text('drafters = ["lookup"]\\ndrafts = [2, 4]')
+        ...     read_study(path)
+        {'drafters': ['lookup'], 'drafts': [2, 4]}
+    """
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no TOML file: {error}") from error
+
+
+class _Bench:
+    """What all cells share, and the drafters that were made last: cells of one drafter follow each
+    other.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        prompts: list[Prompt],
+        tokenizer: PreTrainedTokenizerBase | None,
+        drafters: Mapping[str, Any],
+        samplers: Mapping[str, Sampler],
+        options: Mapping[str, Any],
+        team: processes.Team,
+    ):
+        self._target, self._prompts, self._tokenizer = target, prompts, tokenizer
+        self._drafters, self._samplers = drafters, samplers
+        self._options, self._team = options, team
+        self._drafter, self._draws = lru_cache(2)(self._made), lru_cache(2)(self._shown_to_draw)
+
+    def resolved(self, cell: Cell) -> Cell:
+        """The cell with the size of its drafts, where the drafter says it."""
+        if cell["draft"] is not None:
+            return cell
+        return {**cell, "draft": size_of(self._drafter(cell["drafter"], None))}
+
+    def rule(self, cell: Cell) -> Cell:
+        """The cell without what has no effect in it: cells of one rule generate the same."""
+        parts, rule = (cell["drafter"], cell["draft"]), dict(cell)
+        drafter, sampler = self._drafter(*parts), self._samplers[cell["sampler"]]
+        if not drafter.num_draft_tokens:
+            rule["draft"] = 0
+        is_greedy = cell["temperature"] == 0
+        if is_greedy or not self._takes(cell):
+            rule |= dict.fromkeys(DRAWING)
+        elif cell["proposal"] == "argmax":
+            rule["draft_temperature"] = None
+        if is_greedy:  # what equals the target's own token is accepted, see `accept_greedily`
+            methods = ("forward", "accept_greedily")
+            is_any = all(getattr(type(sampler), m) is getattr(Sampler, m) for m in methods)
+        else:
+            is_any = type(sampler) in (BlockSampler, RejectionSampler)
+            is_any &= drafter.tree_depth is None and not self._draws(*parts, **_drawing(rule))
+        return rule | ({"sampler": None} if is_any else {})
+
+    def run(self, rule: Cell) -> Run:
+        """The evaluation of a rule, which is yet to be measured."""
+        drafter = self._drafter(rule["drafter"], rule["draft"] or None, **_drawing(rule))
+        sampler = "block" if rule["sampler"] is None else self._samplers[rule["sampler"]]
+        generator = SpeculativeGenerator(self._target, drafter, sampler)
+        return Run(generator, self._prompts, self._plan(rule), self._tokenizer, self._team)
+
+    def layout(self, rule: Cell) -> tuple[int, ...]:
+        """The rows of every batch."""
+        return tuple(map(len, batches_of(self._prompts, self._plan(rule))))
+
+    def _plan(self, rule: Cell) -> Plan:
+        own = {name: v for name, v in rule.items() if name not in (*CHOICES, "temperature")}
+        given = {**self._options, **own}
+        if rule["temperature"] == 0:
+            given.pop("samples", None)  # which would all be the same
+        of_plan = {name: given.pop(name) for name in _OF_PLAN & given.keys()}
+        return Plan(temperature=rule["temperature"], **of_plan, options=given)
+
+    def _made(self, name: str, draft: int | str | None, **drawing: Any) -> Drafter:
+        given = self._drafters[name]
+        if isinstance(given, Drafter):
+            return _resized(name, given, draft)
+        if given is None or given == "none":
+            return NoDrafter()
+        options = {**_size(draft), **drawing, "tokenizer": self._tokenizer}
+        return load_drafter(given, self._target, **options)
+
+    def _takes(self, cell: Cell) -> bool:
+        """Whether the drafter can be made with the cell's proposal and draft temperature."""
+        given = self._drafters[cell["drafter"]]
+        if isinstance(given, Drafter) or given in (None, "none"):
+            return False
+        try:
+            find_drafter(given, **_size(cell["draft"]), **_drawing(cell))
+        except ValueError:
+            return False
+        return True
+
+    def _shown_to_draw(self, name: str, draft: int | str | None, **drawing: Any) -> bool:
+        """Whether drafts come with the probabilities that they were drawn from: a step shows it."""
+        drafter = self._drafter(name, draft, **drawing)
+        generator = SpeculativeGenerator(self._target, drafter, graphs=False)
+        ids = torch.zeros(1, 2, dtype=torch.long, device=self._target.device)
+        options = {"max_new_tokens": 2, "do_sample": True, "seed": 0, "neutral": True}
+        generation = generator.start(ids, torch.ones_like(ids), **options)
+        return generator.step(generation).draft.probs is not None
+
+
+def _size(draft: int | str | None) -> dict[str, Any]:
+    """As `load_drafter` takes it."""
+    return {"tree" if isinstance(draft, str) else "num_draft_tokens": draft}
+
+
+def _drawing(cell: Cell) -> dict[str, Any]:
+    """How a cell's drafter is to draw, where the cell says it."""
+    return {name: cell[name] for name in DRAWING if cell[name] is not None}
+
+
+def _resized(name: str, drafter: Drafter, draft: int | str | None) -> Drafter:
+    """A drafter that is an object, at a size that it has."""
+    own = size_of(drafter)
+    if draft in (None, own):
+        return drafter
+    if isinstance(draft, int) and isinstance(own, int) and draft < own:
+        return with_draft_length(drafter, draft)
+    raise ValueError(
+        f"drafter {name!r} is an object that drafts {own}, and the study asks it for {draft}; pass "
+        "a name or a function of (target, num_draft_tokens), which can be made with each"
+    )
+
+
+def size_of(drafter: Drafter) -> int | str:
+    """K of chains, or a tree's nodes and depth.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter
+        >>> size_of(PromptLookupDrafter(4)), size_of(PromptLookupDrafter(8, num_continuations=2))
+        (4, '8x4')
+    """
+    nodes, depth = drafter.num_draft_tokens, drafter.tree_depth
+    return nodes if depth is None else f"{nodes}x{depth}"
+
+
+def _refuse_early(
+    cells: list[Cell], drafters: Mapping[str, Any], samplers: Mapping[str, Sampler]
+) -> None:
+    """Finds all drafters, and refuses samplers that cannot verify the trees of the study."""
+    for cell in cells:
+        made, draft = drafters[cell["drafter"]], cell["draft"]
+        if not isinstance(made, Drafter) and made not in (None, "none"):
+            find_drafter(made, **_size(draft))
+        if isinstance(draft, str) and not samplers[cell["sampler"]].takes_trees:
+            raise ValueError(
+                f"sampler {cell['sampler']!r} verifies chains, and the study has the tree {draft}; "
+                "leave one of them out"
+            )
+
+
+def _named(what: str, given: Any) -> dict[str, Any]:
+    """Parts by their names."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise TypeError(f"{what}s must be a list or a mapping of names, got {shown(given)}")
+    named = {}
+    for part in given:
+        name = part if isinstance(part, str) else getattr(part, "__name__", type(part).__name__)
+        if name in named:
+            raise ValueError(f"two {what}s are called {name!r}; pass a mapping with names of yours")
+        named[name] = part
+    return named
+
+
+def _values(axis: str, values: Iterable[Any]) -> list[Any]:
+    """The values of an axis, each once."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise TypeError(f"the values of {axis} must be a list, got {shown(values)}")
+    found = [float(v) if axis == "temperature" else None if v == "own" else v for v in values]
+    for value in found:
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            raise TypeError(
+                f"a value of {axis} must be a number, a text, True, False or None, got "
+                f"{shown(value)}"
+            )
+    if not found:
+        raise ValueError(f"the values of {axis} are an empty list")
+    return list(dict.fromkeys(found))
