@@ -92,7 +92,7 @@ def load_target(
 
 
 def load_drafter(
-    name: str,
+    name: str | Callable[..., Drafter],
     target: PreTrainedModel | Target,
     num_draft_tokens: int | None = None,
     *,
@@ -109,7 +109,8 @@ def load_drafter(
             Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`
             or `"mtp:PATH"` (in folders the first two are recognised); or your own as
             `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
-            num_draft_tokens), and of `tree` and `options` where these are given.
+            num_draft_tokens), and of `tree` and `options` where these are given; or such a
+            function itself.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens.
@@ -135,7 +136,11 @@ def load_drafter(
 
 
 def find_drafter(
-    name: str, num_draft_tokens: int | None = None, *, tree: Tree | None = None, **options: Any
+    name: str | Callable[..., Drafter],
+    num_draft_tokens: int | None = None,
+    *,
+    tree: Tree | None = None,
+    **options: Any,
 ) -> MakeDrafter:
     """Finds what `load_drafter` will load, without loading any weights.
 
@@ -147,6 +152,8 @@ def find_drafter(
     """
     given = {"num_draft_tokens": num_draft_tokens, "tree": tree, **options}
     given = {key: value for key, value in given.items() if value is not None}
+    if not isinstance(name, str):
+        return _own_drafter(getattr(name, "__qualname__", repr(name)), name, **given)
     kind, _, path = name.partition(":")
     if num_draft_tokens is not None and tree is not None:
         raise ValueError("num_draft_tokens belongs to chains; leave it out beside tree")

@@ -80,7 +80,7 @@ def team(model: nn.Module | None = None) -> Team:
         return Team()
     from accelerate import PartialState
 
-    state = PartialState()
+    state = PartialState(cpu=not torch.accelerator.is_available())
     size = 1 if model is None else max([1, *(g.size() for g in _groups(model))])
     if size not in (1, state.num_processes):
         raise ValueError(

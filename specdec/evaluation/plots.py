@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,10 +19,8 @@ from specdec.evaluation.replay import Replay
 from specdec.show.table import need
 from specdec.trace import Trace
 
-if TYPE_CHECKING:
-    from specdec.evaluation.study import Study
-
 _PARTS = {"draft": "#4dae4d", "verify": "#3b6fb6", "sample": "#d98c3f", "host": "#b0b0b0"}
+_DASHES = ("-", "--", ":", "-.")
 _MOST_NUMBERS = 40
 
 
@@ -124,11 +122,11 @@ def timeline(trace: Trace, *, row: int = 0, ax: Any = None) -> Any:
     return ax
 
 
-def study(panels: Mapping[str, Study], x: str, of: str, *, ax: Any = None) -> Any:
+def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
     """What `Study.plot` draws.
 
     Args:
-        panels: the study's conditions by their titles.
+        panels: a `Study` of each condition, by its title.
         x: an axis of the study; of numbers for lines, else the cells are ranked.
         of: the number that is shown.
 
@@ -146,12 +144,14 @@ def study(panels: Mapping[str, Study], x: str, of: str, *, ax: Any = None) -> An
     else:
         axes = [ax]
     for ax, (title, found) in zip(axes, panels.items(), strict=True):
-        lines = {", ".join(line.labels.values()): line.runs for line in found.lines(x)}
         if is_line:
-            _lines(
-                ax, {n: {v: r.estimates[of] for v, r in runs.items()} for n, runs in lines.items()}
-            )
-            ax.set(xlabel=x.replace("_", " "))
+            lines = {found.name_of(line.labels): line for line in found.lines(x)}
+            styles = {name: _style(found, line) for name, line in lines.items()}
+            values = {
+                n: {v: r.estimates[of] for v, r in line.runs.items()} for n, line in lines.items()
+            }
+            _lines(ax, values, styles)
+            ax.set(xlabel="K, draft tokens per step" if x == "draft" else x.replace("_", " "))
             ax.xaxis.get_major_locator().set_params(integer=x == "draft")
         else:
             _ranking(ax, found.ranked(of), of)
@@ -161,8 +161,21 @@ def study(panels: Mapping[str, Study], x: str, of: str, *, ax: Any = None) -> An
             ax.spines[side].set_visible(False)
     if is_line:
         axes[0].set_ylabel(of.replace("_", " "))
-        axes[-1].legend(frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        drawn = {line.get_label(): line for ax in axes for line in ax.get_lines()}
+        options = {"frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+        axes[-1].legend(drawn.values(), drawn.keys(), **options)
     return axes[0].figure
+
+
+def _style(found: Any, line: Any) -> dict[str, Any]:
+    """A colour for each drafter, a dash for each value of the next axis."""
+    places = {
+        name: found.axes[name].index(values[0])
+        for name, values in line.labels.items()
+        if name == "drafter" or set(values) != set(found.axes[name])
+    }
+    colour = places.pop("drafter", 0)
+    return {"color": f"C{colour % 10}", "linestyle": _DASHES[next(iter(places.values()), 0) % 4]}
 
 
 def _ranking(ax: Any, ranked: Mapping[str, Estimate], of: str) -> None:
@@ -182,7 +195,11 @@ def _axes(ax: Any, size: tuple[float, float] = (7.2, 3.6)) -> Any:
     return ax or need("matplotlib.pyplot", "plots").subplots(figsize=size)[1]
 
 
-def _lines(ax: Any, lines: Mapping[str, Mapping[float, Estimate]]) -> tuple[Any, dict[str, Any]]:
+def _lines(
+    ax: Any,
+    lines: Mapping[str, Mapping[float, Estimate]],
+    styles: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Any, dict[str, Any]]:
     """The axes with a line per name through values at x, and intervals as bars; and the lines.
     Those of several names are shifted along x, so that their intervals stand side by side.
     """
@@ -193,7 +210,7 @@ def _lines(ax: Any, lines: Mapping[str, Mapping[float, Estimate]]) -> tuple[Any,
         shift = (number - (len(lines) - 1) / 2) * 0.06 * gap
         xs = [x + shift for x in sorted(estimates)]
         found = [estimates[x] for x in sorted(estimates)]
-        style = {"marker": "o", "markersize": 4.5, "label": name}
+        style = {"marker": "o", "markersize": 4.5, "label": name, **(styles or {}).get(name, {})}
         (drawn[name],) = ax.plot(xs, [e.value for e in found], **style)
         ends = [e.low for e in found], [e.high for e in found]
         ax.vlines(xs, *ends, color=drawn[name].get_color(), alpha=0.6)

@@ -8,14 +8,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from specdec.arguments import check_choice
 from specdec.evaluation import plots
 from specdec.evaluation.evaluation import Evaluation
-from specdec.evaluation.intervals import Estimate
+from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted
 from specdec.evaluation.paired import difference
 from specdec.show.table import Table, Tabular
 from specdec.show.text import draft_size
@@ -46,11 +46,11 @@ class Line:
     """Cells that differ in one axis only.
 
     Args:
-        labels: by axis; of several values, where their cells are one run.
+        labels: values by axis; several, where their cells are one run.
         runs: by value of the axis.
     """
 
-    labels: dict[str, str]
+    labels: dict[str, list[Any]]
     runs: dict[Any, Evaluation]
 
 
@@ -178,39 +178,55 @@ class Study(Tabular):
                     base = self._counterpart(run, minus)
                     same = base is run or base is None
                     shown.append("" if same else format(difference(base, run, of), f"+{spec}"))
-            rows.append([*line.labels.values(), *shown])
+            labels = (", ".join(map(partial(_label, n), v)) for n, v in line.labels.items())
+            rows.append([*labels, *shown])
         labels = [name.replace("_", " ") for name in (lines[0].labels if lines else ())]
         title = of.replace("_", " ") + ("" if minus is None else f", minus {dict(minus)}")
         header = [*labels, *(_label(columns, value) for value in values)]
         return Table(header, rows, self._notes(title), bold=frozenset(bold))
 
     def lines(self, columns: str) -> list[Line]:
-        """The study along an axis; lines whose runs are the same ones are one, with all labels."""
-        names = [n for n in self._varying if n != columns]
-        if not names and "drafter" in self.axes and columns != "drafter":
-            names = ["drafter"]
+        """The study along an axis, conditions first. Lines whose runs are the same ones are one,
+        with all labels.
+        """
+        names = [n for n in self._varying if n != columns] or ["drafter"]
+        names = [n for n in sorted(names, key=CHOICES.__contains__) if n != columns]
         found: dict[tuple, dict[Any, Evaluation]] = {}
         for cell, run in zip(self.cells, self.runs, strict=True):
-            key = tuple(_label(n, cell.get(n)) for n in names)
-            found.setdefault(key, {})[cell.get(columns)] = run
+            found.setdefault(tuple(cell.get(n) for n in names), {})[cell.get(columns)] = run
         alike: dict[tuple, list[tuple]] = {}
-        for key, runs in found.items():
-            alike.setdefault(tuple((x, id(run)) for x, run in runs.items()), []).append(key)
-        merged = []
-        for keys in alike.values():
-            labels = (", ".join(dict.fromkeys(each)) for each in zip(*keys, strict=True))
-            merged.append(Line(dict(zip(names, labels, strict=True)), found[keys[0]]))
-        return merged
+        places = [{v: i for i, v in enumerate(self.axes[n])} for n in names]
+        for key in sorted(found, key=lambda key: [p[v] for p, v in zip(places, key, strict=True)]):
+            runs = tuple((x, id(run)) for x, run in found[key].items())
+            alike.setdefault(runs, []).append(key)
+        return [
+            Line(
+                {n: list(dict.fromkeys(key[i] for key in keys)) for i, n in enumerate(names)},
+                found[keys[0]],
+            )
+            for keys in alike.values()
+        ]
 
     def ranked(self, of: str | None = None) -> dict[str, Estimate]:
-        """The number of every run, the best first, by what is chosen in it."""
-        of = self._figure(of)
-        names = [n for n in self._varying if n in CHOICES] or ["drafter"]
-        shown = {}
+        """The number of every run, the best first, by what is particular to it."""
+        of, cells = self._figure(of), {}
+        for cell, run in zip(self.cells, self.runs, strict=True):
+            cells.setdefault(id(run), []).append(cell)
+        found = {}
         for i in sorted(self._distinct, key=lambda i: _rank(self.runs[i], of)):
-            labels = (_label(n, self.cells[i].get(n)) for n in names)
-            shown[", ".join(labels)] = self.runs[i].estimates[of]
-        return shown
+            every = cells[id(self.runs[i])]
+            labels = {n: list(dict.fromkeys(c.get(n) for c in every)) for n in self.axes}
+            found[self.name_of(labels)] = self.runs[i].estimates[of]
+        return found
+
+    def name_of(self, labels: Mapping[str, list[Any]]) -> str:
+        """What tells cells from others: their values in the axes where they have not all."""
+        parts = (
+            ", ".join(_label(name, value) for value in values)
+            for name, values in labels.items()
+            if name == "drafter" or set(values) != set(self.axes[name])
+        )
+        return ", ".join(parts)
 
     def plot(self, x: str | None = None, of: str | None = None, *, ax: Any = None) -> Any:
         """Draws a panel for each of the conditions: lines over an axis of numbers, else the cells
@@ -312,12 +328,15 @@ class Study(Tabular):
         return next((r for c, r in zip(self.cells, self.runs, strict=True) if c == wanted), None)
 
     def _notes(self, title: str) -> tuple[str, ...]:
-        once = len(self.cells) - len(self._distinct)
-        notes = [f"{title[0].upper()}{title[1:]}, with intervals over prompts."]
-        if once:
+        fewest, once = min(len(run.stats_of_prompts) for run in self.runs), self._distinct
+        intervals = f"{100 * self.runs[0].level:g} % intervals over prompts"
+        if fewest < MIN_CLUSTERS:
+            intervals = f"no interval for {counted(fewest, 'prompt')}, fewer than {MIN_CLUSTERS}"
+        notes = [f"{title[0].upper()}{title[1:]}; {intervals}."]
+        if len(once) < len(self.cells):
             notes.append(
-                f"{once} of {len(self.cells)} cells are one rule with another cell and did not run "
-                "again: they share its line, or its number."
+                f"{len(self.cells) - len(once)} of {len(self.cells)} cells are one rule with "
+                "another cell and did not run again: they share its line, or its number."
             )
         return tuple(notes)
 

@@ -19,17 +19,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import processes
 from specdec.arguments import check_integer, shown
-from specdec.drafters import Drafter, NoDrafter
+from specdec.drafters import Drafter, NoDrafter, Tree
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import Run, batches_of, measure
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
 from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder, file_of
 from specdec.generator import SpeculativeGenerator
+from specdec.hf import WARPS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.target import Target
 
+_OF_SAMPLING = {*WARPS, "samples"} - {"temperature"}
+"""Options that greedy cells leave out: they have no effect there."""
 _OF_PLAN = set(inspect.signature(Plan).parameters) - {"temperature", "options"}
 
 
@@ -84,8 +87,9 @@ def sweep(
             batch; a file that was measured with other settings is refused.
         share: as in `evaluate`.
         progress: shows a bar on standard error.
-        options: of `evaluate` and `generate`, the same in all cells: `max_new_tokens`, `samples`
-            (taken where the temperature is above 0), `seed`, `batch_size`, `top_k`, ...
+        options: of `evaluate` and `generate`, the same in all cells: `max_new_tokens`, `seed`,
+            `batch_size`, ...; those of sampling (`samples`, `top_k`, ...) are left out where the
+            temperature is 0.
 
     Raises:
         TypeError: an argument that `evaluate` and `generate` do not have.
@@ -93,7 +97,7 @@ def sweep(
 
     Example:
         >>> study = sweep(drafters=["lookup", "none"], drafts=[2], limit=6, max_new_tokens=8)
-        >>> study.difference({"drafter": "lookup"}, {"drafter": "none"}).value >= 0
+        >>> study.difference({"drafter": "none"}, {"drafter": "lookup"}).value >= 0
         True
     """
     check_integer("rounds", rounds, 1)
@@ -201,6 +205,8 @@ class _Bench:
         if not drafter.num_draft_tokens:
             rule["draft"] = 0
         is_greedy = cell["temperature"] == 0
+        if is_greedy:
+            rule |= dict.fromkeys(_OF_SAMPLING & rule.keys())
         if is_greedy or not self._takes(cell):
             rule |= dict.fromkeys(DRAWING)
         elif cell["proposal"] == "argmax":
@@ -228,7 +234,7 @@ class _Bench:
         own = {name: v for name, v in rule.items() if name not in (*CHOICES, "temperature")}
         given = {**self._options, **own}
         if rule["temperature"] == 0:
-            given.pop("samples", None)  # which would all be the same
+            given = {name: v for name, v in given.items() if name not in _OF_SAMPLING}
         of_plan = {name: given.pop(name) for name in _OF_PLAN & given.keys()}
         return Plan(temperature=rule["temperature"], **of_plan, options=given)
 
@@ -264,7 +270,9 @@ class _Bench:
 
 def _size(draft: int | str | None) -> dict[str, Any]:
     """As `load_drafter` takes it."""
-    return {"tree" if isinstance(draft, str) else "num_draft_tokens": draft}
+    if isinstance(draft, str):
+        return {"tree": Tree(*map(int, draft.split("x")))}
+    return {"num_draft_tokens": draft}
 
 
 def _drawing(cell: Cell) -> dict[str, Any]:

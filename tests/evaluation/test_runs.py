@@ -395,5 +395,3 @@ def test_a_run_without_a_finished_batch_is_begun_anew_and_cannot_be_loaded(tmp_p
     path.write_bytes(HEADER)
     with pytest.raises(ValueError, match="no finished batch"):
         Evaluation.load(path)
-    with pytest.raises(ValueError, match="nothing to merge"):
-        Evaluation.merged([])

@@ -1,0 +1,353 @@
+"""A study is `evaluate` in every cell: cells of one rule once, resumed where it stopped, and what
+its tables say follows from the evaluations.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from architectures import VOCAB, build
+from drafting import perturbed
+
+from specdec import (
+    ModelDrafter,
+    PromptLookupDrafter,
+    RejectionSampler,
+    SpeculativeGenerator,
+    Tree,
+    evaluate,
+)
+from specdec.evaluation import Evaluation, Study, difference, read_study, sweep
+
+ROOT = Path(__file__).parents[2]
+TARGET = build("llama")
+DRAFT = perturbed(TARGET, scale=0.15)
+PROMPTS = [[(7 * i + j) % VOCAB for j in range(3 + i % 3)] for i in range(7)]
+OPTIONS = {"max_new_tokens": 10, "seed": 3, "batch_size": 2, "top_k": 30}
+
+
+def model(target, num_draft_tokens, **options):
+    """A drafter of the user's own, with probabilities."""
+    return ModelDrafter(DRAFT, num_draft_tokens, **options)
+
+
+def lookup(target, num_draft_tokens):
+    """One of point masses."""
+    return PromptLookupDrafter(num_draft_tokens)
+
+
+STUDY = {
+    "drafters": [model, lookup, "none"],
+    "drafts": [2, 3],
+    "samplers": ["block", "rejection", "coupling"],
+    "temperatures": [0, 0.9],
+}
+RUNS = 2 + 2 + 1 + 3 * 2 + 2 * 2 + 2
+"""Greedy model, lookup and plain decoding; sampled ones by three rules, by two, and by two."""
+
+
+@pytest.fixture(scope="module", name="study")
+def _study() -> Study:
+    return sweep(TARGET, PROMPTS, **STUDY, **OPTIONS)
+
+
+def texts(run: Evaluation) -> list:
+    return [(row.prompt, row.seed, [step.saved() for step in row.steps]) for row in run.rows]
+
+
+def test_every_cell_is_what_evaluate_measures_of_it(study):
+    assert len(study.cells) == 3 * 2 * 3 * 2
+    made = {"model": model, "lookup": lookup, "none": lambda *_: None}
+    for cell, run in zip(study.cells, study.runs, strict=True):
+        drafter = made[cell["drafter"]](TARGET, cell["draft"])
+        generator = SpeculativeGenerator(TARGET, drafter, cell["sampler"])
+        sampling = {"temperature": 0.9} if cell["temperature"] else {"top_k": None}
+        alone = evaluate(generator, PROMPTS, **{**OPTIONS, **sampling})
+        assert texts(run) == texts(alone), cell
+
+
+def test_cells_of_one_rule_run_once_and_share_a_line(study):
+    once = {}
+    for cell, run in zip(study.cells, study.runs, strict=True):
+        once.setdefault(id(run), []).append(cell)
+    shared = [{(c["drafter"], c["sampler"], c["temperature"]) for c in cs} for cs in once.values()]
+    greedy = [{(d, s, 0.0) for s in STUDY["samplers"]} for d in ("model", "lookup", "none")]
+    points = [{(d, s, 0.9) for s in ("block", "rejection")} for d in ("lookup", "none")]
+    alone = [{("model", s, 0.9)} for s in STUDY["samplers"]]
+    alone += [{(d, "coupling", 0.9)} for d in ("lookup", "none")]
+    assert {frozenset(s) for s in shared} == {frozenset(s) for s in greedy + points + alone}
+    labels = [row[:3] for row in study.table().rows]
+    assert ["T = 0", "lookup", "block, rejection, coupling"] in labels
+    assert ["T = 0.9", "lookup", "block, rejection"] in labels
+    assert "cells are one rule with another cell" in study.table().notes[1]
+    firsts = [r for r in study.records() if r["same_as"] is None]
+    assert len(firsts) == len(once) == RUNS
+    assert all(r["draft"] == 2 for r in firsts if r["drafter"] == "none")
+
+
+def test_proposals_are_of_drafters_that_take_them_and_of_sampled_text():
+    study = sweep(
+        TARGET,
+        PROMPTS[:2],
+        drafters=[model, lookup],
+        drafts=[2],
+        proposals=["sample", "argmax"],
+        draft_temperatures=["own", 0.5],
+        samplers=["block", "rejection"],
+        temperatures=[0, 1],
+        **OPTIONS,
+    )
+    kinds = {}
+    for cell, run in zip(study.cells, study.runs, strict=True):
+        key = cell["drafter"], cell["temperature"]
+        kinds.setdefault(key, {}).setdefault(id(run), []).append(cell)
+    # Greedy text: one rule; lookup: one; of the model block and rejection of samples at two
+    # temperatures, and one rule of its point masses.
+    counts = {key: len(found) for key, found in kinds.items()}
+    assert counts == {("model", 0.0): 1, ("lookup", 0.0): 1, ("lookup", 1.0): 1, ("model", 1.0): 5}
+    sampled = study.run(
+        drafter="model", temperature=1.0, proposal="sample", draft_temperature=0.5, sampler="block"
+    )
+    assert sampled.about["run"]["drafter"]["proposal"] == {
+        "class": "Proposal",
+        "kind": "sample",
+        "temperature": 0.5,
+    }
+
+
+def test_objects_trees_and_varied_options():
+    drafter, trees = ModelDrafter(DRAFT, 3), ModelDrafter(DRAFT, tree=Tree(4, 2))
+    study = sweep(
+        TARGET,
+        PROMPTS[:3],
+        drafters={"chain": drafter, "tree": trees},
+        samplers={"mine": RejectionSampler()},
+        vary={"top_k": [5, 30]},
+        temperatures=[1],
+        max_new_tokens=6,
+    )
+    assert [(c["drafter"], c["draft"], c["top_k"]) for c in study.cells] == [
+        *(("chain", 3, 5), ("chain", 3, 30), ("tree", "4x2", 5), ("tree", "4x2", 30)),
+    ]
+    assert study.runs[0].about["run"]["plan"]["options"]["top_k"] == 5
+    shorter = sweep(TARGET, PROMPTS[:3], drafters=[drafter], drafts=[2], max_new_tokens=6)
+    assert shorter.runs[0].num_draft_tokens == 2
+    drawn = sweep(TARGET, PROMPTS[:2], drafters=[model], drafts=["4x2"], max_new_tokens=6)
+    assert drawn.runs[0].about["run"]["drafter"]["tree"]["depth"] == 2
+
+
+def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path, monkeypatch):
+    generate, calls = SpeculativeGenerator.generate, []
+
+    def counting(self, *args, **options):
+        calls.append(1)
+        if len(calls) == 17:
+            raise KeyboardInterrupt
+        return generate(self, *args, **options)
+
+    monkeypatch.setattr(SpeculativeGenerator, "generate", counting)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
+    assert 0 < len(Study.load(tmp_path).cells) < len(study.cells)
+    again = sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
+    assert len(calls) == 1 + 4 * RUNS  # of four batches each none was done twice
+    loaded = Study.load(tmp_path)
+    for found in (again, loaded):
+        assert [str(t) for t in found.tables()] == [str(t) for t in study.tables()]
+        assert list(map(texts, found.runs)) == list(map(texts, study.runs))
+    with pytest.raises(ValueError, match=r"differ in plan\.seed \(3 there, 4 here\)"):
+        sweep(TARGET, PROMPTS, **STUDY, **{**OPTIONS, "seed": 4}, output=tmp_path)
+
+
+def test_timed_cells_take_turns_on_every_batch(monkeypatch):
+    asked, generate = [], SpeculativeGenerator.generate
+
+    def spy(self, ids, mask, **options):
+        asked.append((type(self.drafter).__name__, ids[0, -3:].tolist()))
+        return generate(self, ids, mask, **options)
+
+    monkeypatch.setattr(SpeculativeGenerator, "generate", spy)
+    ways = [model, lookup, "none"]
+    study = sweep(
+        TARGET, PROMPTS, drafters=ways, drafts=[2], timed=True, rounds=2, max_new_tokens=4
+    )
+    names, kept = ["ModelDrafter", "PromptLookupDrafter", "NoDrafter"], asked[3:]
+    assert [name for name, _ in asked[:3]] == names  # a batch to warm up
+    for start in range(0, len(kept), 3):
+        batch = kept[start : start + 3]
+        assert sorted(n for n, _ in batch) == sorted(names)
+        assert len({str(prompt) for _, prompt in batch}) == 1
+    assert {kept[start][0] for start in range(0, len(kept), 3)} == set(names)  # who begins
+    times = study.run(drafter="lookup").estimates["ms_per_token"]
+    assert times.low <= times.value <= times.high
+    assert [table.notes[0].split(";")[0] for table in study.tables()] == [
+        *("Acceptance length", "Ms per token"),
+    ]
+
+
+def test_differences_and_the_best_are_those_of_the_pairs(study):
+    a, b = ({"drafter": d, "draft": 3, "temperature": 0.0} for d in ("lookup", "model"))
+    found = study.difference(a, b)
+    assert found == difference(study.run(**a), study.run(**b))
+    best = study.best(temperature=0.0)
+    lengths = {i: run.stats.acceptance_length for i, run in enumerate(study.runs)}
+    top = max((i for i, c in enumerate(study.cells) if c["temperature"] == 0), key=lengths.get)
+    assert best.runs[0] is study.runs[top]
+    for cell, run in zip(study.cells, study.runs, strict=True):
+        is_behind = difference(run, best.runs[0]).low > 0
+        if cell["temperature"] == 0:
+            assert (id(run) in map(id, best.runs)) is not is_behind
+    minus = study.table(minus={"drafter": "none"})
+    rows = {tuple(row[:3]): row[3:] for row in minus.rows}
+    plain = study.run(drafter="none", temperature=0.0)
+    expected = [
+        format(difference(plain, study.run(drafter="model", draft=k, temperature=0.0)), "+.2f")
+        for k in (2, 3)
+    ]
+    assert rows["T = 0", "model", "block, rejection, coupling"] == expected
+    assert rows["T = 0", "none", "block, rejection, coupling"] == ["", ""]
+
+
+def test_bold_is_what_beats_every_other_cell_of_its_column_and_conditions():
+    rng = np.random.default_rng(0)
+    few, many, same = (made(rng, share) for share in (0.1, 0.9, 0.9))
+    cells = [{"drafter": n, "draft": 2, "temperature": 0.0} for n in ("few", "many")]
+    table = Study(cells, [few, many]).table("draft")
+    assert table.bold == {(1, 1)}
+    assert r"\textbf" in table.latex().splitlines()[-4]
+    assert "| **" in table.markdown().splitlines()[3]
+    cells.append({"drafter": "same", "draft": 2, "temperature": 0.0})
+    assert not Study(cells, [few, many, same]).table("draft").bold
+    cells[1]["temperature"] = 1.0  # other conditions are no rivals
+    assert not Study(cells[:2], [few, many]).table("draft").bold
+
+
+def made(rng, share: float) -> Evaluation:
+    """A run of made-up steps of two draft tokens, of which such a share is accepted."""
+    from specdec.evaluation import EvaluatedBatch, EvaluatedRow
+    from specdec.results import RowStep
+
+    batches = []
+    for i in range(40):
+        accepted = (rng.random((20, 2)) < share).cumprod(axis=1).sum(axis=1).tolist()
+        steps = [RowStep([1, 1], n, [1] * n + [2]) for n in accepted]
+        row = EvaluatedRow(f"p{i}", "", 0, 0, 3, False, "length", None, steps)
+        batches.append(EvaluatedBatch(i, [1.0], [row]))
+    return Evaluation(batches, 2)
+
+
+def test_the_figure_has_a_panel_for_each_condition_and_a_line_for_each_choice(study):
+    pytest.importorskip("matplotlib").use("agg")
+    figure = study.plot()
+    assert [ax.get_title() for ax in figure.axes] == ["T = 0", "T = 0.9"]
+    greedy, sampled = figure.axes
+    assert [line.get_label() for line in greedy.get_lines()] == ["model", "lookup", "none"]
+    named = {line.get_label(): line for line in sampled.get_lines()}
+    run = [study.run(drafter="model", draft=k, temperature=0.9, sampler="block") for k in (2, 3)]
+    assert named["model, block"].get_ydata().tolist() == [r.stats.acceptance_length for r in run]
+    colours = {line.get_color() for line in greedy.get_lines() + sampled.get_lines()}
+    assert len(colours) == 3  # a drafter's is the same in all panels
+    ranking = study.where(temperature=0.9).plot("drafter").axes[0]
+    widths = [bar.get_width() for bar in ranking.patches]
+    assert widths == sorted(widths, reverse=True)
+    assert len(widths) == 3 * 2 + 2 * 2 + 2
+
+
+class Chains(RejectionSampler):
+    """A rule of the user's own."""
+
+    takes_trees = False
+
+
+REFUSED = [
+    ({"drafters": "lookup"}, "drafters must be a list or a mapping of names"),
+    ({"drafters": [model, model]}, "two drafters are called 'model'"),
+    ({"drafters": ["ngram"]}, "write lookup"),
+    ({"drafters": [ModelDrafter(DRAFT, 2)], "drafts": [3]}, "object that drafts 2.*asks it for 3"),
+    ({"drafts": ["4x2"], "drafters": [model], "samplers": [Chains()]}, "verifies chains"),
+    ({"drafts": []}, "the values of draft are an empty list"),
+    ({"temperatures": 1.0}, "the values of temperature must be a list"),
+    ({"vary": {"eos_token_id": [[1, 2]]}}, "a value of eos_token_id must be a number"),
+    ({"vary": {"top_kk": [1]}}, "top_kk"),
+    ({"samplers": ["blok"]}, "sampler must be"),
+    ({"rounds": 0}, "rounds"),
+]
+
+
+@pytest.mark.parametrize(("change", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_what_cannot_be_right_is_refused_before_anything_is_generated(change, why, monkeypatch):
+    monkeypatch.setattr(SpeculativeGenerator, "generate", None)
+    with pytest.raises((TypeError, ValueError), match=why):
+        sweep(TARGET, PROMPTS, **{"drafters": ["lookup"], **change})
+
+
+ASKED = [
+    (lambda s: s.run(drafter="model"), "say as well: "),
+    (lambda s: s.where(drafter="m"), "a value of drafter must be"),
+    (lambda s: s.where(colour="red"), "an axis must be"),
+    (lambda s: s.best(), "several conditions.*temperature"),
+    (lambda s: s.table(of="speed"), "of must be"),
+    (lambda s: Study.load("nowhere"), "no folder of a study"),
+]
+
+
+@pytest.mark.parametrize(("ask", "why"), ASKED, ids=[why for _, why in ASKED])
+def test_what_a_study_does_not_have_is_said(ask, why, study):
+    with pytest.raises(ValueError, match=why):
+        ask(study)
+
+
+def test_a_file_that_is_no_toml_is_named(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text("drafters = lookup")
+    with pytest.raises(ValueError, match=r"study\.toml is no TOML file: Invalid value"):
+        read_study(path)
+
+
+NODE = """
+import sys
+from specdec.evaluation import sweep
+study = sweep(drafters=["lookup", "zoo:model"], drafts=[2], temperatures=[0, 1], limit=5,
+              max_new_tokens=8, share=True, output=sys.argv[1])
+print(study.to_markdown())
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_machine_and_of_two_give_the_tables_of_one(tmp_path):
+    """Two machines are two launches that meet over loopback."""
+    (tmp_path / "node.py").write_text(NODE)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment["PYTHONPATH"] = str(ROOT)
+
+    def started(*launcher: str, output: str) -> subprocess.Popen:
+        command = [sys.executable, *launcher, str(tmp_path / "node.py"), str(tmp_path / output)]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, env=environment, **pipes)
+
+    def printed(process: subprocess.Popen) -> str:
+        out, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors[-3000:]
+        return out
+
+    launch = ("-m", "accelerate.commands.launch", "--multi_gpu")
+    whole = printed(started(output="one"))
+    pair = printed(started(*launch, "--num_processes", "2", output="two"))
+    nodes = ("--num_processes", "2", "--num_machines", "2", "--main_process_ip", "127.0.0.1")
+    nodes += ("--main_process_port", "29571", "--machine_rank")
+    machines = [started(*launch, *nodes, str(rank), output="nodes") for rank in (0, 1)]
+    assert pair == whole * 2  # every process has the same study
+    assert [printed(machine) for machine in machines] == [whole, whole]
+
+    def saved(folder: str) -> list:
+        files = sorted((tmp_path / folder).glob("*.jsonl"))
+        lines = [json.loads(line) for f in files for line in f.read_text().splitlines()[1:]]
+        return sorted(
+            ([line["batch"], line["rows"]] for line in lines), key=lambda line: json.dumps(line)
+        )
+
+    assert saved("one") == saved("two") == saved("nodes")
