@@ -1,27 +1,23 @@
 """Evaluation: what drafting yields, measured by doing it, and how it is shown."""
 
 from specdec.evaluation.anchors import every_anchor, with_draft_length
-from specdec.evaluation.compare import Answer, Comparison, HFGenerate, Task, compare
-from specdec.evaluation.contexts import acceptance_by_context
-from specdec.evaluation.costs import CostCurve, CostTable, costs, measure_costs
+from specdec.evaluation.costs import CostCurve, costs, measure_costs
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.evaluation import Evaluation
+from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.intervals import Estimate, bootstrap
-from specdec.evaluation.paired import difference
+from specdec.evaluation.paired import difference, quotient
 from specdec.evaluation.plan import settings_of_run
 from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_prompts
 from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
 from specdec.evaluation.study import Study
-from specdec.evaluation.sweep import read_study, sweep
+from specdec.evaluation.sweep import compare, read_study, sweep
 from specdec.show.table import Table
 
 __all__ = [
-    "Answer",
-    "Comparison",
     "CostCurve",
-    "CostTable",
     "Estimate",
     "EvaluatedBatch",
     "EvaluatedRow",
@@ -34,8 +30,6 @@ __all__ = [
     "Reproduction",
     "Study",
     "Table",
-    "Task",
-    "acceptance_by_context",
     "bootstrap",
     "compare",
     "costs",
@@ -45,6 +39,7 @@ __all__ = [
     "find_set",
     "measure_costs",
     "own_prompts",
+    "quotient",
     "read_prompts",
     "read_study",
     "replay",

@@ -5,7 +5,7 @@ Legend: r rounds, K draft tokens, R resamples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -109,56 +109,13 @@ class CostCurve(Tabular):
         ]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class CostTable(Tabular):
-    """Cost curves by (rows, tokens of each).
-
-    Example:
-        >>> curve = CostCurve([10.0, 10.0], {0: [10.0, 10.0], 4: [14.0, 14.0]})
-        >>> CostTable({(1, 64): curve}).best([0.5, 0.4, 0.3, 0.2]), curve.unranked
-        ({(1, 64): 4}, [])
-    """
-
-    curves: dict[tuple[int, int], CostCurve]
-
-    @property
-    def step_ms(self) -> dict[tuple[int, int], dict[int, list[float]]]:
-        """What `AutoLength` takes."""
-        return {size: curve.step_ms for size, curve in self.curves.items()}
-
-    def best(self, rates: Sequence[float]) -> dict[tuple[int, int], int]:
-        """The measured K of most tokens per millisecond for each size, at these conditional
-        acceptance rates.
-        """
-        tokens = 1 + np.concatenate([[0.0], np.cumprod(rates).cumsum()])
-        found = {}
-        for size, curve in self.curves.items():
-            speeds = {k: tokens[k] / np.median(ms) for k, ms in curve.step_ms.items()}
-            found[size] = max(speeds, key=speeds.get)
-        return found
-
-    def tables(self) -> list[Table]:
-        """One for each size."""
-        tables = []
-        for (rows, tokens), curve in self.curves.items():
-            (table,) = curve.tables()
-            header, cells = ["rows", "tokens", *table.header], [str(rows), str(tokens)]
-            tables.append(Table(header, [[*cells, *row] for row in table.rows], table.notes))
-        return tables
-
-    def records(self) -> list[dict[str, Any]]:
-        """One per size, measured K and round."""
-        curves = self.curves.items()
-        return [{"rows": b, "tokens": t, **r} for (b, t), c in curves for r in c.records()]
-
-
 def costs(
     generator: SpeculativeGenerator,
     *,
     batch_sizes: Iterable[int] = (1, 8),
     contexts: Iterable[int] = (64,),
     **options: Any,
-) -> CostTable:
+) -> dict[tuple[int, int], CostCurve]:
     """Times steps by draft length, batch size and context, after prompts of random tokens.
 
     Args:
@@ -167,11 +124,14 @@ def costs(
         contexts: tokens of the prompts.
         options: of `measure_costs`.
 
+    Returns:
+        The curve of each (rows, tokens); `AutoLength` takes their `step_ms`.
+
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
         >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(2))
-        >>> table = costs(generator, batch_sizes=[2], num_steps=2, rounds=1)
-        >>> [(size, sorted(ms)) for size, ms in table.step_ms.items()]
+        >>> curves = costs(generator, batch_sizes=[2], num_steps=2, rounds=1)
+        >>> [(size, sorted(curve.step_ms)) for size, curve in curves.items()]
         [((2, 64), [0, 1, 2])]
     """
     curves, contexts, target = {}, list(contexts), generator.target
@@ -181,7 +141,7 @@ def costs(
             ids = torch.randint(target.vocab_size, (rows, tokens), generator=draws)
             inputs = ids.to(target.device), torch.ones_like(ids)  # whatever pads its texts
             curves[rows, tokens] = measure_costs(generator, *inputs, **options)
-    return CostTable(curves)
+    return curves
 
 
 def measure_costs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -36,13 +37,13 @@ class Evaluation(Tabular):
 
     Args:
         batches: what was generated, with its times.
-        num_draft_tokens: K.
+        num_draft_tokens: K; `None` where nothing is known of drafts, of other programs.
         about: models, plan, versions, hardware, data.
         level: of the intervals.
     """
 
     batches: list[EvaluatedBatch]
-    num_draft_tokens: int
+    num_draft_tokens: int | None
     about: dict[str, Any] = field(default_factory=dict)
     level: float = LEVEL
 
@@ -59,7 +60,7 @@ class Evaluation(Tabular):
     @cached_property
     def stats(self) -> SpeculationStats:
         """Counts and rates."""
-        return SpeculationStats([row.steps for row in self.rows], self.num_draft_tokens)
+        return SpeculationStats([row.steps for row in self.rows], self.num_draft_tokens or 0)
 
     @cached_property
     def stats_of_prompts(self) -> dict[str, SpeculationStats]:
@@ -67,7 +68,7 @@ class Evaluation(Tabular):
         found: dict[str, list[list[RowStep]]] = {}
         for row in self.rows:
             found.setdefault(row.prompt, []).append(row.steps)
-        sizes = {"num_draft_tokens": self.num_draft_tokens, "depth": self.stats.depth}
+        sizes = {"num_draft_tokens": self.num_draft_tokens or 0, "depth": self.stats.depth}
         return {prompt: SpeculationStats(steps, **sizes) for prompt, steps in found.items()}
 
     @property
@@ -101,8 +102,10 @@ class Evaluation(Tabular):
         taken = [[1e3 * seconds, tokens] for tokens, seconds in times]
         (per_token,) = bootstrap(taken, ratio, level=level, unit="batch")
         rates = rate_estimates(totals, depth, level=level, unit="prompt")
-        speeds = {"tokens_per_second": speed, "ms_per_token": per_token}
-        return {**rates, "block_efficiency": efficiency, **speeds}
+        rates["block_efficiency"] = efficiency
+        if self.num_draft_tokens is None:
+            rates = dict.fromkeys(rates, Estimate(math.nan, level=level))
+        return {**rates, "tokens_per_second": speed, "ms_per_token": per_token}
 
     @property
     def categories(self) -> dict[str, Evaluation]:
@@ -164,7 +167,7 @@ class Evaluation(Tabular):
         names = ("steps", "drafted", "accepted", "emitted", "acceptance_length", "acceptance_rate")
         lines = []
         for row in self.rows:
-            figures = SpeculationStats([row.steps], self.num_draft_tokens).to_dict()
+            figures = SpeculationStats([row.steps], self.num_draft_tokens or 0).to_dict()
             own = {n: figures[n][0] if isinstance(figures[n], list) else figures[n] for n in names}
             lines.append({**vars(row), **own})
         return lines
@@ -176,5 +179,6 @@ class Evaluation(Tabular):
         if not batches:
             raise ValueError(f"{path} holds no finished batch")
         with naming_line(Path(path), 1):
-            k = check_integer("num_draft_tokens", about["run"]["drafter"]["num_draft_tokens"], 0)
+            k = about["run"]["drafter"]["num_draft_tokens"]
+            check_integer("num_draft_tokens", k or 0, 0)
         return cls(batches, k, about)

@@ -77,6 +77,8 @@ class Estimate:
     def __format__(self, spec: str) -> str:
         note = "" if spec or not self.note else f" ({self.note})"
         spec = spec or ".2f"
+        if math.isnan(self.value):
+            return f"not known{note}"
         if not self.has_interval:
             return f"{self.value:{spec}}{note}"
         return f"{self.value:{spec}} [{self.low:{spec}}, {self.high:{spec}}]"

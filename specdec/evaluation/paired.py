@@ -38,6 +38,17 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
         >>> bool(difference(*runs).value >= 0)
         True
     """
+    return _paired(first, second, of, np.subtract)
+
+
+def quotient(first: Evaluation, second: Evaluation, of: str = "tokens_per_second") -> Estimate:
+    """The estimate `of` the second run divided by that of the first, with an interval, paired as
+    `difference` is.
+    """
+    return _paired(first, second, of, np.divide)
+
+
+def _paired(first: Evaluation, second: Evaluation, of: str, contrast: np.ufunc) -> Estimate:
     check_choice("of", of, [*_PARTS, "tokens_per_second", "ms_per_token"])
     totals = [_totals(run, of) for run in (first, second)]
     unit, units = ("prompt", "prompts") if of in _PARTS else ("batch", "batches")
@@ -48,10 +59,10 @@ def difference(first: Evaluation, second: Evaluation, of: str = "acceptance_leng
         )
     table = np.array([[*totals[0][key], *totals[1][key]] for key in totals[0]], dtype=float)
 
-    def minus(sums: np.ndarray) -> np.ndarray:
-        return ratio(sums[..., 2:]) - ratio(sums[..., :2])
+    def contrasted(sums: np.ndarray) -> np.ndarray:
+        return contrast(ratio(sums[..., 2:]), ratio(sums[..., :2]))
 
-    return bootstrap(table, minus, level=first.level, unit=unit)[0]
+    return bootstrap(table, contrasted, level=first.level, unit=unit)[0]
 
 
 _PARTS = {

@@ -16,7 +16,7 @@ from specdec.arguments import check_choice
 from specdec.evaluation import plots
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.intervals import MIN_CLUSTERS, Estimate, counted
-from specdec.evaluation.paired import difference
+from specdec.evaluation.paired import difference, quotient
 from specdec.show.table import Table, Tabular
 from specdec.show.text import draft_size
 
@@ -118,6 +118,14 @@ class Study(Tabular):
         """
         return difference(self.run(**first), self.run(**second), of)
 
+    def ratio(
+        self, first: Mapping[str, Any], second: Mapping[str, Any], of: str = "tokens_per_second"
+    ) -> Estimate:
+        """The number `of` a second cell divided by that of a first one, paired likewise: the
+        speed-up.
+        """
+        return quotient(self.run(**first), self.run(**second), of)
+
     def best(self, of: str | None = None, **axes: Any) -> Study:
         """The cell of the best number, and those which it cannot be told apart from: the interval
         of their paired difference includes 0.
@@ -145,6 +153,7 @@ class Study(Tabular):
         of: str | None = None,
         *,
         minus: Mapping[str, Any] | None = None,
+        over: Mapping[str, Any] | None = None,
     ) -> Table:
         """A column for each value of an axis, a line for all others. Bold is what is better than
         every other cell of its column and conditions: the interval of the paired difference
@@ -158,31 +167,32 @@ class Study(Tabular):
                 timed studies the fourth.
             minus: values of axes: shows the difference to the cell which has these and is alike
                 otherwise.
+            over: likewise, the ratio to that cell; of `"tokens_per_second"` by default.
         """
-        columns, of = self._axis(columns), self._figure(of)
-        lines, spec = self.lines(columns), _FIGURES[of]
-        values = self.axes[columns]
-        rows, bold = [], set()
-        best = {id(run) for run in self._best_of_columns(columns, of)} if minus is None else set()
+        base = minus or over
+        of = "tokens_per_second" if over and of is None else self._figure(of)
+        columns, spec = self._axis(columns), "+" * bool(minus) + (".2f" if over else _FIGURES[of])
+        contrast = quotient if over else difference
+        lines, rows, bold = self.lines(columns), [], set()
+        best = set() if base else {id(run) for run in self._best_of_columns(columns, of)}
         for line in lines:
-            shown = []
-            for value in values:
-                run = line.runs.get(value)
-                if run is None:
-                    shown.append("")
-                elif minus is None:
-                    shown.append(format(run.estimates[of], spec))
-                    if id(run) in best:
-                        bold.add((len(rows), len(line.labels) + len(shown) - 1))
-                else:
-                    base = self._counterpart(run, minus)
-                    same = base is run or base is None
-                    shown.append("" if same else format(difference(base, run, of), f"+{spec}"))
-            labels = (", ".join(map(partial(_label, n), v)) for n, v in line.labels.items())
-            rows.append([*labels, *shown])
+            labels = [", ".join(map(partial(_label, n), v)) for n, v in line.labels.items()]
+            for value in self.axes[columns]:
+                run, shown = line.runs.get(value), ""
+                if run is not None and not base:
+                    shown = format(run.estimates[of], spec)
+                elif run is not None and (other := self._counterpart(run, base)) not in (None, run):
+                    shown = format(contrast(other, run, of), spec)
+                if id(run) in best:
+                    bold.add((len(rows), len(labels)))
+                labels.append(shown)
+            rows.append(labels)
         labels = [name.replace("_", " ") for name in (lines[0].labels if lines else ())]
-        title = of.replace("_", " ") + ("" if minus is None else f", minus {dict(minus)}")
-        header = [*labels, *(_label(columns, value) for value in values)]
+        title = of.replace("_", " ")
+        if base:
+            named = ", ".join(_label(name, value) for name, value in base.items())
+            title += f", {'minus' if minus else 'over'} that of {named}"
+        header = [*labels, *(_label(columns, value) for value in self.axes[columns])]
         return Table(header, rows, self._notes(title), bold=frozenset(bold))
 
     def lines(self, columns: str) -> list[Line]:
@@ -338,7 +348,27 @@ class Study(Tabular):
                 f"{len(self.cells) - len(once)} of {len(self.cells)} cells are one rule with "
                 "another cell and did not run again: they share its line, or its number."
             )
+        if unlike := self._unlike():
+            notes.append(f"Greedy text differs from that of {unlike[0]}: {'; '.join(unlike[1:])}.")
         return tuple(notes)
+
+    def _unlike(self) -> list[str]:
+        """A greedy cell, and those of its conditions whose text is another one."""
+        texts: dict[tuple, tuple[int, list]] = {}
+        found: dict[int, list[int]] = {}
+        for i in self._distinct:
+            cell = self.cells[i]
+            if cell["temperature"] == 0:
+                key = tuple(cell.get(n) for n in self.axes if n not in CHOICES)
+                own = [row.new_tokens for row in self.runs[i].rows]
+                first, theirs = texts.setdefault(key, (i, own))
+                if own != theirs:
+                    found.setdefault(first, []).append(i)
+        names = {i: name for i, name in enumerate(map(self._named, self.cells))}
+        return [names[i] for first, others in found.items() for i in (first, *others)]
+
+    def _named(self, cell: Cell) -> str:
+        return self.name_of({name: [cell.get(name)] for name in self.axes})
 
 
 class StudyFolder:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,6 +23,7 @@ from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter, NoDrafter, Tree
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import Run, batches_of, measure
+from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
 from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder, file_of
@@ -31,6 +33,8 @@ from specdec.loading import find_drafter, load_drafter, load_sampler, load_targe
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.target import Target
 
+WAYS = SpeculativeGenerator, HFGenerate
+"""Whole ways of decoding, which keep what they are."""
 _OF_SAMPLING = {*WARPS, "samples"} - {"temperature"}
 """Options that greedy cells leave out: they have no effect there."""
 _OF_PLAN = set(inspect.signature(Plan).parameters) - {"temperature", "options"}
@@ -68,7 +72,8 @@ def sweep(
         prompts: as in `evaluate`, or the file that `read_prompts` reads; 16 of specdec's own by
             default.
         drafters: names as on the command line (`specdec.loading.load_drafter`), functions of
-            (target, num_draft_tokens), or drafters; by names of your own in a mapping.
+            (target, num_draft_tokens), drafters, or whole ways of decoding: generators and
+            `HFGenerate`, which keep their sampler; by names of your own in a mapping.
         drafts: K of chains, and trees as `"32x6"`, 32 nodes of depth 6; `None` (or `"own"`, in a
             file) is what each drafter drafts by default. Of a drafter that is an object, at most
             its K.
@@ -151,6 +156,52 @@ def sweep(
     return Study(cells, [found[file] for file in files], timed)
 
 
+def compare(
+    contenders: Mapping[str, SpeculativeGenerator | HFGenerate],
+    prompts: Tensor | Iterable[str | Prompt | Sequence[int]],
+    attention_mask: Tensor | None = None,
+    *,
+    temperature: float = 0.0,
+    rounds: int = 5,
+    **options: Any,
+) -> Study:
+    """Runs every contender on every batch, in turn and several times, so that a drift of the
+    machine meets all of them. Greedy texts that differ from the first contender's are noted.
+
+    Args:
+        contenders: by name, the one that others are compared with first.
+        prompts, attention_mask: as in `evaluate`.
+        temperature: 0 is greedy.
+        rounds: how often each batch is generated; the median time counts.
+        options: of `sweep`: `max_new_tokens`, `batch_size`, `tokenizer`, `progress`, ...
+
+    Returns:
+        A timed study of one axis, `drafter`: `study.table(over={"drafter": name})` has the
+        speed-ups, `study.ratio(...)` one of them.
+
+    Example:
+        >>> from specdec import SpeculativeGenerator, zoo
+        >>> from specdec.evaluation import HFGenerate
+        >>> target = zoo.load_target()
+        >>> ways = {"HF": HFGenerate(target), "lookup": SpeculativeGenerator(target, "lookup")}
+        >>> study = compare(ways, [[7, 8, 9, 7, 8], [9, 9, 9]], max_new_tokens=4, rounds=1)
+        >>> bool(study.ratio({"drafter": "HF"}, {"drafter": "lookup"}).value > 0)
+        True
+    """
+    if len(contenders) < 2:
+        raise ValueError(f"there is nothing to compare: {len(contenders)} contenders, pass two")
+    for name, way in contenders.items():
+        if not isinstance(way, SpeculativeGenerator | HFGenerate):
+            raise TypeError(
+                f"contender {name!r} must be a SpeculativeGenerator or HFGenerate(model), got "
+                f"{shown(way)}"
+            )
+    target = next(iter(contenders.values())).target
+    ways = {"drafters": contenders, "temperatures": [temperature]}
+    records = as_prompts(prompts, attention_mask)
+    return sweep(target, records, **ways, timed=True, rounds=rounds, **options)
+
+
 def read_study(path: str | Path) -> dict[str, Any]:
     """The arguments of `sweep` that a TOML file names; options of `evaluate` and `generate` stand
     beside them.
@@ -201,6 +252,7 @@ class _Bench:
     def rule(self, cell: Cell) -> Cell:
         """The cell without what has no effect in it: cells of one rule generate the same."""
         parts, rule = (cell["drafter"], cell["draft"]), dict(cell)
+        is_way = isinstance(self._drafters[cell["drafter"]], WAYS)
         drafter, sampler = self._drafter(*parts), self._samplers[cell["sampler"]]
         if not drafter.num_draft_tokens:
             rule["draft"] = 0
@@ -211,7 +263,9 @@ class _Bench:
             rule |= dict.fromkeys(DRAWING)
         elif cell["proposal"] == "argmax":
             rule["draft_temperature"] = None
-        if is_greedy:  # what equals the target's own token is accepted, see `accept_greedily`
+        if is_way:
+            is_any = True
+        elif is_greedy:  # what equals the target's own token is accepted, see `accept_greedily`
             methods = ("forward", "accept_greedily")
             is_any = all(getattr(type(sampler), m) is getattr(Sampler, m) for m in methods)
         else:
@@ -221,10 +275,15 @@ class _Bench:
 
     def run(self, rule: Cell) -> Run:
         """The evaluation of a rule, which is yet to be measured."""
+        generator = self._drafters[rule["drafter"]]
+        if not isinstance(generator, WAYS):
+            generator = self._joined(rule)
+        return Run(generator, self._prompts, self._plan(rule), self._tokenizer, self._team)
+
+    def _joined(self, rule: Cell) -> SpeculativeGenerator:
         drafter = self._drafter(rule["drafter"], rule["draft"] or None, **_drawing(rule))
         sampler = "block" if rule["sampler"] is None else self._samplers[rule["sampler"]]
-        generator = SpeculativeGenerator(self._target, drafter, sampler)
-        return Run(generator, self._prompts, self._plan(rule), self._tokenizer, self._team)
+        return SpeculativeGenerator(self._target, drafter, sampler)
 
     def layout(self, rule: Cell) -> tuple[int, ...]:
         """The rows of every batch."""
@@ -240,6 +299,8 @@ class _Bench:
 
     def _made(self, name: str, draft: int | str | None, **drawing: Any) -> Drafter:
         given = self._drafters[name]
+        if isinstance(given, WAYS):
+            return _resized(name, given.drafter, draft, is_free=False)
         if isinstance(given, Drafter):
             return _resized(name, given, draft)
         if given is None or given == "none":
@@ -250,7 +311,7 @@ class _Bench:
     def _takes(self, cell: Cell) -> bool:
         """Whether the drafter can be made with the cell's proposal and draft temperature."""
         given = self._drafters[cell["drafter"]]
-        if isinstance(given, Drafter) or given in (None, "none"):
+        if isinstance(given, (Drafter, *WAYS)) or given in (None, "none"):
             return False
         try:
             find_drafter(given, **_size(cell["draft"]), **_drawing(cell))
@@ -280,12 +341,14 @@ def _drawing(cell: Cell) -> dict[str, Any]:
     return {name: cell[name] for name in DRAWING if cell[name] is not None}
 
 
-def _resized(name: str, drafter: Drafter, draft: int | str | None) -> Drafter:
-    """A drafter that is an object, at a size that it has."""
+def _resized(
+    name: str, drafter: Drafter, draft: int | str | None, *, is_free: bool = True
+) -> Drafter:
+    """A drafter that is an object, at a size that it has; only its own, if it is not free."""
     own = size_of(drafter)
     if draft in (None, own):
         return drafter
-    if isinstance(draft, int) and isinstance(own, int) and draft < own:
+    if is_free and isinstance(draft, int) and isinstance(own, int) and draft < own:
         return with_draft_length(drafter, draft)
     raise ValueError(
         f"drafter {name!r} is an object that drafts {own}, and the study asks it for {draft}; pass "
@@ -311,7 +374,7 @@ def _refuse_early(
     """Finds all drafters, and refuses samplers that cannot verify the trees of the study."""
     for cell in cells:
         made, draft = drafters[cell["drafter"]], cell["draft"]
-        if not isinstance(made, Drafter) and made not in (None, "none"):
+        if not isinstance(made, (Drafter, *WAYS)) and made not in (None, "none"):
             find_drafter(made, **_size(draft))
         if isinstance(draft, str) and not samplers[cell["sampler"]].takes_trees:
             raise ValueError(

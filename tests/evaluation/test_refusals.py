@@ -9,14 +9,11 @@ from drafting import perturbed
 from specdec import BlockSampler, CouplingSampler, ModelDrafter, PromptLookupDrafter
 from specdec import SpeculativeGenerator as Generator
 from specdec.evaluation import (
-    Answer,
     CostCurve,
     Estimate,
     Prompt,
     Table,
-    acceptance_by_context,
     bootstrap,
-    compare,
     evaluate,
     every_anchor,
     measure_costs,
@@ -33,16 +30,6 @@ TRACE = GENERATOR.generate(IDS, max_new_tokens=9, do_sample=True, seed=0, trace=
 WHOLE = every_anchor(GENERATOR, TRACE)
 BLOCK = BlockSampler()
 CURVE = CostCurve([10.0], {0: [10.0], 4: [14.0]})
-
-
-def contest(other, **options):
-    return compare(
-        {"a": LOOKUP, "b": other}, [[1, 2]], **{"rounds": 1, "max_new_tokens": 4} | options
-    )
-
-
-def answering(rows, steps=None):
-    return lambda: contest(lambda task: Answer(rows, steps))
 
 
 def evaluating(**options):
@@ -80,20 +67,12 @@ REFUSED = [
     (lambda: evaluate(GENERATOR, [Prompt("p", ((1,),))] * 2), ValueError, "the id 'p'"),
     (prompt(""), ValueError, "prompt 'a'"),
     (lambda: Prompt("a", "text"), ValueError, "prompt 'a'"),
-    (lambda: compare({"a": LOOKUP}, [[1]]), ValueError, "nothing to compare"),
-    (lambda: contest(TARGET), TypeError, r"HFGenerate\(model\)"),
-    (lambda: contest(LOOKUP, baseline="c"), ValueError, "baseline"),
-    (lambda: contest(LOOKUP).ratio("z"), ValueError, "contender"),
-    (answering([[1]] * 9), ValueError, "1 rows"),
-    (answering([[*range(99)]]), ValueError, "up to 99"),
-    (answering([[1]], []), ValueError, "1 rows"),
     (lambda: measure_costs(GENERATOR, IDS, draft_lengths=[]), ValueError, "draft_lengths is empty"),
     (lambda: CostCurve([1.0], {0: [1.0, 2.0]}), ValueError, "the same rounds"),
     (lambda: CostCurve([], {0: []}), ValueError, "the same rounds"),
     (lambda: CURVE.medians(5), ValueError, "measure it there"),
     (lambda: CostCurve([1.0], {2: [1.0]}).medians(1), ValueError, "begins at K = 2"),
     (lambda: with_draft_length(GENERATOR.drafter, 9), ValueError, "num_draft_tokens"),
-    (lambda: acceptance_by_context(LOOKUP, IDS[0], (6,)), ValueError, "contexts"),
     (lambda: bootstrap(np.zeros((0, 2)), None), ValueError, "at least one cluster"),
     (lambda: bootstrap(np.ones((9, 2)), None, level=95), ValueError, "level"),
     (lambda: Estimate(1.0, 2.0, 0.0), ValueError, "low must be at most high"),

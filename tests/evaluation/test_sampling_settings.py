@@ -84,16 +84,10 @@ def figures(stats):
 def measured():
     """Figures of `evaluate` and `compare`, and the text of HF in the comparison."""
     options = {"max_new_tokens": 8, "temperature": 1.0, "seed": 3}
-    plain, texts = HFGenerate(MODEL), []
-
-    def noting(task):
-        answer = plain(task)
-        texts.append(answer.new_tokens)
-        return answer
-
     found = evaluate(GENERATOR, PROMPTS, **options)
-    compared = compare({"specdec": GENERATOR, "HF": noting}, PROMPTS, rounds=1, **options)
-    return figures(found.stats), figures(compared.stats["specdec"]), texts
+    ways = {"specdec": GENERATOR, "HF": HFGenerate(MODEL)}
+    ours, theirs = compare(ways, PROMPTS, rounds=1, **options).runs
+    return figures(found.stats), figures(ours.stats), [row.new_tokens for row in theirs.rows]
 
 
 ship()

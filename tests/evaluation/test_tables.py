@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from specdec.evaluation import (
-    Comparison,
     CostCurve,
     EvaluatedBatch,
     EvaluatedRow,
     Evaluation,
     Replay,
+    Study,
 )
 from specdec.results import RowStep, SpeculationStats
 
@@ -27,16 +27,10 @@ def evaluation(prompts: int, *, k: int = 2, categories: int = 1) -> Evaluation:
     return Evaluation([EvaluatedBatch(i, [0.5], [row]) for i, row in enumerate(rows)], k)
 
 
-def comparison(batches: int) -> Comparison:
-    """Two whose ratio is the same everywhere, and a baseline of which this is not so."""
-    seconds = {
-        name: np.arange(1.0, 2 * batches + 1).reshape(batches, 2) * factor
-        for name, factor in (("plain", 1.0), ("a", 0.5), ("b", 0.48))
-    }
-    seconds["plain"][::2] *= 1.2
-    tokens = {name: np.full(batches, 8) for name in seconds}
-    equal = dict.fromkeys(seconds, True)
-    return Comparison(seconds, tokens, dict.fromkeys(seconds), "plain", equal)
+def study(prompts: int) -> Study:
+    """A timed one of two cells."""
+    cells = [{"drafter": name, "draft": 2, "temperature": 0.0} for name in "ab"]
+    return Study(cells, [evaluation(prompts), evaluation(prompts)], timed=True)
 
 
 def replayed(texts: int) -> Replay:
@@ -49,7 +43,7 @@ CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
 SHOWN = {
     "evaluation": (evaluation(7), 2, 7),
     "plain evaluation": (evaluation(7, k=0), 1, 7),
-    "comparison": (comparison(6), 1, 3 * 6 * 2),
+    "study": (study(6), 2, 2),
     "replay": (replayed(8), 2, 8),
     "costs": (CURVE, 1, 2 * 2),
 }
@@ -80,12 +74,6 @@ def test_frames_hold_what_was_measured():
     rows = [["0", "3.00", "0.33", "1.00"], ["4", "6.00", "0.50", "2.00"]]
     assert CURVE.tables()[0].rows == rows
     assert "Times vary too much to rank K = 0 and 4" in CURVE.tables()[0].notes[-1]
-    taken = comparison(6)
-    lines = taken.to_frame()
-    for name, seconds in taken.seconds.items():
-        own = lines[lines.contender == name]
-        assert own.seconds.to_numpy().reshape(6, 2).tolist() == seconds.tolist()
-        assert own.new_tokens.sum() == 2 * 6 * 8
     expected = replayed(8).to_frame()
     assert 1 + expected.accepted.sum() / expected.steps.sum() == 2.0
 
@@ -113,7 +101,7 @@ def test_fewer_than_six_say_so_instead_of_an_interval(texts):
     prompts = f"No interval: {texts} prompt{'s' * (texts > 1)}, fewer than 6."
     assert (prompts in str(evaluation(texts))) is few
     assert ("Brackets: 95 %" in str(evaluation(texts))) is not few
-    assert ("no intervals for fewer than 6 batches" in str(comparison(texts))) is few
+    assert ("no interval for" in str(study(texts))) is few
 
 
 def test_categories_have_lines_of_their_own_and_those_without_an_interval_are_noted():
@@ -123,12 +111,6 @@ def test_categories_have_lines_of_their_own_and_those_without_an_interval_are_no
     assert list(twelve.categories) == ["c0", "c1"]
     assert [row[:2] for row in twelve.table().rows] == [["c0", "6"], ["c1", "6"], ["all", "12"]]
     assert [row[:2] for row in twelve.positions().rows] == [["1", "24"], ["2", "24"]]
-
-
-def test_contenders_without_intervals_are_not_told_apart():
-    assert comparison(5).notes() == []
-    (note,) = comparison(6).notes()
-    assert note.startswith("Intervals overlap, but the ratio within rounds differs from 1: a / b")
 
 
 def test_statistics_fit_80_columns():
