@@ -8,7 +8,7 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
 from specdec import ModelDrafter, SpeculativeGenerator
-from specdec.evaluation import acceptance_by_context, evaluate
+from specdec.evaluation import evaluate
 
 TARGET = build("llama")
 GENERATOR = SpeculativeGenerator(TARGET, ModelDrafter(perturbed(TARGET), 3))
@@ -37,14 +37,3 @@ def test_it_uses_no_generator_but_its_own():
     torch.manual_seed(3)
     evaluate(GENERATOR, IDS, MASK, max_new_tokens=8, temperature=1.0)
     assert torch.rand(2).tolist() == expected
-
-
-def test_acceptance_by_context_is_that_of_prompts_that_end_at_the_same_places():
-    text = torch.randint(1, VOCAB, (40,), generator=torch.Generator().manual_seed(0))
-    options = {"num_prompts": 3, "max_new_tokens": 8}
-    lengths = acceptance_by_context(GENERATOR, text, (20, 5), **options)
-    assert list(lengths) == [20, 5]
-    for context, length in lengths.items():
-        prompts = torch.stack([text[end - context : end] for end in (20, 30, 40)])
-        stats = evaluate(GENERATOR, prompts, max_new_tokens=8).stats
-        assert length == stats.acceptance_length
