@@ -160,8 +160,8 @@ class Study(Tabular):
         excludes 0.
 
         Args:
-            columns: an axis; by default the lengths of drafts if there are several, else the last
-                axis of several values.
+            columns: an axis; by default the lengths of drafts, if there are several or nothing
+                else but drafters, else the last axis of several values.
             of: `"acceptance_length"`, `"acceptance_rate"`, `"block_efficiency"`, `"ms_per_token"`
                 (of a batch, prompts included) or `"tokens_per_second"`; by default the first, of
                 timed studies the fourth.
@@ -169,31 +169,31 @@ class Study(Tabular):
                 otherwise.
             over: likewise, the ratio to that cell; of `"tokens_per_second"` by default.
         """
-        base = minus or over
+        columns, base = self._axis(columns), minus or over
         of = "tokens_per_second" if over and of is None else self._figure(of)
-        columns, spec = self._axis(columns), "+" * bool(minus) + (".2f" if over else _FIGURES[of])
+        spec = ".2f" if over else "+" * bool(minus) + _FIGURES[of]
         contrast = quotient if over else difference
-        lines, rows, bold = self.lines(columns), [], set()
-        best = set() if base else {id(run) for run in self._best_of_columns(columns, of)}
-        for line in lines:
-            labels = [", ".join(map(partial(_label, n), v)) for n, v in line.labels.items()]
-            for value in self.axes[columns]:
-                run, shown = line.runs.get(value), ""
-                if run is not None and not base:
-                    shown = format(run.estimates[of], spec)
-                elif run is not None and (other := self._counterpart(run, base)) not in (None, run):
-                    shown = format(contrast(other, run, of), spec)
-                if id(run) in best:
-                    bold.add((len(rows), len(labels)))
-                labels.append(shown)
-            rows.append(labels)
-        labels = [name.replace("_", " ") for name in (lines[0].labels if lines else ())]
+        best = () if base else set(map(id, self._best_of_columns(columns, of)))
+
+        def shown(run: Evaluation | None) -> str:
+            if run is None or not base:
+                return "" if run is None else format(run.estimates[of], spec)
+            other = self._counterpart(run, base)
+            return "" if other in (None, run) else format(contrast(other, run, of), spec)
+
+        lines, values = self.lines(columns), self.axes[columns]
+        labels, rows, bold = list(lines[0].labels), [], set()
+        for r, line in enumerate(lines):
+            names = [", ".join(map(partial(_label, n), v)) for n, v in line.labels.items()]
+            runs = [line.runs.get(value) for value in values]
+            rows.append([*names, *map(shown, runs)])
+            bold |= {(r, len(labels) + i) for i, run in enumerate(runs) if id(run) in best}
         title = of.replace("_", " ")
         if base:
             named = ", ".join(_label(name, value) for name, value in base.items())
             title += f", {'minus' if minus else 'over'} that of {named}"
-        header = [*labels, *(_label(columns, value) for value in self.axes[columns])]
-        return Table(header, rows, self._notes(title), bold=frozenset(bold))
+        header = [name.replace("_", " ") for name in labels] + [_label(columns, v) for v in values]
+        return Table(header, rows, self._notes(title), frozenset(bold), labels=len(labels))
 
     def lines(self, columns: str) -> list[Line]:
         """The study along an axis, conditions first. Lines whose runs are the same ones are one,
@@ -312,7 +312,8 @@ class Study(Tabular):
     def _axis(self, name: str | None) -> str:
         if name is not None:
             return check_choice("an axis", name, self.axes)
-        return "draft" if "draft" in self._varying else next(reversed(self._varying), "draft")
+        others = [axis for axis in self._varying if axis != "drafter"]
+        return "draft" if "draft" in others or not others else others[-1]
 
     def _figure(self, of: str | None) -> str:
         if of is None:

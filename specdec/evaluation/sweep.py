@@ -332,7 +332,7 @@ class _Bench:
 def _size(draft: int | str | None) -> dict[str, Any]:
     """As `load_drafter` takes it."""
     if isinstance(draft, str):
-        return {"tree": Tree(*map(int, draft.split("x")))}
+        return {"tree": Tree.of(draft)}
     return {"num_draft_tokens": draft}
 
 

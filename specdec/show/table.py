@@ -30,13 +30,14 @@ def need(module: str, what: str) -> Any:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a header; the first column is aligned left, all others right.
+    """Rows of text under a header; columns of labels are aligned left, all others right.
 
     Args:
         header: names of the columns.
         rows: cells of each row.
         notes: sentences below the table.
         bold: (row, column) of cells that stand out.
+        labels: so many first columns say what a row is.
 
     Example:
         >>> print(Table(["drafter", "length"], [["lookup", "2.10"]]).markdown())
@@ -49,6 +50,7 @@ class Table:
     rows: list[list[str]]
     notes: tuple[str, ...] = ()
     bold: frozenset[tuple[int, int]] = frozenset()
+    labels: int = 1
 
     def __post_init__(self):
         for row in self.rows:
@@ -59,14 +61,13 @@ class Table:
         """As GitHub reads it; a bar inside a cell is escaped."""
         rows = self._rows(lambda cell: cell.replace("|", "\\|"), "**{}**")
         text = [f"| {' | '.join(line)} |" for line in [self.header, *rows]]
-        text.insert(1, "|---|" + "---:|" * (len(self.header) - 1))
+        text.insert(1, "|" + "---|" * self.labels + "---:|" * (len(self.header) - self.labels))
         return "\n".join([*text, *(f"\n{note}" for note in self.notes)])
 
     def latex(self) -> str:
         """A `tabular` with the rules of the package booktabs, and the notes as comments."""
-        columns = "l" + "r" * (len(self.header) - 1)
-        header, *rows = [[_latex(cell) for cell in line] for line in [self.header, *self.rows]]
-        rows = self._rows(_latex, "\\textbf{{{}}}")
+        columns = "l" * self.labels + "r" * (len(self.header) - self.labels)
+        rows, header = self._rows(_latex, "\\textbf{{{}}}"), map(_latex, self.header)
         frame = need("pandas", "to_latex()").DataFrame(rows, columns=header)
         text = frame.to_latex(index=False, escape=False, column_format=columns)
         return text + "\n".join(f"% {note}" for note in self.notes)
@@ -91,15 +92,16 @@ class Table:
 
     def __str__(self) -> str:
         """In columns, with a rule below the header on a terminal. Columns for which it has no room
-        follow below, after the first one again, and cells are `printable`.
+        follow below, after the labels again, and cells are `printable`.
         """
         room = shutil.get_terminal_size().columns
         wide = Console(file=StringIO(), width=9999, color_system=None, force_jupyter=False)
-        blocks = [[0]]
-        for column in range(1, len(self.header)):
+        labels = list(range(self.labels))
+        blocks = [labels.copy()]
+        for column in range(self.labels, len(self.header)):
             width = wide.measure(self._grid([*blocks[-1], column])).maximum
-            if width > room and len(blocks[-1]) > 1:
-                blocks.append([0])
+            if width > room and len(blocks[-1]) > self.labels:
+                blocks.append(labels.copy())
             blocks[-1].append(column)
         for block in blocks:
             wide.print(*[""] * (block is not blocks[0]), self._grid(block), sep="\n")
@@ -110,7 +112,8 @@ class Table:
         ruled = box.SIMPLE_HEAD if sys.stdout.isatty() else None
         grid = Grid(box=ruled, show_edge=False, pad_edge=False)
         for at in columns:
-            grid.add_column(Text(printable(self.header[at])), justify="right" if at else "left")
+            side = "left" if at < self.labels else "right"
+            grid.add_column(Text(printable(self.header[at])), justify=side)
         for row in self.rows:
             grid.add_row(*(Text(printable(row[at])) for at in columns))
         return grid
@@ -118,7 +121,9 @@ class Table:
 
 def _latex(text: str) -> str:
     """Text with the characters escaped that LaTeX would obey."""
-    return text.translate({ord(c): f"\\{c}" for c in "&%$#_{}"})
+    named = {"\\": "backslash", "~": "asciitilde", "^": "asciicircum"}
+    escapes = {c: f"\\{c}" for c in "&%$#_{}"} | {c: f"\\text{n}{{}}" for c, n in named.items()}
+    return text.translate(str.maketrans(escapes))
 
 
 class Tabular(ABC):

@@ -18,6 +18,7 @@ from specdec.evaluation import (
     every_anchor,
     measure_costs,
     replay,
+    sweep,
     with_draft_length,
 )
 from specdec.results import RowStep, SpeculationStats
@@ -55,7 +56,7 @@ REFUSED = [
     (evaluating(seed=-1), ValueError, "seed"),
     (evaluating(do_sample=True), ValueError, "a temperature above 0 samples"),
     (evaluating(do_sample=False, temperature=0.8), ValueError, "do_sample=False does not go with"),
-    (lambda: contest(LOOKUP, do_sample=True), ValueError, "does not go with temperature 0"),
+    (lambda: sweep(TARGET, [[1]], do_sample=True), ValueError, "does not go with temperature 0"),
     (evaluating(output="nowhere/run"), FileNotFoundError, "nowhere"),
     (evaluating(output="."), IsADirectoryError, "."),
     (evaluating(attention_mask=torch.ones(1, 2)), TypeError, "attention_mask"),

@@ -41,7 +41,7 @@ def test_a_cell_cannot_break_a_table_nor_command_the_terminal():
     table = Table(["a_b", "100 %"], [["x | y", r"a & b \ {c} ^~ #$"], ["<b>", "z" * 99]], ("n",))
     assert table.markdown().splitlines()[2] == r"| x \| y | a & b \ {c} ^~ #$ |"
     first = next(line for line in table.latex().splitlines() if "x | y" in line)
-    assert r"a \& b \textbackslash " in first
+    assert r"a \& b \textbackslash{} " in first
     assert r"\{c\}" in first
     assert r"\#\$" in first
     assert r"a\_b & 100 \%" in table.latex()
