@@ -96,7 +96,7 @@ def load_drafter(
     target: PreTrainedModel | Target,
     num_draft_tokens: int | None = None,
     *,
-    tree: Tree | None = None,
+    tree: Tree | str | None = None,
     tokenizer: Any = None,
     dtype: str | torch.dtype = "auto",
     device: str | torch.device | None = None,
@@ -113,7 +113,7 @@ def load_drafter(
             function itself.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
-        tree: drafted instead of chains of K tokens.
+        tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.
         tokenizer: the target's; a draft model with another one drafts what both have in common.
         dtype: of a draft model; `"auto"` takes that of its files.
         device: of a draft model; the target's by default.
@@ -139,7 +139,7 @@ def find_drafter(
     name: str | Callable[..., Drafter],
     num_draft_tokens: int | None = None,
     *,
-    tree: Tree | None = None,
+    tree: Tree | str | None = None,
     **options: Any,
 ) -> MakeDrafter:
     """Finds what `load_drafter` will load, without loading any weights.
@@ -150,7 +150,7 @@ def find_drafter(
     Raises:
         ValueError: as there, as far as it can be known without the target.
     """
-    given = {"num_draft_tokens": num_draft_tokens, "tree": tree, **options}
+    given = {"num_draft_tokens": num_draft_tokens, "tree": Tree.of(tree), **options}
     given = {key: value for key, value in given.items() if value is not None}
     if not isinstance(name, str):
         return _own_drafter(getattr(name, "__qualname__", repr(name)), name, **given)

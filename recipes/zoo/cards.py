@@ -24,7 +24,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from recipes.zoo import sources
 from specdec import zoo
-from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.evaluate import evaluate
 from specdec.generator import SpeculativeGenerator
 from specdec.training.trainer import ObjectiveTrainer
@@ -191,10 +190,14 @@ def measure_acceptance(name: str) -> dict:
             "joint_rates": [round(rate, 3) for rate in stats.joint_rates],
             "num_steps": sum(stats.steps),
         }
-    by_context = acceptance_by_context(generator, _heldout_stream(tokenizer), CONTEXTS)
-    measured["acceptance_length by tokens of context, temperature 0"] = {
-        str(context): round(length, 3) for context, length in by_context.items()
-    }
+    stream, longest = _heldout_stream(tokenizer), max(CONTEXTS)
+    ends = torch.linspace(longest, len(stream), 32).long().unique().tolist()
+    prompts = torch.stack([stream[end - longest : end] for end in ends])
+    lengths = {}
+    for tokens in CONTEXTS:  # more and more of them, before the same places
+        stats = evaluate(generator, prompts[:, -tokens:], max_new_tokens=64).stats
+        lengths[str(tokens)] = round(stats.acceptance_length, 3)
+    measured["acceptance_length by tokens of context, temperature 0"] = lengths
     conditions = {
         "num_draft_tokens": num_draft_tokens,
         "prompts": f"heldout_prompts({NUM_PROMPTS}), {NEW_TOKENS} new tokens each",

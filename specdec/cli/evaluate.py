@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from specdec.cli.options import Format, Parts, PromptFile, Sampling, Target, count, json_object
-from specdec.show.table import need
+from specdec.show.table import Table, need
 
 TEMPLATE = """of the chat template, '{"enable_thinking": false}' for instance; default: none"""
 
@@ -38,15 +38,17 @@ def evaluate(
     per second with bootstrap intervals, by category. Prompts are JSONL, JSON or Parquet of
     SPEED-Bench, Spec-Bench, MT-bench, HumanEval, GSM8K, MATH-500, Alpaca and others as published,
     or lines with 'text'. With --output a run that was interrupted goes on where it stopped.
+    Processes of accelerate launch share the prompts.
     """
     options = sampling.given(parts)
     from specdec import evaluate
     from specdec.evaluation import own_prompts, read_prompts
     from specdec.evaluation.intervals import counted
     from specdec.evaluation.run_file import RunFile
+    from specdec.processes import team
 
     # What would fail at the end is refused before models are loaded.
-    if output is not None:
+    if output is not None and team().is_first:
         with RunFile(output).held():
             pass
     if format == "latex":
@@ -59,17 +61,23 @@ def evaluate(
     generator, tokenizer = parts.load(target)
     options |= {"chat_template_kwargs": chat_template_kwargs, "output": output, "warmup": warmup}
     options |= {"max_new_tokens": max_new_tokens, "max_prompt_tokens": max_prompt_tokens}
-    options |= {"batch_size": batch_size, "tokenizer": tokenizer, "progress": True}
-    evaluation = evaluate(generator, chosen, **options)
+    options |= {"batch_size": batch_size, "tokenizer": tokenizer}
+    evaluation = evaluate(generator, chosen, share=True, progress=True, **options)
     sys.stderr.flush()
     estimates = {name: value.to_dict() for name, value in evaluation.estimates.items()}
-    print_as(format, evaluation, {**evaluation.about, "estimates": estimates})
+    print_as(format, evaluation.tables(), {**evaluation.about, "estimates": estimates})
 
 
-def print_as(format: str, found: Any, content: dict[str, Any]) -> None:
-    """Prints figures in one of the `Format`s; `content` is what they are in JSON."""
-    is_json = format == "json"
-    print(json.dumps(content, indent=2) if is_json else getattr(found, f"to_{format}")())
+def print_as(format: str, tables: list[Table], content: dict[str, Any]) -> None:
+    """Prints tables in one of the `Format`s, once where several processes have them; `content` is
+    what they show in JSON.
+    """
+    from specdec.processes import team
+
+    forms = {"text": str, "markdown": Table.markdown, "latex": Table.latex}
+    if team().is_first:
+        parts = [forms[format](table) for table in tables] if format in forms else ()
+        print("\n\n".join(parts) or json.dumps(content, indent=2))
 
 
 def _first_of_each(prompts: list, limit: int) -> list:

@@ -109,6 +109,7 @@ class Parts:
         """
         from specdec import SpeculativeGenerator, Tree
         from specdec.loading import find_drafter, load_sampler, load_target
+        from specdec.processes import local_device
 
         usual = "zoo:model" if target == "zoo" else "lookup"
         name = usual if self.drafter is None else self.drafter
@@ -120,7 +121,7 @@ class Parts:
         drawing = {"proposal": self.proposal, "draft_temperature": self.draft_temperature}
         make = find_drafter(name, k, tree=tree, **drawing)
         sampler = load_sampler(self.sampler, target_weight=self.target_weight)
-        place = {"dtype": self.dtype, "device": self.device}
+        place = {"dtype": self.dtype, "device": local_device(self.device)}
         model, tokenizer = loaded or load_target(target, **place)
         drafter = make(model, tokenizer=tokenizer, **place)
         return SpeculativeGenerator(model, drafter, sampler), tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from specdec.cli.options import Parts, PromptFile, Target, Temperature, count, several
@@ -15,26 +14,46 @@ def plan(
     max_new_tokens: Annotated[int, count("of each prompt")] = 64,
     temperature: Temperature = 0.0,
     batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
-    rounds: Annotated[int, count("of each measurement")] = 5,
+    rounds: Annotated[int, count("how often each batch is generated")] = 3,
     parts: Parts,
 ) -> None:
     """Say how much to draft, at which batch size.
 
-    Predicts the speed over plain decoding of every K up to --num-draft-tokens (default 8), and of
-    trees of every size up to --tree's, from counted steps and timed ones, and measures it for the
-    best draft of each batch size.
+    Measures the speed over plain decoding with every K up to --num-draft-tokens (default 8), and
+    with trees of every size up to --tree's, all of which take turns on the same prompts; and names
+    the best, with those that cannot be told apart from it.
     """
-    from specdec.evaluation import own_prompts, plan_drafts, read_prompts
+    from specdec.evaluation import sweep
+    from specdec.loading import load_sampler
+    from specdec.loop.lengths import lengths_to_measure
 
-    if parts.drafter == "none":
+    name = parts.drafter or ("zoo:model" if target == "zoo" else "lookup")
+    if name == "none":
         raise ValueError("plan compares lengths of drafts; name a --drafter")
-    texts = read_prompts(prompts) if prompts else own_prompts()
-    chains = replace(parts, tree=None, num_draft_tokens=parts.num_draft_tokens or 8)
-    one, tokenizer = chains.load(target)
-    generators = [one]
+    drafts: list[int | str] = lengths_to_measure(parts.num_draft_tokens or 8)[1:]
     if parts.tree is not None:
-        trees = replace(parts, num_draft_tokens=None)
-        generators += [trees.load(target, (one.target.model, tokenizer))[0]]
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "rounds": rounds}
-    options |= {"batch_sizes": batch_sizes, "tokenizer": tokenizer, "progress": True}
-    print(plan_drafts(generators, texts, **options))
+        nodes, depth = parts.tree
+        sizes = {n // depth * depth for n in lengths_to_measure(nodes)} | {nodes}
+        drafts += [f"{n}x{depth}" for n in sorted(sizes) if n > depth]
+    study = sweep(
+        target,
+        prompts,
+        drafters=["none", name],
+        drafts=drafts,
+        proposals=[parts.proposal],
+        draft_temperatures=[parts.draft_temperature],
+        samplers={parts.sampler: load_sampler(parts.sampler, target_weight=parts.target_weight)},
+        temperatures=[temperature],
+        vary={"batch_size": batch_sizes},
+        dtype=parts.dtype,
+        device=parts.device,
+        max_new_tokens=max_new_tokens,
+        timed=True,
+        rounds=rounds,
+        progress=True,
+    )
+    print(study.table("batch_size", over={"drafter": "none"}))
+    for rows in batch_sizes:
+        best, *others = study.best(batch_size=rows).ranked()
+        alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
+        print(f"fastest with batches of {rows}: {best}{alike}")

@@ -58,5 +58,6 @@ def reproduce(
 
     options = {"limit": limit, "max_new_tokens": max_new_tokens, "batch_size": batch_size}
     options |= {"max_prompt_tokens": max_prompt_tokens, "sets": sets, "budgets": budgets}
-    cells = reproduce(found, load, data, output=output, progress=True, **given(options))
-    print_as(format, cells, {"source": found.source, "cells": cells.records()})
+    options |= {"output": output, "share": True, "progress": True}
+    cells = reproduce(found, load, data, **given(options))
+    print_as(format, cells.tables(), {"source": found.source, "cells": cells.records()})

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate.utils import broadcast, parse_flag_from_env
+from accelerate.utils import parse_flag_from_env
 from tqdm import tqdm
 from transformers import (
     HfArgumentParser,
@@ -22,10 +22,16 @@ from transformers import (
     TrainerState,
 )
 
-from specdec import EagleDrafter, MaskTokenDrafter, MTPDrafter, SpeculativeGenerator
+from specdec import (
+    EagleDrafter,
+    MaskTokenDrafter,
+    MTPDrafter,
+    SpeculativeGenerator,
+    evaluate,
+    processes,
+)
 from specdec.cli.options import refuse
 from specdec.cli.training_options import LONGEST_ROWS, STEPS, Run
-from specdec.evaluation.contexts import acceptance_by_context
 from specdec.evaluation.intervals import counted
 from specdec.loading import load_target
 from specdec.settings import differences
@@ -259,11 +265,12 @@ def _say(args, text: str) -> None:
 
 def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
     """Measures acceptance at two temperatures, and by length of context."""
-    text = torch.from_numpy(np.concatenate(held_out).astype(int))
+    text = np.concatenate(held_out).astype(int)
     longest = trainer.args.row_lengths[-1][1]
     room = drafter.num_draft_tokens + EVALUATED_TOKENS
     contexts = [n for n in (longest // 4, longest // 2, longest - room) if 64 < n <= len(text)]
-    settings = {"num_prompts": len(held_out), "max_new_tokens": EVALUATED_TOKENS}
+    ends = np.linspace(contexts[-1], len(text), len(held_out)).astype(int) if contexts else ()
+    texts = [text[end - contexts[-1] : end].tolist() for end in dict.fromkeys(ends)]
 
     class _Evaluation(AcceptanceCallback):
         def figures(self) -> dict[str, float]:
@@ -271,9 +278,10 @@ def _evaluation(run: Run, trainer, target, drafter, held_out: Sequence):
 
         def measure(self) -> dict[str, float]:
             figures = super().figures()
-            if contexts:
-                found = acceptance_by_context(self.generator, text, contexts, **settings)
-                figures |= {f"after {n} tokens": length for n, length in found.items()}
+            for tokens in contexts:  # more and more of them, before the same places
+                options = {"max_prompt_tokens": tokens, "max_new_tokens": EVALUATED_TOKENS}
+                found = evaluate(self.generator, texts, batch_size=len(texts), **options)
+                figures[f"after {tokens} tokens"] = found.stats.acceptance_length
             return figures
 
     generator = SpeculativeGenerator(target, drafter)
@@ -310,7 +318,7 @@ def _draft_ids(run: Run, args, target, documents: Sequence):
     shown = partial(tqdm, desc="rows read by the target", leave=False, disable=hidden)
     target = target.to(args.device).eval()
     ids = frequent_ids(target, documents, run.draft_vocab_size, progress=shown)
-    return broadcast(ids.to(args.device)).cpu()
+    return processes.broadcast([ids.cpu()])[0]
 
 
 def _row_lengths(args, target) -> tuple[tuple[float, int], ...]:

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -184,7 +184,7 @@ class Study(Tabular):
         lines, values = self.lines(columns), self.axes[columns]
         labels, rows, bold = list(lines[0].labels), [], set()
         for r, line in enumerate(lines):
-            names = [", ".join(map(partial(_label, n), v)) for n, v in line.labels.items()]
+            names = [self._joined(name, those) for name, those in line.labels.items()]
             runs = [line.runs.get(value) for value in values]
             rows.append([*names, *map(shown, runs)])
             bold |= {(r, len(labels) + i) for i, run in enumerate(runs) if id(run) in best}
@@ -232,7 +232,7 @@ class Study(Tabular):
     def name_of(self, labels: Mapping[str, list[Any]]) -> str:
         """What tells cells from others: their values in the axes where they have not all."""
         parts = (
-            ", ".join(_label(name, value) for value in values)
+            self._joined(name, values)
             for name, values in labels.items()
             if name == "drafter" or set(values) != set(self.axes[name])
         )
@@ -331,11 +331,14 @@ class Study(Tabular):
             if others and all(_is_better(best, other, of) for other in others):
                 yield best
 
+    def _joined(self, axis: str, values: list[Any]) -> str:
+        is_long = len(values) > 2 and len(values) == len(self.axes[axis])
+        return "all" if is_long else ", ".join(_label(axis, value) for value in values)
+
     def _counterpart(self, run: Evaluation, axes: Mapping[str, Any]) -> Evaluation | None:
         """The run of the cell with these values that is like a run's in all others."""
         wanted = self.cells[next(i for i, r in enumerate(self.runs) if r is run)] | dict(axes)
-        for name in axes:
-            check_choice("an axis", name, self.axes)
+        self.where(**axes)  # refuses what the study has not
         return next((r for c, r in zip(self.cells, self.runs, strict=True) if c == wanted), None)
 
     def _notes(self, title: str) -> tuple[str, ...]:

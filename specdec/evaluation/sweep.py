@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import processes
 from specdec.arguments import check_integer, shown
-from specdec.drafters import Drafter, NoDrafter, Tree
+from specdec.drafters import Drafter, NoDrafter
 from specdec.evaluation.anchors import with_draft_length
 from specdec.evaluation.evaluate import Run, batches_of, measure
 from specdec.evaluation.hf_generate import HFGenerate
@@ -331,9 +331,7 @@ class _Bench:
 
 def _size(draft: int | str | None) -> dict[str, Any]:
     """As `load_drafter` takes it."""
-    if isinstance(draft, str):
-        return {"tree": Tree.of(draft)}
-    return {"num_draft_tokens": draft}
+    return {"tree" if isinstance(draft, str) else "num_draft_tokens": draft}
 
 
 def _drawing(cell: Cell) -> dict[str, Any]:

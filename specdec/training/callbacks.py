@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
 
+from specdec import processes
 from specdec.arguments import check_integer
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.prompts import Prompt, as_prompts
@@ -137,10 +137,7 @@ class Clock(TrainerCallback, ExportableState):
 
     def on_optimizer_step(self, args, state, control, lr_scheduler=None, **kwargs):
         """Stops it, and moves the schedule to the time, one tick before what is done next."""
-        seconds = torch.tensor(time.monotonic() - self._started_s, device=args.device)
-        if args.world_size > 1:
-            torch.distributed.broadcast(seconds, src=0)
-        self.wall_s += seconds.item()
+        self.wall_s += processes.of_first(time.monotonic() - self._started_s, args.device)
         if self.minutes is not None:
             lr_scheduler.last_epoch = int(self.fraction * self.TICKS) - 1
 
@@ -198,10 +195,7 @@ class Interruption(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Has the step saved if any process was asked to stop."""
-        if args.world_size > 1:
-            flag = torch.tensor(float(self.is_requested), device=args.device)
-            torch.distributed.all_reduce(flag)
-            self.is_requested = flag.item() > 0
+        self.is_requested = processes.any_of(self.is_requested, args.device)
         control.should_save |= self.is_requested
 
     def on_save(self, args, state, control, **kwargs):

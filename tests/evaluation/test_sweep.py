@@ -81,7 +81,7 @@ def test_cells_of_one_rule_run_once_and_share_a_line(study):
     alone += [{(d, "coupling", 0.9)} for d in ("lookup", "none")]
     assert {frozenset(s) for s in shared} == {frozenset(s) for s in greedy + points + alone}
     labels = [row[:3] for row in study.table().rows]
-    assert ["T = 0", "lookup", "block, rejection, coupling"] in labels
+    assert ["T = 0", "lookup", "all"] in labels
     assert ["T = 0.9", "lookup", "block, rejection"] in labels
     assert "cells are one rule with another cell" in study.table().notes[1]
     firsts = [r for r in study.records() if r["same_as"] is None]
@@ -208,8 +208,8 @@ def test_differences_and_the_best_are_those_of_the_pairs(study):
         format(difference(plain, study.run(drafter="model", draft=k, temperature=0.0)), "+.2f")
         for k in (2, 3)
     ]
-    assert rows["T = 0", "model", "block, rejection, coupling"] == expected
-    assert rows["T = 0", "none", "block, rejection, coupling"] == ["", ""]
+    assert rows["T = 0", "model", "all"] == expected
+    assert rows["T = 0", "none", "all"] == ["", ""]
 
 
 def test_bold_is_what_beats_every_other_cell_of_its_column_and_conditions():

@@ -1,0 +1,87 @@
+"""`specdec ablate`: runs a study that a file describes, and shows its tables."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, BadParameter, Option
+
+from specdec.cli.evaluate import print_as
+from specdec.cli.options import Format
+from specdec.show.table import need
+
+
+def cell(value: str) -> dict[str, str]:
+    """Values of axes."""
+    pairs = [part.partition("=")[::2] for part in value.split(",")]
+    if not all(name and text for name, text in pairs):
+        raise BadParameter(f"must be axes with values like drafter=lookup,draft=4, got {value}")
+    return dict(pairs)
+
+
+def contrast(what: str) -> Any:
+    """An option that names cells."""
+    return Option(parser=cell, metavar="AXIS=VALUE,...", help=f"{what} cells; default: none")
+
+
+def ablate(
+    study: Annotated[Path, Argument(help="TOML file, or the folder of a study that has run")],
+    output: Annotated[Path | None, Option(help="folder; default: the file's name")] = None,
+    columns: Annotated[
+        str | None, Option(metavar="AXIS", help="of the table; default: draft")
+    ] = None,
+    of: Annotated[
+        str | None,
+        Option(
+            metavar="NUMBER",
+            help="acceptance_rate, block_efficiency, tokens_per_second; default: acceptance_length "
+            "or, of a timed study, ms_per_token",
+        ),
+    ] = None,
+    minus: Annotated[Any, contrast("differences to these")] = None,
+    over: Annotated[Any, contrast("ratios to these")] = None,
+    plot: Annotated[
+        Path | None, Option(metavar="FILE", help="figure: .png, .svg, .pdf; default: none")
+    ] = None,
+    format: Format = "text",
+) -> None:
+    """Run a study (drafters, drafts, samplers, temperatures, ...) and show its table.
+
+    The file names arguments of specdec.evaluation.sweep, and options of generate beside them. An
+    interrupted study goes on where it stopped; processes of accelerate launch share the prompts.
+    Differences (--minus) and ratios (--over) are paired over prompts.
+    """
+    for library, option in (("matplotlib", plot), ("pandas", format == "latex" or None)):
+        if option is not None:
+            need(library, "--plot" if library == "matplotlib" else "--format latex")
+    from specdec.evaluation import Study, read_study, sweep
+    from specdec.processes import team
+
+    if study.is_dir():
+        found = Study.load(study)
+    else:
+        arguments = read_study(study)
+        output = output or study.with_suffix("")
+        if team().is_first:
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(study, output / "study.toml")
+        found = sweep(**arguments, output=output, share=True, progress=True)
+    tables = found.tables()
+    if any((columns, of, minus, over)):
+        tables = [found.table(columns, of, minus=_typed(found, minus), over=_typed(found, over))]
+    print_as(format, tables, {"timed": found.timed, "cells": found.records()})
+    if plot is not None and team().is_first:
+        found.plot(of=of).savefig(plot, dpi=150)
+
+
+def _typed(study: Any, texts: dict[str, str] | None) -> dict[str, Any] | None:
+    """The values that a study has under these texts; other texts stay, and are refused there."""
+    if texts is None:
+        return None
+    known = {
+        n: {f"{v:g}" if isinstance(v, float) else str(v): v for v in values}
+        for n, values in study.axes.items()
+    }
+    return {name: known.get(name, {}).get(text, text) for name, text in texts.items()}

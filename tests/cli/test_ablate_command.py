@@ -1,0 +1,74 @@
+"""`specdec ablate` is `sweep` with the arguments of a file."""
+
+import json
+
+import pytest
+
+from specdec.cli import main
+from specdec.evaluation import Study, read_study, sweep
+
+STUDY = """
+drafters = ["lookup", "{folder}/mine.py:make"]
+drafts = [1, 2]
+temperatures = [0, 1]
+limit = 6
+max_new_tokens = 6
+batch_size = 3
+"""
+MINE = """
+from specdec import SuffixDrafter
+
+def make(target, num_draft_tokens):
+    return SuffixDrafter(num_draft_tokens)
+"""
+
+
+@pytest.fixture(scope="module", name="study")
+def _study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("study")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "study.toml").write_text(STUDY.format(folder=folder))
+    return folder / "study.toml"
+
+
+def test_the_command_prints_what_the_function_returns_and_keeps_its_file(study, capsys):
+    assert main(["ablate", str(study)]) == 0
+    printed = capsys.readouterr().out.strip()
+    expected = sweep(**read_study(study))
+    assert printed == expected.to_text()
+    folder = study.with_suffix("")
+    assert (folder / "study.toml").read_text() == study.read_text()
+    arguments = ["--minus", "drafter=lookup", "--columns", "temperature", "--format", "markdown"]
+    assert main(["ablate", str(folder), *arguments]) == 0
+    loaded = Study.load(folder)
+    table = loaded.table("temperature", minus={"drafter": "lookup"})
+    assert capsys.readouterr().out.strip() == table.markdown()
+    assert main(["ablate", str(folder), "--format", "json"]) == 0
+    cells = json.loads(capsys.readouterr().out)["cells"]
+    assert [cell["acceptance_length"] for cell in cells] == [
+        record["acceptance_length"] for record in expected.records()
+    ]
+
+
+def test_the_figure_is_a_file(study, tmp_path, capsys):
+    pytest.importorskip("matplotlib").use("agg")
+    assert main(["ablate", str(study), "--plot", str(tmp_path / "a.svg")]) == 0
+    assert (tmp_path / "a.svg").read_text().count("</svg>") == 1
+
+
+REFUSED = [
+    (["nowhere.toml"], "nowhere.toml"),
+    (["FOLDER"], "no folder of a study"),
+    (["STUDY", "--minus", "lookup"], "must be axes with values like drafter=lookup"),
+    (["STUDY", "--over", "colour=red"], "an axis must be"),
+    (["STUDY", "--of", "speed"], "of must be"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "why"), REFUSED)
+def test_what_cannot_be_is_one_line(arguments, why, study, tmp_path, capsys):
+    places = {"STUDY": str(study), "FOLDER": str(tmp_path)}
+    assert main(["ablate", *(places.get(a, a) for a in arguments)]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    assert line.startswith("specdec: ")
+    assert why in line
