@@ -44,7 +44,7 @@ def demo(
         print(coloured_text(tokenizer, text, steps, sys.stdout))
     print("\n" + "-" * 80)
     found = compare(generators, texts, tokenizer=tokenizer, max_new_tokens=new_tokens, rounds=3)
-    is_equal = all(found.equal.values())
+    is_equal = not found.unlike()
     print("outputs of all ways of decoding are " + ("identical" if is_equal else "DIFFERENT"))
     print(f"\n{found}")
     return 0 if is_equal else 1

@@ -5,6 +5,7 @@ cells and figures.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -260,9 +261,25 @@ class Study(Tabular):
         return plots.study(panels, x, of, ax=ax)
 
     def tables(self) -> list[Table]:
-        """The acceptance lengths and, of a timed study, milliseconds per token."""
+        """The acceptance lengths and, of a timed study, milliseconds per token; where each drafter
+        has one cell, one table with both and with the speed over that of the first.
+        """
+        if self.timed and len(self.axes["drafter"]) == len(self.cells):
+            return [self._speeds()]
         shown = ["acceptance_length", "ms_per_token"]
         return [self.table(of=of) for of in shown[: 1 + self.timed]]
+
+    def _speeds(self) -> Table:
+        first, rows = self.runs[0], []
+        for name, run in zip(self.axes["drafter"], self.runs, strict=True):
+            figures = [
+                run.estimates["acceptance_length"].value,
+                run.estimates["ms_per_token"].value,
+            ]
+            shown = ["" if math.isnan(figure) else f"{figure:.2f}" for figure in figures]
+            rows.append([str(name), *shown, format(quotient(first, run), ".2f")])
+        header = ["", "acceptance length", "ms per token", "speed-up"]
+        return Table(header, rows, self._notes(f"speed-up over {self.axes['drafter'][0]}"))
 
     def records(self) -> list[dict[str, Any]]:
         """One per cell: its axes, its numbers with their intervals, and in `same_as` the first cell
@@ -352,12 +369,14 @@ class Study(Tabular):
                 f"{len(self.cells) - len(once)} of {len(self.cells)} cells are one rule with "
                 "another cell and did not run again: they share its line, or its number."
             )
-        if unlike := self._unlike():
+        if unlike := self.unlike():
             notes.append(f"Greedy text differs from that of {unlike[0]}: {'; '.join(unlike[1:])}.")
         return tuple(notes)
 
-    def _unlike(self) -> list[str]:
-        """A greedy cell, and those of its conditions whose text is another one."""
+    def unlike(self) -> list[str]:
+        """The name of a greedy cell and those of the cells that have its conditions and another
+        text; none where all texts are equal.
+        """
         texts: dict[tuple, tuple[int, list]] = {}
         found: dict[int, list[int]] = {}
         for i in self._distinct:
@@ -368,11 +387,8 @@ class Study(Tabular):
                 first, theirs = texts.setdefault(key, (i, own))
                 if own != theirs:
                     found.setdefault(first, []).append(i)
-        names = {i: name for i, name in enumerate(map(self._named, self.cells))}
+        names = [self.name_of({n: [v] for n, v in cell.items()}) for cell in self.cells]
         return [names[i] for first, others in found.items() for i in (first, *others)]
-
-    def _named(self, cell: Cell) -> str:
-        return self.name_of({name: [cell.get(name)] for name in self.axes})
 
 
 class StudyFolder:

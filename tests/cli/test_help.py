@@ -96,7 +96,7 @@ def test_the_demo_draws_trees_and_compares(capsys):
     assert main(["demo", "--prompts", "1", "--new-tokens", "8", "--tree", "8x3"]) == 0
     shown = capsys.readouterr().out
     assert "outputs of all ways of decoding are identical" in shown
-    names = re.findall(r"^(\S.*?)  +\d+ +[\d.]+(?: +[\d.]+)?$", shown, re.MULTILINE)
+    names = re.findall(r"^(\S.*?)  +[\d.]+ +[\d.]+ +[\d.]+$", shown, re.MULTILINE)
     trees = ["model", "eagle3", "mask-token"]
     expected = ["plain decoding", "lookup, tree 6x3", *(f"zoo:{n}, tree 8x3" for n in trees)]
     assert names == [*expected, "zoo:mtp, K = 4"]

@@ -184,9 +184,12 @@ def test_timed_cells_take_turns_on_every_batch(monkeypatch):
     assert {kept[start][0] for start in range(0, len(kept), 3)} == set(names)  # who begins
     times = study.run(drafter="lookup").estimates["ms_per_token"]
     assert times.low <= times.value <= times.high
-    assert [table.notes[0].split(";")[0] for table in study.tables()] == [
-        *("Acceptance length", "Ms per token"),
-    ]
+    (table,) = study.tables()
+    ratio = study.ratio({"drafter": "model"}, {"drafter": "lookup"})
+    assert table.rows[1][3] == format(ratio, ".2f")
+    both = sweep(TARGET, PROMPTS[:2], drafters=ways, drafts=[1, 2], timed=True, max_new_tokens=4)
+    titles = [table.notes[0].split(";")[0] for table in both.tables()]
+    assert titles == ["Acceptance length", "Ms per token"]
 
 
 def test_differences_and_the_best_are_those_of_the_pairs(study):

@@ -43,7 +43,7 @@ CURVE = CostCurve([2.0, 4.0], {0: [2.0, 4.0], 4: [3.0, 9.0]})
 SHOWN = {
     "evaluation": (evaluation(7), 2, 7),
     "plain evaluation": (evaluation(7, k=0), 1, 7),
-    "study": (study(6), 2, 2),
+    "study": (study(6), 1, 2),
     "replay": (replayed(8), 2, 8),
     "costs": (CURVE, 1, 2 * 2),
 }
