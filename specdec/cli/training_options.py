@@ -46,6 +46,8 @@ class Run:
     checkpoint_minutes: Annotated[float, Option(help="between checkpoints; 0: every step")] = 4.0
     evaluation_prompts: Annotated[int, Option(help="0: no evaluation")] = 16
     num_draft_tokens: Annotated[int, Option(metavar="K", help="of the evaluation")] = 4
-    precision: Annotated[Literal["bf16", "no"] | None, Option(help="default: no on a CPU")] = None
+    precision: Annotated[
+        Literal["bf16", "no"] | None, Option(help="default: bf16, no on a CPU")
+    ] = None
     compile: Annotated[bool, Option("--compile", help="run the loss through torch.compile")] = False
     seed: Annotated[int, Option(help="of weights and data")] = 0

@@ -218,6 +218,11 @@ class _Progress(TrainerCallback):
             self.bar = tqdm(total=1.0, initial=done, **shown)
         self.bar.update(done - self.bar.n)
 
+    def on_train_end(self, args, state, control, **kwargs):
+        """Takes the bar away."""
+        if self.bar is not None:
+            self.bar.close()
+
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Prints losses, rates and acceptance lengths, and not what HF timed."""
         names = [name for name in logs or () if not name.startswith(("epoch", "total_", "train_"))]
