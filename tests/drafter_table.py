@@ -207,14 +207,6 @@ def drive(drafter, seed, *, vocab_size, chunk_size=4, num_steps=4, warp=None, **
         commit_some(loop, draft, drafter.num_draft_tokens, integer, vocab_size - 1)
 
 
-def check_probs(head, draft, row, logits):
-    """The draft's probabilities are those of the logits, each at the target's id of the head's."""
-    ids = range(logits.shape[-1]) if head.target_ids is None else head.target_ids
-    expected = torch.zeros_like(draft.probs[row], dtype=logits.dtype)
-    expected[:, torch.as_tensor(ids)] = logits.softmax(dim=-1)
-    torch.testing.assert_close(draft.probs[row].to(expected), expected, rtol=0, atol=1e-6)
-
-
 # Drafters that are always right.
 
 MOST = 3

@@ -170,6 +170,7 @@ CONTRADICTIONS = {
     "names layers more than once": z_lab(target_layer_ids=[1, 3]),
     "names no layers of features": speculators_dflash(aux_hidden_state_layer_ids=None),
     "made for a target with a vocabulary of 70": z_lab(vocab_size=70),
+    "vocabulary of 2061 and the target's is 61; they must sh": pard(vocab_size=2061),
     "missing hidden_norm.weight": z_lab().but("hidden_norm.weight"),
     "missing mask_hidden": amazon().but("mask_hidden"),
     "mask_hidden has shape [1, 64]": amazon().plus({"mask_hidden": (1, 2 * HIDDEN)}),

@@ -227,31 +227,3 @@ def test_pard_proposes_what_a_straight_forward_over_tokens_and_masks_does(
         seen.append(step.draft_tokens)
         text += step.new_tokens
     assert len(seen) > 5
-
-
-def test_a_pard_model_of_another_tokenizer_is_refused(tmp_path):
-    save_pard(language_model("Llama", vocab_size=VOCAB + 2000), tmp_path)
-    with pytest.raises(
-        ValueError, match=r"vocabulary of 2061 and the target's is 61; they must sh"
-    ):
-        MaskTokenDrafter.from_pretrained(tmp_path, build("llama"))
-
-
-def test_a_pard_model_drafts_to_the_end_of_its_positions_and_no_further(tmp_path):
-    target = build("llama")  # 128 positions
-    save_pard(language_model("Llama"), tmp_path)  # 64 positions
-    drafter = MaskTokenDrafter.from_pretrained(tmp_path, target, 4)
-    prompt = torch.randint(1, VOCAB, (1, 50), generator=torch.Generator().manual_seed(0))
-    generator = SpeculativeGenerator(target, drafter)
-    result = generator.generate(prompt, max_new_tokens=40, trace=True, eos_token_id=None)
-    plain = target.generate(
-        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=40, do_sample=False
-    )
-    assert result.sequences.tolist() == plain.tolist()
-    length, drafted = 50, {}
-    for step in result.trace[0]:
-        drafted[length] = len(step.draft_tokens)
-        length += len(step.new_tokens)
-    # The row for the first draft token stands at the position of the last token, `length - 1`.
-    assert drafted == {n: max(min(64 - (n - 1), 4), 0) for n in drafted}
-    assert {0, 4} < set(drafted.values())
