@@ -84,7 +84,7 @@ class ForeignBatchSampler(Sampler):
 
     def __init__(
         self,
-        rule: BatchRule,
+        rule: BatchRule | Rule,
         name: str | None = None,
         *,
         races: bool = False,
@@ -117,11 +117,15 @@ class ForeignBatchSampler(Sampler):
             if k == 0:
                 tokens[rows, 0] = shown_noise.draw(target[rows, 0])
                 continue
-            said = self.rule(drafted[rows, :k], laws[rows, :k], target[rows, : k + 1], shown_noise)
-            what = f"integers [{len(rows)}, {k + 1}], padded with {PAD_TOKEN}"
-            tokens[rows, : k + 1] = self._ids(said, [(len(rows), k + 1)], what)
+            inputs = drafted[rows, :k], laws[rows, :k], target[rows, : k + 1], shown_noise
+            tokens[rows, : k + 1] = self._ask(*inputs)
         counts = (tokens != PAD_TOKEN).sum(dim=1) - 1
         return Verdict(tokens, counts.clamp(min=0), draft.num_valid)
+
+    def _ask(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        shape = len(drafted), drafted.shape[1] + 1
+        what = f"integers {list(shape)}, padded with {PAD_TOKEN}"
+        return self._ids(self.rule(drafted, laws, target, noise), [shape], what)
 
     def _ids(self, said: object, shapes: list[tuple[int, ...]], expected: str) -> Tensor:
         """What a rule returned, as ids, whose values are looked at like those of every sampler."""
@@ -151,25 +155,12 @@ class ForeignSampler(ForeignBatchSampler):
         False
     """
 
-    def __init__(
-        self,
-        rule: Rule,
-        name: str | None = None,
-        *,
-        races: bool = False,
-        bits: int = 52,
-        tolerance: float = 0.0,
-    ):
-        name = name or getattr(rule, "__name__", type(rule).__name__)
-        super().__init__(self._by_row, name, races=races, bits=bits, tolerance=tolerance)
-        self.row_rule = rule
-
-    def _by_row(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
-        tokens = drafted.new_full((len(drafted), drafted.shape[1] + 1), PAD_TOKEN)
-        most = tokens.shape[1]
+    def _ask(self, drafted: Tensor, laws: Tensor, target: Tensor, noise: RuleNoise) -> Tensor:
+        most = drafted.shape[1] + 1
+        tokens = drafted.new_full((len(drafted), most), PAD_TOKEN)
         what = f"some of the {most - 1} draft tokens, in order, and one more"
         for row in range(len(drafted)):
-            said = self.row_rule(drafted[row], laws[row], target[row], noise[row])
+            said = self.rule(drafted[row], laws[row], target[row], noise[row])
             ids = self._ids(said, [(count,) for count in range(1, most + 1)], what)
             tokens[row, : len(ids)] = ids
         return tokens

@@ -172,12 +172,6 @@ def test_uniforms_have_as_many_bits_as_a_rule_says():
         assert len(shown.unique()) > 4
 
 
-@pytest.mark.parametrize("options", [{"bits": 0}, {"bits": 53}, {"tolerance": -1.0}], ids=str)
-def test_what_a_foreign_rule_says_of_its_numbers_is_checked(options):
-    with pytest.raises(ValueError, match=next(iter(options))):
-        ForeignBatchSampler(accept_batch, **options)
-
-
 def test_a_foreign_rule_can_run_in_the_loop():
     texts = []
     samplers = (

@@ -12,7 +12,7 @@ from architectures import ARCHITECTURES
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from training_runs import on_a_cpu
+from training_runs import assert_same, on_a_cpu
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -89,6 +89,12 @@ def run(kind, target, text, output, *more):
     return main(["train", kind, *usual, *SMALL, *more])
 
 
+def assert_trained(head, output):
+    """The head has the weights of the run's checkpoint."""
+    trained = load_file(output / "run" / "checkpoint-2" / "model.safetensors")
+    assert_same({f"drafter.head.{key}": each for key, each in head.state_dict().items()}, trained)
+
+
 @pytest.mark.parametrize("kind", CLASSES)
 def test_what_is_saved_is_what_was_trained(kind, target, text, tmp_path, capsys):
     output = tmp_path / "new" / "head"
@@ -97,10 +103,7 @@ def test_what_is_saved_is_what_was_trained(kind, target, text, tmp_path, capsys)
     model = AutoModelForCausalLM.from_pretrained(target).eval()
     drafter = CLASSES[kind].from_pretrained(output, model, 3)
     assert drafter.config.layer.intermediate_size == 24
-    trained = load_file(output / "run" / "checkpoint-2" / "model.safetensors")
-    assert {f"drafter.head.{key}" for key in drafter.head.state_dict()} == set(trained)
-    for key, weight in drafter.head.state_dict().items():
-        assert weight.equal(trained[f"drafter.head.{key}"])
+    assert_trained(drafter.head, output)
 
 
 def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
@@ -122,10 +125,7 @@ def test_modules_of_a_layout_are_saved_with_their_target_as_engines_want_it(
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "whole").eval()
     assert AutoTokenizer.from_pretrained(tmp_path / "whole")("def f")["input_ids"]
     head = MTPDrafter.from_pretrained(tmp_path / "whole", model, 3).head
-    trained = load_file(tmp_path / "whole" / "run" / "checkpoint-2" / "model.safetensors")
-    assert {f"drafter.head.{key}" for key in head.state_dict()} == set(trained)
-    for key, weight in head.state_dict().items():
-        assert weight.equal(trained[f"drafter.head.{key}"])
+    assert_trained(head, tmp_path / "whole")
     assert main([*usual, "--output", str(tmp_path / "other"), "--mlp-width", "24"]) == 2
     assert "semantics and mlp_width are DeepSeek's own" in capsys.readouterr().err
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.request.prompts import left_padded
-from specdec.samplers import Noise, StepNoise, Stream
+from specdec.samplers import StepNoise, Stream
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,19 @@ def audit_noise(
     """Generates `num` tokens per prompt with a sampler that accepts and resamples by uniforms, and
     looks at every uniform of every step. The numbers of the prompts are the seeds.
     """
+
+    class RecordingNoise(generator.sampler.noise_type):
+        """Keeps the uniforms `[B, streams, K + 1]` of the last step; a captured step writes them
+        into the same tensor whenever it is replayed.
+        """
+
+        def at(self, start: Tensor, width: int) -> StepNoise:
+            step = super().at(start, width)
+            self.uniforms = torch.stack([step.uniform(stream) for stream in Stream], dim=1)
+            return step
+
     sampler = copy.copy(generator.sampler)
-    sampler.noise_type = _recording(sampler.noise_type)
+    sampler.noise_type = RecordingNoise
     parts = generator.target, generator.drafter, sampler
     recorded = SpeculativeGenerator(*parts, graphs=generator.graphs, kept_bytes=0)
     options = {"max_new_tokens": num, "seed": list(range(len(prompts))), **sampling.options()}
@@ -59,19 +70,3 @@ def audit_noise(
     draws = torch.cat(draws)
     outside = ~((draws >= 0) & (draws < 1))
     return NoiseAudit(len(draws), len(draws) - len(draws.unique()), int(outside.sum()))
-
-
-def _recording(noise_type: type[Noise]) -> type[Noise]:
-    """The same source of noise, which keeps the uniforms `[B, streams, K + 1]` of the last step. A
-    captured step writes them into the same tensor whenever it is replayed.
-    """
-
-    class RecordingNoise(noise_type):
-        """Of any source."""
-
-        def at(self, start: Tensor, width: int) -> StepNoise:
-            step = super().at(start, width)
-            self.uniforms = torch.stack([step.uniform(stream) for stream in Stream], dim=1)
-            return step
-
-    return RecordingNoise

@@ -45,8 +45,7 @@ class Paths:
         width, vocab, parents = worlds.num_draft_tokens, worlds.vocab_size, worlds.window_parents
         code = torch.arange(vocab**width).repeat(len(worlds))
         world = torch.arange(len(worlds)).repeat_interleave(vocab**width)
-        digits = [code // vocab ** (width - 1 - i) % vocab for i in range(width)]
-        tokens = torch.stack(digits, dim=1) if width else code.new_zeros(len(code), 0)
+        tokens = code[:, None] // vocab ** torch.arange(width).flip(0) % vocab
         valid = torch.tensor(worlds.num_valid or [width] * len(worlds))[world]
         is_beyond = torch.arange(width) >= valid[:, None]
         weight = torch.ones(len(code), dtype=torch.float64)
@@ -67,14 +66,17 @@ class Paths:
         self.world, self.prefix, self.weight = world[keep], prefix[keep], weight[keep]
         self.tokens = tokens.masked_fill(is_beyond, PAD_TOKEN)[keep]
         self.valid = valid[keep] if worlds.num_valid else None
-        logits = [worlds.logits[d][world, prefix[:, i]] for i, d in enumerate(depths)]
-        self.logits = torch.stack(logits, dim=1)[keep]  # [R, N, V]
-        self.laws = None
+        self.logits, self.laws = self.of_rows(worlds.logits), None
         if width and not worlds.is_point_mass:
             self.laws = torch.stack(laws, 1).masked_fill(is_beyond[..., None], torch.nan)[keep]
 
     def __len__(self) -> int:
         return len(self.world)
+
+    def of_rows(self, levels: list[Tensor]) -> Tensor:
+        """`[R, N, V]`: a table's entries after each row of every window."""
+        rows = [levels[d][self.world, self.prefix[:, i]] for i, d in enumerate(self.depths)]
+        return torch.stack(rows, dim=1)
 
     def describe(self, row: int) -> str:
         """One of the rows, in a few words."""

@@ -37,9 +37,7 @@ class Races:
 
     def target(self) -> Tensor:
         """`[R, N, V]`: the law that each token should have."""
-        paths, levels = self.paths, self.paths.worlds.target
-        rows = [levels[d][paths.world, paths.prefix[:, i]] for i, d in enumerate(paths.depths)]
-        return torch.stack(rows, dim=1)
+        return self.paths.of_rows(self.paths.worlds.target)
 
 
 def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "cpu") -> Races:

@@ -243,10 +243,8 @@ def warped_law(weights: list[int], options: dict) -> list[float]:
 
 def _truncated(weights: Tensor, warps: Sequence[dict]) -> Tensor:
     """Laws of a level, each world's after its warp."""
-    laws = [
-        [warped_law(row, options) for row in rows]
-        for rows, options in zip(weights.tolist(), warps, strict=True)
-    ]
+    worlds = zip(weights.tolist(), warps, strict=True)
+    laws = [[warped_law(row, options) for row in rows] for rows, options in worlds]
     return torch.tensor(laws, dtype=torch.float64)
 
 
