@@ -11,6 +11,7 @@ from drafting import ConstantDrafter, perturbed, ragged_prompts
 from text_laws import DRAFT, PROMPT, TARGET, tiny
 
 from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator, Stream, Tree, certify
+from specdec.loop import lengths
 from specdec.loop.lengths import Acceptance, AutoLength, lengths_to_measure
 from specdec.results import RowStep
 
@@ -18,6 +19,11 @@ MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6)
 COSTS = {(1, 64): {0: [10.0], 1: [11.0], 2: [12.5], 3: [14.0], 4: [15.0], 5: [17.0]}}
 SAMPLED = {"do_sample": True, "seed": [5, 6, 7, 8], "top_k": 0}
+
+
+@pytest.fixture(autouse=True)
+def _costs_are_measured_briefly(monkeypatch):
+    monkeypatch.setattr(lengths, "SECONDS", 0.2)
 
 
 def restless(acceptance, rows, tokens):
