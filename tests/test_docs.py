@@ -39,6 +39,11 @@ def test_every_public_name_has_a_page(room):
     assert "specdec.types" in SHOWN
 
 
+@pytest.mark.parametrize("name", SHOWN)
+def test_what_a_page_shows_exists(name):
+    pkgutil.resolve_name(name)
+
+
 def test_no_name_is_shown_twice():
     assert sorted(SHOWN) == sorted(set(SHOWN))
 
