@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
-from specdec import BlockSampler, Draft, SpeculativeGenerator, Warp, evaluate, zoo
-from specdec.evaluation import plots
+from specdec import BlockSampler, Draft, SpeculativeGenerator, Warp, zoo
+from specdec.evaluation import plots, read_study, sweep
 from specdec.samplers import Noise
 
 FOLDER = Path(__file__).parent
@@ -54,13 +54,20 @@ def bars(*, panels: dict, xlabel: str, series: tuple = ("",), start: float = 0) 
             ax.bar_label(container, padding=2, fmt="{:.3g}")
 
 
-def drafters(*, heads: dict[str, str], series: list[str], **look) -> None:
-    """Acceptance lengths from the cards of the zoo's folders."""
-    values = {}
-    for name, folder in heads.items():
-        card = pd.read_json(zoo.WEIGHTS_DIR / folder / "card.json", typ="series")
-        values[name] = [card.acceptance[at]["acceptance_length"] for at in series]
-    bars(panels={"": values}, series=series, **look)
+def study(*, file: str, x: str, of: list[str], where: dict) -> None:
+    """What the study of a file shows, which runs first, or goes on; a panel for each number."""
+    arguments = read_study(FOLDER.parent / file)
+    found = sweep(**arguments, output=FOLDER.parents[1] / "build" / file, progress=True)
+    found = found.where(**where)
+    if x == "position":
+        plots.acceptance_by_position({n: found.run(drafter=n) for n in found.axes["drafter"]})
+    elif len(of) == 1:
+        found.plot(x, *of)
+    else:
+        _, axes = plt.subplots(1, len(of), figsize=(9, 3), layout="constrained")
+        for ax, name in zip(axes, of, strict=True):
+            found.plot(x, name, ax=ax)
+        axes[0].get_legend().remove()
 
 
 def coloured(*, prompts: list[str], options: dict) -> str:
@@ -78,14 +85,6 @@ def coloured(*, prompts: list[str], options: dict) -> str:
     console.print(Text.assemble(*parts, *legend, f"  {emitted} tokens in {steps} target passes"))
     svg = console.export_svg(title="", theme=DEFAULT_TERMINAL_THEME, unique_id="text")
     return re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL)  # a page asks no other host
-
-
-def evaluation(*, names: list[str], options: dict) -> None:
-    """What `plots.acceptance_by_position` draws, of some drafters."""
-    drafters = {name: zoo.load_drafter(name, TARGET, num_draft_tokens=6) for name in names}
-    generators = {name: SpeculativeGenerator(TARGET, each) for name, each in drafters.items()}
-    options |= {"prompts": zoo.heldout_prompts(24), "tokenizer": TOKENIZER}
-    plots.acceptance_by_position({n: evaluate(g, **options) for n, g in generators.items()})
 
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:
@@ -109,11 +108,11 @@ def main() -> None:
     plt.rcParams |= kinds.pop("style")
     for kind, figures in kinds.items():
         for name in figures.keys() & (sys.argv[1:] or figures):
-            path = FOLDER / f"{name}.svg"
+            path = FOLDER / f"{name}.{'png' if kind == 'study' else 'svg'}"
             if svg := globals()[kind](**figures[name]):
                 path.write_text(svg, encoding="utf-8")
             else:
-                plt.savefig(path, bbox_inches="tight", metadata={"Date": None})
+                plt.savefig(path, bbox_inches="tight", dpi=100, metadata={"Date": None})
 
 
 if __name__ == "__main__":
