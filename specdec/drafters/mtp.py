@@ -30,9 +30,14 @@ class MTPState(HeadState):
         cache, angles: as `HeadState`; depth d is layer d.
         past: the last rows of each text, committed tokens beside the target's features; see
             `heads/shift_window.py`.
+        before: those that the last window began with.
+        start: `[B]` int64, where that window's context began. A step whose capture fails is run
+            again: it finds the same start, and begins with the same rows.
     """
 
     past: PastRows
+    before: PastRows
+    start: Tensor
 
     @property
     def num_depths(self) -> int:
@@ -41,14 +46,19 @@ class MTPState(HeadState):
 
     def keep(self, rows: list[int]) -> MTPState:
         """The given rows, in the storage of all."""
-        past = PastRows(*(keep_rows(table, rows) for table in self.past))
-        return replace(self, cache=self.cache.keep(rows), past=past)
+        past, before = (
+            PastRows(*(keep_rows(table, rows) for table in tables))
+            for tables in (self.past, self.before)
+        )
+        start = keep_rows(self.start, rows)
+        return replace(self, cache=self.cache.keep(rows), past=past, before=before, start=start)
 
     def reset(self) -> None:
         """Empties the slots, and forgets the rows."""
         self.cache.reset()
-        for table in self.past:
+        for table in (*self.past, *self.before):
             table.zero_()
+        self.start.fill_(-1)
 
 
 class MTPDrafter(HeadDrafter):
@@ -113,11 +123,15 @@ class MTPDrafter(HeadDrafter):
         of_head = super().init_state(batch_size, max_length, vocab_size=vocab_size, device=device)
         rows = batch_size, max(self.num_depths - 1, 0)
         where = {"dtype": self.head.dtype, "device": device}
-        past = PastRows(
-            torch.zeros(rows, dtype=torch.long, device=device),
-            torch.zeros(*rows, self.config.hidden_size, **where),
+        past, before = (
+            PastRows(
+                torch.zeros(rows, dtype=torch.long, device=device),
+                torch.zeros(*rows, self.config.hidden_size, **where),
+            )
+            for _ in range(2)
         )
-        return MTPState(of_head.cache, of_head.angles, past)
+        start = torch.full((batch_size,), -1, device=device)
+        return MTPState(of_head.cache, of_head.angles, past, before, start)
 
     def prefill(self, context: Context, state: MTPState) -> None:
         """Reads the new tokens beside their features, at every depth.
@@ -152,13 +166,18 @@ class MTPDrafter(HeadDrafter):
     def shift(
         self, context: Context, state: MTPState, width: int, num_later: int = 0
     ) -> ShiftedWindow:
-        """The last `width` rows of every text, and `num_later` slots after the newest. The state's
-        remembered rows are replaced by the newest.
+        """The last `width` rows of every text, and `num_later` slots after the newest. The state
+        remembers the newest rows, and those that were there before.
         """
         self.check_features(context)
         context = replace(context, features=self.head.fuse(context.features))
+        is_again = (context.start == state.start)[:, None]
+        state.before.tokens.copy_(torch.where(is_again, state.before.tokens, state.past.tokens))
+        wide = is_again[..., None]
+        state.before.features.copy_(torch.where(wide, state.before.features, state.past.features))
+        state.start.copy_(context.start)
         trash = state.cache.trash
-        window = shift_window(context, state.past, width, trash=trash, num_later=num_later)
+        window = shift_window(context, state.before, width, trash=trash, num_later=num_later)
         for table, newest in zip(state.past, window.past(state.num_depths - 1), strict=True):
             table.copy_(newest)
         return window

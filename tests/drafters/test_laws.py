@@ -210,6 +210,23 @@ SETTINGS = {
 }
 
 
+@pytest.mark.parametrize("name", MOST_DRAFTERS)
+def test_a_proposal_may_be_run_again(name, monkeypatch):
+    """As a step is that could not be captured: nothing of it was committed."""
+    drafter = make(name)
+    options = {"max_new_tokens": 16, "do_sample": True, "seed": [1, 2, 3, 4], "trace": True}
+    once = SpeculativeGenerator(MODEL, drafter).generate(BATCH, BATCH_MASK, **options)
+    own = type(drafter).propose
+
+    def twice(self, context, state, drawing):
+        own(self, context, state, drawing)
+        return own(self, context, state, drawing)
+
+    monkeypatch.setattr(type(drafter), "propose", twice)
+    again = SpeculativeGenerator(MODEL, drafter).generate(BATCH, BATCH_MASK, **options)
+    assert steps_of(again) == steps_of(once)
+
+
 OTHERS = {
     "eagle3, fewer ids": ({"draft_temperature": 0.6}, "auto"),
     "p-eagle": ({"proposal": "argmax"}, "auto"),
