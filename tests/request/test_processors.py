@@ -107,7 +107,9 @@ STATEFUL = [
 ]
 
 
-@pytest.mark.parametrize("processor", STATEFUL, ids=str)
+@pytest.mark.parametrize(
+    "processor", STATEFUL, ids=lambda p: getattr(p, "__name__", type(p).__name__)
+)
 def test_a_processor_that_may_keep_state_is_refused_by_name_and_not_called(processor):
     shown = getattr(processor, "__name__", type(processor).__name__)
     CALLS.clear()
@@ -149,7 +151,9 @@ STATELESS = [
 ]
 
 
-@pytest.mark.parametrize("processor", STATELESS, ids=str)
+@pytest.mark.parametrize(
+    "processor", STATELESS, ids=lambda p: getattr(p, "__name__", type(p).__name__)
+)
 def test_a_processor_that_depends_on_its_arguments_gives_hfs_text(processor):
     options = {"max_new_tokens": 10, "do_sample": False, "pad_token_id": 0}
     options["logits_processor"] = LogitsProcessorList([processor])
