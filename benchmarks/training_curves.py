@@ -36,7 +36,8 @@ class Curve(training.AcceptanceCallback):
 
 def curve(kind: str, stream: training.PackedStream, options: argparse.Namespace) -> list[list]:
     """The rows of one head, which is trained for them as far as it is not yet."""
-    target, (new_head, make_drafter, objective) = zoo.load_target(), KINDS[kind]
+    target = zoo.load_target().to("cuda" if HAS_GPU else "cpu")
+    new_head, make_drafter, objective = KINDS[kind]
     drafter = make_drafter(new_head(target), target, K)
     folder, every = options.output / f"{kind}, {options.minutes:g} minutes", options.every
     sizes = {"minutes": options.minutes, "save_steps": every, "disable_tqdm": True, **SIZES}
