@@ -292,7 +292,9 @@ class Lost:
         """Nothing to do."""
 
 
-@pytest.mark.parametrize("state", [None, {"rows": 3}, Lost, Lost()], ids=str)
+@pytest.mark.parametrize(
+    "state", [None, {"rows": 3}, Lost, Lost()], ids=["none", "dict", "class", "object"]
+)
 def test_a_state_that_is_none_is_refused(state):
     first = MODEL.generate(IDS[:1], attention_mask=MASK[:1], max_new_tokens=1, do_sample=False)
     generator = SpeculativeGenerator(MODEL, Leaving(state))

@@ -180,7 +180,9 @@ def assert_same_scores(found, expected):
 PROCESSORS = LogitsProcessorList([NoRepeatNGramLogitsProcessor(2)])
 
 
-@pytest.mark.parametrize(("processors", "steps_ahead"), [(None, 0), (PROCESSORS, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("processors", "steps_ahead"), [(None, 0), (PROCESSORS, 2)], ids=["plain", "processed"]
+)
 def test_scores_and_logits_of_emitted_tokens_are_hfs(processors, steps_ahead):
     options = {**INPUTS, **GREEDY, **SCORES, "logits_processor": processors}
     expected = MODEL.generate(**options, return_dict_in_generate=True)
