@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 from specdec.arguments import check_integer, check_number
 from specdec.evaluation.prompts import Prompt, as_prompts, template_reads
@@ -142,7 +142,7 @@ def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
     return {
         "target": {
             "class": type(target.model).__name__,
-            "name": Path(getattr(config, "name_or_path", "") or "").name,
+            "name": _name_of(config),
             "parameters": sum(p.numel() for p in target.model.parameters()),
             "weights": fingerprint(target.model.parameters()),
         },
@@ -153,6 +153,12 @@ def _parts(generator: SpeculativeGenerator) -> dict[str, Any]:
         "device": f"{device.type} ({name})",
         "threads": torch.get_num_threads() if device.type == "cpu" else None,
     }
+
+
+def _name_of(config: PreTrainedConfig) -> str:
+    """The last part of where a model is from."""
+    path = Path(getattr(config, "name_or_path", "") or "")
+    return "zoo" if path.parent == Path(__file__).parents[1] / "zoo" / "weights" else path.name
 
 
 def _described(tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any] | None:

@@ -207,7 +207,7 @@ def _lines(
     every = sorted({x for estimates in lines.values() for x in estimates})
     gap = min((b - a for a, b in pairwise(every)), default=1)
     for number, (name, estimates) in enumerate(lines.items()):
-        shift = (number - (len(lines) - 1) / 2) * 0.06 * gap
+        shift = (number - (len(lines) - 1) / 2) * min(0.06, 0.2 / len(lines)) * gap
         xs = [x + shift for x in sorted(estimates)]
         found = [estimates[x] for x in sorted(estimates)]
         style = {"marker": "o", "markersize": 4.5, "label": name, **(styles or {}).get(name, {})}

@@ -353,10 +353,18 @@ class Study(Tabular):
         return "all" if is_long else ", ".join(_label(axis, value) for value in values)
 
     def _counterpart(self, run: Evaluation, axes: Mapping[str, Any]) -> Evaluation | None:
-        """The run of the cell with these values that is like a run's in all others."""
-        wanted = self.cells[next(i for i, r in enumerate(self.runs) if r is run)] | dict(axes)
+        """The run of the cell with these values that is like a run's in all others or, where there
+        is none, the only one of its conditions.
+        """
         self.where(**axes)  # refuses what the study has not
-        return next((r for c, r in zip(self.cells, self.runs, strict=True) if c == wanted), None)
+        own = self.cells[next(i for i, r in enumerate(self.runs) if r is run)] | dict(axes)
+        conditions = {n: v for n, v in own.items() if n in axes or n not in CHOICES}
+        for wanted in (own, conditions):
+            pairs = zip(self.cells, self.runs, strict=True)
+            found = {id(r): r for c, r in pairs if wanted.items() <= c.items()}
+            if len(found) == 1:
+                return next(iter(found.values()))
+        return None
 
     def _notes(self, title: str) -> tuple[str, ...]:
         fewest, once = min(len(run.stats_of_prompts) for run in self.runs), self._distinct

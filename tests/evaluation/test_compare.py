@@ -67,6 +67,8 @@ def test_generators_and_hugging_face_write_the_same_greedy_text():
     texts = [[row.new_tokens for row in run.rows] for run in study.runs]
     assert all(text == texts[0] for text in texts)
     assert not any("differs" in note for note in study.table().notes)
+    over = study.table("temperature", over={"drafter": "HF generate"})  # of other draft sizes, too
+    assert [bool(row[-1]) for row in over.rows] == [False, True, True, True]
     lengths = {r["drafter"]: r["acceptance_length"] for r in study.records()}
     assert lengths["HF generate"] == lengths["plain"] == 1
     assert np.isnan(lengths["HF assisted"])  # not known

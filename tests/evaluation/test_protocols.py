@@ -187,7 +187,7 @@ def test_published_figures_stand_beside_their_own_budget_and_target(tmp_path):
     }
     of_another = reproduce(replace(protocol, figures=figures[:1]), load, data, **options)
     assert of_another.records()[0]["A"] == 1.0
-    assert "Published for other; the target here is 'target'." in of_another.deviations()
+    assert "Published for other; the target here is 'zoo'." in of_another.deviations()
 
 
 def test_the_published_figures_are_those_of_the_tables():
@@ -215,7 +215,7 @@ def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
     options = {"sets": ["gsm8k", "aime25"], "max_new_tokens": 4}
     found = reproduce(protocol, load, data, **options)
     assert found.deviations() == [
-        "Published for Qwen3-8B; the target here is 'target'.",
+        "Published for Qwen3-8B; the target here is 'zoo'.",
         "enable_thinking=False was not set: the template is missing.",
         "At most 4 new tokens; 2048 in the source.",
         "Fewer prompts than in the source: gsm8k 2 of 500, aime25 2 of 30.",
