@@ -171,9 +171,9 @@ def test_published_figures_stand_beside_their_own_budget_and_target(tmp_path):
     data = write_sets(tmp_path / "data")
     figures = (
         Figures("other", "A", 0, {"gsm8k": 1.0}),
-        Figures("target", "A", 0, {"gsm8k": 2.0}),
-        Figures("target", "A", 16, {"gsm8k": 3.0}),
-        Figures("target", "B", None, {"gsm8k": 4.0}),
+        Figures("zoo", "A", 0, {"gsm8k": 2.0}),
+        Figures("zoo", "A", 16, {"gsm8k": 3.0}),
+        Figures("zoo", "B", None, {"gsm8k": 4.0}),
     )
     protocol = replace(small("ddtree"), figures=figures)
     options = {"sets": ["gsm8k", "mbpp"], "max_new_tokens": 4}
@@ -226,7 +226,7 @@ def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
         protocol,
         sets={"gsm8k": 2, "aime25": 2},
         max_new_tokens=4,
-        figures=(Figures("target", "A", 0, {}),),
+        figures=(Figures("zoo", "A", 0, {}),),
     )
 
     def chatting(template):

@@ -1,5 +1,5 @@
-"""The Triton kernels of `ragged_attention` are its definition: run by Triton's interpreter. (That it
-is a softmax over the visible slots of each row is in `target/test_slot_attention.py`.)
+"""The Triton kernels of `ragged_attention` are its definition: run by Triton's interpreter. (That
+it is a softmax over the visible slots of each row is in `target/test_slot_attention.py`.)
 """
 
 from dataclasses import replace
