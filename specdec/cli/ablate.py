@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,7 +65,7 @@ def ablate(
         output = output or study.with_suffix("")
         if team().is_first:
             output.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(study, output / "study.toml")
+            (output / "study.toml").write_bytes(study.read_bytes())
         found = sweep(**arguments, output=output, share=True, progress=True)
     tables = found.tables()
     if any((columns, of, minus, over)):
