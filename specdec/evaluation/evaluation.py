@@ -53,6 +53,12 @@ class Evaluation(Tabular):
         return [row for batch in self.batches for row in batch.rows]
 
     @property
+    def is_whole(self) -> bool:
+        """Whether a run that was saved has come to its end."""
+        run, done = self.about["run"], {(row.prompt, row.sample) for row in self.rows}
+        return len(done) == run["prompts"]["count"] * run["plan"]["samples"]
+
+    @property
     def seconds(self) -> float:
         """Of wall-clock, reading the prompts included."""
         return sum(sum(batch.seconds) for batch in self.batches)

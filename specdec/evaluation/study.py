@@ -63,6 +63,7 @@ class Study(Tabular):
         cells: the value of every axis.
         runs: the evaluation of each cell; cells that are one rule have the same one.
         timed: cells took turns on the same batches, so that their times compare.
+        missing: cells that have not run to their end, and are left out.
 
     Example:
         >>> from specdec.evaluation import sweep
@@ -76,6 +77,7 @@ class Study(Tabular):
     cells: list[Cell]
     runs: list[Evaluation]
     timed: bool = False
+    missing: int = 0
 
     @cached_property
     def axes(self) -> dict[str, list[Any]]:
@@ -298,21 +300,21 @@ class Study(Tabular):
 
     @classmethod
     def load(cls, folder: str | Path) -> Study:
-        """Reads what `sweep(..., output=folder)` saved, as far as it has come.
+        """Reads the finished cells of what `sweep(..., output=folder)` saved.
 
         Raises:
-            ValueError: the folder holds no study, or no finished batch of one.
+            ValueError: the folder holds no study, or no finished cell of one.
         """
-        contents, found, cells = StudyFolder(folder), {}, []
-        for cell, file in contents.cells():
-            path = contents.path / file
-            if file not in found and path.exists():
-                found[file] = Evaluation.load(path)
-            if file in found:
-                cells.append((cell, found[file]))
-        if not cells:
-            raise ValueError(f"{folder} holds no cell of a study with a finished batch")
-        return cls([c for c, _ in cells], [run for _, run in cells], contents.read()["timed"])
+        contents = StudyFolder(folder)
+        pairs = contents.cells()
+        paths = {file: contents.path / file for _, file in pairs}
+        found = {file: Evaluation.load(path) for file, path in paths.items() if path.exists()}
+        whole = [(cell, found[file]) for cell, file in pairs if file in found]
+        whole = [(cell, run) for cell, run in whole if run.is_whole]
+        if not whole:
+            raise ValueError(f"{folder} holds no cell of a study that has run to its end")
+        cells, runs = map(list, zip(*whole, strict=True))
+        return cls(cells, runs, contents.read()["timed"], missing=len(pairs) - len(whole))
 
     @property
     def _varying(self) -> dict[str, list[Any]]:
@@ -377,6 +379,8 @@ class Study(Tabular):
                 f"{len(self.cells) - len(once)} of {len(self.cells)} cells are one rule with "
                 "another cell and did not run again: they share its line, or its number."
             )
+        if self.missing:
+            notes.append(f"Not finished yet, and left out: {counted(self.missing, 'cell')}.")
         if unlike := self.unlike():
             notes.append(f"Greedy text differs from that of {unlike[0]}: {'; '.join(unlike[1:])}.")
         return tuple(notes)
