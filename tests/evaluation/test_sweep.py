@@ -155,10 +155,8 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
     partly = Study.load(tmp_path)
     finished = [id(run) for run in study.runs[: len(partly.runs)]]
     assert len(set(finished)) == 4  # of four batches each, and nothing of the fifth
-    assert (
-        partly.table().notes[-1]
-        == f"{len(study.cells) - len(finished)} cells have not run to their end."
-    )
+    left = len(study.cells) - len(finished)
+    assert partly.table().notes[-1] == f"Not finished yet, and left out: {left} cells."
     again = sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path)
     assert len(calls) == 1 + 4 * RUNS  # of four batches each none was done twice
     loaded = Study.load(tmp_path)
