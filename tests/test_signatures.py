@@ -7,14 +7,11 @@ import tomllib
 from pathlib import Path
 from typing import get_args, get_overloads
 
-import pytest
 import torch
 
 import specdec
 from specdec import certify, zoo
 from specdec.certify import ForeignBatchSampler, ForeignSampler, certify_generator, certify_sampler
-
-WAYS = {"Sampler": certify_sampler, "SpeculativeGenerator": certify_generator}
 
 
 def keywords_of(function):
@@ -22,12 +19,11 @@ def keywords_of(function):
     return {p.name: p.default for p in found if p.kind is p.KEYWORD_ONLY}
 
 
-@pytest.mark.parametrize("one", get_overloads(certify.certify))
-def test_each_way_into_certify_has_the_parameters_of_its_function_and_a_docstring(one):
-    way = WAYS[one.__annotations__["subject"]]
-    assert keywords_of(one) == keywords_of(way)
-    assert one.__annotations__["return"] == way.__annotations__["return"].__name__
-    assert way.__name__ in one.__doc__
+def test_each_way_into_certify_has_the_parameters_of_its_function_and_a_docstring():
+    ways = certify_sampler, certify_generator
+    for one, way in zip(get_overloads(certify.certify), ways, strict=True):
+        assert inspect.signature(one) == inspect.signature(way)
+        assert way.__name__ in one.__doc__
 
 
 def test_a_notebook_completes_the_options_of_both_ways():

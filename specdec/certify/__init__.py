@@ -5,15 +5,13 @@ The module is its main function as well: `specdec.certify(sampler)` is
 `specdec.certify.certify(sampler)`.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from types import ModuleType
-from typing import Any, overload
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-import torch
 from torch import Tensor
 
 from specdec.certify.foreign import (
@@ -23,9 +21,8 @@ from specdec.certify.foreign import (
     RuleNoise,
     huggingface_rule,
 )
-from specdec.certify.generator.law import NUM_TOKENS
 from specdec.certify.generator.report import RunReport, certify_generator
-from specdec.certify.sampler.exact import Sizes, certify_sampler
+from specdec.certify.sampler.exact import certify_sampler
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
@@ -46,35 +43,25 @@ __all__ = [
 ]
 
 
+Subject, Options, Report = TypeVar("Subject"), ParamSpec("Options"), TypeVar("Report")
+
+
+def _like(
+    way: Callable[Concatenate[Subject, Options], Report],
+) -> Callable[[Callable], Callable[Concatenate[Subject, Options], Report]]:
+    """Gives an overload the parameters of a function, which are written there alone."""
+    return wraps(way, assigned=())
+
+
 @overload
-def certify(
-    subject: Sampler,
-    *,
-    sizes: Sizes | None = None,
-    trees: tuple[tuple[int, ...], ...] | None = None,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float64,
-    num_draws: int | None = None,
-    false_alarm: float = 1e-6,
-    progress: Callable[[list], Iterable] = iter,
-) -> SamplerReport:
+@_like(certify_sampler)
+def certify(*args, **options):
     """Finds the exact law of a sampler on small worlds, see `certify_sampler`."""
 
 
 @overload
-def certify(
-    subject: SpeculativeGenerator,
-    prompts: Sequence[Sequence[int]] | Tensor,
-    *,
-    num_samples: int = 4096,
-    num_tokens: int = NUM_TOKENS,
-    top_k: int = 4,
-    temperature: float = 1.0,
-    audit_tokens: int = 64,
-    false_alarm: float = 1e-6,
-    batch_size: int = 128,
-    progress: Callable[[list], Iterable] = iter,
-) -> RunReport:
+@_like(certify_generator)
+def certify(*args, **options):
     """Audits and tests the runs of a generator on prompts, see `certify_generator`."""
 
 
@@ -119,13 +106,11 @@ def certify(
 
 def _whole_signature() -> inspect.Signature:
     """Of `certify` with the options of both ways in, so that they complete in a notebook."""
-    ways = [
-        inspect.signature(way).parameters.values() for way in (certify_sampler, certify_generator)
-    ]
-    keywords = {p.name: p for way in ways for p in way if p.kind is p.KEYWORD_ONLY}
-    own = inspect.signature(certify)
+    own, *ways = (inspect.signature(way) for way in (certify, certify_sampler, certify_generator))
     subject, prompts, _ = own.parameters.values()
-    return own.replace(parameters=[subject, prompts, *keywords.values()])
+    each = [p for way in ways for p in way.parameters.values()]
+    options = {p.name: p for p in each if p.kind is p.KEYWORD_ONLY}
+    return own.replace(parameters=[subject, prompts, *options.values()])
 
 
 __signature__ = certify.__signature__ = _whole_signature()

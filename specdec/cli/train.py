@@ -1,7 +1,5 @@
 """`specdec train`: from text to a head, with Hugging Face's `Trainer`."""
 
-from __future__ import annotations
-
 from typer import Context
 
 from specdec.cli.training_options import Run

@@ -1,7 +1,5 @@
 """What `specdec train` does: the run that its arguments describe."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,14 +1,12 @@
 """Callbacks of Hugging Face's `Trainer`: true acceptance length, a run by minutes, interrupts."""
 
-from __future__ import annotations
-
 import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
@@ -165,7 +163,7 @@ class Interruption(TrainerCallback):
         self._is_immediate = False
 
     @contextmanager
-    def listening(self) -> Iterator[Interruption]:
+    def listening(self) -> Iterator[Self]:
         """Handles the signals for a while; afterwards they do what they did before."""
         if threading.current_thread() is not threading.main_thread():
             yield self

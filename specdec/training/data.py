@@ -3,8 +3,6 @@
 Legend: B rows of a batch, T tokens of a row.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path

@@ -8,8 +8,6 @@ Legend: B rows, T tokens, R positions of a row that are trained, F width of all 
 unrolled steps, H width of the head, V vocabulary, Vd ids of the head, D width of an attention head.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
@@ -115,15 +113,6 @@ class TrainingTimeTest(UnrolledObjective):
 
     Reference: Li et al., arXiv:2503.01840, section 3.1 and Fig. 6.
     """
-
-    def __init__(
-        self,
-        drafter: EagleDrafter,
-        target: PreTrainedModel,
-        num_steps: int = 5,
-        step_weight: float = 0.8,
-    ):
-        super().__init__(drafter, target, num_steps, step_weight)
 
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
         """As `UnrolledObjective`'s. Step m at position t has read the text up to token t + m + 1

@@ -1,7 +1,5 @@
 """New heads of any family: layers like the target's, weights that depend on a seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 

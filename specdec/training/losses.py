@@ -8,8 +8,6 @@ Legend: B rows of a batch, T tokens of a row, H width of a head, V vocabulary, V
 can propose.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -188,7 +186,11 @@ class UnrolledObjective(HeadObjective):
     """
 
     def __init__(
-        self, drafter: HeadDrafter, target: PreTrainedModel, num_steps: int, step_weight: float
+        self,
+        drafter: HeadDrafter,
+        target: PreTrainedModel,
+        num_steps: int = 5,
+        step_weight: float = 0.8,
     ):
         super().__init__(drafter, target)
         self.num_steps = check_integer("num_steps", num_steps, 1)

@@ -10,8 +10,6 @@ width of all features together, H width of the head, V vocabulary, Vd ids of the
 an attention head, S width of a correction's state, n rows of any kind.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -8,8 +8,6 @@ Legend: B rows, T tokens, R indices of a row that are trained, D depths, F width
 width of the head, V vocabulary.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

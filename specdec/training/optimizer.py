@@ -1,7 +1,5 @@
 """`MuonAdamW`: one optimiser, Muon for hidden matrices and AdamW for everything else."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.optim import AdamW, Muon

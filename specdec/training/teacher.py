@@ -3,9 +3,7 @@
 Legend: B rows, T tokens, F width of all features together, V vocabulary, Vd ids of the head.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,17 +26,17 @@ class SoftLabels(NamedTuple):
     log_sums: Tensor
 
     @classmethod
-    def of(cls, logits: Tensor, target_ids: Tensor | None = None) -> SoftLabels:
+    def of(cls, logits: Tensor, target_ids: Tensor | None = None) -> Self:
         """Those of the target's logits `[B, T, V]`, at ids `[Vd]`; `None` for all ids."""
         # Row by row: a float32 copy of all logits would be the largest tensor of a training step.
         log_sums = [row.float().logsumexp(dim=-1, keepdim=True) for row in logits]
         return cls(logits if target_ids is None else logits[..., target_ids], torch.stack(log_sums))
 
-    def at(self, start: int, count: int) -> SoftLabels:
+    def at(self, start: int, count: int) -> Self:
         """Those of `count` positions from `start` on."""
         return SoftLabels(*(tensor.narrow(1, start, count) for tensor in self))
 
-    def gather(self, positions: Tensor) -> SoftLabels:
+    def gather(self, positions: Tensor) -> Self:
         """Those at positions `[B, A]` of each row."""
         logits, log_sums = (
             tensor.gather(1, positions[..., None].expand(-1, -1, tensor.shape[-1]))

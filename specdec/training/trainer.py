@@ -3,8 +3,6 @@
 Legend: B rows of a batch, T tokens of a row.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -5,32 +5,30 @@ from textwrap import fill
 
 from specdec.certify.chisquare import DETECTABLE
 
-MEANING = {
-    "law": "a text does not have its probability under the target",
-    "zero": "a text of probability 0 under the target is emitted",
-    "decision": "a race is won by another token than its own distribution predicts",
-    "draws": "the shares of drawn texts are not the target's probabilities",
-}
-"""Of each kind of failure."""
-
-USUAL_CAUSES = {
+KINDS = {
     "law": (
+        "a text does not have its probability under the target",
         "a draft token accepted more often than target / draft; a recovered token that is not "
         "drawn from max(0, target - draft), normalised; a bonus token from another row of the "
-        "target; one uniform for two decisions"
+        "target; one uniform for two decisions",
     ),
     "zero": (
+        "a text of probability 0 under the target is emitted",
         "`<=` in place of `<` in u * draft < target; a quotient target / draft >= u, which accepts "
         "at u = 0; a recovered or bonus token of another row of the target, or without its "
-        "truncation (top-k, top-p)"
+        "truncation (top-k, top-p)",
     ),
-    "decision": "another position's noise, or a winner that depends on what was drafted",
+    "decision": (
+        "a race is won by another token than its own distribution predicts",
+        "another position's noise, or a winner that depends on what was drafted",
+    ),
     "draws": (
+        "the shares of drawn texts are not the target's probabilities",
         "one uniform for two decisions (two draft tokens, or accepting and drawing); a draft token "
-        "accepted where its uniform is large; random numbers besides those of the noise"
+        "accepted where its uniform is large; random numbers besides those of the noise",
     ),
 }
-"""Of each kind of failure, where the numbers of a world do not say more."""
+"""Of failures: what each means, and its usual causes, where a world's numbers do not say more."""
 
 WORLD = "a world is a small target and draft, tables of which all probabilities are known"
 
@@ -40,10 +38,7 @@ class Failure:
     """Something that a lossless sampler does not do.
 
     Args:
-        kind: `"law"`: a text does not have its probability. `"zero"`: a text of probability 0 is
-            emitted, if only at a single value of a uniform. `"decision"`: a race whose winner is
-            not the one that its own law predicts. `"draws"`: many texts that were drawn have
-            another law.
+        kind: of `KINDS`.
         size: how far off.
         text: what, and where.
         width: draft tokens of the world; a report shows the failure with the fewest.
@@ -138,9 +133,10 @@ class SamplerReport:
         for kind in dict.fromkeys(failure.kind for failure in self.failures):
             found = [failure for failure in self.failures if failure.kind == kind]
             shown = min(found, key=lambda failure: failure.width)  # the first of the smallest
-            lines.append(f"{kind} ({len(found)} found): {MEANING[kind]}. In the smallest world:")
+            meaning, usual = KINDS[kind]
+            lines.append(f"{kind} ({len(found)} found): {meaning}. In the smallest world:")
             lines += [shown.text, *(f"    {line}" for line in shown.table)]
-            lines.append(shown.cause or f"usual causes: {USUAL_CAUSES[kind]}")
+            lines.append(shown.cause or f"usual causes: {usual}")
         lines.append(f"({WORLD}{'' if drawn is None else f'; {DETECTABLE}'})")
         options = {"width": 100, "initial_indent": " " * 6, "subsequent_indent": " " * 8}
         wrapped = [fill(line, **options, replace_whitespace=False) for line in lines]
