@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, zip_longest
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -180,8 +179,7 @@ class _Call:
 
     def varies(self, other: _Call) -> bool:
         """Whether another call of the same rows has other steps."""
-        pairs = ((self.steps[row], other.steps[row]) for row in self.numbers)
-        return any(_first_difference(*pair) is not None for pair in pairs)
+        return any(_first_difference(self.steps[row], other.steps[row]) for row in self.numbers)
 
     def elsewhere(self, **settings) -> _Call:
         """The same call by the same parts in storage of their own. Steps are eager: there rows
@@ -209,29 +207,19 @@ class _Call:
         yield generation, collector, outcome
 
     @torch.inference_mode()
-    def view(self, row: int, step: int, warp: Warp) -> _View:
-        """Generates once more up to a step, and takes a row's probabilities."""
+    def view(self, row: int, step: int, warp: Warp) -> tuple[Tensor | None, Tensor, Tensor]:
+        """Generates once more up to a step. Returns a row's probabilities there, `[K, V]` of the
+        draft, or `None`, and `[K + 1, V]` of the target; and its uniforms `[K + 1]` of the draft.
+        """
         generation, _, outcome = next(islice(self.walk(), step, None))
         here, state = generation.rows.index(self.numbers.index(row)), generation.state
         noise = state.noise.at(state.buffer.start, outcome.logits.shape[1])
-        return _View(
-            None if outcome.draft.probs is None else outcome.draft.probs[here].double().clone(),
-            warp(outcome.logits[here : here + 1])[0].double(),
-            noise.uniform(Stream.PROPOSE)[here],
-        )
+        draft, target = outcome.draft.probs, warp(outcome.logits[here : here + 1])[0].double()
+        draft = None if draft is None else draft[here].double().clone()
+        return draft, target, noise.uniform(Stream.PROPOSE)[here]
 
     def _inputs(self) -> tuple[Tensor, Tensor]:
         return left_padded([self.rows[row] for row in self.numbers], self.generator.target.device)
-
-
-class _View(NamedTuple):
-    """Probabilities and draws of a row's step: `[K, V]` of the draft, or `None`; `[K + 1, V]` of
-    the target; `[K + 1]` uniforms of the draft.
-    """
-
-    draft: Tensor | None
-    target: Tensor
-    uniforms: Tensor
 
 
 class _Judge:
@@ -265,49 +253,49 @@ class _Judge:
         for row in other.numbers if rows is None else rows:
             steps = one.steps[row][:count], other.steps[row][:count]
             self._num_steps += len(steps[1])
-            step = _first_difference(*steps)
-            if step is None:
+            if (first := _first_difference(*steps)) is None:
                 continue
-            pair = [own[step] if step < len(own) else None for own in steps]
-            difference = RowDifference(way, row, step, *pair)
-            if not is_exact and None not in pair:
-                views = [call.view(row, step, self._warp) for call in (one, other)]
-                is_rounding = self._is_rounding(difference, *views)
+            difference = RowDifference(way, row, *first)
+            if not is_exact and None not in first:
+                is_rounding = self._is_rounding(difference, one, other)
                 difference = replace(difference, is_rounding=is_rounding)
             self.differences.append(difference)
 
     def audit(self, num_rows: int) -> RowsAudit:
         """What was found. A draft without probabilities that differs in one row only is excused."""
         unjudged = Counter(d.way for d in self.differences if d.is_rounding is None)
+        excused = {way for way, count in unjudged.items() if count == 1 or self._is_half}
         differences = [
-            replace(d, is_rounding=unjudged[d.way] == 1 or self._is_half)
-            if d.is_rounding is None
-            else d
+            replace(d, is_rounding=d.way in excused) if d.is_rounding is None else d
             for d in self.differences
         ]
         return RowsAudit(num_rows, self._num_steps, differences)
 
-    def _is_rounding(self, difference: RowDifference, one: _View, other: _View) -> bool | None:
+    def _is_rounding(self, difference: RowDifference, *calls: _Call) -> bool | None:
         """Whether rounding explains a difference: distributions agree in total variation, and each
         draft token is the one that its uniform draws; `None` without draft probabilities.
         """
-        drafts = difference.expected.draft_tokens, difference.found.draft_tokens
-        probs = one.target, other.target
+        views = [call.view(difference.row, difference.step, self._warp) for call in calls]
+        of_draft, probs, uniforms = zip(*views, strict=True)
         if difference.is_of_draft:
+            drafts = difference.expected.draft_tokens, difference.found.draft_tokens
             if len(drafts[0]) != len(drafts[1]):
                 return False
-            if one.draft is None or other.draft is None:
+            if any(each is None for each in of_draft):
                 return None if self._drafts_round else False
             index = next(i for i, (a, b) in enumerate(zip(*drafts, strict=True)) if a != b)
-            probs = one.draft[index], other.draft[index]
-            for view, row, draft in zip((one, other), probs, drafts, strict=True):
-                end, u = row[: draft[index] + 1].sum(), view.uniforms[index]
+            probs = [each[index] for each in of_draft]
+            for row, draft, u in zip(probs, drafts, uniforms, strict=True):
+                end = row[: draft[index] + 1].sum()
                 start = end - row[draft[index]]
-                if not start - self._tolerance <= u <= end + self._tolerance:
+                if not start - self._tolerance <= u[index] <= end + self._tolerance:
                     return False
         return bool(((probs[0] - probs[1]).abs().sum(dim=-1) / 2 <= self._tolerance).all())
 
 
-def _first_difference(expected: list[RowStep], found: list[RowStep]) -> int | None:
+def _first_difference(
+    expected: list[RowStep], found: list[RowStep]
+) -> tuple[int, RowStep | None, RowStep | None] | None:
+    """The number of the first step that differs, and both; `None` for one that is not there."""
     pairs = enumerate(zip_longest(expected, found))
-    return next((i for i, (a, b) in pairs if None in (a, b) or vars(a) != vars(b)), None)
+    return next(((i, a, b) for i, (a, b) in pairs if None in (a, b) or vars(a) != vars(b)), None)
