@@ -8,7 +8,6 @@ the context.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Literal
 
 import torch
@@ -181,7 +180,7 @@ def random_worlds(
     return Worlds(
         logits=[level.log() for level in weights],
         draft=[level / level.sum(dim=-1, keepdim=True) for level in draft],
-        target=[_truncated(level, warps) for level in weights],
+        target=[torch.stack([*map(warped_law, level, warps)]) for level in weights],
         num_valid=num_valid,
         is_point_mass=is_point_mass,
         parents=parents,
@@ -209,43 +208,31 @@ def random_draft_weights(target: Tensor, generator: torch.Generator) -> Tensor:
     return free
 
 
-def warped_law(weights: list[int], options: dict) -> list[float]:
-    """What temperature, top-k, top-p and min-p, in this order, leave of integer weights: the
-    definition, word for word, in integers and fractions; only the result is rounded.
+def warped_law(weights: Tensor, options: dict) -> Tensor:
+    """What temperature, top-k, top-p and min-p, in this order, leave of integer weights `[..., V]`
+    in float64: the definition, word for word, by sorting. All but top-p's share is exact.
 
     Args:
         weights: >= 0, not all zero.
         options: arguments of `Warp`; the temperature 0, or 1 / an integer.
 
     Example:
-        >>> warped_law([1, 3, 4, 1], {"top_k": 2})
-        [0.0, 0.42857142857142855, 0.5714285714285714, 0.0]
+        >>> warped_law(torch.tensor([1.0, 3.0, 4.0, 1.0]), {"top_k": 2})
+        tensor([0.0000, 0.4286, 0.5714, 0.0000])
     """
     options = NEUTRAL | options
     if options["temperature"] == 0:
-        best = weights.index(max(weights))
-        return [float(token == best) for token in range(len(weights))]
-    weights = [int(w) ** round(1 / options["temperature"]) for w in weights]
+        return _one_hot(weights)
+    weights = weights ** round(1 / options["temperature"])
     if options["top_k"]:
-        kth = sorted(weights, reverse=True)[min(options["top_k"], len(weights)) - 1]
-        weights = [w if w >= kth else 0 for w in weights]
-    droppable, dropped = (1 - Fraction(options["top_p"])) * sum(weights), 0
-    rising = sorted(range(len(weights)), key=lambda token: (weights[token], token))
-    for token in rising[:-1]:  # the most likely token always stays
-        dropped += weights[token]
-        if dropped > droppable:
-            break
-        weights[token] = 0
-    least = Fraction(options["min_p"]) * max(weights)
-    weights = [w if w >= least else 0 for w in weights]
-    return [w / sum(weights) for w in weights]
-
-
-def _truncated(weights: Tensor, warps: Sequence[dict]) -> Tensor:
-    """Laws of a level, each world's after its warp."""
-    worlds = zip(weights.tolist(), warps, strict=True)
-    laws = [[warped_law(row, options) for row in rows] for rows, options in worlds]
-    return torch.tensor(laws, dtype=torch.float64)
+        kth = weights.topk(min(options["top_k"], weights.shape[-1])).values[..., -1:]
+        weights = weights * (weights >= kth)
+    rising, tokens = weights.sort(dim=-1, stable=True)
+    is_dropped = rising.cumsum(dim=-1) <= (1 - options["top_p"]) * rising.sum(dim=-1, keepdim=True)
+    is_dropped[..., -1] = False  # the most likely token always stays
+    weights = weights.masked_fill(is_dropped.scatter(-1, tokens, is_dropped), 0)
+    weights = weights * (weights >= options["min_p"] * weights.amax(dim=-1, keepdim=True))
+    return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def _one_hot(weights: Tensor) -> Tensor:
