@@ -108,15 +108,15 @@ def certify_generator(
     Raises:
         ValueError: no prompt, an empty one, one that comes twice, or too many texts to count.
     """
-    counts = {"num_samples": num_samples, "num_tokens": num_tokens, "top_k": top_k}
-    counts |= {"audit_tokens": audit_tokens, "batch_size": batch_size}
-    for name, count in counts.items():
+    plan = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
+    for name, count in {**plan, "top_k": top_k, "audit_tokens": audit_tokens}.items():
         check_integer(name, count, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     check_number("temperature", temperature, above=0)
     check_enumerable(num_tokens, top_k, generator.target.vocab_size)
     prompts = _token_ids(prompts)
     sampling = Sampling(temperature=temperature, top_k=top_k)
+    judging = {"sampling": sampling, "false_alarm": false_alarm, "progress": progress}
     drafter, sampler = generator.drafter, generator.sampler
     audited = generator, prompts, audit_tokens
     audit = audit_coupled_text if sampler.draw_draft is draw_by_race else audit_noise
@@ -127,16 +127,7 @@ def certify_generator(
         greedy=audit_greedy_text(*audited),
         noise=audit(*audited, sampling),
         rows=None if drafter.has_memory else audit_rows(*audited, sampling),
-        tests=run_law_tests(
-            generator,
-            prompts,
-            num_samples=num_samples,
-            num_tokens=num_tokens,
-            sampling=sampling,
-            false_alarm=false_alarm,
-            batch_size=batch_size,
-            progress=progress,
-        ),
+        tests=run_law_tests(generator, prompts, **plan, **judging),
         false_alarm=false_alarm,
         sampling=sampling,
     )

@@ -30,7 +30,6 @@ from torch.nn.functional import pad
 
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
-from specdec.types import Verdict
 
 _EARLY, _LATE = 2.0**-16, 1e9
 
@@ -116,21 +115,20 @@ class ExtraDraws:
             else draws.uniform_(generator=generator)
         )
 
-    def laws(self, run: Callable[[Tensor, Tensor], Verdict], ends: Tensor, vocab: int) -> Tensor:
-        """`[M, V]`: the laws of the extra tokens that a sampler draws after accepting uniforms
-        `[M * copies, K]`, with so many copies of each row as the law needs.
+    def laws(self, decide: Decide, paths: Paths, row: Tensor, accept: Tensor) -> Tensor:
+        """`[M, V]`: the laws of the extra tokens that a sampler draws on rows `[M]` of paths, after
+        accepting uniforms `[M, K]`.
         """
+        vocab, law = paths.worlds.vocab_size, race_law if self.races else inversion_law
+        copies = vocab * (vocab - 1) // 2 if self.races else vocab - 1  # pairs, or points between
+        run = paths.runner(decide, row.repeat_interleave(copies))
+        accept = accept.repeat_interleave(copies, dim=0)
 
         def draw(extra: Tensor) -> Tensor:
-            verdict = run(ends, extra)
+            verdict = run(accept, extra)
             return verdict.tokens.gather(1, verdict.num_accepted[:, None])[:, 0]
 
-        law = race_law if self.races else inversion_law
-        return law(draw, len(ends) // self.copies(vocab), vocab, self.bits)
-
-    def copies(self, vocab: int) -> int:
-        """Of a row, to find its law: pairs of tokens, or points between them."""
-        return vocab * (vocab - 1) // 2 if self.races else vocab - 1
+        return law(draw, len(row), vocab, self.bits)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,9 +198,7 @@ def find_flips(
     is_below = patterns[pattern]  # [M, K]
     ends = (~is_below).double() * (1 - 2.0**-draws.bits)
     verdict = paths.runner(decide, row)(ends, draws.idle(len(row), vocab))
-    copies = draws.copies(vocab)
-    run = paths.runner(decide, row.repeat_interleave(copies))
-    extra = draws.laws(run, ends.repeat_interleave(copies, dim=0), vocab)
+    extra = draws.laws(decide, paths, row, ends)
     return Flips(paths, accept, row, is_below, verdict.num_accepted, verdict.path, extra, draws)
 
 

@@ -162,21 +162,17 @@ def _examine_chances(report: SamplerReport, flips: Flips, sampler: Sampler) -> s
         says, text = _apart(law[worst], target[worst]), worlds.text_of(worst[1], length)
         accept, cause = _one_decision(flips, worst[0], report.tolerance)
         report.failures.append(_failure("law", *says, worlds, worst[0], text, accept, cause))
-    for world, code in ((target == 0) & (law > 0)).nonzero()[:1].tolist():
-        # The shortest beginning that is impossible, and all texts that begin so.
-        n = next(
-            n
-            for n in range(1, length + 1)
-            if joint_law(worlds.target[:n])[world, code // vocab ** (length - n)] == 0
-        )
-        chance, above_zero = (
-            some.completed_law()[world].view(vocab**n, -1)[code // vocab ** (length - n)].sum()
-            for some in (flips, flips.above_zero())
-        )
-        when = f"with chance {chance:.2g}" if above_zero > 0 else "at u = 0"
-        text = worlds.text_of(code, length)[:n]
-        says = f"is impossible, emitted {when}"
-        report.failures.append(_failure("zero", chance.item(), says, worlds, world, text))
+    for n in range(1, length + 1):  # tokens of the shortest beginning that is impossible
+        begins = law.view(len(worlds), vocab**n, -1).sum(dim=-1)
+        wrong = ((joint_law(worlds.target[:n]) == 0) & (begins > 0)).nonzero()
+        if len(wrong):
+            world, code = wrong[0].tolist()
+            above_zero = flips.above_zero().completed_law()[world].view(vocab**n, -1)[code].sum()
+            chance, text = begins[world, code].item(), worlds.text_of(code, n)
+            when = f"with chance {chance:.2g}" if above_zero > 0 else "at u = 0"
+            says = f"is impossible, emitted {when}"
+            report.failures.append(_failure("zero", chance, says, worlds, world, text))
+            break
     return None
 
 
