@@ -3,29 +3,21 @@
 from importlib import import_module
 
 _HOMES = {
-    "AcceptanceCallback": "callbacks",
-    "Distillation": "losses",
-    "FeatureAndToken": "eagle",
-    "MaskRollouts": "mask_token",
-    "MultiTokenPrediction": "mtp",
-    "NextToken": "losses",
-    "ObjectiveArguments": "trainer",
-    "ObjectiveTrainer": "trainer",
-    "PackedStream": "data",
-    "TrainingTimeTest": "eagle",
-    "eagle_config": "eagle",
-    "encode_texts": "data",
-    "hold_out": "data",
-    "mask_token_config": "mask_token",
-    "new_head": "eagle",
-    "read_texts": "data",
+    "callbacks": ["AcceptanceCallback"],
+    "data": ["PackedStream", "encode_texts", "hold_out", "read_texts"],
+    "eagle": ["FeatureAndToken", "TrainingTimeTest", "eagle_config", "new_head"],
+    "losses": ["Distillation", "NextToken"],
+    "mask_token": ["MaskRollouts", "mask_token_config"],
+    "mtp": ["MultiTokenPrediction"],
+    "trainer": ["ObjectiveArguments", "ObjectiveTrainer"],
 }
-"""The module of each name, imported on first use: a family of heads loads no other."""
+"""The names of each module, imported on first use: a family of heads loads no other."""
 
-__all__ = list(_HOMES)
+__all__ = [name for names in _HOMES.values() for name in names]
 
 
 def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(import_module(f"specdec.training.{_HOMES[name]}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"specdec.training.{home}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -155,10 +155,11 @@ class ObjectiveTrainer(Trainer):
             KeyboardInterrupt: a signal came. The step under way was completed and saved.
         """
         folder = last_checkpoint(self.args.output_dir)
-        if folder and is_finished(TrainerState.load_from_json(str(folder / STATE)), self.args):
+        state = folder and TrainerState.load_from_json(str(folder / STATE))
+        if state and is_finished(state, self.args):
             self.model.load_state_dict(load_file(folder / "model.safetensors"))
-            self.state = TrainerState.load_from_json(str(folder / STATE))
-            return self.state
+            self.state = state
+            return state
         # The last one, so that it sees a signal that came while another measured.
         self.add_callback(self.pop_callback(Interruption))
         with self.interruption.listening():
