@@ -98,31 +98,26 @@ class Paths:
         draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 
-    def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor, Tensor], Verdict]:
-        """A sampler over a batch of these rows `[N]`, repeated at will: a function from `[N, K]`
-        accepting uniforms, and what draws the extra token, to a verdict on the CPU. The latter are
-        `[N]` uniforms, or the `[N, V]` exponentials of a race. All draws that a rule has no
-        business with are NaN.
+    def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor | None, Tensor], Verdict]:
+        """A sampler over a batch of these rows, repeated at will: a function from accepting
+        uniforms and the draws of tokens to a verdict on the CPU, which has a path for chains, too.
+
+        The uniforms are `[n, K]`, or `None`. The draws are uniforms `[n]` or exponentials `[n, V]`
+        for the extra token, or exponentials `[n, N, V]`, a race after each row of the window. All
+        draws that a rule has no business with are NaN.
         """
-        run_with = self.noisy_runner(decide, rows)
-        shape = len(rows), len(Stream), self.logits.shape[1]
-
-        def run(accept: Tensor, extra: Tensor) -> Verdict:
-            uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64), None
-            uniforms[:, Stream.ACCEPT, :-1] = accept
-            if extra.dim() == 1:
-                uniforms[:, Stream.RESAMPLE, 0] = extra
-            else:
-                races = extra[:, None].to(self.device)
-            return run_with(ScriptedNoise(uniforms.to(self.device), races))
-
-        return run
-
-    def noisy_runner(self, decide: Decide, rows: Tensor) -> Callable[[ScriptedNoise], Verdict]:
-        """As `runner`, a function from noise; of a chain, too, the verdict has a path."""
         draft, logits, warp = self.inputs(rows)
+        shape = len(rows), len(Stream), logits.shape[1]
 
-        def run(noise: ScriptedNoise) -> Verdict:
+        def run(accept: Tensor | None, draws: Tensor) -> Verdict:
+            uniforms, races = torch.full(shape, torch.nan, dtype=torch.float64), None
+            if accept is not None:
+                uniforms[:, Stream.ACCEPT, :-1] = accept
+            if draws.dim() == 1:
+                uniforms[:, Stream.RESAMPLE, 0] = draws
+            else:
+                races = draws.view(len(rows), -1, draws.shape[-1]).to(self.device)
+            noise = ScriptedNoise(uniforms.to(self.device), races)
             verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
             check_decisions(decide, verdict, draft, logits.shape[-1])
             path = verdict.path

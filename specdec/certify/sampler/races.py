@@ -12,7 +12,6 @@ law is P, and tokens at different positions are independent given their contexts
 Legend: N rows of the window, D depth, and see `paths`.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +20,7 @@ from torch import Tensor
 from specdec.certify.sampler.enumeration import race_law
 from specdec.certify.sampler.paths import Decide, Paths
 from specdec.certify.sampler.worlds import Worlds
-from specdec.samplers import ScriptedNoise
-from specdec.types import PAD_TOKEN, Verdict
+from specdec.types import PAD_TOKEN
 
 _EARLY = 1e-9
 
@@ -53,7 +51,7 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
         scripts.append(script)
     script = torch.stack(scripts, dim=1)  # [R, N, N, V], raced for by depth
     every = torch.arange(len(paths)).repeat_interleave(len(depths))
-    verdict = _runner(decide, paths, every)(script.flatten(0, 1))
+    verdict = paths.runner(decide, every)(None, script.flatten(0, 1))
     end = depths.repeat(len(paths))[:, None]
     is_emitted = (verdict.tokens.gather(1, end) != PAD_TOKEN)[:, 0]
     prefix = paths.prefix[every].gather(1, verdict.path.gather(1, end))[:, 0]
@@ -63,11 +61,11 @@ def find_races(decide: Decide, worlds: Worlds, *, device: torch.device | str = "
     pairs = vocab * (vocab - 1) // 2
     script, at = script[row, index].repeat_interleave(pairs, 0), torch.arange(len(row) * pairs)
     place = depths[index].repeat_interleave(pairs)
-    run = _runner(decide, paths, row.repeat_interleave(pairs))
+    run = paths.runner(decide, row.repeat_interleave(pairs))
 
     def draw(exponentials: Tensor) -> Tensor:
         script[at, place] = exponentials
-        return run(script).tokens[at, place]
+        return run(None, script).tokens[at, place]
 
     law = torch.ones(len(paths), len(depths), vocab, dtype=torch.float64) / vocab
     law[row, index] = race_law(draw, len(row), vocab, bits=52)
@@ -84,13 +82,8 @@ def wrong_winners(
     rows = torch.arange(len(paths)).repeat_interleave(copies)
     exponentials = torch.empty(races.law[rows].shape, dtype=torch.float64)
     exponentials.exponential_(generator=generator)
-    verdict = _runner(decide, paths, rows)(exponentials)
+    verdict = paths.runner(decide, rows)(None, exponentials)
     at = rows[:, None], verdict.path
     winners = (exponentials[:, : verdict.path.shape[1]] / races.law[at]).argmin(dim=-1)
     is_wrong = (verdict.tokens != winners) | ~races.is_reached[at]
     return rows[(is_wrong & (verdict.tokens != PAD_TOKEN)).any(dim=1)]
-
-
-def _runner(decide: Decide, paths: Paths, rows: Tensor) -> Callable[[Tensor], Verdict]:
-    run = paths.noisy_runner(decide, rows)
-    return lambda exponentials: run(ScriptedNoise(exponentials=exponentials.to(paths.device)))
