@@ -48,6 +48,8 @@ ADVICE = {
     "over used storage": "reset: nothing of the texts before may be left",
 }
 """What is compared with one call for all rows, and what to look at where it differs."""
+EXACT = "again", "over used storage"
+"""Ways in which all shapes are the same, so that no difference is rounding."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ def audit_rows(
     if together.varies(again):  # draws, or what the storage held: fresh storage decides
         fresh = together.elsewhere(), together.elsewhere()
         way = "again" if fresh[0].varies(fresh[1]) else "over used storage"
-    judge.compare(way, together, again, is_exact=True)
+    judge.compare(way, together, again)
     if judge.differences:  # no other way would repeat
         return judge.audit(len(rows))
 
@@ -134,7 +136,7 @@ def audit_rows(
         leaving = replace(eager, ends_half=True)
         for row, one in enumerate(alone):
             count = len(leaving.steps[row]) if row < len(alone) // 2 else None
-            judge.compare("after rows have ended", one, leaving, count, rows=[row])
+            judge.compare("after rows have ended", one, leaving, count)
 
     longest = max(map(len, rows))
     size = max(1, -(-(longest - 1) // 3))  # about three chunks, or one
@@ -145,7 +147,7 @@ def audit_rows(
     between, after = replace(before, numbers=together.numbers[::-1]), replace(before)
     assert before.steps
     assert between.steps
-    judge.compare("over used storage", before, after, is_exact=True)
+    judge.compare("over used storage", before, after)
     return judge.audit(len(rows))
 
 
@@ -237,26 +239,17 @@ class _Judge:
         self._num_steps = 0
         self.differences: list[RowDifference] = []
 
-    def compare(
-        self,
-        way: str,
-        one: _Call,
-        other: _Call,
-        count: int | None = None,
-        *,
-        rows: list[int] | None = None,
-        is_exact: bool = False,
-    ) -> None:
-        """Takes down the first difference of rows (those of `other`) in their first steps; none is
-        rounding if `is_exact`.
+    def compare(self, way: str, one: _Call, other: _Call, count: int | None = None) -> None:
+        """Takes down the first difference of the rows of both calls in their first `count` steps;
+        none is rounding in a way of `EXACT`.
         """
-        for row in other.numbers if rows is None else rows:
+        for row in [row for row in other.numbers if row in one.numbers]:
             steps = one.steps[row][:count], other.steps[row][:count]
             self._num_steps += len(steps[1])
             if (first := _first_difference(*steps)) is None:
                 continue
             difference = RowDifference(way, row, *first)
-            if not is_exact and None not in first:
+            if way not in EXACT and None not in first:
                 is_rounding = self._is_rounding(difference, one, other)
                 difference = replace(difference, is_rounding=is_rounding)
             self.differences.append(difference)
