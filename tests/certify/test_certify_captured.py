@@ -22,7 +22,7 @@ from specdec import (
     evaluate,
 )
 from specdec.certify.generator.noise import audit_noise
-from specdec.certify.generator.text import audit_coupled_text
+from specdec.certify.generator.text import audit_text
 from specdec.evaluation import compare, every_anchor, measure_costs, replay
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
@@ -52,7 +52,7 @@ def test_a_certificate_of_captured_steps_is_that_of_eager_ones(device):
 @on_each
 def test_coupled_text_of_captured_steps_is_that_of_eager_ones(device):
     options = [PROMPT, [3]], 20, Sampling(top_k=4)
-    both = [audit_coupled_text(g, *options) for g in generators(device, "coupling")]
+    both = [audit_text(g, *options) for g in generators(device, "coupling")]
     assert both[0].passed
     assert both[0].num_tokens == both[1].num_tokens == 40
 

@@ -7,7 +7,7 @@ from text_laws import PROMPT, TARGET, tiny
 
 from specdec import CouplingSampler, RejectionSampler, SpeculativeGenerator
 from specdec.certify.generator.noise import audit_noise
-from specdec.certify.generator.text import audit_coupled_text
+from specdec.certify.generator.text import audit_text
 from specdec.request import Sampling
 from specdec.samplers import Noise, ScriptedNoise, StepNoise, Stream
 
@@ -93,6 +93,6 @@ def test_coupled_noise_that_belongs_to_steps_fails():
     sampler = CouplingSampler()
     sampler.noise_type = KeyedBySteps
     generator = SpeculativeGenerator(tiny(TARGET), drafter(), sampler)
-    found = audit_coupled_text(generator, [PROMPT], 20, Sampling(top_k=4))
+    found = audit_text(generator, [PROMPT], 20, Sampling(top_k=4))
     assert not found.passed
     assert "not explained by rounding" in str(found)

@@ -24,7 +24,7 @@ from specdec import (
 )
 from specdec.certify import certify
 from specdec.certify.generator.law import check_enumerable, run_law_tests, text_laws
-from specdec.certify.generator.text import audit_greedy_text
+from specdec.certify.generator.text import audit_text
 from specdec.request import Sampling
 from specdec.samplers import Warp
 from specdec.types import Draft
@@ -150,7 +150,7 @@ class PrefersTheSecondBest(RejectionSampler):
 
 
 def audit_of(model, sampler):
-    return audit_greedy_text(SpeculativeGenerator(model, drafter(), sampler), [PROMPT], 20)
+    return audit_text(SpeculativeGenerator(model, drafter(), sampler), [PROMPT], 20)
 
 
 def test_a_greedy_difference_at_a_tie_is_excused():

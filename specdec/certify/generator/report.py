@@ -11,7 +11,7 @@ from specdec.certify.chisquare import DETECTABLE
 from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.rows import RowsAudit, audit_rows
-from specdec.certify.generator.text import TextAudit, audit_coupled_text, audit_greedy_text
+from specdec.certify.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.samplers import draw_by_race
@@ -119,12 +119,12 @@ def certify_generator(
     judging = {"sampling": sampling, "false_alarm": false_alarm, "progress": progress}
     drafter, sampler = generator.drafter, generator.sampler
     audited = generator, prompts, audit_tokens
-    audit = audit_coupled_text if sampler.draw_draft is draw_by_race else audit_noise
+    audit = audit_text if sampler.draw_draft is draw_by_race else audit_noise
     size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
     names = f"{type(drafter).__name__}, {type(sampler).__name__}, {size}"
     return RunReport(
         name=f"{names}, {len(prompts)} prompts",
-        greedy=audit_greedy_text(*audited),
+        greedy=audit_text(*audited),
         noise=audit(*audited, sampling),
         rows=None if drafter.has_memory else audit_rows(*audited, sampling),
         tests=run_law_tests(generator, prompts, **plan, **judging),

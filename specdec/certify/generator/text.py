@@ -6,7 +6,6 @@ differ (the loop's step by step, and the model's own forward over the whole text
 one token to the other. Nothing is asked of a text behind its first difference.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -62,42 +61,19 @@ class TextAudit:
         return "\n          ".join([*lines, *map(str, self.differences)])
 
 
-def audit_greedy_text(generator: SpeculativeGenerator, prompts: Prompts, num: int) -> TextAudit:
-    """Greedy text, `num` tokens per prompt, against plain decoding through the same target."""
-    plain = SpeculativeGenerator(generator.target, None)
-    return _audit("greedy", generator, plain, prompts, lambda x, *_: x.argmax().item(), num, GREEDY)
-
-
-def audit_coupled_text(
-    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling
+def audit_text(
+    generator: SpeculativeGenerator, prompts: Prompts, num: int, sampling: Sampling | None = None
 ) -> TextAudit:
-    """Sampled text of coupled noise, `num` tokens per prompt, against plain decoding with the same
-    seeds, which are the numbers of the prompts.
+    """Text, `num` tokens per prompt, against plain decoding through the same target: greedy text,
+    or that of coupled noise, from `sampling` and with the numbers of the prompts as seeds.
     """
-    plain = SpeculativeGenerator(generator.target, None, generator.sampler)
-    warp = Warp(1, device=generator.target.device, **sampling.warp)
-
-    def decide(logits: Tensor, prompt: int, position: int) -> int:
-        noise = generator.sampler.noise_type([prompt], device=logits.device)
-        start = torch.tensor([position - 1], device=logits.device)
-        return noise.at(start, width=1).race(logits[None, None], warp, 0).item()
-
-    options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
-    return _audit("coupled", generator, plain, prompts, decide, num, options)
-
-
-def _audit(
-    name: str,
-    generator: SpeculativeGenerator,
-    plain: SpeculativeGenerator,
-    prompts: Prompts,
-    decide: Callable[[Tensor, int, int], int],
-    num: int,
-    options: dict,
-) -> TextAudit:
-    """The first difference of each text, and whether rounding explains it."""
-    inputs = left_padded(prompts, generator.target.device)
-    texts = []
+    device = generator.target.device
+    plain = SpeculativeGenerator(generator.target, None, generator.sampler if sampling else "auto")
+    warp = Warp(1, device=device, **(sampling or Sampling(temperature=0.0)).warp)
+    options = GREEDY
+    if sampling:
+        options = {"neutral": True, "seed": list(range(len(prompts))), **sampling.warp}
+    inputs, texts = left_padded(prompts, device), []
     for one in (plain, generator):
         result = one.generate(*inputs, max_new_tokens=num, **options)
         rows = zip(result.new_tokens.tolist(), result.lengths, strict=True)
@@ -116,9 +92,12 @@ def _audit(
             logits, (best, second) = logits.clone(), logits.topk(2).values.tolist()
             logits[other] += rounding
             logits[token] -= rounding
-            margin, is_tie = best - second, decide(logits, number, len(prompt) + place) == other
+            noise = plain.sampler.noise_type([number], device=device)
+            step = noise.at(torch.tensor([len(prompt) + place - 1], device=device), width=1)
+            margin = best - second
+            is_tie = step.race(logits[None, None], warp, 0).item() == other
         differences.append(Difference(number, place, token, other, margin, rounding, is_tie))
-    return TextAudit(name, num_equal, differences)
+    return TextAudit("coupled" if sampling else "greedy", num_equal, differences)
 
 
 @torch.inference_mode()
