@@ -314,8 +314,11 @@ def _own_drafter(
         raise ValueError(f"{name} must be a function or class of ({given}): {error}") from error
 
     def made(target: Any, **_: Any) -> Drafter:
-        with _code_of(name):
-            drafter = make(target, *sizes, **options)
+        try:
+            with _code_of(name):
+                drafter = make(target, *sizes, **options)
+        except ValueError as error:
+            raise ValueError(f"{error} (called with target and num_draft_tokens)") from error
         if not isinstance(drafter, Drafter):
             raise ValueError(f"{name} must return a specdec Drafter, got {shown(drafter)}")
         return drafter

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+_VERSIONED = ("builtins", "specdec", "torch", "transformers")
+"""Packages whose versions are saved beside the settings."""
 _SAMPLED = 256
 """Elements of a tensor that a fingerprint reads: a large model takes milliseconds."""
 
 
 def settings_of(part: Any) -> dict[str, Any]:
-    """The settings of a part: its class, its public attributes that are plain values (numbers,
-    texts, tensors, records and lists of these), and a fingerprint of a module's weights.
+    """The settings of a part: its class, with the source of a user's own, its public attributes
+    that are plain values (numbers, texts, tensors, records and lists of these), and a fingerprint
+    of a module's weights.
 
     Args:
         part: any object.
@@ -35,12 +40,25 @@ def settings_of(part: Any) -> dict[str, Any]:
         names = [name for name in names if name != "training"]
     found = {name: getattr(part, name) for name in names}
     found = {name: plain(value) for name, value in found.items() if _is_plain(value)}
-    settings = {"class": type(part).__name__, **found}
+    settings = {"class": type(part).__name__, **source_of(type(part)), **found}
     weights = list(part.parameters()) if isinstance(part, nn.Module) else []
     if weights:
         settings["parameters"] = sum(weight.numel() for weight in weights)
         settings["weights"] = fingerprint(weights)
     return settings
+
+
+def source_of(kind: type) -> dict[str, str]:
+    """Of a class of the user's own, a fingerprint of the file that defines it: what was edited is
+    another part.
+    """
+    if kind.__module__.partition(".")[0] in _VERSIONED:
+        return {}
+    try:
+        content = Path(inspect.getsourcefile(kind)).read_bytes()
+    except (OSError, TypeError):  # typed at a prompt, or in a cell whose text is not kept
+        return {}
+    return {"source": hashlib.sha256(content).hexdigest()[:16]}
 
 
 def plain(value: Any) -> Any:

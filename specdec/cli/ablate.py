@@ -50,8 +50,15 @@ def ablate(
 
     The file names arguments of specdec.evaluation.sweep, and options of generate beside them. An
     interrupted study goes on where it stopped; processes of accelerate launch share the prompts.
-    Differences (--minus) and ratios (--over) are paired over prompts.
+    Differences (--minus) and ratios (--over) are paired over prompts. Paths in the file are seen
+    from the working folder.
     """
+    if plot is not None and not plot.parent.is_dir():
+        raise ValueError(f"--plot {plot}: there is no folder {plot.parent}")
+    if not study.exists():
+        raise ValueError(
+            f"there is no study {study}: a TOML file, or the folder of one that has run"
+        )
     for library, option in (("matplotlib", plot), ("pandas", format == "latex" or None)):
         if option is not None:
             need(library, "--plot" if library == "matplotlib" else "--format latex")
@@ -63,10 +70,13 @@ def ablate(
     else:
         arguments = read_study(study)
         output = output or study.with_suffix("")
-        if team().is_first:
-            output.mkdir(parents=True, exist_ok=True)
-            (output / "study.toml").write_bytes(study.read_bytes())
-        found = sweep(**arguments, output=output, share=True, progress=True)
+        try:
+            found = sweep(**arguments, output=output, share=True, progress=True)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"what was measured is in {output}") from None
+        finally:
+            if team().is_first and output.is_dir():
+                (output / "study.toml").write_bytes(study.read_bytes())
     tables = found.tables()
     if any((columns, of, minus, over)):
         tables = [found.table(columns, of, minus=_typed(found, minus), over=_typed(found, over))]

@@ -5,6 +5,7 @@ Legend: B rows of a batch, T tokens of a prompt.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -117,6 +118,8 @@ def evaluate(
     run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team)
     with run.recorded(output):
         is_hidden = not (progress and team.is_first)
+        if team.count > 1 and not is_hidden:
+            print(f"{team.count} processes share the prompts", file=sys.stderr)
         with tqdm(total=run.size, initial=run.num_done, disable=is_hidden, unit="batch") as bar:
             measure([run], warmup=warmup, bar=bar)
     return run.evaluation()

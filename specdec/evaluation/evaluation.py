@@ -53,6 +53,14 @@ class Evaluation(Tabular):
         return [row for batch in self.batches for row in batch.rows]
 
     @property
+    def lossy(self) -> str | None:
+        """The class of a sampler that is lossy, of sampled text; `None` for others."""
+        run = self.about.get("run", {})
+        sampler, is_greedy = run.get("sampler", {}), run.get("plan", {}).get("temperature") == 0
+        is_lossy = not is_greedy and not sampler.get("lossless", True)
+        return sampler["class"] if is_lossy else None
+
+    @property
     def is_whole(self) -> bool:
         """Whether a run that was saved has come to its end."""
         run, done = self.about["run"], {(row.prompt, row.sample) for row in self.rows}
@@ -142,6 +150,9 @@ class Evaluation(Tabular):
             note = f"No interval: {counted(own, 'prompt')}, fewer than {MIN_CLUSTERS}."
         cut = sum(row.was_cut for row in self.rows)
         notes = (note, *[f"{cut} prompts were shortened from the left."][: cut > 0])
+        notes += (
+            (f"{self.lossy} is lossy: these are not the target's texts.",) if self.lossy else ()
+        )
         header = ["category", "prompts", "acceptance length", "acceptance rate", "block efficiency"]
         return Table([*header, "tokens/s"], rows, notes)
 

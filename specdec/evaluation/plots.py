@@ -152,7 +152,8 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
             }
             _lines(ax, values, styles)
             ax.set(xlabel="K, draft tokens per step" if x == "draft" else x.replace("_", " "))
-            ax.xaxis.get_major_locator().set_params(integer=x == "draft")
+            if x == "draft":
+                ax.set_xticks(found.axes[x])
         else:
             _ranking(ax, found.ranked(of), of)
         ax.set_title(title, fontsize=10)
@@ -161,9 +162,16 @@ def study(panels: Mapping[str, Any], x: str, of: str, *, ax: Any = None) -> Any:
             ax.spines[side].set_visible(False)
     if is_line:
         axes[0].set_ylabel(of.replace("_", " "))
-        drawn = {line.get_label(): line for ax in axes for line in ax.get_lines()}
-        options = {"frameon": False, "loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
-        axes[-1].legend(drawn.values(), drawn.keys(), **options)
+        shown: dict[str, dict[str, Any]] = {}  # colours of drafters, dashes of what else differs
+        for found in panels.values():
+            for line in found.lines(x):
+                style = _style(found, line)
+                drafter, _, others = found.name_of(line.labels).partition(", ")
+                shown.setdefault(drafter, {"color": style["color"]})
+                if others:
+                    shown.setdefault(others, {**style, "color": "0.4"})
+        handles = [pyplot.Line2D([], [], label=name, **style) for name, style in shown.items()]
+        axes[-1].legend(handles=handles, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return axes[0].figure
 
 

@@ -138,7 +138,7 @@ class Study(Tabular):
             axes: the conditions, `temperature=1.0` for instance.
 
         Returns:
-            These cells, the best first, each run once.
+            These cells, the best first.
 
         Raises:
             ValueError: cells of several conditions are left, among which there is no best one.
@@ -147,8 +147,11 @@ class Study(Tabular):
         if conditions := {n: v for n, v in found._varying.items() if n not in CHOICES}:
             raise ValueError(f"no cell is the best of several conditions; say which: {conditions}")
         ranked = sorted(found._distinct, key=lambda i: _rank(found.runs[i], of))
-        ahead = [i for i in ranked if not _is_better(found.runs[ranked[0]], found.runs[i], of)]
-        return Study([found.cells[i] for i in ahead], [found.runs[i] for i in ahead], self.timed)
+        best = found.runs[ranked[0]]
+        ahead = [found.runs[i] for i in ranked if not _is_better(best, found.runs[i], of)]
+        pairs = list(zip(found.cells, found.runs, strict=True))
+        kept = [(cell, r) for run in ahead for cell, r in pairs if r is run]
+        return Study([cell for cell, _ in kept], [run for _, run in kept], self.timed)
 
     def table(
         self,
@@ -189,6 +192,7 @@ class Study(Tabular):
         for r, line in enumerate(lines):
             names = [self._joined(name, those) for name, those in line.labels.items()]
             runs = [line.runs.get(value) for value in values]
+            names[-1] += " (lossy)" * any(run is not None and run.lossy for run in runs)
             rows.append([*names, *map(shown, runs)])
             bold |= {(r, len(labels) + i) for i, run in enumerate(runs) if id(run) in best}
         title = of.replace("_", " ")
@@ -229,7 +233,8 @@ class Study(Tabular):
         for i in sorted(self._distinct, key=lambda i: _rank(self.runs[i], of)):
             every = cells[id(self.runs[i])]
             labels = {n: list(dict.fromkeys(c.get(n) for c in every)) for n in self.axes}
-            found[self.name_of(labels)] = self.runs[i].estimates[of]
+            lossy = " (lossy)" if self.runs[i].lossy else ""
+            found[self.name_of(labels) + lossy] = self.runs[i].estimates[of]
         return found
 
     def name_of(self, labels: Mapping[str, list[Any]]) -> str:
@@ -369,16 +374,21 @@ class Study(Tabular):
         return None
 
     def _notes(self, title: str) -> tuple[str, ...]:
-        fewest, once = min(len(run.stats_of_prompts) for run in self.runs), self._distinct
-        intervals = f"{100 * self.runs[0].level:g} % intervals over prompts"
+        is_time = any(title.startswith(name) for name in ("ms", "tokens", "speed"))
+        unit = "batch" if is_time else "prompt"
+        fewest = min(len(r.batches if is_time else r.stats_of_prompts) for r in self.runs)
+        intervals = f"{100 * self.runs[0].level:g} % intervals over {unit}{'e' * is_time}s"
         if fewest < MIN_CLUSTERS:
-            intervals = f"no interval for {counted(fewest, 'prompt')}, fewer than {MIN_CLUSTERS}"
+            intervals = f"no interval for {counted(fewest, unit)}, fewer than {MIN_CLUSTERS}"
         notes = [f"{title[0].upper()}{title[1:]}; {intervals}."]
-        if len(once) < len(self.cells):
+        drafting = [run for run in self.runs if run.num_draft_tokens != 0]
+        if again := len(drafting) - len(set(map(id, drafting))):
             notes.append(
-                f"{len(self.cells) - len(once)} of {len(self.cells)} cells are one rule with "
-                "another cell and did not run again: they share its line, or its number."
+                f"{again} of {len(self.cells)} cells are one rule with another cell and did not "
+                "run again: they share its line, or its number."
             )
+        if any(run.lossy for run in self.runs):
+            notes.append("Lossy rules: their texts are not the target's.")
         if self.missing:
             notes.append(f"Not finished yet, and left out: {counted(self.missing, 'cell')}.")
         if unlike := self.unlike():

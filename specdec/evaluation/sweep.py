@@ -4,14 +4,16 @@ be compared, with an evaluation for each cell.
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
@@ -30,6 +32,7 @@ from specdec.evaluation.study import CHOICES, DRAWING, Cell, Study, StudyFolder,
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS
 from specdec.loading import find_drafter, load_drafter, load_sampler, load_target
+from specdec.request import GenerateOptions
 from specdec.samplers import BlockSampler, RejectionSampler, Sampler
 from specdec.target import Target
 
@@ -106,6 +109,7 @@ def sweep(
         True
     """
     check_integer("rounds", rounds, 1)
+    _check_names({**options, **(vary or {})})
     drafters, samplers = _named("drafter", drafters), _named("sampler", samplers)
     axes = {
         "drafter": drafters,
@@ -142,6 +146,8 @@ def sweep(
     for file, rule in rules.items():
         groups.setdefault(bench.layout(rule) if timed else file, []).append(file)
     found, is_hidden = {}, not (progress and team.is_first)
+    if team.count > 1 and not is_hidden:
+        print(f"{team.count} processes share the prompts", file=sys.stderr)
     total = sum(len(bench.layout(rule)) for rule in rules.values())
     with tqdm(total=total, disable=is_hidden, unit="batch", smoothing=0) as bar:
         for group in groups.values():
@@ -364,6 +370,15 @@ def size_of(drafter: Drafter) -> int | str:
     """
     nodes, depth = drafter.num_draft_tokens, drafter.tree_depth
     return nodes if depth is None else f"{nodes}x{depth}"
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """Refuses options that neither `sweep` nor `evaluate` nor `generate` has."""
+    known = {*inspect.signature(sweep).parameters, *_OF_PLAN, *get_type_hints(GenerateOptions)}
+    for name in options.keys() - known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f": did you mean {close[0]!r}?" if close else ""
+        raise TypeError(f"a study has no argument {name!r}{hint}")
 
 
 def _refuse_early(

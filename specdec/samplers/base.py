@@ -52,10 +52,10 @@ class Sampler(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class, its own public
-        attributes that are plain values, and a fingerprint of its weights if it has any. Saved runs
-        hold it, and go on with no other.
+        attributes that are plain values, a fingerprint of its weights if it has any, and whether it
+        is lossless. Saved runs hold it, and go on with no other.
         """
-        return settings_of(self)
+        return {**settings_of(self), "lossless": bool(self.lossless)}
 
     def forward(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Verifies one step.

@@ -57,7 +57,9 @@ def test_the_figure_is_a_file(study, tmp_path, capsys):
 
 
 REFUSED = [
-    (["nowhere.toml"], "nowhere.toml"),
+    (["nowhere.toml"], "there is no study nowhere.toml"),
+    (["STUDY", "--plot", "nowhere/a.png"], "there is no folder nowhere"),
+    (["WRONG"], "a study has no argument 'drafter': did you mean 'drafters'?"),
     (["FOLDER"], "no folder of a study"),
     (["STUDY", "--minus", "lookup"], "must be axes with values like drafter=lookup"),
     (["STUDY", "--over", "colour=red"], "an axis must be"),
@@ -67,8 +69,10 @@ REFUSED = [
 
 @pytest.mark.parametrize(("arguments", "why"), REFUSED)
 def test_what_cannot_be_is_one_line(arguments, why, study, tmp_path, capsys):
-    places = {"STUDY": str(study), "FOLDER": str(tmp_path)}
+    (tmp_path / "wrong.toml").write_text("drafter = ['lookup']")
+    places = {"STUDY": str(study), "FOLDER": str(tmp_path), "WRONG": str(tmp_path / "wrong.toml")}
     assert main(["ablate", *(places.get(a, a) for a in arguments)]) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()[-1:]
     assert line.startswith("specdec: ")
     assert why in line
+    assert not (tmp_path / "wrong").exists()

@@ -119,7 +119,7 @@ def test_a_protocol_measures_with_its_settings(tmp_path):
         plan = cell.about["run"]["plan"]
         assert (plan["temperature"], plan["seed"]) == (temperature, seed)
         assert {row.turn for row in cell.rows} == set(range(turns))
-        assert cell.about["run"]["sampler"] == {"class": "RejectionSampler"}
+        assert cell.about["run"]["sampler"] == {"class": "RejectionSampler", "lossless": True}
         assert PROTOCOLS[name].max_new_tokens == 2048
     (row, _) = (
         reproduce(small("ddtree"), load, data, sets=["gsm8k"], budgets=[0], max_new_tokens=1)

@@ -309,7 +309,7 @@ def test_a_saved_run_says_where_it_comes_from(tmp_path):
     assert run["dtype"] == "float32"
     assert run["attention"] == TARGET.config._attn_implementation
     assert run["device"].startswith("cpu")
-    assert run["sampler"] == {"class": "BlockSampler"}
+    assert run["sampler"] == {"class": "BlockSampler", "lossless": True}
     assert run["drafter"]["proposal"] == {
         "class": "Proposal",
         "kind": "sample",

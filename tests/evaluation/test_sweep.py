@@ -270,6 +270,30 @@ class Chains(RejectionSampler):
     takes_trees = False
 
 
+def test_lossy_rules_are_called_so_where_they_sample():
+    cells = {"drafters": [model], "drafts": [2], "temperatures": [0, 1], "max_new_tokens": 4}
+    study = sweep(TARGET, PROMPTS[:2], samplers=["block", "typical"], **cells)
+    rows = [row[:2] for row in study.table("draft").rows]
+    assert rows == [["T = 0", "block, typical"], ["T = 1", "block"], ["T = 1", "typical (lossy)"]]
+    assert "Lossy rules: their texts are not the target's." in study.table().notes
+    lossy = study.run(temperature=1.0, sampler="typical")
+    assert "TypicalSampler is lossy: these are not the target's texts." in lossy.table().notes
+
+
+def test_a_drafter_whose_file_was_edited_is_another_one(tmp_path):
+    file, options = tmp_path / "own.py", {"output": tmp_path / "study", "max_new_tokens": 4}
+    text = "from specdec import PromptLookupDrafter\nclass Own(PromptLookupDrafter):\n    {}\n"
+    text += "def make(target, num_draft_tokens):\n    return Own(num_draft_tokens)\n"
+    file.write_text(text.format("pass"))
+    study = {"drafters": [f"{file}:make"], "drafts": [2], **options}
+    sweep(TARGET, PROMPTS[:2], **study)
+    sweep(TARGET, PROMPTS[:2], **study)  # goes on
+    file.write_text(text.format("min_ngram = 2"))
+    os.utime(file, ns=(1, 1))
+    with pytest.raises(ValueError, match=r"holds another run; they differ in drafter\.source"):
+        sweep(TARGET, PROMPTS[:2], **study)
+
+
 REFUSED = [
     ({"drafters": "lookup"}, "drafters must be a list or a mapping of names"),
     ({"drafters": [model, model]}, "two drafters are called 'model'"),
@@ -279,7 +303,7 @@ REFUSED = [
     ({"drafts": []}, "the values of draft are an empty list"),
     ({"temperatures": 1.0}, "the values of temperature must be a list"),
     ({"vary": {"eos_token_id": [[1, 2]]}}, "a value of eos_token_id must be a number"),
-    ({"vary": {"top_kk": [1]}}, "top_kk"),
+    ({"vary": {"top_kk": [1]}}, "no argument 'top_kk': did you mean 'top_k'"),
     ({"samplers": ["blok"]}, "sampler must be"),
     ({"rounds": 0}, "rounds"),
 ]
