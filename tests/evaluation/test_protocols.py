@@ -76,7 +76,7 @@ def test_the_command_names_all_protocols():
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, tmp_path):
     protocol, data = small(name), write_sets(tmp_path / "data")
-    whole = reproduce(protocol, load, data, max_new_tokens=4)
+    whole = reproduce(protocol, load, data, max_new_tokens=2)
     assert list(whole.cells) == [(s, b) for s in protocol.sets for b in protocol.budgets]
     out, finished, before = tmp_path / "out", [], min(2, len(whole.cells) - 1)
 
@@ -95,10 +95,10 @@ def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, 
         return generator, tokenizer
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(protocol, interrupted, data, max_new_tokens=4, output=out)
+        reproduce(protocol, interrupted, data, max_new_tokens=2, output=out)
     assert len(list(out.iterdir())) == before + 1
     sizes = {path.name: path.stat().st_size for path in out.iterdir()}
-    again = reproduce(protocol, load, data, max_new_tokens=4, output=out)
+    again = reproduce(protocol, load, data, max_new_tokens=2, output=out)
     assert all(path.stat().st_size >= sizes.get(path.name, 0) for path in out.iterdir())
     assert len(list(out.iterdir())) == len(whole.cells)
     assert texts(again) == texts(whole)
