@@ -54,7 +54,8 @@ SNIPPETS = [
 def names_of(page: str, index: int) -> dict:
     """What a snippet defines, run in a folder with a file of prompts."""
     names, before = dict(PATHS), Path.cwd()
-    short = blocks(page)[index].replace("max_new_tokens=256", "max_new_tokens=8")
+    short = re.sub(r"max_new_tokens=\d+", "max_new_tokens=8", blocks(page)[index])
+    short = short.replace("audit_tokens=32", "audit_tokens=4")
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:

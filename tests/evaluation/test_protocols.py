@@ -4,7 +4,7 @@ and say in what they differ from the source.
 
 import json
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import get_args
 
 import numpy as np
@@ -63,10 +63,7 @@ def small(name: str):
 
 def texts(found) -> dict:
     """All that was generated, cell by cell."""
-    rows = {cell: [vars(row) for row in e.rows] for cell, e in found.cells.items()}
-    return {
-        c: [{**r, "steps": [vars(s) for s in r["steps"]]} for r in rs] for c, rs in rows.items()
-    }
+    return {cell: repr([asdict(row) for row in e.rows]) for cell, e in found.cells.items()}
 
 
 def test_the_command_names_all_protocols():
@@ -78,7 +75,10 @@ def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, 
     protocol, data = small(name), write_sets(tmp_path / "data")
     whole = reproduce(protocol, load, data, max_new_tokens=2)
     assert list(whole.cells) == [(s, b) for s in protocol.sets for b in protocol.budgets]
+    assert f"Published: {protocol.source}." in " ".join(str(whole).split())
+    assert len(whole.to_frame()) == len(whole.cells)
     out, finished, before = tmp_path / "out", [], min(2, len(whole.cells) - 1)
+    options = {"sets": list(protocol.sets)[:3], "max_new_tokens": 2, "output": out}
 
     def interrupted(nodes):
         """Is stopped before the second batch of the third set, or of the only one."""
@@ -95,16 +95,13 @@ def test_the_zoo_goes_through_every_protocol_and_on_after_an_interruption(name, 
         return generator, tokenizer
 
     with pytest.raises(KeyboardInterrupt):
-        reproduce(protocol, interrupted, data, max_new_tokens=2, output=out)
+        reproduce(protocol, interrupted, data, **options)
     assert len(list(out.iterdir())) == before + 1
     sizes = {path.name: path.stat().st_size for path in out.iterdir()}
-    again = reproduce(protocol, load, data, max_new_tokens=2, output=out)
+    again = reproduce(protocol, load, data, **options)
     assert all(path.stat().st_size >= sizes.get(path.name, 0) for path in out.iterdir())
-    assert len(list(out.iterdir())) == len(whole.cells)
-    assert texts(again) == texts(whole)
-    shown = str(again)
-    assert f"Published: {protocol.source}." in " ".join(shown.split())
-    assert len(again.to_frame()) == len(whole.cells)
+    assert len(list(out.iterdir())) == len(again.cells)
+    assert texts(again).items() <= texts(whole).items()
 
 
 def test_a_protocol_measures_with_its_settings(tmp_path):
