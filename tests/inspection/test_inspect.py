@@ -238,15 +238,3 @@ def test_every_saved_head_names_its_producer(tmp_path):
     assert survey.source.producer == "specdec"
     assert survey.unread_keys == ()
     assert survey.config == checkpoint.config
-
-
-def test_a_head_of_the_zoo_is_compared_with_its_misreadings(tmp_path, capsys):
-    target = zoo.load_target()
-    head = head_for(target, feature_layers=(2, 8, 13))
-    EagleDrafter(head, target).save_pretrained(tmp_path)
-    options = ["--target", "zoo", "--new-tokens", "4", "--prompt", "import os"]
-    assert main(["inspect", str(tmp_path), *options]) == 0
-    report = capsys.readouterr().out
-    assert "parity check, greedy, K = 4" in report
-    assert re.search(r"as read +\d\.\d\d ± \d\.\d\d", report)
-    assert report.count("<- best") == 1
