@@ -149,7 +149,7 @@ def test_of_larger_sets_the_prompts_of_the_source_are_chosen(name, tmp_path):
 def test_the_mean_is_that_of_the_source(tmp_path):
     data = write_sets(tmp_path / "data", 7)
     protocol = replace(small("ddtree"), budgets=(0,))
-    options = {"sets": ["mt-bench"], "max_new_tokens": 12}
+    options = {"sets": ["mt-bench"], "max_new_tokens": 8}
     found = reproduce(protocol, load, data, **options)
     rows = found.cells["mt-bench", 0].rows
     assert len(rows) == 14
@@ -240,10 +240,6 @@ def test_a_measurement_says_in_what_it_differs_from_its_source(tmp_path):
     assert found.deviations() == []
     run = found.cells["gsm8k", 0].about["run"]
     assert run["plan"]["chat_template_kwargs"] == {"enable_thinking": False}
-    before = (out / "gsm8k-chain.jsonl").read_bytes()
-    with pytest.raises(ValueError, match=r"differ in tokenizer\.chat_template \("):
-        reproduce(same, chatting(template + "."), data, output=out)
-    assert (out / "gsm8k-chain.jsonl").read_bytes() == before
     with pytest.raises(ValueError, match=r"plan\.chat_template_kwargs\.enable_thinking \(False"):
         reproduce(replace(same, thinking=True), chatting(template), data, output=out)
     found = reproduce(same, chatting("{{ messages[0].content }}"), data)
