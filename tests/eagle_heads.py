@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from eagle_reference import draft_outputs
 from plain_loop import PlainLoop
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from specdec.drafters import EagleConfig, EagleDrafter, EagleHead
@@ -93,13 +93,17 @@ def random_weights(head_class, config, *, seed: int = 0, dtype=torch.float64):
     ids = None
     if config.draft_vocab_size < config.vocab_size:
         ids = torch.randperm(config.vocab_size, generator=generator)[: config.draft_vocab_size]
-    head = head_class(config, ids).to(dtype).eval()
-    with torch.no_grad():
-        for parameter in head.parameters():
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
-            scale = {1: 0.3, 3: 1.0}.get(parameter.dim(), parameter.shape[-1] ** -0.5)
-            parameter.copy_(noise * scale + is_norm)
+    return redrawn(head_class(config, ids).to(dtype).eval(), generator)
+
+
+@torch.no_grad()
+def redrawn(head: nn.Module, generator: torch.Generator) -> nn.Module:
+    """The head with every parameter drawn anew."""
+    for parameter in head.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
+        scale = {1: 0.3, 3: 1.0}.get(parameter.dim(), parameter.shape[-1] ** -0.5)
+        parameter.copy_(noise * scale + is_norm)
     return head
 
 

@@ -6,7 +6,7 @@ other: depth d at index i reads token i + d + 1 beside the hidden state of index
 """
 
 import torch
-from eagle_heads import fitted, flagged, stand_in
+from eagle_heads import fitted, flagged, redrawn, stand_in
 from eagle_reference import attention, mlp, rms_norm
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -44,20 +44,12 @@ WIRINGS = {
 
 def random_head(config: MTPConfig, *, seed: int = 0, dtype=torch.float64) -> MTPHead:
     """Weights large enough for every part to show."""
-    head = MTPHead(config).to(dtype).eval()
-    return randomise(head, seed)
+    return randomise(MTPHead(config).to(dtype).eval(), seed)
 
 
-@torch.no_grad()
 def randomise(head: MTPHead, seed: int) -> MTPHead:
     """Draws every parameter anew."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in head.parameters():
-        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        is_norm = parameter.dim() == 1 and bool((parameter == 1).all())
-        scale = 0.3 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5
-        parameter.copy_(noise * scale + is_norm)
-    return head
+    return redrawn(head, torch.Generator().manual_seed(seed))
 
 
 def random_drafter(name: str, num_draft_tokens: int = 3, **options) -> MTPDrafter:

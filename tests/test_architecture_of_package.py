@@ -173,12 +173,20 @@ def test_every_library_that_is_imported_is_declared():
         assert libraries_of(file) <= known, file
 
 
-def test_a_folder_of_the_same_name_beside_a_script_does_not_hide_the_package(tmp_path):
+SCRIPT = """
+import sys
+import specdec
+assert "torch" not in sys.modules
+specdec.evaluation.compare
+from specdec import SpeculativeGenerator
+"""
+
+
+def test_a_script_beside_a_folder_of_the_same_name_gets_the_package_part_by_part(tmp_path):
     """Such as a clone of this repository, in whose parent folder somebody works."""
     (tmp_path / "specdec").mkdir()
-    script = tmp_path / "script.py"
-    script.write_text("from specdec import SpeculativeGenerator")
-    subprocess.run([sys.executable, script], cwd=tmp_path, check=True)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], cwd=tmp_path, check=True)
 
 
 def test_public_names_are_imported_on_first_use_from_where_type_checkers_see_them():
@@ -193,5 +201,3 @@ def test_public_names_are_imported_on_first_use_from_where_type_checkers_see_the
     assert set(specdec.__all__) <= set(dir(specdec))
     with pytest.raises(AttributeError, match="nothing"):
         _ = specdec.nothing
-    code = "import specdec, sys; assert 'torch' not in sys.modules; specdec.evaluation.compare"
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -7,7 +7,8 @@ Float32 on a CPU; rows of unequal length, with their own settings, one of them g
 import pytest
 import scipy.stats
 import torch
-from architectures import VOCAB, build
+from architectures import VOCAB
+from drafter_table import MODEL, make
 from drafting import ConstantDrafter, WrongDrafter, perturbed, ragged_prompts
 
 from specdec import (
@@ -20,7 +21,6 @@ from specdec import (
 from specdec.kernels.race.reference import exponentials
 from specdec.types import Draft
 
-MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6, 9)
 NUM_NEW = 14
 SETTINGS = {
@@ -50,6 +50,7 @@ DRAFTERS = {
     "perturbed": lambda k: ModelDrafter(perturbed(MODEL), k),
     "perturbed, argmax": lambda k: ModelDrafter(perturbed(MODEL), k, proposal="argmax"),
     "lookup": lambda k: PromptLookupDrafter(k),
+    "lookup or eagle3": lambda k: make("lookup or eagle3", k),
     "wrong": lambda k: WrongDrafter(MODEL, k),
     "wrong and ragged": lambda k: WrongAndRagged(MODEL, k),
     "constant": lambda k: ConstantDrafter(5, k),

@@ -211,9 +211,9 @@ def main(folder: Path) -> None:
     loaded = ToyDrafter.from_pretrained(folder / "trained", target, NUM_DRAFT_TOKENS)
     for name, tensor in drafter.head.state_dict().items():
         assert loaded.head.state_dict()[name].equal(tensor), name
-    others = [name for name in sys.modules if "eagle" in name.lower()]
-    assert not others, others
 
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+    others = [name for name in sys.modules if "eagle" in name.lower()]
+    assert not others, others

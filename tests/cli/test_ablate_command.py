@@ -12,8 +12,8 @@ drafters = ["lookup", "{folder}/mine.py:make"]
 drafts = [1, 2]
 temperatures = [0, 1]
 limit = 6
-max_new_tokens = 6
-batch_size = 3
+max_new_tokens = 4
+batch_size = 6
 """
 MINE = """
 from specdec import SuffixDrafter

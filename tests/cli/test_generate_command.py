@@ -1,7 +1,5 @@
 """`specdec generate --trace` writes what it shows."""
 
-import sys
-
 import pytest
 
 from specdec.cli import main
@@ -21,19 +19,3 @@ def test_a_trace_is_written_in_the_form_that_its_name_ends_with(form, tmp_path, 
         pandas = pytest.importorskip("pandas")
         assert pandas.read_parquet(tmp_path / "trace.parquet").new_token.count() == 12
     assert capsys.readouterr().err == ""
-
-
-REFUSED_TRACES = {
-    "trace.csv": "--trace must end in .html, .jsonl or .parquet, got trace.csv",
-    "nowhere/trace.html": "--trace nowhere/trace.html: there is no folder nowhere",
-    "trace.parquet": "--trace of .parquet needs pyarrow: pip install 'specdec-torch[plots]'",
-}
-
-
-@pytest.mark.parametrize("file", REFUSED_TRACES)
-def test_a_trace_that_cannot_be_written_is_refused_before_a_model_is_loaded(
-    file, capsys, monkeypatch
-):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert main(["generate", "--target", "/no/model", "--prompt", "x", "--trace", file]) == 2
-    assert capsys.readouterr().err == f"specdec: {REFUSED_TRACES[file]}\n"

@@ -51,7 +51,7 @@ def refused(capsys, *arguments):
 
 @pytest.fixture
 def nothing_is_loaded(monkeypatch):
-    """Loading a model is an error, and there is no network."""
+    """Loading a model is an error, and there is no network and no pyarrow."""
 
     def load(*args, **kwargs):
         raise AssertionError("a model was loaded")
@@ -59,6 +59,7 @@ def nothing_is_loaded(monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", load)
     monkeypatch.setattr(zoo, "load_target", load)
     monkeypatch.setattr("specdec.checkpoints.hub.HfApi.model_info", offline)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
 
 
 def offline(*args, **kwargs):
@@ -110,6 +111,9 @@ REFUSED = {
     GENERATE + "--top-p 0.5": "--top-p belongs to sampling; pass a --temperature above 0",
     GENERATE + "--seed 1": "--seed belongs to sampling",
     GENERATE + "--draft-temperature 0.5": "--draft-temperature belongs to sampling",
+    GENERATE + "--trace trace.csv": "--trace must end in .html, .jsonl or .parquet, got trace.csv",
+    GENERATE + "--trace nowhere/trace.html": "--trace nowhere/.*: there is no folder nowhere",
+    GENERATE + "--trace trace.parquet": r"needs pyarrow: pip install 'specdec-torch\[plots\]'",
     SAMPLED + "--drafter none --draft-temperature 1": "there is none",
     SAMPLED + "--drafter lookup --proposal argmax": "not to lookup",
     "evaluate --seed 1": "--seed belongs to sampling; pass a --temperature",
@@ -127,6 +131,7 @@ REFUSED = {
     "inspect lookup --new-tokens 8": "--new-tokens belongs to the parity check of a head",
     REPRODUCE + "--sets gsm9k": "a set must be",
     REPRODUCE + "--budgets 7": "a budget must be",
+    REPRODUCE + "--sets alpaca": "does not hold the set alpaca",
     "reproduce dspark --drafter none --data .": "'dspark' is not one of 'dspark-table1', ",
     "generate --target somebody/model --prompt x": NOWHERE,
     GENERATE + "--drafter eagle:somebody/model": NOWHERE,

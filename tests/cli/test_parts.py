@@ -1,6 +1,7 @@
 """Prompts and parts of a user, a drafter and a rule of a file among them, work in every command."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -63,6 +64,8 @@ def test_heads_of_the_zoo_and_plain_decoding_have_names_everywhere(tmp_path, mon
     shown = capsys.readouterr().out
     assert "head          EAGLE-3, 1 layer" in shown
     assert "parity check, greedy, K = 4" in shown
+    assert re.search(r"as read +\d\.\d\d ± \d\.\d\d", shown)
+    assert shown.count("<- best") == 1
     assert main(["inspect", "zoo:model"]) == 0
     assert capsys.readouterr().out.split()[:2] == ["drafter", "ModelDrafter"]
     for drafter in ("none", "suffix"):

@@ -39,10 +39,3 @@ def test_measured_lengths_stand_beside_published_ones(data, tmp_path, capsys, mo
     assert found["source"] == PROTOCOLS["dspark-table1"].source
     assert found["cells"][0]["DSpark"] == 6.17
     assert f"{found['cells'][0]['value']:.2f}" == lines["gsm8k"][5]
-
-
-def test_a_set_that_is_not_there_is_one_line(data, capsys, monkeypatch):
-    monkeypatch.setattr("specdec.loading.load_target", None)
-    assert main(command("dspark-table1", data, "--sets", "alpaca")) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "does not hold the set alpaca" in line

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from specdec import (
-    CouplingSampler,
     FirstMatch,
     ModelDrafter,
     NoDrafter,
@@ -110,16 +109,6 @@ def test_a_setting_of_a_part_holds_from_the_next_call_on(graphs):
     drafter.drafters[0].min_ngram = 1
     assert steps_of(generator) == expected[1]
     assert not differences(join(1).settings(), drafter.settings())
-
-
-def test_the_text_of_coupled_sampling_is_that_of_plain_sampling():
-    ids, mask = ragged_prompts(VOCAB, 5, 9)
-    options = {"max_new_tokens": 24, "do_sample": True, "seed": [3, 4], "eos_token_id": None}
-    texts = [
-        SpeculativeGenerator(MODEL, drafter, CouplingSampler()).generate(ids, mask, **options)
-        for drafter in (None, make("lookup or eagle3"))
-    ]
-    assert texts[0].sequences.equal(texts[1].sequences)
 
 
 def test_settings_and_memory_are_those_of_all_drafters():

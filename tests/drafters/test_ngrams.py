@@ -155,12 +155,6 @@ def test_a_match_proposes_at_most_so_many_times_its_length(memory, text, count, 
     assert drafts_of(bound, [text], count) == expected
 
 
-def test_without_a_memory_it_finds_matches_where_prompt_lookup_does():
-    rows = [[1, 2, 3, 1, 2], [4, 4, 4, 4], [1, 2, 3]]
-    expected = drafts_of(PromptLookupDrafter(3, max_ngram=16), rows, 3)
-    assert drafts_of(SuffixDrafter(3), rows, 3) == expected == [[3, 1, 2], [4], []]
-
-
 @pytest.mark.parametrize("graphs", [False, True])
 def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs):
     """Captured steps find it, too; the text stays HF's."""

@@ -3,7 +3,6 @@
 import statistics
 
 import pytest
-import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
@@ -29,11 +28,3 @@ def test_it_is_what_generate_gives_greedily_or_with_seeds_0_1_2(temperature):
     error = statistics.pstdev(accepted) / len(accepted) ** 0.5
     assert done.acceptance_error == pytest.approx(error)
     assert done.seconds > 0
-
-
-def test_it_uses_no_generator_but_its_own():
-    torch.manual_seed(3)
-    expected = torch.rand(2).tolist()
-    torch.manual_seed(3)
-    evaluate(GENERATOR, IDS, MASK, max_new_tokens=8, temperature=1.0)
-    assert torch.rand(2).tolist() == expected

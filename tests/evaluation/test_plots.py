@@ -1,7 +1,5 @@
 """Plots show the numbers that they were given."""
 
-import sys
-
 import numpy as np
 import pytest
 from architectures import VOCAB, build
@@ -77,10 +75,3 @@ def test_a_timeline_has_every_part_of_every_step():
     assert len(gained) == len(trace.times)
     long = Trace(trace.steps, trace.numbers, trace.times * 41, trace.prompts)
     assert not plots.timeline(long).texts  # they would overlap
-
-
-def test_without_matplotlib_the_error_says_what_to_install(monkeypatch):
-    trace = GENERATOR.generate(IDS, MASK, max_new_tokens=2, trace=True).trace
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # as Python notes what is not there
-    with pytest.raises(ImportError, match=r"plots needs matplotlib.*specdec-torch\[plots\]"):
-        plots.timeline(trace)

@@ -102,12 +102,17 @@ NO_FORM = (
 )
 
 
+def read(line, folder, **options):
+    """The prompts of a file of one line."""
+    text = json.dumps(line, ensure_ascii=False)
+    (folder / "prompts.jsonl").write_text(f"{text}\n\n", encoding="utf-8")
+    return read_prompts(folder / "prompts.jsonl", **options)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_line_is_read_by_its_form(form, tmp_path):
     line, expected = FORMS[form]
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps(line) + "\n\n")
-    assert read_prompts(path) == [expected]
+    assert read(line, tmp_path) == [expected]
 
 
 @pytest.mark.parametrize(
@@ -185,10 +190,8 @@ def test_prompts_that_speed_bench_has_not_fetched_yet_are_refused(tmp_path):
         "Translate.",
         "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH\n\n{article}",
     ]
-    path = tmp_path / "test.jsonl"
-    path.write_text(json.dumps(line))
     with pytest.raises(ValueError, match=r"line 1 has a placeholder.*prepare_data\.py"):
-        read_prompts(path)
+        read(line, tmp_path)
 
 
 WORDED = {
@@ -205,9 +208,7 @@ WORDED = {
 
 @pytest.mark.parametrize("form", WORDED)
 def test_prompts_are_worded_as_in_the_benchmarks_of_dflash(form, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps(FORMS[form][0]))
-    (prompt,) = read_prompts(path, worded=True)
+    (prompt,) = read(FORMS[form][0], tmp_path, worded=True)
     assert prompt.turns == (WORDED[form],)
 
 
@@ -219,9 +220,8 @@ def test_prompts_are_worded_as_in_the_benchmarks_of_dflash(form, tmp_path):
     ],
 )
 def test_livecodebench_is_worded_with_its_starter_code(starter, tail, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps(FORMS["LiveCodeBench"][0] | {"starter_code": starter}))
-    (text,) = read_prompts(path, worded=True)[0].turns
+    line = FORMS["LiveCodeBench"][0] | {"starter_code": starter}
+    (text,) = read(line, tmp_path, worded=True)[0].turns
     assert text.startswith("You are an expert Python programmer. ")
     assert f"\n\n### Question:\nSort.\n\n### Format: {tail}\n\n### Answer: (use" in text
 
@@ -235,9 +235,7 @@ def test_a_file_that_is_not_there_or_holds_nothing_is_refused(tmp_path):
 
 
 def test_line_separators_inside_a_text_end_no_line(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"text": "a\u2028b\x85c"}, ensure_ascii=False), encoding="utf-8")
-    assert read_prompts(path)[0].turns == ("a\u2028b\x85c",)
+    assert read({"text": "a\u2028b\x85c"}, tmp_path)[0].turns == ("a\u2028b\x85c",)
 
 
 def test_the_own_set_has_four_categories_and_turns():

@@ -15,7 +15,6 @@ from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from specdec import (
     BlockSampler,
@@ -270,10 +269,6 @@ def test_what_a_trace_does_not_hold_is_not_replayed():
     whole = replace(whole, steps=steps, numbers=numbers)
     with pytest.raises(ValueError, match="no text of the trace has more than 2 tokens"):
         replay(whole, num_draft_tokens=2, sampler=BlockSampler())
-    processors = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])
-    options |= {"max_new_tokens": 4, "trace": True, "logits_processor": processors}
-    with pytest.raises(ValueError, match=r"logits processors \(RepetitionPenalty"):
-        every_anchor(generator, generator.generate(ids, mask, **options).trace)
 
 
 def test_trees_are_not_replayed():

@@ -5,6 +5,8 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -36,7 +38,7 @@ OPTIONS = {"max_new_tokens": 9, "temperature": 0.9, "top_k": 20, "seed": 5}
 
 
 def rows_of(evaluation: Evaluation) -> list[dict]:
-    return [{**vars(row), "steps": [vars(step) for step in row.steps]} for row in evaluation.rows]
+    return [asdict(row) for row in evaluation.rows]
 
 
 @pytest.mark.parametrize("batch_size", [2, None])
@@ -66,10 +68,6 @@ def test_samples_of_a_prompt_differ_and_are_one_cluster():
     assert list(texts[0]) == once["p0"]
 
 
-class InterruptedRunError(Exception):
-    """Stands for a process that is killed."""
-
-
 @pytest.mark.parametrize(("stop_after", "cut"), [(0, 0), (1, 40), (3, 0), (5, 1)])
 def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
     stop_after, cut, tmp_path, monkeypatch
@@ -79,26 +77,19 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
 
     def spy(self, ids, mask, **options):
         if len(asked) == stop_after:
-            raise InterruptedRunError
+            raise KeyboardInterrupt
         asked.append(ids[mask.bool()].tolist())
         return generate(self, ids, mask, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(SpeculativeGenerator, "generate", spy)
-        if stop_after < 5:
-            with pytest.raises(InterruptedRunError):
-                evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
-        else:
-            evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
-    kept = stop_after
-    if path.exists() and cut:  # killed while it was writing
-        path.write_bytes(path.read_bytes()[:-cut])
-        kept -= 1
-    asked.clear()
-    stop_after = 99
     monkeypatch.setattr(SpeculativeGenerator, "generate", spy)
+    with pytest.raises(KeyboardInterrupt) if stop_after < 5 else nullcontext():
+        evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
+    if cut:  # killed while it was writing
+        path.write_bytes(path.read_bytes()[:-cut])
+    kept, stop_after = stop_after - bool(cut), 99
+    asked.clear()
     resumed = evaluate(GENERATOR, PROMPTS, output=path, **OPTIONS)
-    assert len(asked) == 5 - max(kept, 0)
+    assert len(asked) == 5 - kept
     monkeypatch.undo()
     assert rows_of(resumed) == rows_of(evaluate(GENERATOR, PROMPTS, **OPTIONS))
     loaded = Evaluation.load(path)
@@ -112,6 +103,7 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
+        ({"generator": SpeculativeGenerator(TARGET, "lookup")}, r"drafter\.class"),
         ({"temperature": 0.5}, r"plan.temperature \(0.9 there, 0.5 here\)"),
         ({"seed": 6}, "plan.seed"),
         ({"max_new_tokens": 8}, "plan.max_new_tokens"),
@@ -123,11 +115,11 @@ def test_an_interrupted_run_goes_on_without_losing_or_repeating_a_prompt(
     ],
 )
 def test_a_file_of_another_run_is_not_gone_on_with(change, difference, tmp_path):
-    path, options = tmp_path / "run.jsonl", {"prompts": PROMPTS, **OPTIONS}
-    evaluate(GENERATOR, output=path, **options)
+    path, options = tmp_path / "run.jsonl", {"generator": GENERATOR, "prompts": PROMPTS, **OPTIONS}
+    evaluate(output=path, **options)
     before = path.read_bytes()
     with pytest.raises(ValueError, match=f"holds another run; they differ in {difference}"):
-        evaluate(GENERATOR, output=path, **options | change)
+        evaluate(output=path, **options | change)
     assert path.read_bytes() == before
 
 
@@ -165,16 +157,6 @@ def test_every_part_says_its_settings(first, second, difference):
     """A run with others would mix two measurements."""
     runs = (settings_of_run(SpeculativeGenerator(*parts), PROMPTS) for parts in (first, second))
     assert re.match(difference, ", ".join(differences(*runs)))
-
-
-def test_a_run_with_other_parts_is_not_gone_on_with(tmp_path):
-    path = tmp_path / "run.jsonl"
-    one, other = (SpeculativeGenerator(*looking_up(max_ngram=n)) for n in (3, 2))
-    evaluate(one, PROMPTS[:2], output=path, **OPTIONS)
-    before = path.read_bytes()
-    with pytest.raises(ValueError, match=r"differ in drafter\.max_ngram"):
-        evaluate(other, PROMPTS[:2], output=path, **OPTIONS)
-    assert path.read_bytes() == before
 
 
 def test_a_users_parts_are_told_apart_by_their_public_attributes():
@@ -227,13 +209,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_generated(
     assert not path.exists()
 
 
-def test_a_refused_run_leaves_no_file(tmp_path):
-    path = tmp_path / "run.jsonl"
-    with pytest.raises(ValueError, match="positions"):
-        evaluate(GENERATOR, PROMPTS, output=path, max_new_tokens=10**6)
-    assert not path.exists()
-
-
 HOLDER = """
 import fcntl, sys, time
 file = open(sys.argv[1], "ab")
@@ -273,6 +248,7 @@ def test_a_run_that_fails_gives_its_file_back(tmp_path):
     assert not path.exists()
     with pytest.raises(ValueError, match="positions") as failed:
         evaluate(GENERATOR, PROMPTS[:1], output=path, max_new_tokens=10**6)
+    assert not path.exists()
     evaluate(GENERATOR, PROMPTS[:1], output=path, **OPTIONS)
     assert failed.tb is not None  # which holds the frames of the run
 

@@ -205,10 +205,3 @@ def test_a_run_does_not_go_on_with_other_ends_and_goes_on_whatever_else_the_targ
     ship(eos_token_id=4)
     with pytest.raises(ValueError, match=r"differ in sampling.eos_token_id \(\[5\] there, \[4\]"):
         evaluate(GENERATOR, PROMPTS, **options)
-
-
-def test_values_per_row_beside_settings_that_hf_applies_after_them_are_refused():
-    ship(renormalize_logits=True, temperature=0.3)
-    options = {"max_new_tokens": 4, "do_sample": True, "temperature": [0.5, 1.0]}
-    with pytest.raises(ValueError, match="cannot be set per row beside renormalize_logits"):
-        GENERATOR.generate(torch.tensor([PROMPT] * 2), **options)

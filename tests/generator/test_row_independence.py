@@ -10,7 +10,7 @@ import torch
 from architectures import VOCAB, build
 from drafting import perturbed, ragged_prompts
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import ModelDrafter, SpeculativeGenerator, evaluate
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 3, 9, 1, 6, 9)
@@ -62,4 +62,5 @@ def test_no_global_generator_is_consumed():
     for options in ({}, {"do_sample": True}, {"do_sample": True, "seed": 3}):
         GENERATOR.generate(IDS, MASK, max_new_tokens=NUM_NEW, **options)
     SpeculativeGenerator(MODEL, GENERATOR.drafter)
+    evaluate(GENERATOR, IDS, MASK, max_new_tokens=4, temperature=1.0)
     assert states() == before

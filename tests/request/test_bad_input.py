@@ -98,7 +98,10 @@ CALLS = [
         for name in ("output_attentions", "output_hidden_states")
         for options in ({name: True}, config(**{name: True}, return_dict_in_generate=True))
     ),
-    ("beside eta_cutoff", config(do_sample=True, eta_cutoff=0.1) | {"temperature": [0.7, 0.8]}),
+    *(
+        (f"beside {name}", config(do_sample=True, **{name: value}) | {"temperature": [0.7, 0.8]})
+        for name, value in {"eta_cutoff": 0.1, "renormalize_logits": True}.items()
+    ),
     (r"GenerationConfig\(\*\*", {"generation_config": {"top_k": 3}}),
     ("stop_strings need the target's tokenizer", {"stop_strings": ["x"]}),
     ("stop_strings need the target's tokenizer", config(stop_strings=["x"])),

@@ -181,7 +181,10 @@ def accepted(result):
     return [[(step.draft_tokens, step.num_accepted) for step in row] for row in result.steps]
 
 
-@pytest.mark.parametrize(("replace", "when", "drafter"), REPLACEMENTS)
+@pytest.mark.parametrize(
+    ("replace", "when", "drafter"),
+    [pytest.param(*c, marks=[pytest.mark.slow] * (c[0] is compile_forward)) for c in REPLACEMENTS],
+)
 def test_a_forward_that_was_replaced_runs_around_the_view(replace, when, drafter):
     target = zoo.load_target()
     expected = SpeculativeGenerator(target, DRAFTERS[drafter](target))
