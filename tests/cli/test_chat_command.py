@@ -5,6 +5,7 @@ tokenizer has for it, and mistakes and interrupts end no more than they should.
 import io
 import os
 import pty
+import signal
 import re
 import sys
 
@@ -120,6 +121,7 @@ def test_a_terminal_gets_colours_and_ctrl_c_ends_an_answer_and_then_the_program(
     command = [sys.executable, "-m", "specdec", "chat", "--target", "zoo"]
     process, ours = pty.fork()  # the command's own terminal, whose Ctrl-C is a signal to it
     if not process:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which jobs in the background ignore
         os.execve(command[0], [*command, "--max-new-tokens", "1500"], os.environ)
     seen = ""
 
