@@ -100,6 +100,8 @@ class Mistaken(Sampler):
         is_accepted = u * of_draft < of_target
         if self.mistake == "accepts too often":
             is_accepted = u * of_draft < 1.2 * of_target
+        if self.mistake == "accepts by the proposal's noise":
+            is_accepted = noise.uniform(Stream.PROPOSE)[:, :width] * of_draft < of_target
         if self.mistake == "the first uniform for all":
             is_accepted = u[:, :1] * of_draft < of_target
         if self.mistake == ">= for <":
@@ -165,6 +167,10 @@ SAID = {
     ),
     "bonus from the target's row of the last draft token": (
         "the first token is right, so the bonus token is wrong"
+    ),
+    "accepts by the proposal's noise": (
+        "no token is accepted, whatever the uniform of Stream.ACCEPT is: a rule that reads another "
+        "stream"
     ),
     "the first uniform for all": (
         "usual causes: one uniform for two decisions (two draft tokens, or accepting and drawing)"

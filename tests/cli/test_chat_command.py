@@ -5,8 +5,8 @@ tokenizer has for it, and mistakes and interrupts end no more than they should.
 import io
 import os
 import pty
-import signal
 import re
+import signal
 import sys
 
 import pytest

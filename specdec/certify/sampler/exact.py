@@ -272,6 +272,11 @@ def _one_decision(flips: Flips, world: int, tolerance: float) -> tuple[Tensor | 
             f"draft token {token} is accepted with chance {accept[token]:.4g}; a lossless rule "
             f"accepts it with target / draft = {most[token]:.4g} at most"
         )
+    if (first - target).abs().max() > tolerance and not accept.nan_to_num().any():
+        return accept, (
+            "no token is accepted, whatever the uniform of Stream.ACCEPT is: a rule that reads "
+            "another stream, or one number for two purposes, is no lossless one"
+        )
     if (first - target).abs().max() > tolerance:
         return accept, (
             "no token is accepted too often, so the recovered token is wrong: after a rejection it "
