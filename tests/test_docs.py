@@ -85,6 +85,12 @@ def test_every_file_that_the_page_about_tests_names_exists():
     assert [name for name in sorted(named) if not any(any(r.glob(name)) for r in roots)] == []
 
 
+def test_every_test_of_the_short_suite_for_other_versions_exists():
+    files = (DOCS.parent / "tests/versions/suite.txt").read_text(encoding="utf-8").split()
+    assert [file for file in files if not (DOCS.parent / file).is_file()] == []
+    assert len(files) > 10
+
+
 def test_every_cell_about_others_has_its_source_and_ours_exist():
     cells, sources = (DOCS / "peers.md").read_text(encoding="utf-8").split("## Sources")
     used = set(re.findall(r"\[([a-z]\d+)\]", cells))
