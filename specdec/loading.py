@@ -226,6 +226,11 @@ def _find_pretrained(name: str) -> bool:
     path = Path(name).expanduser()
     if name and (path / "config.json").is_file():
         return True
+    if name and (path / "adapter_config.json").is_file():
+        raise ValueError(
+            f"cannot load {name!r}: it holds a PEFT adapter; merge it into its model and save that, "
+            "or put it on the model in Python"
+        )
     if not name or path.exists() or ("/" in name and not is_repository_id(name)):
         raise ValueError(
             f"cannot load {name!r}: it must be a folder with a config.json or a Hugging Face id, "

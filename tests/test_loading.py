@@ -96,6 +96,7 @@ REFUSED = {
     "ngram": "write lookup",
     "zoo:eagle": "the zoo's drafter must be 'model', 'eagle3', 'mask-token' or 'mtp', got 'eagle'",
     "./none": "there is no such folder; a drafter is none, lookup, .*mine.py:make",
+    "adapter": "it holds a PEFT adapter; merge it into its model",
     "none.py:make": "there is no file none.py to take make from",
     "no_module:make": "no_module:make: ModuleNotFoundError: No module named 'no_module'",
     "torn.py:make": r"torn.py:make: SyntaxError: invalid syntax \(torn.py, line 1\)",
@@ -110,6 +111,8 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_names_nothing_is_told(name, mine, monkeypatch):
     monkeypatch.chdir(mine)
+    (mine / "adapter").mkdir(exist_ok=True)
+    (mine / "adapter" / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match=REFUSED[name]) as caught:
         load_drafter(name, 0, 4)
     assert "\n" not in str(caught.value)
