@@ -228,8 +228,8 @@ def _find_pretrained(name: str) -> bool:
         return True
     if name and (path / "adapter_config.json").is_file():
         raise ValueError(
-            f"cannot load {name!r}: it holds a PEFT adapter; merge it into its model and save that, "
-            "or put it on the model in Python"
+            f"cannot load {name!r}: it holds a PEFT adapter; merge it into its model and save "
+            "that, or put it on the model in Python"
         )
     if not name or path.exists() or ("/" in name and not is_repository_id(name)):
         raise ValueError(
