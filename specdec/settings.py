@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,16 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 
 def source_of(kind: type) -> dict[str, str]:
-    """Of a class of the user's own, a fingerprint of the file that defines it: what was edited is
-    another part.
+    """Of a class of the user's own, a fingerprint of the file that defines it or, in a notebook,
+    of its own lines: what was edited is another part.
     """
     if kind.__module__.partition(".")[0] in _VERSIONED:
         return {}
-    try:
-        content = Path(inspect.getsourcefile(kind)).read_bytes()
-    except (OSError, TypeError):  # typed at a prompt, or in a cell whose text is not kept
-        return {}
-    return {"source": hashlib.sha256(content).hexdigest()[:16]}
+    with suppress(OSError, TypeError):  # of a class that was typed at a prompt nothing is known
+        file = Path(inspect.getsourcefile(kind) or "")
+        lines = file.read_bytes() if file.is_file() else inspect.getsource(kind).encode()
+        return {"source": hashlib.sha256(lines).hexdigest()[:16]}
+    return {}
 
 
 def plain(value: Any) -> Any:

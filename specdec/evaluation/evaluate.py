@@ -116,12 +116,9 @@ def evaluate(
     )
     team = processes.team(generator.target.model) if share else processes.Team()
     run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team)
-    with run.recorded(output):
-        is_hidden = not (progress and team.is_first)
-        if team.count > 1 and not is_hidden:
-            print(f"{team.count} processes share the prompts", file=sys.stderr)
-        with tqdm(total=run.size, initial=run.num_done, disable=is_hidden, unit="batch") as bar:
-            measure([run], warmup=warmup, bar=bar)
+    with run.recorded(output), progress_bar(team, run.size, is_wanted=progress) as bar:
+        bar.update(run.num_done)
+        measure([run], warmup=warmup, bar=bar)
     return run.evaluation()
 
 
@@ -239,6 +236,14 @@ def measure(runs: Sequence[Run], *, warmup: int = 0, rounds: int = 1, bar: tqdm)
             run.add(measured)
             bar.update(run.num_done - before)
             bar.set_postfix_str(run.summary(), refresh=False)
+
+
+def progress_bar(team: processes.Team, total: int, *, is_wanted: bool) -> tqdm:
+    """Of so many batches, on standard error; one for all processes."""
+    is_shown = is_wanted and team.is_first
+    if is_shown and team.count > 1:
+        print(f"{team.count} processes share the prompts", file=sys.stderr)
+    return tqdm(total=total, disable=not is_shown, unit="batch", smoothing=0)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ class HFGenerate:
 
 
 class _NotKnown(NoDrafter):
-    """Stands where an evaluation asks for a drafter."""
+    """The drafter of `HFGenerate`, of which an evaluation reads the settings and K alone."""
 
     def __init__(self, assistant_model: PreTrainedModel | None):
         super().__init__()

@@ -200,7 +200,7 @@ class Study(Tabular):
             named = ", ".join(_label(name, value) for name, value in base.items())
             title += f", {'minus' if minus else 'over'} that of {named}"
         header = [name.replace("_", " ") for name in labels] + [_label(columns, v) for v in values]
-        return Table(header, rows, self._notes(title), frozenset(bold), labels=len(labels))
+        return Table(header, rows, self._notes(title, of), frozenset(bold), labels=len(labels))
 
     def lines(self, columns: str) -> list[Line]:
         """The study along an axis, conditions first. Lines whose runs are the same ones are one,
@@ -286,7 +286,8 @@ class Study(Tabular):
             shown = ["" if math.isnan(figure) else f"{figure:.2f}" for figure in figures]
             rows.append([str(name), *shown, format(quotient(first, run), ".2f")])
         header = ["", "acceptance length", "ms per token", "speed-up"]
-        return Table(header, rows, self._notes(f"speed-up over {self.axes['drafter'][0]}"))
+        title = f"speed-up over {self.axes['drafter'][0]}"
+        return Table(header, rows, self._notes(title, "tokens_per_second"))
 
     def records(self) -> list[dict[str, Any]]:
         """One per cell: its axes, its numbers with their intervals, and in `same_as` the first cell
@@ -373,8 +374,8 @@ class Study(Tabular):
                 return next(iter(found.values()))
         return None
 
-    def _notes(self, title: str) -> tuple[str, ...]:
-        is_time = any(title.startswith(name) for name in ("ms", "tokens", "speed"))
+    def _notes(self, title: str, of: str) -> tuple[str, ...]:
+        is_time = of in ("ms_per_token", "tokens_per_second")
         unit = "batch" if is_time else "prompt"
         fewest = min(len(r.batches if is_time else r.stats_of_prompts) for r in self.runs)
         intervals = f"{100 * self.runs[0].level:g} % intervals over {unit}{'e' * is_time}s"
@@ -435,9 +436,18 @@ class StudyFolder:
         return [(each["cell"], each["file"]) for each in self.read()["cells"]]
 
     def add(self, cells: Iterable[tuple[Cell, str]], *, timed: bool) -> None:
-        """Writes down cells of a study that begins or goes on."""
+        """Writes down cells of a study that begins or goes on.
+
+        Raises:
+            ValueError: the folder's study was timed otherwise.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         known = self.cells() if (self.path / _CONTENTS).exists() else []
+        if known and self.read()["timed"] is not timed:
+            raise ValueError(
+                f"{self.path} holds a study with timed={not timed}, whose times do not compare; "
+                "choose another folder"
+            )
         every = [*known, *(each for each in cells if each not in known)]
         content = {"timed": timed, "cells": [{"cell": c, "file": f} for c, f in every]}
         text = json.dumps(content, indent=1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,14 +16,13 @@ from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from specdec import processes
 from specdec.arguments import check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.evaluation.anchors import with_draft_length
-from specdec.evaluation.evaluate import Run, batches_of, measure
+from specdec.evaluation.evaluate import Run, batches_of, measure, progress_bar
 from specdec.evaluation.hf_generate import HFGenerate
 from specdec.evaluation.plan import Plan
 from specdec.evaluation.prompts import Prompt, as_prompts, own_prompts, read_prompts
@@ -137,19 +135,23 @@ def sweep(
         target, as_prompts(prompts)[:limit], tokenizer, drafters, samplers, options, team
     )
     cells = [bench.resolved(cell) for cell in cells]
-    rules = {file_of(rule): rule for rule in map(bench.rule, cells)}
-    files = [file_of(bench.rule(cell)) for cell in cells]
+    files, rules = [], {}
+    for cell, rule in zip(cells, map(bench.rule, cells), strict=True):
+        files.append(file := file_of(rule))
+        if rules.setdefault(file, rule) != rule:
+            raise ValueError(
+                f"{cell} and another cell would have one file, {file}; pass drafters and samplers "
+                "in a mapping with names of yours"
+            )
     folder = None if output is None else StudyFolder(output)
     if folder is not None:
         team.from_first(lambda: folder.add(zip(cells, files, strict=True), timed=timed))
     groups: dict[Any, list[str]] = {}  # cells that are measured together
     for file, rule in rules.items():
         groups.setdefault(bench.layout(rule) if timed else file, []).append(file)
-    found, is_hidden = {}, not (progress and team.is_first)
-    if team.count > 1 and not is_hidden:
-        print(f"{team.count} processes share the prompts", file=sys.stderr)
+    found = {}
     total = sum(len(bench.layout(rule)) for rule in rules.values())
-    with tqdm(total=total, disable=is_hidden, unit="batch", smoothing=0) as bar:
+    with progress_bar(team, total, is_wanted=progress) as bar:
         for group in groups.values():
             with ExitStack() as stack:
                 runs = {}

@@ -8,6 +8,7 @@ Legend: B rows of a batch, T tokens of a row, H width of a head, V vocabulary, V
 can propose.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from functools import partial
 
@@ -175,7 +176,7 @@ class HeadObjective(nn.Module):
         return table[None, None, :count]
 
 
-class UnrolledObjective(HeadObjective):
+class UnrolledObjective(HeadObjective, ABC):
     """Compares the distribution of every step (depth) that drafting will take with the target's:
     step m at position t predicts token t + m + 2.
 
@@ -209,6 +210,7 @@ class UnrolledObjective(HeadObjective):
         """Logits `[n, Vd]` of outputs `[n, H]` of a step."""
         return self.drafter.logits(out)
 
+    @abstractmethod
     def unroll(self, ids: Tensor, features: Tensor) -> list[Tensor]:
         """The head's output of every step at every position.
 
@@ -219,4 +221,3 @@ class UnrolledObjective(HeadObjective):
         Returns:
             M times outputs `[B, R, H]`, R = T + 1 - M, for `logits`.
         """
-        raise NotImplementedError

@@ -163,6 +163,8 @@ def test_an_interrupted_study_goes_on_and_gives_the_same_tables(study, tmp_path,
     for found in (again, loaded):
         assert [str(t) for t in found.tables()] == [str(t) for t in study.tables()]
         assert list(map(texts, found.runs)) == list(map(texts, study.runs))
+    with pytest.raises(ValueError, match="holds a study with timed=False, whose times do not"):
+        sweep(TARGET, PROMPTS, **STUDY, **OPTIONS, output=tmp_path, timed=True)
     with pytest.raises(ValueError, match=r"differ in plan\.seed \(3 there, 4 here\)"):
         sweep(TARGET, PROMPTS, **STUDY, **{**OPTIONS, "seed": 4}, output=tmp_path)
 
@@ -306,6 +308,10 @@ REFUSED = [
     ({"vary": {"top_kk": [1]}}, "no argument 'top_kk': did you mean 'top_k'"),
     ({"samplers": ["blok"]}, "sampler must be"),
     ({"rounds": 0}, "rounds"),
+    (
+        {"drafters": {"a/b": lookup, "a-b": lookup}, "drafts": [2]},
+        "another cell would have one file, a-b_",
+    ),
 ]
 
 
