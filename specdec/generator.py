@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Literal, Unpack
@@ -30,16 +30,10 @@ from specdec.hf import call_of_generate
 from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
-from specdec.loop.lengths import (
-    Acceptance,
-    AutoLength,
-    ChooseLength,
-    lengths_to_measure,
-    time_steps,
-)
+from specdec.loop.lengths import Acceptance, ChooseLength, MeasuredLengths
 from specdec.loop.outcome import Outcome, PendingOutcome
-from specdec.loop.runner import SLOT_MULTIPLE, RunnerPool, signature_of
-from specdec.loop.state import Parts, Signature, bucket_of_rows
+from specdec.loop.pool import RunnerPool, signature_of
+from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import check_hook
@@ -147,7 +141,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
-        self._auto_lengths: Mapping[Signature, AutoLength] = {}  # replaced, for other threads
+        self._lengths = MeasuredLengths()
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
@@ -206,11 +200,7 @@ class SpeculativeGenerator:
             >>> print(SpeculativeGenerator(zoo.load_target(), None).explain())
             steps are eager: the target is on a CPU (graphs=True replays there, too, for tests)
         """
-        lengths = []
-        for signature, auto in self._auto_lengths.items():
-            how = "greedy" if signature.warp[0] else "sampled"
-            lengths += [f"ms of a step by draft length, {how}, {line}" for line in auto.describe()]
-        return "\n".join([*self._runners.describe(), *self.target.notes, *lengths])
+        return "\n".join([*self._runners.describe(), *self.target.notes, *self._lengths.describe()])
 
     def start(
         self,
@@ -399,20 +389,14 @@ class SpeculativeGenerator:
         reason = self._runners.why_eager(request, is_traced=trace)
         parts = Parts(self.target, self.drafter, self.sampler)
         signature = signature_of(parts, request, captures=reason is None)
-        rows = bucket_of_rows(signature.batch_size)
-        tokens = max(*request.prompts.lengths, SLOT_MULTIPLE)  # shorter ones cost the same
-        known, key = self._auto_lengths, signature._replace(batch_size=0)
-        auto = known.get(key) or AutoLength()
-        self._auto_lengths = {**known, key: auto}
-        if not auto.knows(rows, tokens):
+
+        def start() -> Generation:
             none = LogitsProcessorList(), StoppingCriteriaList()
             options = replace(request.options, processors=none[0], criteria=none[1])
             plain = replace(request, options=options, processors=())
-            generation = self._begin(plain, trace=reason is not None)
-            runs = {k: (generation, k) for k in lengths_to_measure(most)}
-            auto.add(rows, tokens, time_steps(runs))
-            generation.close()
-        return auto
+            return self._begin(plain, trace=reason is not None)
+
+        return self._lengths.chooser(signature, max(request.prompts.lengths), start)
 
     def _run(
         self,

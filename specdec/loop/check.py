@@ -10,8 +10,9 @@ import torch
 from specdec.graphs import stable_storage
 from specdec.loop.host import Generation
 from specdec.loop.outcome import Outcome
+from specdec.loop.prefill import prefill, prefill_chunk
 from specdec.loop.state import StepState
-from specdec.loop.step import device_step, prefill, prefill_chunk
+from specdec.loop.step import device_step
 
 
 class ReplayMismatchError(RuntimeError):

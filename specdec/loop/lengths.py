@@ -20,7 +20,9 @@ import torch
 
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
+from specdec.loop.pool import SLOT_MULTIPLE
 from specdec.loop.runner import NUM_EAGER
+from specdec.loop.state import Signature, bucket_of_rows
 from specdec.processes import agreed
 from specdec.results import RowStep
 
@@ -200,6 +202,42 @@ def lengths_to_measure(num_draft_tokens: int) -> list[int]:
     """
     steps = [0, 1, *(size for i in range(1, 12) for size in (2**i, 3 * 2 ** (i - 1)))]
     return sorted({*(k for k in steps if k < num_draft_tokens), num_draft_tokens})
+
+
+class MeasuredLengths:
+    """Chooses the draft lengths of a generator's calls by what their steps cost, which the first
+    call of a kind and size measures. Any thread may use it.
+    """
+
+    def __init__(self):
+        self._of: Mapping[Signature, AutoLength] = {}  # replaced, for other threads
+
+    def chooser(
+        self, signature: Signature, tokens: int, start: Callable[[], Generation]
+    ) -> AutoLength:
+        """What chooses for calls of a signature.
+
+        Args:
+            signature: of the call.
+            tokens: of its longest prompt.
+            start: begins a generation like it, to be timed where no costs of such a size are known.
+        """
+        key, rows = signature._replace(batch_size=0), bucket_of_rows(signature.batch_size)
+        tokens = max(tokens, SLOT_MULTIPLE)  # shorter ones cost the same
+        auto = self._of.get(key) or AutoLength()
+        self._of = {**self._of, key: auto}
+        if not auto.knows(rows, tokens):
+            generation = start()
+            lengths = lengths_to_measure(signature.num_draft_tokens)
+            auto.add(rows, tokens, time_steps({k: (generation, k) for k in lengths}))
+            generation.close()
+        return auto
+
+    def describe(self) -> Iterator[str]:
+        """A line for each kind and size."""
+        for signature, auto in self._of.items():
+            how = "greedy" if signature.warp[0] else "sampled"
+            yield from (f"ms of a step by draft length, {how}, {line}" for line in auto.describe())
 
 
 @torch.inference_mode()

@@ -1,8 +1,7 @@
-"""A step: propose, verify, accept, commit; and how prompts are read before the first one.
+"""A step: propose, verify, accept, commit.
 
-Steps and prompt chunks read and write the tensors of one `StepState`. Nothing in them waits for the
-device, and captured they depend on no number of the host; so they can run eagerly on a CPU and as
-graphs on a GPU.
+A step reads and writes the tensors of one `StepState`. Nothing in it waits for the device, and
+captured it depends on no number of the host: it runs eagerly on a CPU and as a graph on a GPU.
 
 Legend: B rows, K draft tokens (nodes of a tree), D tokens of its longest path (K for a chain), V
 vocabulary.
@@ -10,7 +9,7 @@ vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,18 +19,12 @@ from torch import Tensor
 from specdec.arguments import shown
 from specdec.loop.outcome import Outcome, name_of
 from specdec.loop.state import Parts, StepState
-from specdec.request.call import Request
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
-from specdec.types import PAD_TOKEN, Context, Draft, TargetOutput, Verdict
+from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
 """(draft, logits `[B, K + 1, V]`) -> logits: host code between verification and acceptance."""
-
-CAPTURED_CHUNKS = (64, 256)
-"""Tokens of the prompt chunks that are captured. A GPU reads 256 tokens in hardly more time than it
-takes to read the weights; launching the same work eagerly takes ten times as long.
-"""
 
 
 def device_step(
@@ -203,92 +196,3 @@ def _filled(tokens: Tensor, width: int) -> Tensor:
     """`[B, width]`: the tokens, and `PAD_TOKEN` after them."""
     missing = width - tokens.shape[1]
     return F.pad(tokens, (0, missing), value=PAD_TOKEN) if missing else tokens
-
-
-def chunks(length: int, chunk_size: int, captured: tuple[int, ...] = ()) -> Iterator[int]:
-    """Sizes of the chunks that a prompt is read in.
-
-    Args:
-        length: tokens to read.
-        chunk_size: the most tokens of a chunk.
-        captured: sizes that there are graphs for, ascending. What is left after chunks of
-            `chunk_size` is read in the largest of them, and the end in one that it fits into.
-
-    Example:
-        >>> list(chunks(5000, 2048)), list(chunks(2600, 2048, (64, 256)))
-        ([2048, 2048, 904], [2048, 256, 256, 64])
-    """
-    captured = tuple(size for size in captured if size <= chunk_size)
-    while length > 0:
-        size = min(chunk_size, length)
-        if captured and length < chunk_size:
-            size = next((size for size in captured if size >= length), captured[-1])
-        yield size
-        length -= size
-
-
-def prefill(
-    state: StepState,
-    request: Request,
-    run_chunk: Callable[[int, int], None],
-    *,
-    chunk_size: int,
-    captured: tuple[int, ...] = (),
-) -> None:
-    """Brings a freshly loaded state to the point where every row looks as if a step had just
-    committed its last prompt token.
-
-    Args:
-        state: updated in place.
-        request: that was loaded.
-        run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size and how
-            many slots to attend over.
-        chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
-    """
-    end = 0
-    for size in chunks(max(request.prompts.lengths) - 1, chunk_size, captured):
-        state.chunk_start.fill_(end)
-        end += size
-        run_chunk(size, state.cache.num_slots if size in captured else end + 1)
-
-
-def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:
-    """Reads the prompts' tokens of positions `chunk_start` to `chunk_start + size - 1`, in the rows
-    that have them.
-
-    The target reads all but the last prompt token of each row. Features of a chunk go to the
-    drafter and are dropped, so memory does not grow with the prompt; the last one stays for the
-    first proposal.
-
-    Args:
-        parts: the target reads the prompts, the drafter follows with the features.
-        state: updated in place.
-        size: tokens of the chunk.
-        num_attended: upper bound of the slots in use, those of the chunk and the token after it
-            included.
-    """
-    buffer, start = state.buffer, state.chunk_start
-    num_read = buffer.anchor_position  # [B], of the last prompt token
-    positions = start + torch.arange(size + 1, device=start.device)
-    known = positions.clamp(max=buffer.tokens.shape[1] - 1)
-    tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    features = parts.target.prefill(
-        state.cache, tokens[:, :-1], num_read, offset=start, num_attended=num_attended
-    )
-    context = Context(
-        tokens=tokens,
-        features=features,
-        start=start.repeat(len(num_read)),
-        # The pair (feature of the last token read, last prompt token) is left to the first
-        # proposal.
-        num_new=(num_read - 1 - start).clamp(-1, size),
-        num_attended=num_attended,
-    )
-    if state.signature.num_draft_tokens > 0:
-        parts.drafter.prefill(context, state.drafter_state)
-    if features is not None:
-        index = num_read - 1 - start
-        is_here = (index >= 0) & (index < size)
-        rows = torch.arange(len(index), device=index.device)
-        last = features[rows, index.clamp(0, size - 1)]
-        state.features[:, 0] = torch.where(is_here[:, None], last, state.features[:, 0])

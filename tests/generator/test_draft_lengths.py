@@ -100,7 +100,7 @@ def test_costs_are_measured_once_for_each_size(monkeypatch):
     assert "ms of a step" not in generator.explain()
     for _ in range(2):
         generator.generate(IDS[:1], max_new_tokens=4, do_sample=False)
-    (auto,) = generator._auto_lengths.values()
+    (auto,) = generator._lengths._of.values()
     ((size, kept),) = auto.costs.items()
     assert (size, sorted(kept)) == ((1, 64), [0, 1, 2])
     generator.generate(IDS, MASK, max_new_tokens=4, do_sample=False)
@@ -116,7 +116,7 @@ def test_costs_are_measured_once_for_each_size(monkeypatch):
     monkeypatch.setattr(AutoLength, "describe", while_another_call_measures)
     generator.explain()
     monkeypatch.undo()
-    assert len(generator._auto_lengths) == 2
+    assert len(generator._lengths._of) == 2
     assert "sampled, 1 x 64" in generator.explain()
 
 

@@ -131,7 +131,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         capture(self, *args, **kwargs)
 
     monkeypatch.setattr(Captured, "__init__", counting)
-    monkeypatch.setattr("specdec.loop.runner.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.pool.FIRST_TOKENS", 64)
     draws, drafter = random.Random(3), ModelDrafter(perturbed(ROOMY), 3)
     generator = SpeculativeGenerator(ROOMY, drafter, graphs=True, prefill_chunk_size=70)
     fresh = SpeculativeGenerator(ROOMY, drafter, graphs=False, kept_bytes=0)
@@ -158,7 +158,7 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
 
 
 def test_storage_grows_with_calls_and_never_beyond_the_targets_positions(monkeypatch):
-    monkeypatch.setattr("specdec.loop.runner.FIRST_TOKENS", 64)
+    monkeypatch.setattr("specdec.loop.pool.FIRST_TOKENS", 64)
     generator = SpeculativeGenerator(ROOMY, "lookup", graphs=True)
     sizes = []
     for room in (20, 1, 100, 20, 130, 503):
