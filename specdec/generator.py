@@ -134,6 +134,8 @@ class SpeculativeGenerator:
                     f"{type(self.drafter).__name__} drafts trees; choose another one of the two"
                 )
             self.target.check_trees()
+        if self.drafter.reads_target:
+            self.target.check_reads_ahead()
         if steps_ahead is None:
             steps_ahead = int(self.target.device.type == "cuda")
         self.drafter.validate(vocab_size=self.target.vocab_size, device=self.target.device)

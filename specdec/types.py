@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntFlag
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,8 @@ class Context:
             at index `num_new.clamp(min=0)`.
         num_attended: how many slots the step attends over, known to the host: all that any row
             may have committed, and K more.
+        target: the target's keys and values of the text, a `specdec.target.text.TargetText`, for a
+            drafter with `reads_target`; else `None`.
     """
 
     tokens: Tensor
@@ -76,6 +79,7 @@ class Context:
     start: Tensor
     num_new: Tensor
     num_attended: int
+    target: Any = None
 
     def __post_init__(self):
         rows, width = check_tensor("context.tokens", self.tokens, (None, None), _IDS).shape

@@ -41,6 +41,7 @@ class Drafter(nn.Module, ABC):
         num_draft_tokens: K, the most tokens that a proposal may have; of trees, the nodes.
         tree_depth: D, the most tokens on a path of its trees; `None` for a drafter of chains.
         feature_layers: which target features the context must carry (boundaries or `"final"`).
+        reads_target: contexts bring the target's keys and values of the text, `Context.target`.
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
             again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
             text is remembered that the same seed has written: give every call seeds of its own.
@@ -49,6 +50,7 @@ class Drafter(nn.Module, ABC):
     num_draft_tokens: int
     tree_depth: int | None = None
     feature_layers: tuple[FeatureLayer, ...] = ()
+    reads_target: bool = False
     has_memory: bool = False
 
     def settings(self) -> dict[str, Any]:
@@ -122,9 +124,10 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
             f"{shown(layers)}"
         )
-    if not isinstance(drafter.has_memory, bool):
-        got = shown(drafter.has_memory)
-        raise TypeError(f"{name}.has_memory must be True or False, got {got}")
+    for flag in ("has_memory", "reads_target"):
+        if not isinstance(getattr(drafter, flag), bool):
+            got = shown(getattr(drafter, flag))
+            raise TypeError(f"{name}.{flag} must be True or False, got {got}")
 
 
 def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:

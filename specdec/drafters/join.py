@@ -93,6 +93,7 @@ class FirstMatch(Drafter):
         layers = (layer for drafter in drafters for layer in drafter.feature_layers)
         self.feature_layers = tuple(dict.fromkeys(layers))
         self.has_memory = any(drafter.has_memory for drafter in drafters)
+        self.reads_target = any(drafter.reads_target for drafter in drafters)
 
     @property
     def num_draft_tokens(self) -> int:

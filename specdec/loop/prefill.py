@@ -14,6 +14,7 @@ import torch
 
 from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
+from specdec.target.text import TargetText
 from specdec.types import Context
 
 CAPTURED_CHUNKS = (64, 256)
@@ -92,6 +93,9 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
     features = parts.target.prefill(
         state.cache, tokens[:, :-1], num_read, offset=start, num_attended=num_attended
     )
+    text = None
+    if parts.drafter.reads_target:
+        text = TargetText(parts.target, state.cache, num_read.clamp(max=start + size), num_attended)
     context = Context(
         tokens=tokens,
         features=features,
@@ -100,6 +104,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
         # proposal.
         num_new=(num_read - 1 - start).clamp(-1, size),
         num_attended=num_attended,
+        target=text,
     )
     if state.signature.num_draft_tokens > 0:
         parts.drafter.prefill(context, state.drafter_state)

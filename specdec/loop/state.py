@@ -20,6 +20,7 @@ from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
 from specdec.target.cache import SlotCache
+from specdec.target.text import TargetText
 from specdec.types import PAD_TOKEN, Context, keep_rows
 
 NUM_COUNTS = 6
@@ -311,10 +312,14 @@ class StepState:
             return self.cache.num_slots
         return self.buffer.longest + self.signature.num_draft_tokens
 
-    def context(self) -> Context:
-        """The drafter's input at the start of a step: tokens, features, positions."""
-        buffer, attended = self.buffer, self.num_attended
-        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, attended)
+    def context(self, parts: Parts) -> Context:
+        """The drafter's input at the start of a step: tokens, features, positions, and the target's
+        keys and values where it reads them.
+        """
+        buffer, attended, text = self.buffer, self.num_attended, None
+        if parts.drafter.reads_target:
+            text = TargetText(parts.target, self.cache, buffer.anchor_position, attended)
+        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, attended, text)
 
     def keep(self, rows: list[int]) -> StepState:
         """The state of the given rows, in the storage of this one, of which only `load` may be

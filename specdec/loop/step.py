@@ -96,7 +96,7 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     sampler, drafter = parts.sampler, parts.drafter
     wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
-    draft = drafter.propose(state.context(), state.drafter_state, drawing)
+    draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
     shape = len(state.record), num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.record.device)
     most = state.signature.tree_depth

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -22,9 +22,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.hf import ATTENTION_FIELD, cache_argument, set_implementation
 from specdec.target.attention import ATTENTION, window_mask
-from specdec.target.cache import SlotCache, Window, check_room, memory_of
+from specdec.target.cache import Chunk, SlotCache, Window, check_room, memory_of
 from specdec.target.experts import set_experts, step_experts
-from specdec.target.features import FeatureLayer, Features, catch_features
+from specdec.target.features import FeatureLayer, Features, catch_features, decoder_layers
 from specdec.target.fusion import Fusion, note_on_weights
 from specdec.target.joint import (
     Group,
@@ -36,7 +36,7 @@ from specdec.target.joint import (
 )
 from specdec.target.memory import remember
 from specdec.target.self_test import Route, description, find_route
-from specdec.target.view import private_view, replaced_forwards, structure
+from specdec.target.view import private_view, replaced_forwards, structure, wrap_forward
 from specdec.target.wrappers import (
     refuse_adapters_by_row,
     refuse_training,
@@ -113,6 +113,7 @@ class SlotModel:
         self._cache_name = cache_argument(model)
         self._takes_logits_to_keep = "logits_to_keep" in parameters
         self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self.skipped_layers: tuple[int, ...] = ()
         self._structure, self._forwards = structure(model), replaced_forwards(model)
         self._dtype, self._fuse = model.dtype, fuse
         self._choices = self._known_choices(fuse) or self._tried_choices(fuse)
@@ -234,6 +235,8 @@ class SlotModel:
             self._speed_up(view)
         if self._choices.route is not None:
             remember(view, self._choices.route.mixers, memory_of)
+        for layer in self.skipped_layers:
+            wrap_forward(decoder_layers(view, self.num_layers)[1][layer], _hand_on)
         if self.feature_layers:
             catch_features(view, self.num_layers, self.feature_layers, _features_of_window)
         return view
@@ -313,6 +316,17 @@ class SlotModel:
             raise ValueError(
                 f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
                 "drafter of chains (tree=None)"
+            )
+
+    def check_reads_ahead(self) -> None:
+        """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
+        some of its layers keep a state that every token changes.
+        """
+        if self.is_recurrent:
+            names = ", ".join(list(self._choices.route.mixers)[:3])
+            raise ValueError(
+                f"{type(self.model).__name__} keeps a recurrent state ({names}), which no drafter "
+                "can read ahead from; use a drafter with reads_target = False"
             )
 
     def init_cache(self, batch_size: int, num_slots: int, *, max_window: int = 16) -> SlotCache:
@@ -478,6 +492,29 @@ class Target(SlotModel):
                 )
         return tuple(feature_layers)
 
+    def part(self, layers: Sequence[int]) -> Target:
+        """A target that runs some of the decoder layers, then the final norm and the vocabulary
+        head, over the same cache: what a drafter runs behind the text.
+
+        Args:
+            layers: indices of those that run; a layer left out hands on what it was given.
+
+        Raises:
+            ValueError: a layer that does not exist.
+        """
+        for layer in layers:
+            check_integer("layers", layer, 0, self.num_layers - 1)
+        other = copy.copy(self)
+        other.skipped_layers = tuple(i for i in range(self.num_layers) if i not in layers)
+        return other
+
+    @property
+    def layer_windows(self) -> Mapping[int, int | Chunk | None]:
+        """Sliding window of each attention layer, in positions, or its `Chunk`; `None` for full
+        attention.
+        """
+        return self._choices.route.layer_windows
+
     @property
     def feature_width(self) -> int:
         """Width F of the features, 0 when there are none."""
@@ -548,6 +585,11 @@ class Target(SlotModel):
         if draft.parents is not None:
             tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
         return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended, **tree))
+
+
+def _hand_on(forward: Callable, *args, **kwargs) -> Tensor:
+    """In place of a decoder layer: its input."""
+    return args[0] if args else kwargs["hidden_states"]
 
 
 def _features_of_window(args: tuple, kwargs: dict) -> Features:

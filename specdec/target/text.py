@@ -1,0 +1,86 @@
+"""`TargetText`: what a target has of the text so far, for drafters that read it (`reads_target`).
+
+Legend: B rows, N tokens, S slots, d width of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.arguments import check_integer
+from specdec.target.cache import Chunk, SlotCache, Window, round_up
+from specdec.target.hf_model import SlotModel, Target
+
+
+@dataclass(frozen=True, eq=False)
+class TargetText:
+    """The keys and values that a target has of the text of each row: to be read, and written to
+    behind the text only.
+
+    Args:
+        target: whose they are.
+        cache: where they are; token t of a row is in slot t.
+        lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
+            its next step. What is at or beyond it is garbage.
+        num_attended: host upper bound of the slots in use, those of a proposal included.
+    """
+
+    target: Target
+    cache: SlotCache
+    lengths: Tensor
+    num_attended: int
+
+    def window_of(self, layer: int) -> int | Chunk | None:
+        """How much of the text a layer sees: its sliding window in positions or its `Chunk`, `None`
+        for all.
+        """
+        return self.target.layer_windows.get(layer)
+
+    def keys_values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys `[B, h, W, d]` and values `[B, h, W, d']` of a layer, in the W slots of `window`;
+        views that must not be written to.
+        """
+        stored = self.cache.keys[layer], self.cache.values[layer]
+        keys, values = (x.transpose(1, 2).narrow(2, 0, self._num_slots) for x in stored)
+        return keys, values
+
+    def window(self, num_queries: int) -> Window:
+        """A window of queries that see the text and nothing behind it, for
+        `specdec.target.attention.attend`. A row without text sees its first slot, which is garbage:
+        nothing may be proposed from it.
+        """
+        slots = (self.lengths - 1).clamp(min=0)[:, None].expand(-1, num_queries)
+        return Window(slots, self._num_slots, has_kernels=self.cache.has_kernels)
+
+    @property
+    def _num_slots(self) -> int:
+        return min(round_up(self.num_attended), self.cache.num_slots)
+
+    def forward(
+        self, model: SlotModel, tokens: Tensor, *, offset: int = 0, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """One forward over tokens behind the text. What it writes lies where the target's next step
+        writes, so nothing has to be taken back.
+
+        Args:
+            model: that runs: the target, a part of it (`Target.part`), or another model with the
+                same keys and values.
+            tokens: `[B, N]` int64; the first ones behind the text are the row's anchor, which the
+                target has not read yet, and what was drafted after it.
+            offset: so many tokens behind the text the first of them stands.
+            options: of `SlotModel.forward`: `positions` and `visible` of trees, `logits_to_keep`.
+
+        Returns:
+            Logits `[B, N, V]`, and features `[B, N, F]` or `None`.
+
+        Raises:
+            ValueError: an offset below 0, in the text.
+        """
+        first = self.lengths[:, None] + check_integer("offset", offset, 0)
+        slots = first + torch.arange(tokens.shape[1], device=tokens.device)
+        options = {"num_attended": self.num_attended, **options}
+        return model.forward(tokens, self.cache, slots, **options)
