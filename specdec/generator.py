@@ -74,7 +74,8 @@ class SpeculativeGenerator:
             who steps by hand sets `generation.num_draft_tokens`.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
-            longer. Rows that have ended leave the batch only with 0.
+            longer. None is issued ahead of steps that may bring all rows to their length. Rows that
+            have ended leave the batch only with 0.
 
     Attributes:
         last_result: of the call that finished last, in any thread; `None` before.
@@ -405,26 +406,35 @@ class SpeculativeGenerator:
         step: Callable[[Generation], Outcome],
         choose: ChooseLength | None = None,
     ) -> Iterator[StepRecord]:
-        """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
+        """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
+        those under way may be the last: one more in vain takes longer than to wait for them.
+        """
         unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
         acceptance = None if choose is None else Acceptance(k, is_tree=depth is not None)
+
+        def may_be_last() -> bool:
+            most = sum(min(asked, depth or asked) + 1 for *_, asked in unread)
+            return collector.most_left <= most
+
         while not collector.is_done:
             if choose is not None:
                 rows = generation.state.signature.batch_size
                 generation.num_draft_tokens = choose(acceptance, rows, collector.longest)
             outcome, asked = step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
-            if len(unread) > self.steps_ahead:
+            while len(unread) > self.steps_ahead or (unread and may_be_last()):
                 *read, asked = unread.popleft()
                 record = collector.add(*read)
                 if acceptance is not None:
                     acceptance.update(record.rows, asked)
-                if not unread:  # with steps ahead there always is one under way
+                if self.steps_ahead == 0:  # else the rows of those under way have to stay
                     generation.drop_ended()
                 longest = collector.longest + (k + 1) * len(unread)
                 generation.state.buffer.note_longest(longest)
                 yield record
+                if collector.is_done:
+                    break
         generation.close()
 
 
