@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.tree import modules_of, owned_tensors
 
 
 class StorageMovedError(RuntimeError):
@@ -101,26 +101,6 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
         if table := part._buffers:
             tensors += table.values()
     return tuple([tensor.data_ptr() for tensor in tensors if tensor is not None])
-
-
-def modules_of(*modules: nn.Module) -> list[nn.Module]:
-    """Modules and all that they hold, each once, in the order of `nn.Module.modules()`, which takes
-    five times as long: its generators are nested as deep as the modules are.
-
-    Example:
-        >>> model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.ReLU())
-        >>> modules_of(model) == list(model.modules())
-        True
-    """
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [*reversed(modules)]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            if children := module._modules:
-                waiting += reversed(children.values())
-    return list(found)
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

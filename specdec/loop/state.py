@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
-from specdec.graphs.transfer import copy_from_host
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.tree import copy_from_host, owned_tensors
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
-from specdec.graphs.transfer import copy_from_host
+from specdec.graphs.tree import copy_from_host
 from specdec.kernels import exponentials, first_arrival, race, step_uniforms
 from specdec.types import keep_rows
 

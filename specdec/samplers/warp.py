@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
-from specdec.graphs.transfer import copy_from_host
+from specdec.graphs.tree import copy_from_host
 from specdec.kernels import Truncation, WarpParams, find_cutoff, sample, sample_tokens, warp_probs
 from specdec.types import keep_rows
 

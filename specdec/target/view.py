@@ -16,7 +16,7 @@ from typing import TypeVar
 from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig
 
-from specdec.graphs.storage import modules_of
+from specdec.graphs.tree import modules_of
 
 Model = TypeVar("Model", bound=nn.Module)
 

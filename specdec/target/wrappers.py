@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from specdec.graphs.storage import modules_of
+from specdec.graphs.tree import modules_of
 from specdec.hf import UNDERSTOOD_LAYERS
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.graphs.transfer import copy_from_host, sent
+from specdec.graphs.tree import copy_from_host, sent
 
 KINDS = torch.bool, torch.int64, torch.float64, torch.float32, torch.bfloat16, torch.uint8
 
