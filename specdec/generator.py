@@ -30,7 +30,12 @@ from specdec.hf import call_of_generate
 from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
 from specdec.loop.host import Generation, OutputCollector, Scores, StepRecord
-from specdec.loop.lengths import Acceptance, ChooseLength, MeasuredLengths
+from specdec.loop.lengths import (
+    Acceptance,
+    ChooseLength,
+    MeasuredLengths,
+    lengths_to_measure,
+)
 from specdec.loop.outcome import Outcome, PendingOutcome
 from specdec.loop.pool import RunnerPool, signature_of
 from specdec.loop.state import Parts
@@ -74,7 +79,8 @@ class SpeculativeGenerator:
             who steps by hand sets `generation.num_draft_tokens`.
         steps_ahead: how many steps are issued before the host reads the outcome of one. `None` is 1
             on a GPU, which works on the next step meanwhile, and 0 on a CPU, which would only wait
-            longer. Rows that have ended leave the batch only with 0.
+            longer. None is issued ahead of steps that may bring all rows to their length. Rows that
+            have ended leave the batch only with 0.
 
     Attributes:
         last_result: of the call that finished last, in any thread; `None` before.
@@ -146,6 +152,49 @@ class SpeculativeGenerator:
         self._lengths = MeasuredLengths()
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
+
+    @torch.inference_mode()
+    def warm_up(self, rows: int, tokens: int, **options: Unpack[GenerateOptions]) -> None:
+        """Compiles and captures all that calls of a size need, so that none of it falls into their
+        time: steps of every draft length in use, prompt chunks, and with `draft_length="auto"` the
+        costs of its lengths. Other options (sampled, not greedy) have other steps: warm each up.
+
+        Args:
+            rows: prompts of a call.
+            tokens: most tokens of a row, those of the prompt and `max_new_tokens` together.
+            options: as the calls will have them; their values (temperatures, seeds) do not matter.
+
+        Raises:
+            TypeError, ValueError: as `start`; also where `kept_bytes` is too small to keep anything
+                for later calls.
+
+        Example:
+            >>> from specdec import SpeculativeGenerator, zoo
+            >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup", graphs=True)
+            >>> generator.warm_up(rows=1, tokens=256, do_sample=True)
+            >>> sum("captured in" in line for line in generator.explain().splitlines())
+            3
+        """
+        check_integer("rows", rows, 1)
+        check_integer("tokens", tokens, 2)
+        if "max_new_tokens" in options:
+            raise TypeError("max_new_tokens is part of tokens here; leave it out")
+        ids = torch.zeros(rows, 1, dtype=torch.long, device=self.target.device)
+        options = {**options, "max_new_tokens": tokens - 1}
+        request = Request.read(self.target, ids, torch.ones_like(ids), options)
+        choose = self._chooser(request)  # which measures the costs that it does not know
+        generation = self._begin(request)
+        try:
+            self._runners.check_kept(generation.runner)
+            generation.end_rows(generation.rows)
+            lengths = range(self.drafter.num_draft_tokens + 1)
+            if choose is None:
+                lengths = [generation.num_draft_tokens]
+            elif self.draft_length == "auto":
+                lengths = lengths_to_measure(self.drafter.num_draft_tokens)
+            generation.runner.warm_up(lengths, tokens - 2, self.prefill_chunk_size)
+        finally:
+            generation.close()
 
     @torch.inference_mode()
     def step(self, generation: Generation) -> Outcome:
@@ -407,26 +456,35 @@ class SpeculativeGenerator:
         step: Callable[[Generation], Outcome],
         choose: ChooseLength | None = None,
     ) -> Iterator[StepRecord]:
-        """Steps until all outputs are complete; the host reads `steps_ahead` steps late."""
+        """Steps until all outputs are complete; the host reads `steps_ahead` steps late, but where
+        those under way may be the last: one more in vain takes longer than to wait for them.
+        """
         unread: deque[tuple[PendingOutcome, Scores, int]] = deque()
         k, depth = generation.state.signature.num_draft_tokens, generation.parts.drafter.tree_depth
         acceptance = None if choose is None else Acceptance(k, is_tree=depth is not None)
+
+        def may_be_last() -> bool:
+            most = sum(min(asked, depth or asked) + 1 for *_, asked in unread)
+            return collector.most_left <= most
+
         while not collector.is_done:
             if choose is not None:
                 rows = generation.state.signature.batch_size
                 generation.num_draft_tokens = choose(acceptance, rows, collector.longest)
             outcome, asked = step(generation), generation.num_draft_tokens
             unread.append((outcome.fetch(), generation.scores_of(outcome), asked))
-            if len(unread) > self.steps_ahead:
+            while len(unread) > self.steps_ahead or (unread and may_be_last()):
                 *read, asked = unread.popleft()
                 record = collector.add(*read)
                 if acceptance is not None:
                     acceptance.update(record.rows, asked)
-                if not unread:  # with steps ahead there always is one under way
+                if self.steps_ahead == 0:  # else the rows of those under way have to stay
                     generation.drop_ended()
                 longest = collector.longest + (k + 1) * len(unread)
                 generation.state.buffer.note_longest(longest)
                 yield record
+                if collector.is_done:
+                    break
         generation.close()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.tree import modules_of, owned_tensors
 
 
 class StorageMovedError(RuntimeError):
@@ -94,12 +94,13 @@ def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
         >>> weight_addresses(layer) == before
         False
     """
-    found = []
-    for module in modules:
-        for part in module.modules():  # faster than parameters(), and made in every call
-            tensors = (*part._parameters.values(), *part._buffers.values())
-            found += [tensor.data_ptr() for tensor in tensors if tensor is not None]
-    return tuple(found)
+    tensors: list[Tensor | None] = []
+    for part in modules_of(*modules):  # faster than parameters(), and made in every call
+        if table := part._parameters:
+            tensors += table.values()
+        if table := part._buffers:
+            tensors += table.values()
+    return tuple([tensor.data_ptr() for tensor in tensors if tensor is not None])
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -260,6 +260,14 @@ class OutputCollector:
         return None not in self.finish_reasons
 
     @property
+    def most_left(self) -> int:
+        """Tokens that the row which is furthest from its length may still get, as far as outcomes
+        have been read; 0 when all have ended.
+        """
+        pairs = zip(self.new_tokens, self.finish_reasons, strict=True)
+        return max((self._room - len(new) for new, reason in pairs if reason is None), default=0)
+
+    @property
     def longest(self) -> int:
         """Length of the longest row on the device, as far as outcomes have been read; rows that a
         stopping criterion cut count in full there, and rows that were dropped do not count.
@@ -353,7 +361,7 @@ class OutputCollector:
         """Shows criteria every column that all rows of a group have reached, each column once,
         since criteria may keep state, and cuts rows where they are met.
         """
-        prompts, device = self._request.shown_prompts, self._request.prompts.tokens.device
+        prompts, device = self._request.shown_prompts, self._request.prompts.padded.device
         ids = self._shown.get(rows)
         if ids is None:
             ids = torch.tensor([prompts[row] for row in rows], device=device)

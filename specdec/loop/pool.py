@@ -152,6 +152,15 @@ class RunnerPool:
         while self._waiting and sum(r.size_bytes for r in self._waiting) > self._kept_bytes:
             del self._waiting[0]
 
+    def check_kept(self, runner: StepRunner) -> None:
+        """Raises `ValueError` for a runner that will not be kept for another call."""
+        if runner.size_bytes > self._kept_bytes:
+            raise ValueError(
+                f"kept_bytes is {self._kept_bytes}, and the tensors of such calls take "
+                f"{runner.size_bytes}, so nothing would be kept for them; make the generator with "
+                "a larger kept_bytes"
+            )
+
     def clear(self) -> None:
         """Frees all of them."""
         with self._lock:

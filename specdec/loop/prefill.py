@@ -17,32 +17,68 @@ from specdec.request.call import Request
 from specdec.target.text import TargetText
 from specdec.types import Context
 
-CAPTURED_CHUNKS = (64, 256)
-"""Tokens of the prompt chunks that are captured. A GPU reads 256 tokens in hardly more time than it
-takes to read the weights; launching the same work eagerly takes ten times as long.
+CAPTURED_CHUNKS = (64, 256, 1024)
+"""Tokens of the prompt chunks that are captured, ascending. A GPU reads 256 tokens in hardly more
+time than it takes to read the weights; launching the same work eagerly takes ten times as long.
 """
+MOST_CAPTURED_TOKENS = 16_384
+"""Of all rows of a captured chunk together: what it computes in is kept as long as its graph."""
+CHUNK_OVERHEAD = 128
+"""A chunk takes, besides the arithmetic of its tokens, as long as that of so many more."""
 
 
-def chunks(length: int, chunk_size: int, captured: tuple[int, ...] = ()) -> Iterator[int]:
+def captured_sizes(rows: int) -> tuple[int, ...]:
+    """Sizes of the chunks that are captured for a batch."""
+    return tuple(size for size in CAPTURED_CHUNKS if rows * size <= MOST_CAPTURED_TOKENS)
+
+
+def chunks(
+    length: int, chunk_size: int, captured: tuple[int, ...] = (), rows: int = 1
+) -> Iterator[int]:
     """Sizes of the chunks that a prompt is read in.
 
     Args:
         length: tokens to read.
         chunk_size: the most tokens of a chunk.
         captured: sizes that there are graphs for, ascending. What is left after chunks of
-            `chunk_size` is read in the largest of them, and the end in one that it fits into.
+            `chunk_size` is read in those of them that take the least time.
+        rows: B.
 
     Example:
         >>> list(chunks(5000, 2048)), list(chunks(2600, 2048, (64, 256)))
         ([2048, 2048, 904], [2048, 256, 256, 64])
+        >>> sizes = (64, 256, 1024)
+        >>> list(chunks(900, 2048, sizes)), list(chunks(700, 2048, sizes, rows=8))
+        ([1024], [256, 256, 64, 64, 64])
     """
     captured = tuple(size for size in captured if size <= chunk_size)
-    while length > 0:
-        size = min(chunk_size, length)
-        if captured and length < chunk_size:
-            size = next((size for size in captured if size >= length), captured[-1])
-        yield size
-        length -= size
+    yield from [chunk_size] * (length // chunk_size)
+    if rest := length % chunk_size:
+        yield from _covering(rest, captured, CHUNK_OVERHEAD / rows) if captured else [rest]
+
+
+def _covering(length: int, sizes: tuple[int, ...], overhead: float) -> list[int]:
+    """Of these sizes, ascending, the chunks that read so many tokens in the least time: as many of
+    the largest as are full, and for the rest one more or some that are smaller.
+    """
+    *smaller, size = sizes
+    found, rest = [size] * (length // size), length % size
+    if rest:
+        ways = [[size], *([_covering(rest, smaller, overhead)] if smaller else [])]
+        found += min(ways, key=lambda way: sum(way) + overhead * len(way))
+    return found
+
+
+def chunk_sizes(
+    length: int, chunk_size: int, captured: tuple[int, ...] = (), rows: int = 1
+) -> list[int]:
+    """All sizes of the chunks that at most so many tokens are read in. Without captured ones any
+    size may come; for them stand the largest, and one token, which is compiled for itself.
+    """
+    if not captured and length:
+        return sorted({1, min(length, chunk_size)})
+    lengths = range(1, min(length, 2 * chunk_size) + 1)
+    return sorted({size for n in lengths for size in chunks(n, chunk_size, captured, rows)})
 
 
 def prefill(
@@ -64,7 +100,8 @@ def prefill(
         chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
     """
     end = 0
-    for size in chunks(max(request.prompts.lengths) - 1, chunk_size, captured):
+    length, rows = max(request.prompts.lengths) - 1, state.signature.batch_size
+    for size in chunks(length, chunk_size, captured, rows):
         state.chunk_start.fill_(end)
         end += size
         run_chunk(size, state.cache.num_slots if size in captured else end + 1)

@@ -5,7 +5,7 @@ where that is possible.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from specdec.graphs import Captured, CaptureError, GraphPool
 from specdec.loop.outcome import Outcome
-from specdec.loop.prefill import CAPTURED_CHUNKS, prefill, prefill_chunk
+from specdec.loop.prefill import captured_sizes, chunk_sizes, prefill, prefill_chunk
 from specdec.loop.state import Parts, Signature, StepState
 from specdec.loop.step import EditLogits, device_step
 from specdec.request import Request
@@ -68,7 +68,8 @@ class StepRunner:
         self._pool = GraphPool(state.record.device) if self.captures else None
         self._reading_refusal = parts.target.why_reading_waits if self.captures else None
         is_read_by_graphs = self.captures and self._reading_refusal is None
-        self.captured_chunks = CAPTURED_CHUNKS if is_read_by_graphs else ()
+        rows = state.signature.batch_size
+        self.captured_chunks = captured_sizes(rows) if is_read_by_graphs else ()
         self._is_idle: torch.cuda.Event | None = None
 
     def load(self, request: Request, signature: Signature) -> None:
@@ -84,6 +85,22 @@ class StepRunner:
         """Reads the prompts of the call that was loaded, in chunks of at most so many tokens."""
         options = {"chunk_size": chunk_size, "captured": self.captured_chunks}
         prefill(self.state, request, self._run_chunk, **options)
+
+    def warm_up(self, lengths: Iterable[int], num_read: int, chunk_size: int) -> None:
+        """Runs steps of these draft lengths, and prompt chunks of all sizes that up to `num_read`
+        tokens are read in, until nothing of them is left to compile or to capture.
+
+        The call that is loaded has prompts of one token, and all of its rows have ended: nothing is
+        read and nothing committed.
+        """
+        count = NUM_EAGER + 1 if self.captures else 1
+        rows = self.state.signature.batch_size
+        for size in chunk_sizes(num_read, chunk_size, self.captured_chunks, rows):
+            for _ in range(count):
+                self._run_chunk(size, self.num_slots)
+        for length in lengths:
+            for _ in range(count):
+                self.run(self.state, num_draft_tokens=length)
 
     def run(
         self, state: StepState, *, num_draft_tokens: int, edit_logits: EditLogits | None = None

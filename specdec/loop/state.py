@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
-from specdec.graphs.tree import owned_tensors
+from specdec.graphs.tree import copy_from_host, owned_tensors
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
@@ -153,18 +153,19 @@ class TokenBuffer:
             eos: ids that end a row.
         """
         self.tokens.fill_(PAD_TOKEN)
-        self.tokens[:, : tokens.shape[1]] = tokens
+        mine = [self.tokens[:, : tokens.shape[1]], self.anchor_position]
+        copy_from_host(mine, [tokens, torch.tensor(lengths) - 1])
         self.longest = max(lengths)
         self._room = self.longest + max_new_tokens
-        self.anchor_position.copy_(torch.tensor(lengths) - 1)
         self.remaining.fill_(max_new_tokens)
         torch.clamp(self.anchor_position, max=1, out=self.num_new)
         torch.sub(self.anchor_position, self.num_new, out=self.start)
         torch.gather(self.tokens, 1, self.anchor_position[:, None], out=self.anchor[:, None])
         torch.gather(self.tokens, 1, self.start[:, None] + self._offsets, out=self.recent)
-        ends = [token for token in eos if 0 <= token < len(self._ends) - 1]
         self._ends.fill_(len(self._offsets) - 1)
-        self._ends[torch.tensor(ends, dtype=torch.long, device=self._ends.device)] = 0
+        for token in eos:
+            if 0 <= token < len(self._ends) - 1:
+                self._ends[token].zero_()
 
     def keep(self, rows: list[int]) -> TokenBuffer:
         """The buffer of the given rows, in the storage of this one; see `keep_rows`."""
@@ -286,7 +287,7 @@ class StepState:
         num_real = len(request.prompts.lengths)
         request = request.filled_to(self.signature.batch_size)
         prompts, options = request.prompts, request.options
-        rows, device = len(prompts.lengths), prompts.tokens.device
+        rows = len(prompts.lengths)
         self.buffer.load(
             prompts.tokens,
             prompts.lengths,
@@ -294,9 +295,8 @@ class StepState:
             eos=options.eos,
         )
         self.buffer.remaining[num_real:] = 0
-        self.warp.load(Warp(rows, device=device, **options.warp))
-        seeds = request.seeds or [0] * rows
-        self.noise.load(type(self.noise)(seeds, device=device))
+        self.warp.load(Warp(rows, **options.warp))
+        self.noise.load(type(self.noise)(request.seeds or [0] * rows))
         self.cache.reset()
         self.drafter_state.reset()
         if self.features is not None:

@@ -147,8 +147,10 @@ class Request:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        groups = self.prompts.alone() if self.is_alone else [self.prompts.padded]
-        return [row for group in groups for row in group.tolist()]
+        if not self.is_alone:
+            return self.prompts.padded.tolist()
+        rows = zip(self.prompts.tokens.tolist(), self.prompts.lengths, strict=True)
+        return [row[:length] for row, length in rows]
 
     def filled_to(self, rows: int) -> Request:
         """The call with inert rows after its own, up to so many: prompts of one token, the sampling
@@ -180,7 +182,8 @@ class Request:
             device=target.device,
             padding_id=resolved.padding_id,
         )
-        prompts = prompts.repeated(resolved.num_sequences)
+        if resolved.num_sequences > 1:
+            prompts = prompts.repeated(resolved.num_sequences)
         return cls._checked(target, prompts, resolved, options.get("seed"))
 
     @classmethod

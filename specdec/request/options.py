@@ -185,7 +185,8 @@ def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dic
     """One configuration of a call: keywords, then its `generation_config`, then the model's own, as
     in HF; and the keywords that are no settings.
     """
-    config = copy.deepcopy(options.pop("generation_config", GenerationConfig()))
+    given = options.pop("generation_config", None)
+    config = GenerationConfig() if given is None else copy.deepcopy(given)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
     return config, config.update(**options)
 
@@ -206,6 +207,8 @@ def _resolved(
     config = model.generation_config
     criteria = with_stop_strings(stopping_criteria, config.stop_strings, tokenizer)
     config.stop_strings = None
+    if config.cache_implementation is None:
+        config.use_cache = False  # or HF would make one, with a layer for each of the model's
     if config.eos_token_id in ([], ()):
         config.eos_token_id = None
     own = LogitsProcessorList(given.pop("logits_processor", ()))

@@ -17,10 +17,12 @@ _INTEGERS = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """A checked batch of prompts."""
+    """A checked batch of prompts: the target has it as it was passed, and the host, which checks
+    it without waiting for the device at every question, has its tokens.
+    """
 
-    padded: Tensor  # [B, T] int64, exactly as it was passed
-    tokens: Tensor  # [B, T'] int64, real tokens from column 0; what follows them is meaningless
+    padded: Tensor  # [B, T] int64 on the target's device, exactly as it was passed
+    tokens: Tensor  # [B, T'] int64 on the host, real tokens from column 0; then anything
     lengths: list[int]  # real tokens of each row
 
     @classmethod
@@ -33,20 +35,20 @@ class Prompts:
         device: torch.device,
         padding_id: int | None = None,
     ) -> Prompts:
-        """Checks a batch `[B, T]` as HF users pass it, and moves it to a device.
+        """Checks a batch `[B, T]` as HF users pass it.
 
         A mask marks one unbroken run of real tokens per row, padded left or right. Without a mask,
         padding ids before a row's first other token are padding and all others are tokens, as in
         batches that are padded for HF's `generate`. A batch without a mask in which a row ends in
         the padding id is refused: it may be right padding, or a token.
         """
-        mask = attention_mask
+        padded, input_ids, mask = input_ids.to(device).long(), input_ids.cpu(), attention_mask
         if mask is None:
             mask = _mask_of(input_ids, padding_id)
         if not isinstance(mask, Tensor) or mask.shape != input_ids.shape:
             wanted = f"attention_mask must have the shape of input_ids, {list(input_ids.shape)}"
             raise ValueError(f"{wanted}, got {shown(mask)}")
-        mask = mask.to(input_ids.device)
+        mask = mask.cpu()
         is_odd = (mask != 0) & (mask != 1)
         if is_odd.any():
             raise ValueError(
@@ -56,7 +58,7 @@ class Prompts:
         mask = mask != 0
         lengths = mask.sum(dim=1)
         first = mask.long().argmax(dim=1)
-        columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+        columns = torch.arange(input_ids.shape[1])
         is_run = (columns >= first[:, None]) & (columns < (first + lengths)[:, None])
         outside = mask & ((input_ids < 0) | (input_ids >= vocab_size))
         lengths = lengths.tolist()
@@ -78,12 +80,11 @@ class Prompts:
                 "tokenizer?"
             )
         source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
-        tokens = input_ids.gather(1, source)
-        return cls(input_ids.to(device).long(), tokens.to(device).long(), lengths)
+        return cls(padded, input_ids.gather(1, source).long(), lengths)
 
     def alone(self) -> list[Tensor]:
-        """`[1, t]` for each row, without padding."""
-        rows = zip(self.tokens.split(1), self.lengths, strict=True)
+        """`[1, t]` for each row on the target's device, without padding."""
+        rows = zip(self.tokens.to(self.padded.device).split(1), self.lengths, strict=True)
         return [row[:, :length] for row, length in rows]
 
     def repeated(self, count: int) -> Prompts:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
+from specdec.graphs.tree import copy_from_host
 from specdec.kernels import exponentials, first_arrival, race, step_uniforms
 from specdec.types import keep_rows
 
@@ -183,7 +184,7 @@ class Noise:
 
     def load(self, other: Noise) -> None:
         """Takes over the seeds of another source for as many rows, in place."""
-        self._key.copy_(other._key)
+        copy_from_host([self._key], [other._key])
 
     def keep(self, rows: list[int]) -> Self:
         """The noise of the given rows, in the storage of this one; see `keep_rows`."""

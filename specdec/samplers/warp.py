@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
+from specdec.graphs.tree import copy_from_host
 from specdec.kernels import Truncation, WarpParams, find_cutoff, sample, sample_tokens, warp_probs
 from specdec.types import keep_rows
 
@@ -148,9 +149,9 @@ class Warp:
                 f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
                 f"take over {other.signature} over {other.batch_size} rows"
             )
-        for mine, theirs in zip(self._columns, other._columns, strict=True):
-            if mine is not None:
-                mine.copy_(theirs)
+        pairs = zip(self._columns, other._columns, strict=True)
+        if used := [pair for pair in pairs if pair[0] is not None]:
+            copy_from_host(*zip(*used, strict=True))
 
     @property
     def greedy_rows(self) -> Tensor | None:

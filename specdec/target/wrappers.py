@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from specdec.graphs.tree import modules_of
 from specdec.hf import UNDERSTOOD_LAYERS
 
 
@@ -89,7 +90,7 @@ def refuse_adapters_by_row(model: PreTrainedModel) -> None:
     """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
     name for each row of the batch.
     """
-    for module in model.modules():
+    for module in modules_of(model):
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, partial) and "adapter_names" in hook.keywords:
                 raise ValueError(

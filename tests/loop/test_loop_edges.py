@@ -18,7 +18,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target, Tree
+from specdec.loop.host import OutputCollector
+from specdec.loop.runner import StepRunner
 from specdec.request.call import read_options
 from specdec.samplers import Warp
 
@@ -29,6 +31,7 @@ DRAFTERS = {
     "target": lambda: ModelDrafter(MODEL),
     "lookup": lambda: PromptLookupDrafter(6),
 }
+TREES = {"tree": lambda: ModelDrafter(perturbed(MODEL), tree=Tree(nodes=5, depth=2))}
 
 
 def stop_the_longest_row_at(num_new: int):
@@ -69,6 +72,44 @@ def test_steps_attend_over_all_that_was_committed_though_the_host_has_not_read_i
     expected = run(None, **options)
     late = run(DRAFTERS["target"](), steps_ahead=steps_ahead, **options)
     assert torch.equal(late.sequences, expected.sequences)
+
+
+def events_of(monkeypatch, drafter, steps_ahead, graphs=True, **options):
+    """A call, and in order what its host did: s(tep issued), r(ead)."""
+    events = []
+    for kind, name, event in ((StepRunner, "run", "s"), (OutputCollector, "add", "r")):
+        plain = getattr(kind, name)
+
+        def noting(self, *args, plain=plain, event=event, **kwargs):
+            events.append(event)
+            return plain(self, *args, **kwargs)
+
+        monkeypatch.setattr(kind, name, noting)
+    result = run(drafter, steps_ahead=steps_ahead, graphs=graphs, **options)
+    monkeypatch.undo()
+    return result, "".join(events)
+
+
+@pytest.mark.parametrize("steps_ahead", [0, 1, 3])
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "none", "tree"])
+def test_no_step_is_issued_in_vain_by_a_call_that_ends_by_length(monkeypatch, drafter, steps_ahead):
+    part = TREES[drafter]() if drafter in TREES else DRAFTERS.get(drafter, lambda: None)()
+    k = 0 if part is None else (part.tree_depth or part.num_draft_tokens)
+    for room in (1, 2, 7, 33):
+        options = {"max_new_tokens": room, "eos_token_id": None, **SAMPLED}
+        found, events = events_of(monkeypatch, part, steps_ahead, **options)
+        assert torch.equal(found.sequences, run(part, **options).sequences)
+        num_steps = max(found.stats.steps)
+        assert (events.count("s"), events.count("r")) == (num_steps, num_steps)
+        # And the host does run ahead as long as the steps under way cannot be the last.
+        surely = max(0, -(-room // (k + 1)) - 1)
+        assert events.startswith("s" * min(surely, steps_ahead + 1))
+    found, events = events_of(monkeypatch, part, steps_ahead, eos_token_id=None, max_new_tokens=33)
+    first_end = int(found.new_tokens[0, 2])
+    one = {"eos_token_id": first_end, "max_new_tokens": 33}
+    ended, events = events_of(monkeypatch, part, steps_ahead, **one)
+    assert events.count("s") - events.count("r") <= steps_ahead  # an end by a token: nobody knew
+    assert events.count("r") == max(ended.stats.steps)
 
 
 @pytest.mark.parametrize(("drafter", "steps_ahead"), [("model", 0), ("target", 1), ("lookup", 1)])
