@@ -173,7 +173,7 @@ class SpeculativeGenerator:
             >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup", graphs=True)
             >>> generator.warm_up(rows=1, tokens=256, do_sample=True)
             >>> sum("captured in" in line for line in generator.explain().splitlines())
-            3
+            5
         """
         check_integer("rows", rows, 1)
         check_integer("tokens", tokens, 2)

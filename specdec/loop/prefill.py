@@ -17,7 +17,7 @@ from specdec.request.call import Request
 from specdec.target.text import TargetText
 from specdec.types import Context
 
-CAPTURED_CHUNKS = (64, 256, 1024)
+CAPTURED_CHUNKS = (64, 256, 512, 1024)
 """Tokens of the prompt chunks that are captured, ascending. A GPU reads 256 tokens in hardly more
 time than it takes to read the weights; launching the same work eagerly takes ten times as long.
 """
@@ -97,14 +97,16 @@ def prefill(
         request: that was loaded.
         run_chunk: `prefill_chunk` of the state, or a graph of it, given the chunk's size and how
             many slots to attend over.
-        chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots.
+        chunk_size, captured: see `chunks`. Chunks of these sizes attend over all slots, unless they
+            are the first.
     """
-    end = 0
+    start = 0
     length, rows = max(request.prompts.lengths) - 1, state.signature.batch_size
     for size in chunks(length, chunk_size, captured, rows):
-        state.chunk_start.fill_(end)
-        end += size
-        run_chunk(size, state.cache.num_slots if size in captured else end + 1)
+        state.chunk_start.fill_(start)
+        most, is_fixed = state.cache.num_slots, start > 0 and size in captured
+        run_chunk(size, most if is_fixed else min(start + size + 1, most))
+        start += size
 
 
 def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) -> None:

@@ -96,8 +96,9 @@ class StepRunner:
         count = NUM_EAGER + 1 if self.captures else 1
         rows = self.state.signature.batch_size
         for size in chunk_sizes(num_read, chunk_size, self.captured_chunks, rows):
-            for _ in range(count):
-                self._run_chunk(size, self.num_slots)
+            for num_attended in {min(size + 1, self.num_slots), self.num_slots}:  # first, and later
+                for _ in range(count):
+                    self._run_chunk(size, num_attended)
         for length in lengths:
             for _ in range(count):
                 self.run(self.state, num_draft_tokens=length)
@@ -131,7 +132,7 @@ class StepRunner:
         if size not in self.captured_chunks:
             return run()
         try:
-            self._through_graph(("chunk", size), run)
+            self._through_graph(("chunk", size, num_attended), run)
         except CaptureError as error:  # a drafter may wait for the device while it reads
             self.captured_chunks, self._reading_refusal = (), str(error)
             run()
@@ -185,8 +186,11 @@ class StepRunner:
             yield f"{where}: eager, because {self.refusal}"
         if self._reading_refusal is not None:
             yield f"{where}: prompts are read eagerly, because {self._reading_refusal}"
-        for (kind, size), captured in self._captured.items():
-            what = f"prompt chunks of {size} tokens" if kind == "chunk" else f"{size} draft tokens"
+        for (kind, size, *attended), captured in self._captured.items():
+            what = f"{size} draft tokens"
+            if kind == "chunk":
+                order = "later" if attended[0] == self.num_slots else "first"
+                what = f"{order} prompt chunks of {size} tokens"
             yield (
                 f"{where}: {what} captured in {captured.capture_seconds:.2f} s, "
                 f"{captured.num_bytes / 2**20:.0f} MiB, {captured.num_calls} replays"

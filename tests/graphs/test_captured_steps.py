@@ -153,7 +153,8 @@ def test_calls_of_any_length_run_in_one_storage_with_one_graph_for_each_set_of_o
         (runner,) = generator._runners
         sizes.add(runner.num_slots)
     assert 1 < len(sizes) <= 3  # of 64, 128, 256
-    assert len(made) <= 3 * len(sizes)  # greedy steps, sampled steps, chunks of 64 tokens
+    # Greedy steps, sampled steps, and chunks of 64 tokens, the first ones and later ones.
+    assert len(made) <= 4 * len(sizes)
     assert captures_of(generator) == {"storages": 1, "steps": 2, "chunks": 1}
 
 
