@@ -1,4 +1,4 @@
-"""The records that flow between the parts, and how rows leave the tables of a batch.
+"""The records that flow between the parts.
 
 Legend: B rows, K draft tokens (the nodes of a tree), D depth (tokens on the longest path, K for a
 chain), N = K + 1 rows of a window: the anchor and the draft, V target vocabulary, F feature width.
@@ -261,39 +261,3 @@ def depths_of(parents: Iterable[int]) -> list[int]:
     for parent in parents:
         depths.append(depths[parent + 1] + 1)
     return depths
-
-
-def rows_to_keep(is_live: list[bool]) -> list[int]:
-    """The live rows of a batch, in the order in which they fill its first rows: the last of them
-    move into the gaps and all others stay where they are, so that few rows move.
-
-    Example:
-        >>> rows_to_keep([True, False, True, False, True, True])
-        [0, 5, 2, 4]
-    """
-    live = [row for row, lives in enumerate(is_live) if lives]
-    return [row if is_live[row] else live.pop() for row in range(len(live))]
-
-
-def keep_rows(table: Tensor, rows: list[int]) -> Tensor:
-    """Some rows of a table, moved to its front: nothing is allocated, and a second call
-    with the same rows changes nothing.
-
-    Args:
-        table: `[B, ...]`, overwritten.
-        rows: from `rows_to_keep`. Each is at its index already or comes from after all rows that
-            are kept (`rows[i] == i` or `rows[i] >= len(rows)`), so none is overwritten before it
-            has been read.
-
-    Returns:
-        `[len(rows), ...]`, the front of the table: its row i is what row `rows[i]` was.
-
-    Example:
-        >>> import torch
-        >>> keep_rows(torch.tensor([10, 20, 30, 40]), [0, 3])
-        tensor([10, 40])
-    """
-    for here, there in enumerate(rows):
-        if here != there:
-            table[here].copy_(table[there])
-    return table[: len(rows)]

@@ -1,6 +1,6 @@
 """Every drafter of the library, one of a user's own, and drafters that are always right."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import eagle_heads
@@ -28,7 +28,6 @@ from specdec import (
 )
 from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
-from specdec.types import keep_rows
 
 MODEL = build("llama")
 CPU = torch.device("cpu")
@@ -222,39 +221,28 @@ def texts():
     return [found[0], found[1, 3:]]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """`[B, S]`: the tokens that a drafter was shown, by position; -1 where it was shown none."""
-
-    tokens: torch.Tensor
-
-    def keep(self, rows):
-        return Shown(keep_rows(self.tokens, rows))
-
-    def reset(self):
-        self.tokens.fill_(-1)
-
-
 class Scribe(NoDrafter):
-    """Knows how the greedy text goes on, but only while it was shown every token of the text."""
+    """Knows how the greedy text goes on, but only while it was shown every token of the text. Its
+    state `[B, S]` is one more than each token that it was shown.
+    """
 
     num_draft_tokens = MOST
 
     def init_state(self, batch_size, max_length, *, vocab_size, device):
-        return Shown(torch.full((batch_size, max_length + 1), -1))
+        return torch.zeros(batch_size, max_length + 1, dtype=torch.long)
 
-    def prefill(self, context, state):
+    def prefill(self, context, shown):
         offsets = torch.arange(context.tokens.shape[1])
         is_real = offsets <= context.num_new[:, None]
         slots = (context.start[:, None] + offsets).where(is_real, torch.tensor(-1))
-        state.tokens.scatter_(1, slots % state.tokens.shape[1], context.tokens)
+        shown.scatter_(1, slots % shown.shape[1], context.tokens + 1)
 
-    def propose(self, context, state, drawing):
-        self.prefill(context, state)
+    def propose(self, context, shown, drawing):
+        self.prefill(context, shown)
         text = torch.nn.utils.rnn.pad_sequence(texts(), batch_first=True)
         count, steps = context.num_committed[:, None], torch.arange(drawing.num_draft_tokens)
         positions = torch.arange(text.shape[1])
-        is_equal = state.tokens[:, : text.shape[1]] == text[:, : state.tokens.shape[1]]
+        is_equal = shown[:, : text.shape[1]] == text[:, : shown.shape[1]] + 1
         knows = (is_equal | (positions >= count)).all(dim=1, keepdim=True)
         return Draft((text.gather(1, count + steps) + ~knows) % VOCAB)
 

@@ -1,8 +1,6 @@
 """Drafters of known quality and batches of unequal prompts, shared by tests of the whole loop."""
 
 import copy
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,20 +28,16 @@ def drawing(drafter: Drafter, warp, noise, *, rule=draw_by_inversion, wants_prob
     return Drawing(drafter.num_draft_tokens, warp, noise, rule, wants_probs)
 
 
-@dataclass(frozen=True, eq=False)
-class NumberedState:
-    """A drafter's own state, and which row of the batch each of its rows is."""
+class NumberedRows(NoDrafter):
+    """Its state is the number of each row, and one more: which row of the batch it is."""
 
-    own: Any
-    rows: list[int]
+    def init_state(self, batch_size, max_length, *, vocab_size, device):
+        """No row has a number yet."""
+        return torch.zeros(batch_size, dtype=torch.long, device=device)
 
-    def keep(self, rows: list[int]) -> "NumberedState":
-        """The given rows."""
-        return NumberedState(self.own.keep(rows), [self.rows[row] for row in rows])
-
-    def reset(self) -> None:
-        """Forgets what the drafter knows."""
-        self.own.reset()
+    def prefill(self, context, rows) -> None:
+        """Before any row has ended."""
+        rows.copy_(torch.arange(1, len(rows) + 1))
 
 
 class WrongDrafter(Drafter):

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor, nn
 
 from specdec import Draft, Drafter, Target
-from specdec.drafters import NoState
 from specdec.drafters.proposal import Proposal
 from specdec.kernels import AttentionOptions
 from specdec.target.attention import attend
@@ -24,8 +23,8 @@ class TargetReader(Drafter):
     def validate(self, **target) -> None:
         self._target.check_unchanged()
 
-    def init_state(self, *sizes, **target) -> NoState:
-        return NoState()
+    def init_state(self, *sizes, **target) -> None:
+        pass
 
     def prefill(self, context, state) -> None:
         pass

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdec import BlockSampler, ModelDrafter, Proposal, RejectionSampler, SpeculativeGenerator
+from specdec.graphs.tree import copy_into, keep_rows
 from specdec.samplers import Drawing, Noise, ScriptedNoise, Stream, Warp, draw_by_inversion, philox
 
 WORD = 2**32
@@ -162,11 +163,11 @@ def test_a_seed_out_of_range_is_refused_with_its_row(seed):
 def test_kept_rows_keep_their_draws():
     starts, rows = torch.tensor([5, 9, 2, 7]), [3, 1]
     noise = Noise([0] * 4)
-    noise.load(Noise([11, 2**64 - 1, 0, 8]))  # takes over their numbers
+    copy_into(noise, Noise([11, 2**64 - 1, 0, 8]))  # takes over their numbers
     expected = Noise([11, 2**64 - 1, 0, 8]).at(starts, 3)
     assert all(noise.at(starts, 3).uniform(s).equal(expected.uniform(s)) for s in Stream)
     whole = [noise.at(starts, 3).uniform(stream)[rows] for stream in Stream]
-    step = noise.keep(rows).at(starts[rows], 3)
+    step = keep_rows(noise, rows).at(starts[rows], 3)
     for stream, expected in zip(Stream, whole, strict=True):
         assert torch.equal(step.uniform(stream), expected)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from specdec.drafters.base import Drafter, NoDrafter, NoState
+from specdec.drafters.base import Drafter, NoDrafter
 from specdec.drafters.join import FirstMatch
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
@@ -51,7 +51,6 @@ __all__ = [
     "MaskTokenHead",
     "ModelDrafter",
     "NoDrafter",
-    "NoState",
     "PromptLookupDrafter",
     "Proposal",
     "SuffixDrafter",

@@ -1,31 +1,18 @@
 """`Drafter`: what a component must do to propose tokens."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from specdec.arguments import check_integer, shown
 from specdec.drafters.tree import Tree
+from specdec.graphs.tree import leaves
 from specdec.samplers.drawing import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
 from specdec.types import Context, Draft
-
-
-class DrafterState(Protocol):
-    """All that changes while a drafter works; its tensors have rows first. `init_state` makes it,
-    `prefill` and `propose` change it in place, and the loop holds it and calls these two methods.
-    """
-
-    def keep(self, rows: list[int]) -> "DrafterState":
-        """A state of the given rows in this one's storage, of which only `reset` will be used from
-        then on; see `specdec.types.keep_rows`. The loop calls it when rows have ended.
-        """
-
-    def reset(self) -> None:
-        """Makes the state, and its storage, ready for other texts."""
 
 
 class Drafter(nn.Module, ABC):
@@ -66,8 +53,15 @@ class Drafter(nn.Module, ABC):
     @abstractmethod
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
-    ) -> DrafterState:
-        """Fresh state for rows of at most `max_length` tokens, the last proposal included."""
+    ) -> Any:
+        """Fresh state for rows of at most `max_length` tokens, the last proposal included: a tree
+        of tensors, zeros with rows first (a dataclass, a tuple, a dict; `None` where there is
+        nothing to remember). `prefill` and `propose` change it in place.
+
+        The loop owns it. It drops rows that have ended (`specdec.graphs.tree.keep_rows`), and fills
+        the whole state with zeros before each call. Fields of a dataclass that are
+        `specdec.graphs.shared()`, the same for all rows, are left alone.
+        """
 
     @abstractmethod
     def prefill(self, context: Context, state: Any) -> None:
@@ -130,17 +124,32 @@ def check_drafter(drafter: Drafter) -> None:
             raise TypeError(f"{name}.{flag} must be True or False, got {got}")
 
 
-def check_state(drafter: Drafter, state: Any, *, by: str = "init_state") -> DrafterState:
-    """Returns what a method of a drafter returned, or raises `TypeError` if it is no state."""
-    missing = [name for name in ("keep", "reset") if not callable(getattr(state, name, None))]
-    who = f"{type(drafter).__name__}.{by} returned"
+def check_state(
+    drafter: Drafter, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+) -> Any:
+    """Returns what a drafter's `init_state` returns, or raises `TypeError` or `ValueError` if it is
+    no tree of tensors with rows first.
+    """
+    state = drafter.init_state(batch_size, max_length, vocab_size=vocab_size, device=device)
+    who = f"{type(drafter).__name__}.init_state returned"
+    advice = "what is the same for all rows is a field of a dataclass, `= specdec.graphs.shared()`"
     if isinstance(state, type):
-        raise TypeError(f"{who} the class {state.__name__}; return {state.__name__}()")
-    if missing:
-        raise TypeError(
-            f"{who} a {type(state).__name__} without {' and '.join(missing)}; see DrafterState "
-            "(NoState, if there is nothing to remember)"
-        )
+        raise TypeError(f"{who} the class {state.__name__}; return {state.__name__}(...)")
+    for path, leaf in leaves(state, "state", with_shared=False):
+        if leaf is None:
+            continue
+        if not isinstance(leaf, Tensor):
+            raise TypeError(
+                f"{who} {path} = {shown(leaf)}; a state is a dataclass, a tuple, a list or a dict "
+                f"of tensors (None for nothing), a number of each row is a tensor, and {advice}"
+            )
+        if leaf.dim() == 0 or len(leaf) != batch_size:
+            raise ValueError(
+                f"{who} {path} of shape {list(leaf.shape)} for {batch_size} rows; tensors of a "
+                f"state have rows first, and {advice}"
+            )
+        if leaf.device.type != device.type:
+            raise ValueError(f"{who} {path} on {leaf.device}, and the target is on {device}")
     return state
 
 
@@ -152,17 +161,6 @@ def check_num_draft_tokens(num_draft_tokens: int, *, of: str = "") -> int:
     return check_integer(f"{of}num_draft_tokens", num_draft_tokens, 0, advice=advice)
 
 
-class NoState:
-    """The state of a drafter that remembers nothing."""
-
-    def keep(self, rows: list[int]) -> "NoState":
-        """Nothing to move."""
-        return self
-
-    def reset(self) -> None:
-        """Nothing to forget."""
-
-
 class NoDrafter(Drafter):
     """Proposes nothing, so that the same loop decodes plainly: every step emits one bonus token."""
 
@@ -171,13 +169,12 @@ class NoDrafter(Drafter):
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Fits every target."""
 
-    def init_state(self, batch_size: int, max_length: int, *, vocab_size: int, device) -> NoState:
+    def init_state(self, batch_size: int, max_length: int, *, vocab_size: int, device) -> Any:
         """There is nothing to remember."""
-        return NoState()
 
-    def prefill(self, context: Context, state: NoState) -> None:
+    def prefill(self, context: Context, state: Any) -> None:
         """There is nothing to read."""
 
-    def propose(self, context: Context, state: NoState, drawing: Drawing) -> Draft:
+    def propose(self, context: Context, state: Any, drawing: Drawing) -> Draft:
         """An empty draft."""
         return Draft(context.tokens[:, :0])

@@ -6,7 +6,7 @@ attention head, S slots.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -21,6 +21,7 @@ from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePlan
+from specdec.graphs.tree import shared
 from specdec.heads.sharing import borrow, look_up, model_of
 from specdec.heads.window import ContextRows, read_context
 from specdec.target import Target
@@ -35,16 +36,8 @@ class HeadState:
     """
 
     cache: SlotCache
-    angles: Tensor
-    plan: TreePlan | None = field(default=None, kw_only=True)
-
-    def keep(self, rows: list[int]) -> HeadState:
-        """The given rows, in the storage of all."""
-        return replace(self, cache=self.cache.keep(rows))
-
-    def reset(self) -> None:
-        """Empties the slots."""
-        self.cache.reset()
+    angles: Tensor = shared()
+    plan: TreePlan | None = shared(default=None, kw_only=True)
 
 
 class HeadDrafter(TreeDrafter):

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from specdec.drafters.base import (
     Drafter,
-    DrafterState,
     check_drafter,
     check_num_draft_tokens,
     check_state,
 )
+from specdec.graphs.tree import shared
 from specdec.samplers.drawing import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft
 
@@ -28,17 +28,8 @@ from specdec.types import PAD_TOKEN, Context, Draft
 class JoinedState:
     """The states of all drafters, and how many tokens each of them drafts at most."""
 
-    parts: tuple[DrafterState, ...]
-    lengths: tuple[int, ...]
-
-    def keep(self, rows: list[int]) -> JoinedState:
-        """The given rows of each."""
-        return replace(self, parts=tuple(part.keep(rows) for part in self.parts))
-
-    def reset(self) -> None:
-        """Empties each."""
-        for part in self.parts:
-            part.reset()
+    parts: tuple[Any, ...]
+    lengths: tuple[int, ...] = shared()
 
 
 class FirstMatch(Drafter):
@@ -120,9 +111,7 @@ class FirstMatch(Drafter):
     ) -> JoinedState:
         """The states of all drafters."""
         sizes = {"vocab_size": vocab_size, "device": device}
-        parts = [
-            check_state(d, d.init_state(batch_size, max_length, **sizes)) for d in self.drafters
-        ]
+        parts = [check_state(d, batch_size, max_length, **sizes) for d in self.drafters]
         return JoinedState(tuple(parts), tuple(d.num_draft_tokens for d in self.drafters))
 
     def prefill(self, context: Context, state: JoinedState) -> None:

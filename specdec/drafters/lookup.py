@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
 from specdec.samplers.drawing import Drawing
-from specdec.types import PAD_TOKEN, Context, Draft, keep_rows
+from specdec.types import PAD_TOKEN, Context, Draft
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,14 +17,6 @@ class PromptLookupState:
     """`[B, S]` committed tokens, position by position."""
 
     tokens: Tensor
-
-    def keep(self, rows: list[int]) -> "PromptLookupState":
-        """The given rows, in the storage of all."""
-        return PromptLookupState(keep_rows(self.tokens, rows))
-
-    def reset(self) -> None:
-        """Forgets everything and keeps the storage."""
-        self.tokens.fill_(PAD_TOKEN)
 
 
 class PromptLookupDrafter(Drafter):
@@ -89,7 +81,7 @@ class PromptLookupDrafter(Drafter):
     ) -> PromptLookupState:
         """Room for `max_length` tokens per row and one to forget."""
         shape = batch_size, max_length + 1
-        return PromptLookupState(torch.full(shape, PAD_TOKEN, dtype=torch.long, device=device))
+        return PromptLookupState(torch.zeros(shape, dtype=torch.long, device=device))
 
     def prefill(self, context: Context, state: PromptLookupState) -> None:
         """Remembers the anchor and the new tokens."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
 from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
+from specdec.graphs.tree import shared
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
 from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
@@ -39,19 +40,11 @@ class ModelDrafterState:
     """
 
     cache: SlotCache
-    vocab_size: int
-    offsets: Tensor
-    limit: int | None
-    plan: TreePlan | None
-    vocabulary: CommonVocabulary | None = None
-
-    def keep(self, rows: list[int]) -> ModelDrafterState:
-        """The given rows, in the storage of all."""
-        return replace(self, cache=self.cache.keep(rows))
-
-    def reset(self) -> None:
-        """Empties the slots."""
-        self.cache.reset()
+    vocab_size: int = shared()
+    offsets: Tensor = shared()
+    limit: int | None = shared()
+    plan: TreePlan | None = shared()
+    vocabulary: CommonVocabulary | None = shared(default=None)
 
 
 class ModelDrafter(TreeDrafter):

@@ -19,7 +19,7 @@ from specdec.heads.mtp import MTPHead
 from specdec.heads.shift_window import PastRows, ShiftedWindow, shift_window
 from specdec.heads.window import Pass, WindowPlan
 from specdec.samplers.drawing import Drawing
-from specdec.types import Context, Draft, keep_rows
+from specdec.types import Context, Draft
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +32,8 @@ class MTPState(HeadState):
             `heads/shift_window.py`.
         before: those that the last window began with.
         start: `[B]` int64, where that window's context began. A step whose capture fails is run
-            again: it finds the same start, and begins with the same rows.
+            again: it finds the same start, and begins with the same rows. Before the first window
+            it is 0, and both tables are zeros.
     """
 
     past: PastRows
@@ -43,22 +44,6 @@ class MTPState(HeadState):
     def num_depths(self) -> int:
         """Depths that it was made for."""
         return len(self.cache.keys)
-
-    def keep(self, rows: list[int]) -> MTPState:
-        """The given rows, in the storage of all."""
-        past, before = (
-            PastRows(*(keep_rows(table, rows) for table in tables))
-            for tables in (self.past, self.before)
-        )
-        start = keep_rows(self.start, rows)
-        return replace(self, cache=self.cache.keep(rows), past=past, before=before, start=start)
-
-    def reset(self) -> None:
-        """Empties the slots, and forgets the rows."""
-        self.cache.reset()
-        for table in (*self.past, *self.before):
-            table.zero_()
-        self.start.fill_(-1)
 
 
 class MTPDrafter(HeadDrafter):
@@ -130,7 +115,7 @@ class MTPDrafter(HeadDrafter):
             )
             for _ in range(2)
         )
-        start = torch.full((batch_size,), -1, device=device)
+        start = torch.zeros(batch_size, dtype=torch.long, device=device)
         return MTPState(of_head.cache, of_head.angles, past, before, start)
 
     def prefill(self, context: Context, state: MTPState) -> None:

@@ -3,6 +3,7 @@
 from specdec.graphs.capture import Captured, CaptureError, GraphPool
 from specdec.graphs.storage import StorageMovedError, stable_storage, weight_addresses
 from specdec.graphs.sync import HostSyncError, no_host_sync
+from specdec.graphs.tree import shared
 
 __all__ = [
     "CaptureError",
@@ -11,6 +12,7 @@ __all__ = [
     "HostSyncError",
     "StorageMovedError",
     "no_host_sync",
+    "shared",
     "stable_storage",
     "weight_addresses",
 ]

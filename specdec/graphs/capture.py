@@ -28,7 +28,7 @@ from torch.distributed import distributed_c10d
 
 from specdec.arguments import check_device, check_integer, shown
 from specdec.graphs.sync import HostSyncError, no_host_sync
-from specdec.graphs.tree import clone_tensors, leaves
+from specdec.graphs.tree import copy_into, leaves, map_tensors
 
 _ONE_CAPTURE = threading.Lock()
 """CUDA allows one capture at a time in a process."""
@@ -156,7 +156,7 @@ class Captured:
         self.capture_seconds, self.num_bytes, self.num_calls = 0.0, 0, 0
         self._is_released = False
         with torch.inference_mode():
-            self._inputs = clone_tensors(example_inputs)
+            self._inputs = map_tensors(Tensor.clone, example_inputs)
             for index in range(warmup):
                 self.pool.run(self._call, is_guarded=index == warmup - 1)
         self._capture()
@@ -173,7 +173,7 @@ class Captured:
             self._capture()
         self.num_calls += 1
         with torch.inference_mode():
-            _copy_tensors(self._inputs, inputs)
+            copy_into(self._inputs, inputs)
             if self._graph is not None:
                 self._graph.replay()
             elif self.outputs is None:
@@ -181,7 +181,7 @@ class Captured:
             else:
                 outputs = self._call()
                 _check_alike("output", self.outputs, outputs)
-                _copy_tensors(self.outputs, outputs)
+                copy_into(self.outputs, outputs)
         return self.outputs
 
     def release(self) -> None:
@@ -304,13 +304,6 @@ def _kind_of(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)} on {leaf.device}"
-
-
-def _copy_tensors(into: Any, source: Any) -> None:
-    """Copies every tensor of a tree into the tensor in its place."""
-    for (_, mine), (_, theirs) in zip(leaves(into), leaves(source), strict=True):
-        if isinstance(mine, Tensor) and mine.data_ptr() != theirs.data_ptr():
-            mine.copy_(theirs)
 
 
 @contextmanager

@@ -1,9 +1,18 @@
-"""Nested tuples, lists, dictionaries and dataclasses of tensors, the tensors of an object, and the
-modules of a model.
+"""Trees of tensors (nested tuples, lists, dictionaries, named tuples and dataclasses), the tensors
+of an object, and the modules of a model.
+
+All that a batch keeps between steps is one tree whose tensors have rows first: `[B, ...]`. What is
+the same for all rows stands in fields that are `shared()`. So what happens to a batch (rows leave,
+another call begins, tests poison it) is a function of the tree, and no part of it has methods of
+its own for that.
+
+A dataclass is its fields. What else its objects hold, views of the fields for instance, is made by
+`__post_init__`, which runs again where a function returns a tree of other tensors.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,29 +20,149 @@ from torch import Tensor, nn
 
 ALIGNMENT = 8
 """Bytes at whose multiples every tensor of a transfer begins."""
+_HAS_ROWS = "specdec.has_rows"
 
 
-def leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def shared(**options: Any) -> Any:
+    """A field of a dataclass without rows: the same for all texts, and never changed.
+
+    Args:
+        options: of `dataclasses.field`.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> import torch
+        >>> @dataclass
+        ... class State:
+        ...     counts: Tensor
+        ...     weights: Tensor = shared()
+        >>> state = State(torch.tensor([1, 2, 3]), torch.tensor([0.5, 0.5]))
+        >>> fill(state, 7)
+        >>> keep_rows(state, [0])
+        State(counts=tensor([7]), weights=tensor([0.5000, 0.5000]))
+    """
+    return field(metadata={_HAS_ROWS: False}, **options)
+
+
+def leaves(tree: Any, path: str = "", *, with_shared: bool = True) -> Iterator[tuple[str, Any]]:
     """Everything in a tree that is no container, with its path, in order."""
-    parts = _parts(tree)
+    parts = _parts(tree, with_shared)
     if parts is None:
         yield path, tree
         return
     for name, part in parts:
-        yield from leaves(part, path + name)
+        yield from leaves(part, path + name, with_shared=with_shared)
 
 
-def clone_tensors(tree: Any) -> Any:
-    """The same tree with a copy of each tensor; one that is there twice gets two."""
+def tables(tree: Any) -> dict[str, Tensor]:
+    """The tensors that have rows, by path."""
+    found = leaves(tree, with_shared=False)
+    return {path: leaf for path, leaf in found if isinstance(leaf, Tensor)}
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], tree: Any, *, with_shared: bool = True) -> Any:
+    """The same tree with each tensor changed; one that is there twice is changed twice.
+
+    Args:
+        change: of a tensor.
+        tree: left as it is.
+        with_shared: whether what has no rows is changed as well.
+    """
+    changed = partial(map_tensors, change, with_shared=with_shared)
     if isinstance(tree, Tensor):
-        return tree.clone()
+        return change(tree)
     if isinstance(tree, dict):
-        return type(tree)((key, clone_tensors(part)) for key, part in tree.items())
+        return type(tree)((key, changed(part)) for key, part in tree.items())
     if _is_record(tree):
-        return replace(tree, **{f.name: clone_tensors(getattr(tree, f.name)) for f in fields(tree)})
+        other = object.__new__(type(tree))
+        for f in fields(tree):
+            part, is_kept = getattr(tree, f.name), not (with_shared or _has_rows(f))
+            object.__setattr__(other, f.name, part if is_kept else changed(part))
+        if hasattr(other, "__post_init__"):
+            other.__post_init__()
+        return other
     if isinstance(tree, tuple | list):
-        return getattr(tree, "_make", type(tree))(map(clone_tensors, tree))
+        return getattr(tree, "_make", type(tree))(map(changed, tree))
     return tree
+
+
+def rows_to_keep(is_live: list[bool]) -> list[int]:
+    """The live rows of a batch, in the order in which they fill its first rows: the last of them
+    move into the gaps and all others stay where they are, so that few rows move.
+
+    Example:
+        >>> rows_to_keep([True, False, True, False, True, True])
+        [0, 5, 2, 4]
+    """
+    live = [row for row, lives in enumerate(is_live) if lives]
+    return [row if is_live[row] else live.pop() for row in range(len(live))]
+
+
+def keep_rows(tree: Any, rows: list[int]) -> Any:
+    """Some rows of all tables, moved to their fronts: nothing is allocated, and a second call with
+    the same rows changes nothing, so tables may share storage.
+
+    Args:
+        tree: its tables `[B, ...]` are overwritten; until they are filled anew only what is
+            returned may be used.
+        rows: from `rows_to_keep`. Each is at its index already or comes from after all rows that
+            are kept (`rows[i] == i` or `rows[i] >= len(rows)`), so none is overwritten before it
+            has been read.
+
+    Returns:
+        The tree of the fronts `[len(rows), ...]`: row i of a table is what row `rows[i]` was.
+
+    Example:
+        >>> import torch
+        >>> keep_rows({"ids": torch.tensor([10, 20, 30, 40])}, [0, 3])
+        {'ids': tensor([10, 40])}
+    """
+
+    def front(table: Tensor) -> Tensor:
+        for here, there in enumerate(rows):
+            if here != there:
+                table[here].copy_(table[there])
+        return table[: len(rows)]
+
+    return map_tensors(front, tree, with_shared=False)
+
+
+def fill(tree: Any, value: float) -> None:
+    """Writes a number into all tables: 0 clears them."""
+    for table in tables(tree).values():
+        table.fill_(value)
+
+
+def copy_into(tree: Any, other: Any) -> None:
+    """Copies every tensor of another tree into the tensor in its place; those of a host are sent
+    together, and nobody waits for them (`copy_from_host`).
+
+    Raises:
+        ValueError: a tensor of another shape, or another value of something that is no tensor;
+            nothing was copied.
+
+    Example:
+        >>> import torch
+        >>> state = {"ids": torch.zeros(2, dtype=torch.long)}
+        >>> copy_into(state, {"ids": torch.tensor([3, 4])})
+        >>> state
+        {'ids': tensor([3, 4])}
+    """
+    pairs = []
+    for (path, mine), (_, theirs) in zip(leaves(tree), leaves(other), strict=True):
+        if isinstance(mine, Tensor) and isinstance(theirs, Tensor) and mine.shape == theirs.shape:
+            pairs.append((mine, theirs))
+        elif isinstance(mine, Tensor) or isinstance(theirs, Tensor) or not _is_same(mine, theirs):
+            raise ValueError(f"{path} is {_shown(mine)} and cannot take over {_shown(theirs)}")
+    pairs = [(mine, theirs) for mine, theirs in pairs if mine.data_ptr() != theirs.data_ptr()]
+    if pairs:
+        copy_from_host(*zip(*pairs, strict=True))
+
+
+def size_bytes(owner: Any) -> int:
+    """Bytes of all storage that an object owns, see `owned_tensors`."""
+    stores = (tensor.untyped_storage() for tensor in owned_tensors(owner).values())
+    return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
 
 
 def owned_tensors(owner: Any) -> dict[str, Tensor]:
@@ -115,12 +244,13 @@ def modules_of(*modules: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
-def _parts(tree: Any) -> list[tuple[str, Any]] | None:
+def _parts(tree: Any, with_shared: bool = True) -> list[tuple[str, Any]] | None:
     """Named children of a container, `None` for anything else."""
     if isinstance(tree, dict):
         return [(f"[{key!r}]", part) for key, part in tree.items()]
     if _is_record(tree):
-        return [(f".{f.name}", getattr(tree, f.name)) for f in fields(tree)]
+        wanted = (f.name for f in fields(tree) if with_shared or _has_rows(f))
+        return [(f".{name}", getattr(tree, name)) for name in wanted]
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return [(f".{name}", part) for name, part in zip(tree._fields, tree, strict=True)]
     if isinstance(tree, tuple | list):
@@ -135,5 +265,17 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
     return [(f".{name}", part) for name, part in found.items() if name not in transient]
 
 
+def _has_rows(of_record: Any) -> bool:
+    return of_record.metadata.get(_HAS_ROWS, True)
+
+
 def _is_record(tree: Any) -> bool:
     return is_dataclass(tree) and not isinstance(tree, type)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    return value is other or bool(value == other)
+
+
+def _shown(leaf: Any) -> str:
+    return f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from transformers import StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_integer, shown
-from specdec.drafters.base import check_state
+from specdec.graphs.tree import keep_rows, rows_to_keep
 from specdec.kernels.verify.reference import find_draft_faults
 from specdec.loop.outcome import Outcome, PendingOutcome, RowOutcome, fault_text
 from specdec.loop.processors import process_step
@@ -24,7 +24,7 @@ from specdec.request.call import Request
 from specdec.results import GenerationResult, RowStep, SpeculationStats
 from specdec.show.text import draft_size
 from specdec.trace import Trace
-from specdec.types import Draft, rows_to_keep
+from specdec.types import Draft
 
 Scores = dict[str, Tensor]
 """Logits `[B, K + 1, V]` of one step that the result is to hold: `"scores"` after processors,
@@ -170,7 +170,7 @@ class Generation:
         """Copies of the logits of the last step that the call wants to keep."""
         options, scores = self.request.options, {}
         if options.keeps_scores:
-            own = self.state.warp.keep(list(range(len(self.rows))))  # they come first; none moves
+            own = keep_rows(self.state.warp, list(range(len(self.rows))))  # they come first
             scores["scores"] = own.scores(outcome.logits)
         if options.keeps_logits:
             logits = self._unprocessed if options.processors else outcome.logits
@@ -213,8 +213,8 @@ class Generation:
         rows = rows_to_keep([left > 0 for left in self.state.buffer.remaining.tolist()])
         if 0 < len(rows) < len(self.rows):
             self.rows = [self.rows[row] for row in rows]
-            self.state = self.state.keep(rows)
-            check_state(self.parts.drafter, self.state.drafter_state, by="init_state().keep")
+            signature = self.state.signature._replace(batch_size=len(rows))
+            self.state = replace(keep_rows(self.state, rows), signature=signature)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,14 +11,15 @@ vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.loop.state import NUM_COUNTS, Signature
+from specdec.graphs.tree import map_tensors
+from specdec.loop.record import Record
 from specdec.types import Draft, Fault, Verdict
 
 _TEXTS = {
@@ -157,21 +158,14 @@ class Outcome:
         verdict: what the sampler decided.
         logits: `[B, K + 1, V]` of the target, that the verdict was drawn from. Where steps are
             replayed, all these tensors are overwritten by the next step.
-        record: int64, everything that the host needs of it: tokens kept, whether the row ended with
-            an end-of-sequence token, tokens accepted, draft tokens that the sampler considered,
-            faults that it found, tokens that are sound (see `note_empty`), D + 1 emitted tokens,
-            (the path of a tree, D + 1 rows of its window), number of draft tokens, K of them (and
-            their parents), as sampler and drafter returned them. The next step writes into the
-            same tensor.
-        signature: of the state, with the sizes of the record.
+        record: everything that the host needs of it. The next step writes into the same table.
         vocab_size: V.
     """
 
     draft: Draft
     verdict: Verdict
     logits: Tensor
-    record: Tensor
-    signature: Signature
+    record: Record
     vocab_size: int
 
     @property
@@ -179,12 +173,12 @@ class Outcome:
         """`[B]` tokens each row keeps: 0 for rows that had ended, fewer than emitted where a row
         ends inside the block.
         """
-        return self.record[:, 0]
+        return self.record.num_new
 
     @property
     def is_eos(self) -> Tensor:
         """`[B]` bool: the row ended with an end-of-sequence token in this step."""
-        return self.record[:, 1] != 0
+        return self.record.is_eos != 0
 
     def note_empty(self, is_empty: Tensor) -> None:
         """Counts the tokens that a row keeps up to the first one that comes from a row of the
@@ -194,19 +188,11 @@ class Outcome:
         if path is not None:
             is_empty = is_empty.gather(1, path.clamp(0, is_empty.shape[1] - 1))
         first = torch.where(is_empty, index, len(index)).amin(dim=1)
-        torch.minimum(self.num_new, first, out=self.record[:, NUM_COUNTS - 1])
+        torch.minimum(self.num_new, first, out=self.record.num_sound)
 
     def of_rows(self, count: int) -> Outcome:
         """The outcome of the first rows."""
-
-        def first(record: Draft | Verdict) -> Draft | Verdict:
-            values = {f.name: getattr(record, f.name) for f in fields(record)}
-            cut = {name: x[:count] for name, x in values.items() if isinstance(x, Tensor)}
-            return replace(record, **cut)
-
-        draft, verdict = first(self.draft), first(self.verdict)
-        cut = {"logits": self.logits[:count], "record": self.record[:count]}
-        return replace(self, draft=draft, verdict=verdict, **cut)
+        return map_tensors(lambda table: table[:count], self)
 
     def fetch(self) -> PendingOutcome:
         """Starts the transfer to the host and does not wait for it.
@@ -214,7 +200,7 @@ class Outcome:
         The copy stands in the stream between this step and the next one, so the next step may be
         issued at once: the record is overwritten after it has been copied.
         """
-        return PendingOutcome(Transfer(self.record), self.signature, self.vocab_size)
+        return PendingOutcome(Transfer(self.record.table), self.record, self.vocab_size)
 
 
 class Transfer:
@@ -243,27 +229,23 @@ class Transfer:
 class PendingOutcome:
     """An outcome on its way to the host."""
 
-    record: Transfer
-    signature: Signature
+    table: Transfer
+    record: Record
     vocab_size: int
 
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
-        record, signature = self.record.wait().numpy(), self.signature
-        num_new, is_eos, num_accepted, num_drafted, faults, num_sound = record[:, :NUM_COUNTS].T
-        said = record[:, NUM_COUNTS : -signature.proposed_columns]
-        proposed = record[:, -signature.proposed_columns :]
-        emitted, num_valid = said[:, : signature.depth + 1], proposed[:, 0]
-        drafted, tree = proposed[:, 1 : 1 + signature.num_draft_tokens], {}
-        if signature.tree_depth is not None:
-            path = said[:, signature.depth + 1 :]
-            tree = {"path": path, "parents": proposed[:, 1 + signature.num_draft_tokens :]}
-        counts = num_accepted, num_valid, num_drafted
-        faults = faults | find_faults(emitted, drafted, *counts, self.vocab_size, **tree)
-        is_empty, num_sound = num_sound < num_new, np.where(faults > 0, 0, num_sound)
+        step = replace(self.record, table=self.table.wait().numpy())
+        tree = {} if step.path is None else {"path": step.path, "parents": step.parents}
+        counts = step.num_accepted, step.num_valid, step.num_drafted
+        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, **tree)
+        faults = step.faults | found
+        is_empty = step.num_sound < step.num_new
+        num_sound = np.where(faults > 0, 0, step.num_sound)
         faults = faults | int(Fault.TARGET_LOGITS) * is_empty
-        columns = num_new, num_valid, num_accepted, is_eos, faults, num_sound, emitted, drafted
-        nothing = [None] * len(record)
+        columns = step.num_new, step.num_valid, step.num_accepted, step.is_eos, faults, num_sound
+        columns += step.emitted, step.drafted
+        nothing = [None] * len(faults)
         paths, parents = (tree[n].tolist() if tree else nothing for n in ("path", "parents"))
         return [
             RowOutcome(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from specdec.graphs import Captured, CaptureError, GraphPool
+from specdec.graphs.tree import size_bytes
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import captured_sizes, chunk_sizes, prefill, prefill_chunk
 from specdec.loop.state import Parts, Signature, StepState
@@ -59,13 +60,13 @@ class StepRunner:
         num_eager: int = NUM_EAGER,
     ):
         self.parts, self.state, self.serves = parts, state, serves
-        self.size_bytes, self.captures = state.size_bytes, state.signature.is_captured
+        self.size_bytes, self.captures = size_bytes(state), state.signature.is_captured
         self.refusal: str | None = None
         self._must_capture, self._num_before = must_capture, num_eager
         self._warps: dict[Signature, Warp] = {state.signature: state.warp}
         self._captured: dict[tuple, Captured] = {}
         self._num_eager: Counter[tuple] = Counter()
-        self._pool = GraphPool(state.record.device) if self.captures else None
+        self._pool = GraphPool(state.device) if self.captures else None
         self._reading_refusal = parts.target.why_reading_waits if self.captures else None
         is_read_by_graphs = self.captures and self._reading_refusal is None
         rows = state.signature.batch_size
@@ -75,7 +76,7 @@ class StepRunner:
     def load(self, request: Request, signature: Signature) -> None:
         """Writes a call into the storage. A warp of other options is another set of tensors."""
         if signature not in self._warps:
-            rows, device = signature.batch_size, self.state.record.device
+            rows, device = signature.batch_size, self.state.device
             options = request.filled_to(rows).options
             self._warps[signature] = Warp(rows, device=device, **options.warp)
         self.state = self.state.with_options(signature, self._warps[signature])
@@ -149,7 +150,7 @@ class StepRunner:
                 return self._run_eagerly(function, self._num_eager[key] == self._num_before)
             if len(self._captured) == MAX_GRAPHS:
                 del self._captured[next(iter(self._captured))]
-            options = {"pool": self._pool, "warmup": 0, "device": self.state.record.device}
+            options = {"pool": self._pool, "warmup": 0, "device": self.state.device}
             self._captured[key] = Captured(function, **options)
             self._num_before = 1  # kernels and libraries are loaded
         return self._captured[key]()
@@ -202,7 +203,7 @@ class StepRunner:
         """Notes how far the device has to come before another call may use the tensors: it may come
         from a thread that works on another stream.
         """
-        if self.state.record.is_cuda:
+        if self.state.device.type == "cuda":
             self._is_idle = torch.cuda.Event()
             self._is_idle.record()
 

@@ -7,7 +7,6 @@ feature width.
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,16 +14,14 @@ import torch
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
-from specdec.graphs.tree import copy_from_host, owned_tensors
+from specdec.graphs.tree import copy_from_host, copy_into, fill, shared
+from specdec.loop.record import Record
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target
 from specdec.target.cache import SlotCache
 from specdec.target.text import TargetText
-from specdec.types import PAD_TOKEN, Context, keep_rows
-
-NUM_COUNTS = 6
-"""Columns of a record before its emitted tokens."""
+from specdec.types import PAD_TOKEN, Context
 
 
 def bucket_of_rows(batch_size: int) -> int:
@@ -73,18 +70,8 @@ class Signature(NamedTuple):
         """D: tokens of the longest path."""
         return self.num_draft_tokens if self.tree_depth is None else self.tree_depth
 
-    @property
-    def proposed_columns(self) -> int:
-        """Columns of a record that a proposal fills: `num_valid`, tokens and parents of nodes."""
-        return 1 + self.num_draft_tokens * (1 if self.tree_depth is None else 2)
 
-    @property
-    def record_columns(self) -> int:
-        """Columns of a record: counts, emitted tokens, the path of a tree, and the proposal."""
-        tables = 1 if self.tree_depth is None else 2
-        return NUM_COUNTS + (self.depth + 1) * tables + self.proposed_columns
-
-
+@dataclass(init=False, eq=False, repr=False)
 class TokenBuffer:
     """The committed tokens of a batch: int64 tensors that are allocated once and updated in place.
 
@@ -117,7 +104,17 @@ class TokenBuffer:
         (tensor([4]), tensor([21]), tensor([[ 9, 20, 21, -1]]))
     """
 
-    by_row = ("tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new")
+    tokens: Tensor
+    anchor_position: Tensor
+    anchor: Tensor
+    remaining: Tensor
+    recent: Tensor
+    start: Tensor
+    num_new: Tensor
+    longest: int
+    _room: int
+    _offsets: Tensor = shared()
+    _ends: Tensor = shared()  # [V + 1]: 0 for tokens that end a row and D + 1 for all others
 
     def __init__(
         self,
@@ -136,8 +133,7 @@ class TokenBuffer:
         for name in ("anchor_position", "anchor", "remaining", "start", "num_new"):
             setattr(self, name, integers(batch_size))
         self._offsets = torch.arange(depth + 2, device=device)
-        # 0 for tokens that end a row and D + 1 for all others, PAD_TOKEN (the last entry) included.
-        self._ends = integers(vocab_size + 1)
+        self._ends = integers(vocab_size + 1)  # the last entry is that of PAD_TOKEN
         self.longest = self._room = 0
 
     def load(
@@ -166,13 +162,6 @@ class TokenBuffer:
         for token in eos:
             if 0 <= token < len(self._ends) - 1:
                 self._ends[token].zero_()
-
-    def keep(self, rows: list[int]) -> TokenBuffer:
-        """The buffer of the given rows, in the storage of this one; see `keep_rows`."""
-        kept = copy.copy(self)
-        for name in self.by_row:
-            setattr(kept, name, keep_rows(getattr(self, name), rows))
-        return kept
 
     def commit(self, tokens: Tensor, num_accepted: Tensor) -> Tensor:
         """Appends what a sampler emitted, cut where the row ends.
@@ -220,7 +209,7 @@ class StepState:
         cache: the target's keys and values.
         drafter_state: the drafter's own.
         features: `[B, D + 1, F]` of the tokens before those of the last step, or `None`.
-        record: `[B, signature.record_columns]`, what the last step did; see `Outcome`.
+        record: what the last step did.
         all_valid: `[B]` K, the count of a draft that gives none.
         no_faults: `[B]` 0.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
@@ -234,10 +223,10 @@ class StepState:
     cache: SlotCache
     drafter_state: Any
     features: Tensor | None
-    record: Tensor
+    record: Record
     all_valid: Tensor
     no_faults: Tensor
-    chunk_start: Tensor
+    chunk_start: Tensor = shared()
 
     @classmethod
     def allocate(
@@ -249,7 +238,7 @@ class StepState:
         rows, depth, target = signature.batch_size, signature.depth, parts.target
         device, drafter = target.device, parts.drafter
         sizes = {"vocab_size": target.vocab_size, "device": device}
-        drafter_state = check_state(drafter, drafter.init_state(rows, num_slots, **sizes))
+        drafter_state = check_state(drafter, rows, num_slots, **sizes)
         features = None
         if target.feature_width:
             shape = rows, depth + 1, target.feature_width
@@ -264,7 +253,7 @@ class StepState:
             cache=target.init_cache(rows, num_slots, max_window=drafter.num_draft_tokens + 1),
             drafter_state=drafter_state,
             features=features,
-            record=torch.zeros(rows, signature.record_columns, **integers),
+            record=Record.allocate(rows, *signature[1:3], device=device),
             all_valid=torch.full((rows,), signature.num_draft_tokens, **integers),
             no_faults=torch.zeros(rows, **integers),
             chunk_start=torch.zeros((), **integers),
@@ -275,10 +264,9 @@ class StepState:
         return replace(self, signature=signature, warp=warp)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes of all its tensors."""
-        stores = {t.untyped_storage() for t in owned_tensors(self).values()}
-        return sum({store.data_ptr(): store.nbytes() for store in stores}.values())
+    def device(self) -> torch.device:
+        """Where steps run."""
+        return self.record.table.device
 
     def load(self, request: Request) -> None:
         """Writes a call of the state's signature into its tensors. Where it has fewer rows than the
@@ -295,12 +283,10 @@ class StepState:
             eos=options.eos,
         )
         self.buffer.remaining[num_real:] = 0
-        self.warp.load(Warp(rows, **options.warp))
-        self.noise.load(type(self.noise)(request.seeds or [0] * rows))
-        self.cache.reset()
-        self.drafter_state.reset()
-        if self.features is not None:
-            self.features.zero_()
+        values = Warp(rows, **options.warp), type(self.noise)(request.seeds or [0] * rows)
+        copy_into((self.warp, self.noise), values)
+        # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
+        fill((self.cache, self.drafter_state, self.features), 0)
 
     @property
     def num_attended(self) -> int:
@@ -320,21 +306,3 @@ class StepState:
         if parts.drafter.reads_target:
             text = TargetText(parts.target, self.cache, buffer.anchor_position, attended)
         return Context(buffer.recent, self.features, buffer.start, buffer.num_new, attended, text)
-
-    def keep(self, rows: list[int]) -> StepState:
-        """The state of the given rows, in the storage of this one, of which only `load` may be
-        called from then on; see `keep_rows`.
-        """
-        return replace(
-            self,
-            signature=self.signature._replace(batch_size=len(rows)),
-            buffer=self.buffer.keep(rows),
-            warp=self.warp.keep(rows),
-            noise=self.noise.keep(rows),
-            cache=self.cache.keep(rows),
-            drafter_state=self.drafter_state.keep(rows),
-            features=None if self.features is None else keep_rows(self.features, rows),
-            record=self.record[: len(rows)],
-            all_valid=self.all_valid[: len(rows)],
-            no_faults=self.no_faults[: len(rows)],
-        )

@@ -57,7 +57,7 @@ def device_step(
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
     verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
     commit(state, draft, verdict, output.features)
-    return Outcome(draft, verdict, logits, state.record, state.signature, state.vocab_size)
+    return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
@@ -80,7 +80,7 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     if parents is not None:  # each comes before its children
         index = torch.arange(-1, num_draft_tokens - 1, device=parents.device)
         parents = torch.minimum(parents.clamp(min=-1), index)
-    torch.cat(columns, dim=1, out=state.record[:, -signature.proposed_columns :])
+    torch.cat(columns, dim=1, out=state.record.proposal)
     num_valid = draft.num_valid
     return replace(
         draft,
@@ -97,8 +97,8 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     wants_probs, vocab_size = state.signature.wants_probs, state.vocab_size
     drawing = Drawing(num_draft_tokens, state.warp, noise, sampler.draw_draft, wants_probs)
     draft = drafter.propose(state.context(parts), state.drafter_state, drawing)
-    shape = len(state.record), num_draft_tokens
-    _check_fit(drafter, draft, Draft, shape, state.record.device)
+    shape = state.signature.batch_size, num_draft_tokens
+    _check_fit(drafter, draft, Draft, shape, state.device)
     most = state.signature.tree_depth
     if draft.depth > state.signature.depth or (most is None and draft.parents is not None):
         raise ValueError(
@@ -146,7 +146,7 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     if signature.tree_depth is not None:
         trivial = torch.arange(depth + 1, device=tokens.device).expand_as(tokens)
         columns.append(_filled(trivial if path is None else path, signature.depth + 1))
-    torch.cat(columns, dim=1, out=state.record[:, : -signature.proposed_columns])
+    torch.cat(columns, dim=1, out=state.record.verdict)
 
 
 def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:

@@ -63,7 +63,7 @@ class StepTracer:
         commit(state, draft, check_verdict(parts.sampler, verdict, draft), output.features)
         times.append(self._now())
         self._times.append(times)
-        return Outcome(draft, verdict, logits, state.record, state.signature, state.vocab_size)
+        return Outcome(draft, verdict, logits, state.record, state.vocab_size)
 
     def add(self, record: StepRecord) -> None:
         """Joins the numbers of the oldest step that was not read yet with what it did."""

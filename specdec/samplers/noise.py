@@ -19,6 +19,7 @@ the position of the token, and are used by nothing else.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -27,9 +28,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer, check_tensor
-from specdec.graphs.tree import copy_from_host
 from specdec.kernels import exponentials, first_arrival, race, step_uniforms
-from specdec.types import keep_rows
 
 if TYPE_CHECKING:
     from specdec.samplers.warp import Warp
@@ -158,6 +157,7 @@ class ScriptedNoise:
         return self._exponentials[:, 0]
 
 
+@dataclass(init=False, eq=False, repr=False)
 class Noise:
     """Per-row source of numbers; holds seeds, no state.
 
@@ -173,6 +173,8 @@ class Noise:
         (torch.Size([2, 5]), True)
     """
 
+    _key: Tensor  # [B, 2]
+
     def __init__(self, seeds: list[int], *, device: torch.device | str = "cpu"):
         for row, seed in enumerate(seeds):
             if not 0 <= check_integer(f"seed of row {row}", seed) <= MAX_SEED:
@@ -180,17 +182,7 @@ class Noise:
                     f"seed of row {row} is {seed}; expected an integer in 0..2**64 - 1"
                 )
         words = [[seed & 0xFFFFFFFF, seed >> 32] for seed in seeds]
-        self._key = torch.tensor(words, device=device)  # [B, 2]
-
-    def load(self, other: Noise) -> None:
-        """Takes over the seeds of another source for as many rows, in place."""
-        copy_from_host([self._key], [other._key])
-
-    def keep(self, rows: list[int]) -> Self:
-        """The noise of the given rows, in the storage of this one; see `keep_rows`."""
-        kept = copy.copy(self)
-        kept._key = keep_rows(self._key, rows)
-        return kept
+        self._key = torch.tensor(words, device=device)
 
     def at(self, start: Tensor, width: int) -> StepNoise:
         """The numbers of the step whose anchor is at position `start`.

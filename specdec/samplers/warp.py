@@ -5,18 +5,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
-from specdec.graphs.tree import copy_from_host
 from specdec.kernels import Truncation, WarpParams, find_cutoff, sample, sample_tokens, warp_probs
-from specdec.types import keep_rows
 
 Values = float | int | None | Sequence
 
 
+@dataclass(init=False, eq=False, repr=False)
 class Warp:
     """The sampling parameters of a batch (HF's logits warpers, vLLM's `SamplingParams`):
     temperature, top-k, top-p and min-p, one value per row, in the order of HF's warpers.
@@ -48,6 +48,15 @@ class Warp:
     Reference: top-p is Holtzman et al. (arXiv:1904.09751), min-p Nguyen et al. (arXiv:2407.01082).
     """
 
+    is_greedy: bool
+    """Every row was greedy when the warp was built. A number on the host, so that operations which
+    no row needs are not run.
+    """
+    _rows: Tensor  # [B, 0], which says how many rows there are where no other value is in use
+    _temperature: Tensor | None  # of rows that are not greedy
+    _greedy: Tensor | None
+    _truncation: Truncation
+
     def __init__(
         self,
         batch_size: int,
@@ -64,12 +73,8 @@ class Warp:
         top_ks = _per_row("top_k", top_k, batch_size)
         top_ps = _per_row("top_p", top_p, batch_size)
         min_ps = _per_row("min_p", min_p, batch_size)
-        self.batch_size = batch_size
-        self._device = device
         self.is_greedy = all(t == 0 for t in temperatures)
-        """Every row was greedy when the warp was built. A number on the host, so that operations
-        which no row needs are not run.
-        """
+        self._rows = torch.empty(batch_size, 0, device=device)
 
         def column(values: list, dtype: torch.dtype, is_used: bool) -> Tensor | None:
             return torch.tensor(values, dtype=dtype, device=device) if is_used else None
@@ -83,6 +88,10 @@ class Warp:
             min_p=column(min_ps, torch.float64, any(min_ps)),
             max_top_k=max(top_ks, default=0),
         )
+        self.__post_init__()
+
+    def __post_init__(self):
+        self.batch_size = len(self._rows)
         self._truncates = any(value is not None for value in self._truncation[:3])
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -131,47 +140,13 @@ class Warp:
     @property
     def signature(self) -> tuple:
         """Which values are in use: all that decides which operations the warp runs."""
-        columns = self._columns
+        columns = self._temperature, self._greedy, *self._truncation[:3]
         return self.is_greedy, *(c is not None for c in columns), self._truncation.max_top_k
-
-    @property
-    def _columns(self) -> tuple[Tensor | None, ...]:
-        return self._temperature, self._greedy, *self._truncation[:3]
-
-    def load(self, other: Warp) -> None:
-        """Takes over the values of another warp of the same signature and as many rows, in place.
-
-        Raises:
-            ValueError: of another signature.
-        """
-        if (other.signature, other.batch_size) != (self.signature, self.batch_size):
-            raise ValueError(
-                f"a warp with values in use {self.signature} over {self.batch_size} rows cannot "
-                f"take over {other.signature} over {other.batch_size} rows"
-            )
-        pairs = zip(self._columns, other._columns, strict=True)
-        if used := [pair for pair in pairs if pair[0] is not None]:
-            copy_from_host(*zip(*used, strict=True))
 
     @property
     def greedy_rows(self) -> Tensor | None:
         """`[B]` bool, the rows at temperature 0; `None` when none was when the warp was built."""
         return self._greedy
-
-    def keep(self, rows: list[int]) -> Warp:
-        """The warp of the given rows, in the storage of this one, which must not be used any more;
-        see `keep_rows`.
-        """
-
-        def kept(column: Tensor | None) -> Tensor | None:
-            return None if column is None else keep_rows(column, rows)
-
-        other = copy.copy(self)
-        other.batch_size = len(rows)
-        other._temperature, other._greedy = kept(self._temperature), kept(self._greedy)
-        *columns, max_top_k = self._truncation
-        other._truncation = Truncation(*map(kept, columns), max_top_k)
-        return other
 
     def params(self, logits: Tensor) -> WarpParams:
         """How these logits `[B, V]` or `[B, N, V]` become probabilities."""
@@ -217,7 +192,7 @@ class Warp:
         other._temperature = None
         if temperature != 1:
             other._temperature = torch.full(
-                (self.batch_size,), temperature, dtype=torch.float64, device=self._device
+                (self.batch_size,), temperature, dtype=torch.float64, device=self._rows.device
             )
         return other
 

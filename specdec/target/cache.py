@@ -16,15 +16,16 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from specdec.graphs.tree import shared, tables
 from specdec.kernels import write_slots, writes_slots
 from specdec.target.memory import LayerStates, Memory, MixerPlan, Place, row_bytes
-from specdec.types import keep_rows
 
 SLOT_MULTIPLE = 16
 """Numbers of slots are multiples of this, so that every row of a mask starts at an address that
@@ -156,6 +157,7 @@ def has_kernels(devices: Iterable[torch.device]) -> bool:
     return any(device.type == "cuda" for device in devices)
 
 
+@dataclass(init=False, eq=False, repr=False)
 class SlotCache(Cache):
     """Static key/value storage for B rows of S slots, written in place, that an HF model sees as
     its cache.
@@ -183,8 +185,10 @@ class SlotCache(Cache):
         (64, torch.Size([3, 65, 2, 8]))
     """
 
-    transient_attributes = ("window",)
-    """Made anew by every window: no step reads what another one wrote there."""
+    stores: list[Tensor]
+    memory: Memory | None
+    num_slots: int = shared()
+    _places: dict[tuple, list[tuple[str, int]]] = shared()  # what is where in each store
 
     def __init__(
         self,
@@ -195,15 +199,8 @@ class SlotCache(Cache):
         mixers: Mapping[str, MixerPlan] | None = None,
         max_window: int = 1,
     ):
-        super().__init__(layers=[])
         self.memory = Memory(batch_size, max_window, mixers) if mixers else None
-        self._name_layers()
-        self.num_slots = round_up(num_slots)
-        self.trash = self.num_slots
-        self.num_rows = batch_size
-        self._row_starts: dict[torch.device, Tensor] = {}  # of the rows in a flat list of slots
-        self.window: Window | None = None
-        self._places: dict[tuple, list[tuple[str, int]]] = {}  # what is where in each store
+        self.num_slots, self._places = round_up(num_slots), {}
         for layer, (heads, key_width, value_width, *where) in shapes.items():
             self._places.setdefault((heads, key_width, *where), []).append(("keys", layer))
             self._places.setdefault((heads, value_width, *where), []).append(("values", layer))
@@ -211,17 +208,31 @@ class SlotCache(Cache):
         for (heads, width, dtype, device), names in self._places.items():
             shape = len(names), batch_size, length, heads, width
             self.stores.append(torch.zeros(shape, dtype=dtype, device=device).transpose(0, 1))
-            if device not in self._row_starts:
-                rows = torch.arange(batch_size, device=device)
-                self._row_starts[device] = rows[:, None] * length
-        self.has_kernels = has_kernels(self._row_starts)
-        self._make_views()
+        self.__post_init__()
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes held by keys, values and recurrent states."""
-        remembered = self.memory.tensors if self.memory else ()
-        return sum(tensor.nbytes for tensor in (*self.stores, *remembered))
+    def __post_init__(self):
+        """What follows from the tensors: keys and values by layer, and the two readings of a
+        layer's storage, one line per slot to write, by head to attend.
+        """
+        super().__init__(layers=[])
+        if self.memory is not None:
+            count = 1 + max(place.layer for place in self.memory.states)
+            self.layers = [LayerStates(self.memory, i) for i in range(count)]
+        self.trash, self.window = self.num_slots, None
+        self.num_rows = next((len(table) for table in tables(self).values()), 0)
+        self._row_starts = {}  # of the rows in a flat list of slots, by device
+        self.keys, self.values, self._views = {}, {}, {}
+        for store, names in zip(self.stores, self._places.values(), strict=True):
+            if store.device not in self._row_starts:
+                rows = torch.arange(self.num_rows, device=store.device)
+                self._row_starts[store.device] = rows[:, None] * (self.num_slots + 1)
+            for place, (kind, layer) in enumerate(names):
+                getattr(self, kind)[layer] = store[:, place].detach()
+        self.has_kernels = has_kernels(self._row_starts)
+        for layer in self.keys:
+            storage = self.keys[layer], self.values[layer]
+            lines = (buffer.flatten(0, 1) for buffer in storage)
+            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
 
     def open_window(
         self, slots: Tensor, *, num_attended: int, is_chunk: bool = False, **options: Any
@@ -252,29 +263,6 @@ class SlotCache(Cache):
         """Raises `ValueError` for tokens `[B, N]` of another number of rows."""
         if len(tokens) != self.num_rows:
             raise ValueError(f"the cache has {self.num_rows} rows, got tokens of {len(tokens)}")
-
-    def reset(self) -> None:
-        """Zeroes all slots, for other texts: a masked slot has weight 0, but a NaN that a broken
-        model left there would still be one.
-        """
-        for store in self.stores:
-            store.zero_()
-        if self.memory is not None:
-            self.memory.reset()
-
-    def keep(self, rows: list[int]) -> SlotCache:
-        """A cache of the given rows in this one's storage, which must not be used while the other
-        is; see `keep_rows`.
-        """
-        kept = copy.copy(self)
-        kept.num_rows = len(rows)
-        kept.stores = [keep_rows(store, rows) for store in self.stores]
-        if self.memory is not None:
-            kept.memory = self.memory.keep(rows)
-            kept._name_layers()
-        kept._row_starts = {d: starts[: len(rows)] for d, starts in self._row_starts.items()}
-        kept._make_views()
-        return kept
 
     def follow(self, start: Tensor, path: Tensor) -> None:
         """Moves what the accepted path of a tree has stored to the slots of a chain, in place, in
@@ -316,24 +304,6 @@ class SlotCache(Cache):
             for lines, states in ((key_lines, key_states), (value_lines, value_states)):
                 lines.index_copy_(0, window.flat_slots, states.transpose(1, 2).flatten(0, 1))
         return keys.narrow(2, 0, attended), values.narrow(2, 0, attended)
-
-    def _make_views(self) -> None:
-        """Keys and values by layer, and the two readings of a layer's storage: one line per slot to
-        write, by head to attend.
-        """
-        self.keys, self.values, self._views = {}, {}, {}
-        for store, names in zip(self.stores, self._places.values(), strict=True):
-            for place, (kind, layer) in enumerate(names):
-                getattr(self, kind)[layer] = store[:, place].detach()
-        for layer in self.keys:
-            storage = self.keys[layer], self.values[layer]
-            lines = (buffer.flatten(0, 1) for buffer in storage)
-            self._views[layer] = *lines, *(buffer.transpose(1, 2) for buffer in storage)
-
-    def _name_layers(self) -> None:
-        if self.memory is not None:
-            count = 1 + max(place.layer for place in self.memory.states)
-            self.layers = [LayerStates(self.memory, i) for i in range(count)]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Called by HF to get a length; positions are always passed, so a bound is enough."""

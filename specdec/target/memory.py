@@ -15,9 +15,9 @@ Legend: B rows, N tokens of a window, W tokens of the longest one, F width of a 
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
+from specdec.graphs.tree import shared
 from specdec.target.view import wrap_forward
-from specdec.types import keep_rows
 
 
 class Place(NamedTuple):
@@ -69,6 +69,7 @@ def row_bytes(
             yield of_token.device, max_window * of_token.nbytes
 
 
+@dataclass(init=False, eq=False, repr=False)
 class Memory:
     """The recurrent state of B rows, and the last window that they read.
 
@@ -80,16 +81,27 @@ class Memory:
     Attributes:
         states: `[B, ...]` by place, after the committed tokens.
         records: by mixer and product `[B, W, F]`, of the last window; the mixer's input is `""`.
+        start, count, kept: `[B]` of the last window: its first slot, the number of its tokens, and
+            how many of them were kept.
+        valid: `[B]` of this window: how many of its tokens are no padding.
+        is_chunk: this window is text, of which everything is kept.
         run: of the mixer that is at work.
         lines: how this window lines up with the last one, by device.
     """
 
-    transient_attributes = ("run", "lines")
+    states: dict[Place, Tensor]
+    records: dict[str, dict[str, Tensor]]
+    start: Tensor
+    count: Tensor
+    kept: Tensor
+    valid: Tensor
+    is_chunk: bool = shared()
+    mixers: Mapping[str, MixerPlan] = shared()
+    max_window: int = shared()
 
     def __init__(self, batch_size: int, max_window: int, mixers: Mapping[str, MixerPlan]):
         self.mixers, self.max_window = mixers, max_window
-        self.states: dict[Place, Tensor] = {}
-        self.records: dict[str, dict[str, Tensor]] = {}
+        self.states, self.records, self.is_chunk = {}, {}, False
         for name, plan in mixers.items():
             for place, one in plan.states.items():
                 self.states[place] = one.new_zeros(batch_size, *one.shape[1:])
@@ -98,37 +110,14 @@ class Memory:
                 for product, one in {"": plan.input, **plan.products}.items()
             }
         device = next(iter(self.states.values())).device
-        # Of the last window: its first slot, the number of its tokens, and how many of them were
-        # kept. Of this window: how many of its tokens are no padding.
         self.start, self.count, self.kept, self.valid = (
             torch.zeros(batch_size, dtype=torch.long, device=device) for _ in range(4)
         )
-        self.is_chunk = False
+        self.__post_init__()
+
+    def __post_init__(self):
         self.run: _Run | None = None
         self.lines: dict[torch.device, Line] = {}
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All storage, rows first."""
-        records = [table for record in self.records.values() for table in record.values()]
-        return [*self.states.values(), *records, self.start, self.count, self.kept, self.valid]
-
-    def reset(self) -> None:
-        """Forgets everything."""
-        for tensor in self.tensors:
-            tensor.zero_()
-
-    def keep(self, rows: list[int]) -> Memory:
-        """Of the given rows, in the same storage; see `keep_rows`."""
-        kept = copy.copy(self)
-        kept.states = {place: keep_rows(state, rows) for place, state in self.states.items()}
-        kept.records = {
-            name: {product: keep_rows(table, rows) for product, table in record.items()}
-            for name, record in self.records.items()
-        }
-        for name in ("start", "count", "kept", "valid"):
-            setattr(kept, name, keep_rows(getattr(self, name), rows))
-        return kept
 
     def open(self, slots: Tensor, trash: int, *, is_chunk: bool) -> None:
         """A window begins, and what comes before its first slot was kept of the last one.

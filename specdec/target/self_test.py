@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from specdec.graphs.tree import fill, tables
 from specdec.hf import WINDOWED_LAYERS, cache_argument, newer_than_tried
 from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
 from specdec.target.cache import Chunk, KeyValueShape, SlotCache, memory_of
@@ -226,7 +227,7 @@ def _closed(model: OverSlots, route: Route, mixers: dict[str, MixerPlan]) -> lis
     view = model.open_view(route.attention)
     remember(view, mixers, memory_of)
     cache = SlotCache(2, 16, route.shapes, mixers=mixers, max_window=3)
-    for tensor in cache.memory.tensors:
+    for tensor in tables(cache.memory).values():
         if tensor.is_floating_point():
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
     cache.memory.count.fill_(3)
@@ -414,7 +415,7 @@ class _Trial:
             logits = self._run(self._tokens.gather(1, slots), slots)
             yield slots, self._trace.states(logits)
         if self._cache.memory is not None:  # the same behind a chunk of a prompt
-            self._cache.reset()
+            fill(self._cache, 0)
             slots = self._everything[:, : self._half]
             self._trace.given = [_take(state, slots) for state in self._inputs]
             ragged = torch.where(slots < self._kept, slots, self._cache.trash)

@@ -3,12 +3,14 @@ not: every fault here is lossless, so no other audit sees it.
 """
 
 import copy
-from types import SimpleNamespace
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from test_certify_runs import QUICK, Stateless, drafter
 from text_laws import DRAFT, PROMPT, TARGET, VOCAB, tiny
+from torch import Tensor
 
 from specdec import (
     CouplingSampler,
@@ -21,10 +23,11 @@ from specdec import (
     zoo,
 )
 from specdec.certify.generator.rows import ADVICE, audit_rows
+from specdec.graphs import shared
+from specdec.graphs.tree import keep_rows
 from specdec.kernels import draw
 from specdec.request import Sampling
 from specdec.samplers import ScriptedNoise, Stream
-from specdec.types import keep_rows
 
 TEXT = [1, 4, 1, 2, 1, 3, 1, 5, 0, 1]  # 1 is followed by 5, last
 PROMPTS = [[*PROMPT, 2], PROMPT, PROMPT[1:], PROMPT[:3]]
@@ -36,26 +39,20 @@ def audit(drafter, sampler="auto", prompts=(PROMPT,), model=None, **settings):
     return audit_rows(generator, list(prompts), 14, Sampling(top_k=4))
 
 
-class SuccessorState:
-    """`[B, V + 1]`: where each token was last followed, times V, plus what followed it there."""
+@dataclass
+class Aside:
+    """A state whose rows the loop is told nothing of, and `[B]` one more than the number of each
+    row in it.
+    """
 
-    def __init__(self, table, fault):
-        self.table, self.fault = table, fault
-
-    def keep(self, rows):
-        """In this storage."""
-        if self.fault == "keep":
-            return SuccessorState(self.table[: len(rows)], self.fault)
-        return SuccessorState(keep_rows(self.table, rows), self.fault)
-
-    def reset(self):
-        """Nothing was followed yet."""
-        if self.fault != "reset":
-            self.table.zero_()
+    hidden: Any = shared()
+    numbers: Tensor | None = None
 
 
 class Successors(Stateless):
-    """Drafts what followed each token last, with one fault."""
+    """Drafts what followed each token last, with one fault. The table `[B, V + 1]` has where each
+    token was last followed, times V, plus what followed it there.
+    """
 
     def __init__(self, fault=None):
         super().__init__()
@@ -64,27 +61,37 @@ class Successors(Stateless):
     def init_state(self, batch_size, max_length, *, vocab_size, device):
         """Nothing was followed yet."""
         table = torch.zeros(batch_size, vocab_size + 1, dtype=torch.long, device=device)
-        return SuccessorState(table, self.fault)
+        numbers = torch.zeros(batch_size, dtype=torch.long)
+        return Aside(table, numbers) if self.fault in ("not kept", "not cleared") else table
 
     def read(self, context, state, start):
-        """Takes down the new pairs of tokens."""
+        """Takes down the new pairs of tokens; returns the table of the context's rows."""
         before, after = context.tokens[:, :-1], context.tokens[:, 1:]
         steps = torch.arange(after.shape[1])
         num_new = context.num_new + (self.fault == "reads beyond num_new")
         is_new = steps < num_new[:, None]
         codes = (start[:, None] + steps + 1) * VOCAB + after
         index = torch.where(is_new, before, VOCAB).clamp(min=0)
-        state.table.scatter_reduce_(1, index, codes.clamp(min=0), "amax")
+        rows = torch.arange(len(start))
+        if self.fault == "not cleared":
+            rows = state.numbers - 1
+        table = state if isinstance(state, Tensor) else state.hidden
+        table[rows] = table[rows].scatter_reduce(1, index, codes.clamp(min=0), "amax")
+        return table[rows]
 
     def prefill(self, context, state):
         """Reads a chunk."""
+        if self.fault == "not kept":
+            state.hidden.masked_fill_((context.start == 0)[:, None], 0)
+        if self.fault == "not cleared":
+            state.numbers.copy_(torch.arange(1, len(state.numbers) + 1))
         is_off = self.fault == "positions within the chunk"
         self.read(context, state, context.start * 0 if is_off else context.start)
 
     def propose(self, context, state, drawing):
         """Follows the table."""
-        self.read(context, state, context.start)
-        table = state.table[:1].expand_as(state.table) if self.fault == "row 0" else state.table
+        table = self.read(context, state, context.start)
+        table = table[:1].expand_as(table) if self.fault == "row 0" else table
         tokens = [context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])]
         for _ in range(drawing.num_draft_tokens):
             tokens.append(table.gather(1, tokens[-1]) % VOCAB)
@@ -99,8 +106,8 @@ SEVERAL = [TEXT, [3], [5, 0, 5, 0, 2], [4, 4]]
     [
         (None, [], [TEXT]),
         (None, [], SEVERAL),
-        ("keep", ["after rows have ended"], SEVERAL),
-        ("reset", ["over used storage"], [TEXT]),
+        ("not kept", ["after rows have ended"], SEVERAL),
+        ("not cleared", ["over used storage"], [TEXT]),
         ("positions within the chunk", ["in other chunks"], [TEXT]),
         ("row 0", ["alone"], SEVERAL),
     ],
@@ -157,22 +164,17 @@ class WrongKeep(ModelDrafter):
     """A soft drafter whose rows are those that were in front."""
 
     def init_state(self, *sizes, **target):
-        """With another `keep`, which returns a state like this one."""
-        return self._with_wrong_keep(super().init_state(*sizes, **target))
-
-    def _with_wrong_keep(self, state):
-        def keep(rows):
-            return self._with_wrong_keep(state.keep(list(range(len(rows)))))
-
-        return SimpleNamespace(own=state, keep=keep, reset=state.reset)
+        """Of which the loop moves no rows."""
+        return Aside(super().init_state(*sizes, **target))
 
     def prefill(self, context, state):
-        """Of the right state."""
-        super().prefill(context, state.own)
+        """Of the hidden state."""
+        super().prefill(context, state.hidden)
 
     def propose(self, context, state, drawing):
-        """Of the right state."""
-        return super().propose(context, state.own, drawing)
+        """Of the hidden state."""
+        front = keep_rows(state.hidden, list(range(len(context.start))))
+        return super().propose(context, front, drawing)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from specdec import (
     Drafter,
     ModelDrafter,
     NoDrafter,
-    NoState,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
@@ -93,7 +92,6 @@ class Stateless(Drafter):
 
     def init_state(self, *sizes, **target):
         """Nothing."""
-        return NoState()
 
     def prefill(self, context, state):
         """Nothing."""

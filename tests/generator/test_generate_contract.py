@@ -9,10 +9,10 @@ import itertools
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafting import ConstantDrafter, NumberedState, perturbed, ragged_prompts
+from drafting import ConstantDrafter, NumberedRows, perturbed, ragged_prompts
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
-from specdec import Draft, ModelDrafter, NoDrafter, SpeculativeGenerator
+from specdec import Draft, ModelDrafter, SpeculativeGenerator
 
 MODEL = build("llama")
 IDS, MASK = ragged_prompts(VOCAB, 2, 5, 8)
@@ -131,18 +131,17 @@ def test_a_padding_id_after_a_prompts_first_token_is_a_token(column):
         assert both.sequences.equal(hf(ids, mask))
 
 
-class Watcher(NoDrafter):
+class Watcher(NumberedRows):
     """Adds up the tokens that the loop says it has committed, row by row."""
 
     num_draft_tokens = 1  # a drafter of none is not called
 
     def init_state(self, batch_size, *args, **target):
         self.committed = -torch.ones(batch_size, dtype=torch.long)  # the first is of the prompt
-        own = super().init_state(batch_size, *args, **target)
-        return NumberedState(own, list(range(batch_size)))
+        return super().init_state(batch_size, *args, **target)
 
-    def propose(self, context, state, *args):
-        self.committed[state.rows] += context.num_new
+    def propose(self, context, rows, *args):
+        self.committed[rows - 1] += context.num_new
         return Draft(context.tokens[:, :1], None, torch.zeros_like(context.start))
 
 

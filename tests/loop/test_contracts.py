@@ -5,6 +5,8 @@ Values are looked at on the device beside the decision (`Fault`), and the host r
 the step, so that a step still waits for nothing.
 """
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -23,6 +25,7 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.drafters.proposal import Proposal
+from specdec.graphs import shared
 from specdec.loop.outcome import find_faults
 from specdec.samplers import Drawing, Noise, Warp, draw_by_inversion
 from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
@@ -271,8 +274,8 @@ def test_attributes_of_users_parts_are_checked_when_they_are_joined(attribute, v
         SpeculativeGenerator(MODEL, Forgetful())
 
 
-class Leaving(NoDrafter):
-    """Its state gets lost when rows leave, or is none."""
+class Starting(NoDrafter):
+    """Returns a state from elsewhere."""
 
     def __init__(self, state):
         super().__init__()
@@ -282,24 +285,51 @@ class Leaving(NoDrafter):
         return self.state
 
 
-class Lost:
-    """A state that forgets to return itself."""
+class Own:
+    """A state as an object with methods."""
+
+    def __init__(self):
+        self.tokens = torch.zeros(3, 5)
 
     def keep(self, rows):
-        """Nothing."""
+        return self
 
     def reset(self):
-        """Nothing to do."""
+        self.tokens.zero_()
 
 
-@pytest.mark.parametrize(
-    "state", [None, {"rows": 3}, Lost, Lost()], ids=["none", "dict", "class", "object"]
-)
-def test_a_state_that_is_none_is_refused(state):
-    first = MODEL.generate(IDS[:1], attention_mask=MASK[:1], max_new_tokens=1, do_sample=False)
-    generator = SpeculativeGenerator(MODEL, Leaving(state))
-    with pytest.raises(TypeError, match=r"Leaving.init_state.* returned "):
-        generator.generate(IDS, MASK, max_new_tokens=9, eos_token_id=int(first[0, -1]))
+@dataclass
+class Counted:
+    """Of each text, and of all."""
+
+    counts: torch.Tensor
+    angles: torch.Tensor = shared()
+
+
+THREE = torch.zeros(3, dtype=torch.long)
+NO_STATES = {
+    "object": (Own(), r"state = .*Own.*a dataclass, a tuple, a list or a dict of tensors"),
+    "class": (Counted, r"the class Counted; return Counted\(\.\.\.\)"),
+    "number": ({"a": [THREE, 3]}, r"state\['a'\]\[1\] = 3; .* a number of each row is a tensor"),
+    "other rows": ((THREE, THREE[:2]), r"state\[1\] of shape \[2\] for 3 rows; .*rows first"),
+    "no rows": (Counted(THREE.sum(), THREE), r"state.counts of shape \[\] .*specdec.graphs.shared"),
+    "device": (THREE.to("meta"), "state on meta, and the target is on cpu"),
+}
+
+
+@pytest.mark.parametrize("kind", NO_STATES)
+def test_a_state_that_is_none_is_refused(kind):
+    state, words = NO_STATES[kind]
+    generator = SpeculativeGenerator(MODEL, Starting(state))
+    with pytest.raises((TypeError, ValueError), match=f"Starting.init_state returned {words}"):
+        generator.generate(IDS, MASK, max_new_tokens=9)
+
+
+@pytest.mark.parametrize("state", [None, (), {"a": [THREE, None]}, Counted(THREE, THREE[:2])])
+def test_a_state_is_any_tree_of_tensors(state):
+    expected = MODEL.generate(IDS, attention_mask=MASK, max_new_tokens=3, do_sample=False)
+    generator = SpeculativeGenerator(MODEL, Starting(state))
+    assert generator.generate(IDS, MASK, max_new_tokens=3).sequences.equal(expected)
 
 
 def test_a_generation_of_another_generator_is_refused():

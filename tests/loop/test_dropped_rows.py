@@ -13,11 +13,11 @@ from drafter_table import MODEL, ONE_OF_EACH, make
 from drafting import ragged_prompts
 from hypothesis import given
 from hypothesis import strategies as st
-from state_tensors import addresses, tensors_of
+from state_tensors import addresses
 from transformers import LogitsProcessorList
 
 from specdec import NoDrafter, SpeculativeGenerator
-from specdec.types import keep_rows, rows_to_keep
+from specdec.graphs.tree import keep_rows, owned_tensors, rows_to_keep, tables
 
 LENGTHS = [3, 9, 1, 6, 9, 4]
 IDS, MASK = ragged_prompts(VOCAB, *LENGTHS)
@@ -174,18 +174,19 @@ def test_rows_leave_in_their_storage_which_is_whole_again_in_the_next_call(name)
     generator = SpeculativeGenerator(MODEL, drafter_of(name))
     options = settings_of(ROWS, eos_token_id=list(range(1, VOCAB, 9)))
     generation = generator.start(IDS, MASK, **options)
-    found, whole, sizes = addresses(generation.state), tensors_of(generation.state), set()
+    found, whole, sizes = addresses(generation.state), owned_tensors(generation.state), set()
     whole = {name: x.shape for name, x in whole.items()}
-    assert sum(".keys." in name for name in found) >= 3
+    views = generation.state.cache.keys, generation.state.cache.values
+    at = addresses(views)
     generator.step(generation)
     while not generation.has_ended.all():
         generation.drop_ended()
         state = generation.state
         assert addresses(state) == found
+        assert addresses((state.cache.keys, state.cache.values)) == at
         left = len(generation.rows)
         sizes.add(left)
-        per_row = [tensor for tensor in tensors_of(state.buffer).values() if tensor.dim() == 2]
-        assert {len(table) for table in (*per_row, state.buffer.anchor_position)} == {left}
+        assert {len(table) for table in tables(state).values()} == {left}
         assert {len(table) for table in state.cache.keys.values()} == {left}
         assert state.cache.num_rows == left == state.signature.batch_size
         generator.step(generation)
@@ -193,7 +194,7 @@ def test_rows_leave_in_their_storage_which_is_whole_again_in_the_next_call(name)
     generation.close()
     again = generator.start(IDS, MASK, **options)
     assert addresses(again.state) == found
-    assert {name: x.shape for name, x in tensors_of(again.state).items()} == whole
+    assert {name: x.shape for name, x in owned_tensors(again.state).items()} == whole
     again.close()
     fresh = SpeculativeGenerator(MODEL, drafter_of(name), kept_bytes=0)
     assert generate(generator, ROWS[::-1]) == generate(fresh, ROWS[::-1])

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.graphs import no_host_sync
+from specdec.graphs.tree import keep_rows, rows_to_keep
 from specdec.loop.state import TokenBuffer
-from specdec.types import PAD_TOKEN, rows_to_keep
+from specdec.types import PAD_TOKEN
 
 VOCAB, ENDS = 7, [(5, 2, 900), (0, -1)]
 BY_ROW = "tokens", "anchor_position", "anchor", "remaining", "recent", "start", "num_new"
@@ -80,4 +81,4 @@ def test_a_buffer_holds_what_lists_hold_also_when_rows_leave(data, rows, drafted
             assert [getattr(buffer, name).data_ptr() for name in BY_ROW] == addresses
             is_live = st.lists(st.booleans(), min_size=len(own), max_size=len(own))
             kept = rows_to_keep(data.draw(is_live.filter(any)))
-            own, buffer = [own[row] for row in kept], buffer.keep(kept)
+            own, buffer = [own[row] for row in kept], keep_rows(buffer, kept)

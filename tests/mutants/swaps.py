@@ -85,12 +85,15 @@ def _(right, self, start, width):
 
 
 @instead_of(
-    "samplers.noise:Noise.keep",
+    "graphs.tree:keep_rows",
     "a row that moves takes the noise of another (vllm#14645)",
     "loop/test_dropped_rows.py",
 )
-def _(right, self, rows):
-    return right(self, list(range(len(rows))))
+def _(right, tree, rows):
+    kept = right(tree, rows)
+    if getattr(kept, "noise", None) is not None:
+        kept.noise._key = kept.noise._key.roll(1, dims=0)
+    return kept
 
 
 @instead_of(
@@ -171,32 +174,30 @@ def _(right, self, out):
 
 
 @instead_of(
-    "target.cache:SlotCache.reset",
+    "graphs.tree:fill",
     "a cache that is used again keeps its old entries (vllm#41841)",
     _CACHE,
 )
-def _(right, self):
+def _(right, tree, value):
     return None
 
 
 @instead_of(
-    "target.cache:SlotCache.keep",
+    "graphs.tree:keep_rows",
     "rows that are kept get the values of other rows (vllm#14645)",
     _CACHE,
 )
-def _(right, self, rows):
-    kept, other = right(self, rows), right(self, sorted(rows, reverse=True))
-    kept.values = other.values
-    return kept
+def _(right, tree, rows):
+    return right(tree, sorted(rows, reverse=True))
 
 
 @instead_of(
-    "loop.state:TokenBuffer.keep",
+    "graphs.tree:keep_rows",
     "a row that is dropped leaves the wrong row behind (vllm#14645, sglang#8726)",
     "loop/test_generation_machine.py",
 )
-def _(right, self, rows):
-    return right(self, list(range(len(rows))))
+def _(right, tree, rows):
+    return right(tree, list(range(len(rows))))
 
 
 # Graphs, models, checkpoints.

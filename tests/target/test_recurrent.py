@@ -14,7 +14,7 @@ import text_laws
 import torch
 import transformers
 from architectures import RECURRENT, VOCAB, build
-from drafting import NumberedState, ragged_prompts
+from drafting import NumberedRows, ragged_prompts
 from eagle_heads import head_for as eagle_head_for
 
 from specdec import (
@@ -22,12 +22,12 @@ from specdec import (
     MaskTokenDrafter,
     ModelDrafter,
     MTPDrafter,
-    NoDrafter,
     PromptLookupDrafter,
     SpeculativeGenerator,
     Target,
     Tree,
 )
+from specdec.graphs.tree import size_bytes
 from specdec.samplers import BlockSampler
 from specdec.target import cache as cache_module
 from specdec.target import memory, self_test
@@ -44,7 +44,7 @@ IDS, MASK = ragged_prompts(VOCAB, 9, 1, 6, 4)
 LENGTHS = MASK.sum(dim=1).tolist()
 
 
-class Reciter(NoDrafter):
+class Reciter(NumberedRows):
     """Proposes known texts: all right, all wrong, or with every third token wrong."""
 
     def __init__(self, texts, mistakes, num_draft_tokens=4):
@@ -52,14 +52,10 @@ class Reciter(NoDrafter):
         self.num_draft_tokens, self.mistakes = num_draft_tokens, mistakes
         self.texts = torch.stack([torch.cat([t, t.new_zeros(99 - len(t))]) for t in texts])
 
-    def init_state(self, batch_size, *args, **target):
-        own = super().init_state(batch_size, *args, **target)
-        return NumberedState(own, list(range(batch_size)))
-
-    def propose(self, context, state, drawing):
+    def propose(self, context, rows, drawing):
         last = context.start + context.num_new
         index = last[:, None] + 1 + torch.arange(drawing.num_draft_tokens)
-        tokens = self.texts[state.rows].gather(1, index.clamp(max=98))
+        tokens = self.texts[rows - 1].gather(1, index.clamp(max=98))
         is_wrong = {"none": index < 0, "all": index >= 0, "some": index % 3 == 0}[self.mistakes]
         return Draft(torch.where(is_wrong, (tokens + 1) % VOCAB, tokens))
 
@@ -367,8 +363,9 @@ def test_states_count_when_it_is_asked_whether_there_is_room(name, monkeypatch):
     slots, window = 32, 5
     held = target.init_cache(1, slots, max_window=window)
     trash = sum(store[:, :, -1].nbytes for store in held.stores)
-    numbers = sum(table.nbytes for table in held.memory.tensors[-4:])
-    needed = held.size_bytes - trash - numbers
+    memory = held.memory
+    numbers = size_bytes([memory.start, memory.count, memory.kept, memory.valid])
+    needed = size_bytes(held) - trash - numbers
     monkeypatch.setattr(cache_module, "memory_bytes", lambda device: 3 * needed)
     target.init_cache(3, slots, max_window=window)
     pattern = "keys, values and recurrent states of 4 rows of 32 tokens take .* at most 3 rows"

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec.graphs.tree import fill, keep_rows, rows_to_keep, size_bytes
 from specdec.target.attention import window_mask
 from specdec.target.cache import KeyValueShape, SlotCache, Window, check_room, round_up
-from specdec.types import Draft, rows_to_keep
+from specdec.types import Draft
 
 LAYERS, HEADS, KEY_WIDTH, VALUE_WIDTH = 2, 2, 3, 1
 SHAPE = KeyValueShape(HEADS, KEY_WIDTH, VALUE_WIDTH, torch.float32, torch.device("cpu"))
@@ -90,7 +91,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
         is_live = st.lists(st.booleans(), min_size=count, max_size=count)
         rows = rows_to_keep(data.draw(is_live.filter(any)))
         addresses = self.addresses()
-        self.cache = self.cache.keep(rows)
+        self.cache = keep_rows(self.cache, rows)
         assert addresses == self.addresses()
         self.committed = [self.committed[row] for row in rows]
         self.slots = [self.slots[row] for row in rows]
@@ -101,7 +102,7 @@ class CacheAgainstLists(RuleBasedStateMachine):
     def reset(self):
         """The whole cache is what is emptied and used again, however few rows were kept."""
         addresses = self.addresses()
-        self.whole.reset()
+        fill(self.whole, 0)
         self.cache = self.whole
         self.forget(self.cache.num_rows)
         assert addresses == self.addresses()
@@ -130,7 +131,7 @@ def test_size_is_that_of_keys_and_values_with_one_spare_slot():
     shape = KeyValueShape(2, 4, 6, torch.bfloat16, torch.device("cpu"))
     cache = SlotCache(3, 33, {0: shape, 5: shape})
     assert cache.num_slots == cache.trash == 48
-    assert cache.size_bytes == 2 * 2 * 3 * (48 + 1) * 2 * (4 + 6)
+    assert size_bytes(cache) == 2 * 2 * 3 * (48 + 1) * 2 * (4 + 6)
 
 
 NUM_READ = torch.tensor([2, 7, 4])  # tokens behind which each row verifies

@@ -39,13 +39,19 @@ _ENDED_AFTER = 2  # steps, half of the rows end
 ADVICE = {
     "again": (
         "random numbers that are not the step's (draw through Proposal, or with "
-        "drawing.noise.uniform(Stream.PROPOSE)), at reset, and at memory of earlier requests "
+        "drawing.noise.uniform(Stream.PROPOSE)), and at memory of earlier requests "
         "(has_memory = True declares it)"
     ),
     "alone": "values of one row that reach others, and tokens beyond num_new that are read",
     "in other chunks": "prefill: context.start, and rows whose num_new is 0 or -1",
-    "after rows have ended": "keep: row i of what it returns is row rows[i] (types.keep_rows)",
-    "over used storage": "reset: nothing of the texts before may be left",
+    "after rows have ended": (
+        "what goes by the number of a row: rows stand elsewhere then, and of a drafter only the "
+        "tensors of its state have moved, without those that are shared()"
+    ),
+    "over used storage": (
+        "what is left of the texts before: of a drafter only the tensors of its state are zeros "
+        "again, without those that are shared()"
+    ),
 }
 """What is compared with one call for all rows, and what to look at where it differs."""
 EXACT = "again", "over used storage"
