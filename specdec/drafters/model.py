@@ -17,7 +17,7 @@ from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
-from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
+from specdec.target.target import MAX_VOCAB_PADDING, SlotModel
 from specdec.types import Context, Draft
 
 
