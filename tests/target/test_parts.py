@@ -45,9 +45,7 @@ def test_a_part_is_hfs_model_without_the_other_layers(name):
     model = build(name)
     target, number = Target(model), model.config.get_text_config().num_hidden_layers
     assert target.route.returns_tuples == (name in IN_TUPLES)
-    kept = range(
-        1, number, 2
-    )  # begins with a kind that is not the first
+    kept = range(1, number, 2)
     logits, _, cache = read(target.part(kept))
     expected = without_others(model, kept)(input_ids=IDS, use_cache=False).logits
     torch.testing.assert_close(logits, expected[:, NUM_READ:])
