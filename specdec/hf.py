@@ -11,7 +11,7 @@ from typing import Any
 
 import transformers
 from packaging.version import Version
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.generation import logits_process
 
 TRIED = "5.17.0", "5.24.0"
@@ -38,6 +38,25 @@ def cache_argument(model: PreTrainedModel) -> str:
         f"{type(model).__name__} cannot be decoded: its forward has no argument for HF's cache "
         f"({', '.join(CACHES)}){newer_than_tried()}. Use HF generate for this model"
     )
+
+
+def position_limit(config: PreTrainedConfig) -> int | None:
+    """Positions that the model can be given.
+
+    Rotary scalings that look at the longest position of a forward ("longrope", "dynamic") change
+    every position's angle once it passes the original range. Plain decoding switches in mid-text; a
+    batch of drafts cannot, so such models are served within that range.
+    """
+    limit = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    per_layer_type = [value for value in rope.values() if isinstance(value, dict)]
+    for parameters in (rope, *per_layer_type):
+        if parameters.get("rope_type") in ("longrope", "dynamic"):
+            original = parameters.get("original_max_position_embeddings") or getattr(
+                config, "original_max_position_embeddings", None
+            )
+            limit = min(limit, original or limit)
+    return limit
 
 
 def newer_than_tried() -> str:

@@ -113,7 +113,7 @@ def prediction_layer(model: PreTrainedModel) -> HFLayerConfig:
 
 def has_centred_norms(model: PreTrainedModel) -> bool:
     """Whether the target's norms multiply by 1 + weight: a weight of zero leaves something."""
-    backbone, _ = decoder_layers(model, model.config.get_text_config().num_hidden_layers)
+    backbone, _ = decoder_layers(model)
     if not hasattr(backbone, "norm"):  # a model that ships no modules, and is refused as a target
         return False
     norm = type(backbone.norm)(1, eps=1.0)

@@ -37,7 +37,7 @@ from specdec.heads.layers import LayerConfig
 from specdec.heads.mask_token import Alignment, MaskTokenConfig, MaskTokenHead
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
-from specdec.target.hf_model import MAX_VOCAB_PADDING
+from specdec.target.target import MAX_VOCAB_PADDING
 
 P_EAGLE, PARD, DFLASH, DFLASH2 = "P-EAGLE", "PARD", "DFlash", "DFlash 2"
 DSPARK, DOMINO, XPRESS = "DSpark", "Domino", "XPress"

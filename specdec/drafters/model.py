@@ -18,7 +18,7 @@ from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.graphs.tree import shared
 from specdec.samplers.drawing import Drawing
 from specdec.target.cache import SlotCache
-from specdec.target.hf_model import MAX_VOCAB_PADDING, SlotModel
+from specdec.target.target import MAX_VOCAB_PADDING, SlotModel
 from specdec.types import Context, Draft
 
 

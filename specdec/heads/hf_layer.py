@@ -122,7 +122,7 @@ class HFLayerConfig:
     def of(cls, model: PreTrainedModel, *, like: int) -> HFLayerConfig:
         """Of a layer of a model, which may be on the `meta` device."""
         config = model.config.get_text_config()
-        backbone, layers = decoder_layers(model, config.num_hidden_layers)
+        backbone, layers = decoder_layers(model)
         rotary = getattr(backbone, "rotary_emb", None)
         return cls(type(layers[like]), rotary and type(rotary), config, like)
 

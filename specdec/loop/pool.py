@@ -18,7 +18,7 @@ from specdec.request import Request
 from specdec.samplers import Warp
 from specdec.target import Target
 from specdec.target.cache import memory_bytes
-from specdec.target.hf_model import SlotModel
+from specdec.target.target import SlotModel
 
 FIRST_TOKENS = 2048
 """Tokens of all rows together that captured storage has room for at least."""
@@ -203,8 +203,8 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     settings = [item for part in (*drafters, parts.sampler) for item in vars(part).items()]
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
-    models = [value.choices for _, value in settings if isinstance(value, SlotModel)]
+    models = [value.route for _, value in settings if isinstance(value, SlotModel)]
     dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
     modules = parts.target.model, parts.drafter, parts.sampler
     addresses = weight_addresses(*modules) if captures else ()
-    return parts.target.choices, *models, *addresses, *dtypes, *map(repr, kept)
+    return parts.target.route, *models, *addresses, *dtypes, *map(repr, kept)

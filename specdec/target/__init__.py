@@ -1,5 +1,5 @@
 """The model whose distribution the output must have, run over slots."""
 
-from specdec.target.hf_model import Target
+from specdec.target.target import Target
 
 __all__ = ["Target"]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from specdec.hf import ACTIVATIONS, GATE_UP, JOINED_GATE_UP, ROTATE, without_renaming
 from specdec.kernels import scaled_linear
 from specdec.target.joint import Group, JointProduct
+from specdec.target.view import private_view
 
 
 class Fusion:
@@ -33,6 +34,15 @@ class Fusion:
     def __reduce__(self) -> tuple:
         """A copied or pickled one compiles anew."""
         return Fusion, ()
+
+    @classmethod
+    def of(cls, model: nn.Module) -> tuple[Fusion | None, str]:
+        """For a model, and a note on what is fused; `None` where nothing is recognised."""
+        fusion = cls()
+        if kinds := fusion.fuse(private_view(model), {}):
+            return fusion, f"pointwise work is fused in {', '.join(kinds)}"
+        nothing = "no norm, gated MLP or rotary embedding recognised"
+        return None, f"pointwise work is not fused: {nothing}"
 
     def fuse(self, view: nn.Module, products: dict[Group, JointProduct]) -> list[str]:
         """Replaces the forwards of a private view's modules: compiles them, and multiplies with

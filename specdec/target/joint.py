@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class Group(NamedTuple):
         return [getattr(parent, name) for name in self.names]
 
 
-def siblings(model: nn.Module) -> tuple[list[Group], str]:
+def siblings(model: nn.Module) -> tuple[tuple[Group, ...], str]:
     """Layers of a model that can be joined without changing a value, or anybody else's storage; and
     a note on which are, and which are not.
     """
@@ -49,10 +49,10 @@ def siblings(model: nn.Module) -> tuple[list[Group], str]:
     note = f"{_listed(kinds)} are one product each, over parameters that are views of one buffer"
     if not joined:
         note = "products are not joined: no sibling linear layers that store weights of their own"
-    return joined, f"{note}; left alone: {_listed(left)}" if left else note
+    return tuple(joined), f"{note}; left alone: {_listed(left)}" if left else note
 
 
-def join_weights(model: nn.Module, groups: list[Group]) -> None:
+def join_weights(model: nn.Module, groups: Sequence[Group]) -> None:
     """Makes weights (and biases) of each group views of one buffer, unless they are so already. The
     parameters stay the same objects with the same values.
     """
@@ -66,14 +66,14 @@ def join_weights(model: nn.Module, groups: list[Group]) -> None:
                         parameter.data = part
 
 
-def separate_weights(model: nn.Module, groups: list[Group]) -> None:
+def separate_weights(model: nn.Module, groups: Sequence[Group]) -> None:
     """Undoes `join_weights`."""
     with torch.inference_mode(False), torch.no_grad():
         for parameter in (p for g in groups for m in g.of(model) for p in m.parameters()):
             parameter.data = parameter.data.clone()
 
 
-def addresses(model: nn.Module, groups: list[Group]) -> list[int]:
+def addresses(model: nn.Module, groups: Sequence[Group]) -> list[int]:
     """Where the joined parameters are. They are elsewhere after they were replaced, cast or moved,
     while the views of the model still compute with the buffers.
     """

@@ -22,8 +22,8 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec.graphs.tree import shared
 from specdec.target.view import wrap_forward
@@ -410,90 +410,3 @@ def remember(view: PreTrainedModel, mixers: Mapping[str, MixerPlan], find_memory
         wrap_forward(mixer, partial(around, name, current))
         for child in (*plan.products, *plan.outputs):
             wrap_forward(mixer.get_submodule(child), partial(product, child, current))
-
-
-class WatchedCache(DynamicCache):
-    """HF's own cache, which notes the modules that leave a state in it.
-
-    Args:
-        view: private, whose modules are watched from here on.
-    """
-
-    def __init__(self, view: PreTrainedModel):
-        super().__init__(config=view.config)
-        self.inside: list[str] = []
-        self.inputs: dict[str, Tensor] = {}
-        self.events: list[tuple[str, str, Tensor | Place]] = []  # (mixer, product or "", ...)
-        for name, module in view.named_modules():
-            is_product = isinstance(module, nn.Linear)
-            wrap_forward(module, partial(self._product if is_product else self._around, name))
-
-    def _around(self, name: str, forward: Callable, *args, **kwargs):
-        self.inside.append(name)
-        self.inputs[name] = args[0] if args else kwargs.get("hidden_states")
-        out = forward(*args, **kwargs)
-        self.inside.pop()
-        return out
-
-    def _product(self, name: str, forward: Callable, x: Tensor) -> Tensor:
-        out = forward(x)
-        for mixer in self.inside:
-            self.events.append((mixer, name.removeprefix(f"{mixer}."), out))
-        return out
-
-    def update_conv_state(self, conv_states, layer_idx, state_idx=0, **kwargs):
-        """HF's entry."""
-        self.events.append((self.inside[-1], "", Place("conv", layer_idx, state_idx)))
-        return super().update_conv_state(conv_states, layer_idx, state_idx, **kwargs)
-
-    def update_recurrent_state(self, recurrent_states, layer_idx, state_idx=0, **kwargs):
-        """HF's entry."""
-        self.events.append((self.inside[-1], "", Place("recurrent", layer_idx, state_idx)))
-        return super().update_recurrent_state(recurrent_states, layer_idx, state_idx, **kwargs)
-
-    def mixers(self) -> dict[str, MixerPlan]:
-        """What was seen in a forward of windows `[2, N]`."""
-        found = {}
-        for name in dict.fromkeys(mixer for mixer, product, _ in self.events if not product):
-            events = [event[1:] for event in self.events if event[0] == name]
-            last = max(i for i, (product, _) in enumerate(events) if not product)
-            hidden = self.inputs[name]
-            states = {}
-            for place in (place for product, place in events if not product):
-                layer = self.layers[place.layer]
-                tables = layer.conv_states if place.kind == "conv" else layer.recurrent_states
-                states[place] = torch.zeros_like(tables[place.index][:1])
-            products = {
-                product: out[:1, :1].detach()
-                for product, out in events[:last]
-                if product and out.shape[:-1] == hidden.shape[:-1]
-            }
-            after = tuple(product for product, _ in events[last + 1 :] if product)
-            found[name] = MixerPlan(states, hidden[:1, :1].detach(), products, after)
-        return found
-
-
-def with_gates(plan: MixerPlan, mixer: nn.Module) -> Iterator[MixerPlan]:
-    """The plan of a mixer with all that its gates may be, to be tried, and last without. Gates are
-    the products with a column or two per head, and one other one, or the last columns of one.
-    """
-    heads = {state.shape[1] for place, state in plan.states.items() if place.kind == "recurrent"}
-    tried = [] if heads else [{}]
-    for count in heads:
-        widths = {product: one.shape[-1] for product, one in plan.products.items()}
-        narrow = {p: slice(None) for p, width in widths.items() if width in (count, 2 * count)}
-        columns = slice(-count, None), slice(None)
-        tried += [narrow, *(narrow | {p: some} for p in widths for some in columns)]
-    for gates in tried:
-        yield plan._replace(gates=gates, floors=_floors(mixer) if gates else None)
-    yield plan
-
-
-def _floors(mixer: nn.Module) -> Tensor | None:
-    """Where a mixer bounds its time step from below behind the softplus, a closed gate would stay
-    open by that much. The same bound in front of the softplus leaves it closed.
-    """
-    lowest = getattr(mixer, "time_step_limit", (0.0,))[0]
-    if not lowest:
-        return None
-    return torch.tensor(lowest).expm1().log().to(mixer.dt_bias) - mixer.dt_bias

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.target.cache import Chunk, SlotCache, Window, round_up
-from specdec.target.hf_model import SlotModel, Target
+from specdec.target.target import SlotModel, Target
 
 
 @dataclass(frozen=True, eq=False)

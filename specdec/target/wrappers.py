@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from specdec.graphs.tree import modules_of
-from specdec.hf import UNDERSTOOD_LAYERS
+from specdec.hf import UNDERSTOOD_LAYERS, cache_argument
 
 
 def unwrap(model: nn.Module) -> PreTrainedModel:
@@ -54,7 +54,7 @@ def unwrap(model: nn.Module) -> PreTrainedModel:
 
 
 def refuse_unsupported(model: PreTrainedModel) -> None:
-    """Raises `ValueError` for a model whose layers cannot be run over slots."""
+    """Raises `ValueError` for a model whose layers cannot be run over slots, or without a cache."""
     name = type(model).__name__
     config = model.config.get_text_config()
     if model.config.is_encoder_decoder:
@@ -69,6 +69,7 @@ def refuse_unsupported(model: PreTrainedModel) -> None:
             f"{name} has layers that specdec cannot run over slots: {layers}; use HF generate for "
             "this model"
         )
+    cache_argument(model)
 
 
 def refuse_training(model: PreTrainedModel) -> None:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.target.features import FeatureLayer, PlainFeatures
+from specdec.target.features import FeatureLayer
+from specdec.target.views import PlainFeatures
 
 
 class SoftLabels(NamedTuple):
@@ -71,7 +72,7 @@ class Teacher:
                 )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
-        self._plain = PlainFeatures(target, num_layers, feature_layers)
+        self._plain = PlainFeatures(target, feature_layers)
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()

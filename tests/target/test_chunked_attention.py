@@ -19,7 +19,7 @@ from specdec import ModelDrafter, SpeculativeGenerator, Target, Tree
 from specdec.kernels import ragged_attention
 from specdec.kernels.attention import triton
 from specdec.kernels.types import CAUSAL
-from specdec.target import attention, self_test
+from specdec.target import attention, discovery
 from specdec.target.attention import ATTENTION, slot_attention, window_mask
 from specdec.target.cache import Chunk, Window
 
@@ -227,6 +227,6 @@ def test_a_mask_that_only_resembles_chunks_is_refused():
 
 def test_chunks_that_are_declared_must_be_there(monkeypatch):
     model = build("llama4")
-    monkeypatch.setattr(self_test, "_stored_shapes", lambda *args, **options: ({}, {}))
+    monkeypatch.setattr(discovery, "_stored", lambda *args, **options: ({}, {}))
     with pytest.raises(ValueError, match="layer 0 is chunked_attention but has no chunks"):
         Target(model)

@@ -220,7 +220,7 @@ def _pair():
     """A module in a model, and its like in a view with a joint product."""
     model = nn.Sequential(Siblings()).requires_grad_(False)
     groups, _ = siblings(model)
-    assert groups == [Group("0", QKV)]
+    assert groups == (Group("0", QKV),)
     join_weights(model, groups)
     view = private_view(model)
     JointProduct(view, groups[0]).install(view, groups[0])

@@ -100,7 +100,7 @@ def test_a_model_with_a_fault_in_this_way_is_refused(raggedly, monkeypatch):
         return by_definition(query, keys, values, slots, options._replace(scale=scale))
 
     monkeypatch.setattr(attention, "ragged_attention", larger_scale)
-    monkeypatch.setattr("specdec.target.self_test._with_dense_mask", refused)
+    monkeypatch.setattr("specdec.target.discovery._with_dense_mask", refused)
     with pytest.raises(ValueError, match=r"self_attn differs from its plain"):
         Target(build("llama"))
 

@@ -30,7 +30,7 @@ from specdec import (
 from specdec.graphs.tree import size_bytes
 from specdec.samplers import BlockSampler
 from specdec.target import cache as cache_module
-from specdec.target import memory, self_test
+from specdec.target import memory, mixers
 from specdec.target.memory import Memory, _Run
 from specdec.types import Draft
 
@@ -264,7 +264,7 @@ def convolution_ahead(patch):
             inner.setattr(_Run, "left", LEFT)
             return CLOSED(*args)
 
-    patch.setattr(self_test, "_closed", gates)
+    patch.setattr(mixers, "_closed", gates)
     patch.setattr(_Run, "left", lambda run, counts=None, rows=None: LEFT(run, None, rows))
 
 
@@ -273,11 +273,11 @@ def of_other_rows(patch):
 
 
 def gates_left_open(patch):
-    patch.setattr(self_test, "with_gates", lambda plan, _: iter([plan._replace(gates={})]))
-    patch.setattr(self_test, "_closed", lambda model, route, mixers: list(mixers))
+    patch.setattr(mixers, "with_gates", lambda plan, _: iter([plan._replace(gates={})]))
+    patch.setattr(mixers, "_closed", lambda model, route: list(route.mixers))
 
 
-OPEN, LEFT, LINE, CLOSED = Memory.open, _Run.left, memory.Line, self_test._closed
+OPEN, LEFT, LINE, CLOSED = Memory.open, _Run.left, memory.Line, mixers._closed
 
 
 def is_refused_with(fault, model, monkeypatch):

@@ -13,7 +13,7 @@ from architectures import VOCAB, build
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 
 from specdec import SpeculativeGenerator, Target
-from specdec.target import self_test
+from specdec.target import discovery
 from specdec.target.attention import ATTENTION, slot_attention
 from specdec.target.cache import Window
 
@@ -131,7 +131,7 @@ FAULTS = [
 def test_one_fault_in_one_layer_of_a_deep_model_is_refused(fault, dtype, layer, monkeypatch):
     model = deep(1, dtype, spread=0.15)
     # HF's own attention under a dense mask, which a model falls back to, has no such fault.
-    monkeypatch.setattr(self_test, "_with_dense_mask", refused)
+    monkeypatch.setattr(discovery, "_with_dense_mask", refused)
     mapping = AttentionInterface._global_mapping
     monkeypatch.setitem(mapping, ATTENTION, faulty(lambda *case: case, layer))
     Target(model)

@@ -17,7 +17,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
 from specdec.graphs import CaptureError, no_host_sync
-from specdec.target import experts, hf_model
+from specdec.target import discovery, experts
 from specdec.target.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
@@ -33,7 +33,7 @@ def _on_a_gpu(monkeypatch):
         chosen = experts.choose(own, model.dtype, (9, 0))
         return (None if chosen == own else chosen), f"experts: {chosen}"
 
-    monkeypatch.setattr(hf_model, "step_experts", step_experts)
+    monkeypatch.setattr(discovery, "step_experts", step_experts)
 
 
 @pytest.mark.parametrize(

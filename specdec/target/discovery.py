@@ -1,0 +1,232 @@
+"""`find_route`: how a model is run over slots, found by trying.
+
+HF is asked for the mask and the shapes of each layer, or shows them in its own cache. What is found
+is believed after the self-test; what is chosen for speed and does not pass is given up, and says
+so.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from specdec.hf import WINDOWED_LAYERS, cache_argument, newer_than_tried
+from specdec.target.attention import ATTENTION, PROBE, LearnedLayer
+from specdec.target.cache import Chunk, KeyValueShape
+from specdec.target.experts import step_experts
+from specdec.target.fusion import Fusion, note_on_weights
+from specdec.target.joint import separate_weights, siblings
+from specdec.target.memory import MixerPlan
+from specdec.target.mixers import WatchedCache, closing_gates
+from specdec.target.route import Choices, Route
+from specdec.target.self_test import compare, trial_texts
+from specdec.target.view import adapters_of, replaced_forwards
+from specdec.target.views import open_view
+from specdec.target.wrappers import refuse_joint_quantisation
+
+_KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
+"""Of each model that was tried: (description, route), without and with `fuse`."""
+
+
+class LeftOutError(ValueError):
+    """HF's own forward, as the model was loaded, leaves out a part of the model."""
+
+
+def find_route(model: PreTrainedModel, *, fuse: bool = False) -> Route:
+    """The first way of running a model that reproduces its own plain forward, with all that makes
+    it faster and does not break it. The same route as before, if nothing has changed since that
+    decides the result.
+
+    Args:
+        model: an HF causal LM without wrappers.
+        fuse: join products and compile pointwise work; see `Target`.
+
+    Raises:
+        LeftOutError: the model is loaded so that its plain forward leaves out a part of it.
+        ValueError: none does; the message says what each of them ran into. Or quantised layers
+            read tokens jointly.
+    """
+    now = description(model)
+    before, route = _KNOWN.get(model, {}).get(fuse, (None, None))
+    if before == now:
+        joined = route.choices.joined
+        if not joined or joined == siblings(model)[0]:
+            return route
+    refuse_joint_quantisation(model)
+    choices, route = _fastest(model, fuse), None
+    while route is None:
+        try:
+            # Steps run in inference mode, and Dynamo would compile once more for another one.
+            with torch.inference_mode(choices.fusion is not None), torch.no_grad():
+                route = _passing(model, choices)
+        except ValueError as error:
+            given_up = choices
+            choices = _without_one(choices, error)
+            if choices is None:
+                raise
+            if given_up.joined and not choices.joined:
+                separate_weights(model, given_up.joined)
+    _KNOWN.setdefault(model, {})[fuse] = now, route
+    return route
+
+
+def _fastest(model: PreTrainedModel, fuse: bool) -> Choices:
+    """Everything that there is to choose."""
+    experts, note = step_experts(model)
+    notes = {} if note is None else {"experts": note}
+    if not fuse:
+        return Choices(experts, notes=notes | note_on_weights(model))
+    fusion, notes["fusion"] = Fusion.of(model)
+    joined, notes["joined"] = siblings(model)
+    return Choices(experts, fusion, joined, notes)
+
+
+def _without_one(choices: Choices, error: ValueError) -> Choices | None:
+    """What is left where choices failed the self-test; `None` if nothing was chosen."""
+    for name, remark in {
+        "fusion": "pointwise work is not fused: ",
+        "joined": "products are not joined: ",
+        "experts": f"experts are the model's own: with {choices.experts}, ",
+    }.items():
+        if getattr(choices, name):
+            notes = {**choices.notes, name: f"{remark}{error}"}
+            return replace(choices, notes=notes, **{name: getattr(Choices, name)})
+    return None
+
+
+def _passing(model: PreTrainedModel, choices: Choices) -> Route:
+    """The first route that passes the self-test with these choices."""
+    complaints = []
+    for learn in (_through_attention_interface, _with_dense_mask):
+        try:
+            complaint, route = compare(model, replace(learn(model), choices=choices))
+        except LeftOutError:
+            raise
+        except Exception as error:  # whatever a foreign model raises means: not this route
+            complaint = f"{type(error).__name__}: {error}"
+        if complaint is None:
+            return route
+        complaints.append(complaint)
+    replaced = [f"{name or 'the model'}.forward" for name in replaced_forwards(model)]
+    note = "; a function in the place of {} may call another model than a view of this one"
+    raise ValueError(
+        f"{type(model).__name__} cannot be decoded over specdec's cache "
+        f"({'; then '.join(complaints)}){note.format(replaced[0]) if replaced else ''}"
+        f"{newer_than_tried()}. Use HF generate for this model"
+    )
+
+
+def _through_attention_interface(model: PreTrainedModel) -> Route:
+    """Asks HF for the mask of each layer."""
+    learned: dict[int, LearnedLayer] = {}
+    view = open_view(model, Route(PROBE))
+    shapes, mixers = _stored(view, slot_window=learned)
+    windows: dict[int, int | Chunk | None] = {}
+    for layer, (mask, module, has_softcap) in learned.items():
+        if has_softcap and model.config.get_text_config()._attn_implementation == "sdpa":
+            raise LeftOutError(
+                f"{type(model).__name__} caps its attention scores, which HF's sdpa leaves "
+                "out; load it with attn_implementation='eager'"
+            )
+        device = next((p.device for p in module.parameters()), None)
+        found = (None,) if mask is None else mask.windows
+        fitting = [w for w in found if mask is None or mask.is_causal_within(w, device)]
+        if not fitting:
+            raise ValueError(
+                f"layer {layer} attends by a mask that is neither causal nor a sliding window nor "
+                "chunks"
+            )
+        windows[layer] = fitting[0]
+    for layer, kind in _windowed_layers(model).items():
+        if windows.get(layer) is None:
+            raise ValueError(f"layer {layer} is {kind} but has no {WINDOWED_LAYERS[kind]}")
+    modules = {id(module) for _, module, _ in learned.values()}
+    names = tuple(name for name, module in view.named_modules() if id(module) in modules)
+    route = Route(ATTENTION, windows, shapes, names, mixers)
+    return replace(route, mixers=closing_gates(model, route))
+
+
+def _with_dense_mask(model: PreTrainedModel) -> Route:
+    """For models that never call the interface."""
+    config, sizes = model.config.get_text_config(), ("sliding_window", "attention_chunk_size")
+    if _windowed_layers(model) or any(getattr(config, size, None) for size in sizes):
+        raise ValueError("one dense mask cannot hold the windows of some layers")
+    shapes, mixers = _stored(open_view(model, Route()))
+    route = Route(shapes=shapes, mixers=mixers)
+    return replace(route, mixers=closing_gates(model, route))
+
+
+def _stored(
+    view: PreTrainedModel, **options: object
+) -> tuple[dict[int, KeyValueShape], dict[str, MixerPlan]]:
+    """What the layers of a view store of a token, and what its mixers keep, seen in HF's own cache
+    after a forward.
+    """
+    kinds = set(getattr(view.config.get_text_config(), "layer_types", None) or ())
+    is_stateful = getattr(view, "_is_stateful", False)
+    is_recurrent = is_stateful or not kinds <= {"full_attention", *WINDOWED_LAYERS}
+    cache = WatchedCache(view) if is_recurrent else DynamicCache()
+    options[cache_argument(view)] = cache
+    view(input_ids=trial_texts(view, 2), use_cache=True, **options)
+    mixers = cache.mixers() if is_recurrent else {}
+    if is_recurrent and not mixers:
+        raise ValueError("its recurrent state does not go through HF's cache")
+    shapes = {
+        index: KeyValueShape(
+            *(layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3]),
+            *(torch.promote_types(layer.keys.dtype, layer.values.dtype), layer.keys.device),
+        )
+        for index, layer in enumerate(cache.layers)
+        if getattr(layer, "keys", None) is not None
+    }
+    return shapes, mixers
+
+
+def _windowed_layers(model: PreTrainedModel) -> dict[int, str]:
+    """Layers of which the configuration declares that they do not see the whole text, by kind."""
+    layer_types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return {i: kind for i, kind in enumerate(layer_types) if kind in WINDOWED_LAYERS}
+
+
+def description(model: PreTrainedModel) -> tuple:
+    """What decides the result of the self-test, to be compared with that of another moment: the
+    modules with their settings, hooks and replaced forwards, the configurations, the attention
+    functions, adapters, and the data type, device and shape of every tensor. Values of weights
+    decide nothing, since rounding is measured relative to them. Modules and hooks are referred to
+    weakly, so that a description keeps no model alive.
+    """
+    modules = [(ref(m), *_settings(m)) for m in model.modules()]
+    configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
+    names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
+    functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
+    tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
+    return modules, copy.deepcopy(configs), functions, adapters_of(model), tensors
+
+
+def _settings(module: nn.Module) -> tuple[dict, list]:
+    """Plain values among a module's attributes, and its hooks and replaced forward."""
+    values, code = {}, []
+    for name, value in vars(module).items():
+        if name == "training":  # views are in evaluation mode
+            continue
+        if isinstance(value, bool | int | float | str | None):
+            values[name] = value
+        elif name == "forward":
+            code.append(_weakly(value))
+        elif "_hooks" in name and isinstance(value, dict):
+            code += map(_weakly, value.values())
+    return values, code
+
+
+def _weakly(value: object) -> object:
+    """A reference that compares as the value itself; a strong one where no other is possible."""
+    try:
+        return ref(value)
+    except TypeError:
+        return value

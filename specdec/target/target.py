@@ -1,0 +1,348 @@
+"""`SlotModel`: an unmodified HF causal LM run over a `SlotCache`. `Target` is the one whose
+distribution the output must have; a drafter that is itself an HF model is the other use.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.arguments import check_choice, check_integer
+from specdec.hf import position_limit
+from specdec.target.cache import Chunk, SlotCache, check_room
+from specdec.target.discovery import find_route
+from specdec.target.features import FeatureLayer, check_layers
+from specdec.target.joint import addresses
+from specdec.target.route import Route
+from specdec.target.view import replaced_forwards, structure
+from specdec.target.views import Views, forward, open_views
+from specdec.target.wrappers import (
+    refuse_adapters_by_row,
+    refuse_training,
+    refuse_unsupported,
+    unwrap,
+)
+from specdec.types import Draft, TargetOutput
+
+MAX_VOCAB_PADDING = 1024
+"""Vocabularies that share a tokenizer differ by the padding of their embedding tables, at most by
+this, and at most by an eighth of the larger one.
+"""
+
+
+class SlotModel:
+    """Runs windows of tokens of an HF causal LM at given slots, each row with a length of its own.
+
+    Args:
+        model: a decoder-only `PreTrainedModel` with full, sliding-window or chunked attention, or
+            recurrent layers, in eval mode.
+        fuse: join products and compile pointwise work; see `Target`.
+
+    Attributes:
+        model: the HF model, without wrappers.
+        route: how it is run, as its self-test found it: another object after each self-test.
+        vocab_size: V of the logits.
+        max_positions: longest sequence that the model has positions for; `None` for no limit.
+        feature_layers: boundaries `0..L` or `"final"`, the hidden states that `forward` returns.
+        layers: decoder layers that run, by index; `None` for all.
+
+    Raises:
+        TypeError: not an HF model.
+        ValueError: a model that cannot be decoded this way (a state outside of HF's
+            cache, encoder-decoder, training mode, or one whose windowed forward does not reproduce
+            its plain forward), with what to do instead.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
+        model = unwrap(model)
+        refuse_unsupported(model)
+        refuse_training(model)
+        self.model = model
+        self.config = model.config.get_text_config()
+        self.vocab_size: int = self.config.vocab_size
+        self.max_positions = position_limit(self.config)
+        self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self.layers: tuple[int, ...] | None = None
+        self._structure, self._forwards = structure(model), replaced_forwards(model)
+        self._dtype, self._fuse = model.dtype, fuse
+        self.route: Route = find_route(model, fuse=fuse)
+
+    @cached_property
+    def _views(self) -> Views:
+        """Opened with the first cache: later may be inside of a guard or a capture."""
+        return open_views(self.model, self.route, self.feature_layers, self.layers)
+
+    @property
+    def is_fused(self) -> bool:
+        """Pointwise work is compiled."""
+        return self.route.choices.fusion is not None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Some of its layers keep a state that cannot be shortened; see `Memory`."""
+        return bool(self.route.mixers)
+
+    @property
+    def why_reading_waits(self) -> str | None:
+        """Why a forward of a prompt chunk makes the host wait; `None` if it does not."""
+        has_own = self.route.choices.experts is not None
+        return "the experts' own code waits for the device" if has_own else None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was chosen for this model, and why, where there was a choice."""
+        return tuple(self.route.choices.notes.values())
+
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in vars(self).items() if name != "_views"}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state, _forwards={})  # a copied function still calls the first model
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the embeddings, where tokens go in."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Data type of the weights."""
+        return self.model.dtype
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers L."""
+        return self.config.num_hidden_layers
+
+    def check_unchanged(self, advice: str = "build the generator again") -> None:
+        """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
+        data type or mode than when it was wrapped, or would run under autocast.
+
+        Forwards that were replaced meanwhile, as trainers and `torch.compile` do, are followed: the
+        model is tried once more.
+        """
+        name, views = type(self.model).__name__, vars(self).get("_views")
+        (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
+        joined, change = self.route.choices.joined, None
+        if self.model.dtype != self._dtype:
+            change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
+        elif modules != old_modules or self.config.vocab_size != self.vocab_size:
+            change = "was edited after specdec wrapped it (a module replaced, added or resized)"
+        elif adapters != old_adapters:
+            change = "had its adapters switched or merged after specdec wrapped it"
+        elif joined and views and addresses(self.model, joined) != views.addresses:
+            change = "had weights replaced or moved after specdec joined their products"
+        if change:
+            raise ValueError(f"{name} {change}; {advice}")
+        if torch.is_autocast_enabled(self.model.device.type):
+            raise ValueError(
+                "generation does not run under torch.autocast, which changes data types inside the "
+                "model; load it in the data type that you want and leave the autocast block"
+            )
+        refuse_training(self.model)
+        refuse_adapters_by_row(self.model)
+        if (forwards := replaced_forwards(self.model)) != self._forwards:
+            self.route, self._forwards = find_route(self.model, fuse=self._fuse), forwards
+            if vars(self).pop("_views", None):
+                _ = self._views
+
+    def check_trees(self) -> None:
+        """Raises `ValueError` for a model that takes chains only, since its forward over a tree is
+        not the plain forward of each path.
+        """
+        if fault := self.route.fault_of_trees:
+            raise ValueError(
+                f"{type(self.model).__name__} cannot read the window of a tree ({fault}); use a "
+                "drafter of chains (tree=None)"
+            )
+
+    def check_reads_ahead(self) -> None:
+        """Raises `ValueError` for a model that cannot be run behind the text for a drafter, since
+        some of its layers keep a state that every token changes.
+        """
+        if self.is_recurrent:
+            names = ", ".join(list(self.route.mixers)[:3])
+            raise ValueError(
+                f"{type(self.model).__name__} keeps a recurrent state ({names}), which no drafter "
+                "can read ahead from; use a drafter with reads_target = False"
+            )
+
+    def init_cache(self, batch_size: int, num_slots: int, *, max_window: int = 16) -> SlotCache:
+        """Storage for rows of at most `num_slots` tokens; see `check_room`. Recurrent layers keep a
+        window of at most `max_window` tokens.
+        """
+        check_integer("batch_size", batch_size, 1)
+        check_integer("num_slots", num_slots, 1)
+        check_integer("max_window", max_window, 1)
+        self.check_room(batch_size, num_slots, max_window=max_window)
+        _ = self._views
+        options = {"mixers": self.route.mixers, "max_window": max_window}
+        return SlotCache(batch_size, num_slots, self.route.shapes, **options)
+
+    def check_room(self, batch_size: int, num_slots: int, *, max_window: int = 1) -> None:
+        """Raises `ValueError` for a cache that no device here can hold."""
+        options = {"mixers": self.route.mixers, "max_window": max_window}
+        check_room(batch_size, num_slots, self.route.shapes, **options)
+
+    def forward(
+        self, tokens: Tensor, cache: SlotCache, slots: Tensor, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits and features of a window; see `views.forward`."""
+        return forward(self._views, tokens, cache, slots, **options)
+
+
+class Target(SlotModel):
+    """Wraps an unmodified HF causal LM for prefill and verification.
+
+    A target holds no state of a generation: the rows' keys and values live in the `SlotCache` that
+    is passed in, and their lengths with the caller, so one target serves any number of generations
+    at a time, in any number of threads.
+
+    Args:
+        model: a decoder-only HF model in eval mode.
+        feature_layers: which hidden states to return as features: boundary `b` is the residual
+            stream after b decoder layers (0: embeddings), `"final"` the state after the final norm.
+            Normally set by the drafter's needs.
+        fuse: all that makes a step faster and changes no more than rounding. Products of q, k, v
+            and of gate, up become one product each: their parameters, still the model's own, become
+            views of one buffer each. The small work between products (norms, rotary embeddings,
+            gated activations) is compiled with Inductor, which takes some seconds at first, and
+            int8 and float8 weights of torchao's are multiplied as they are. The self-test holds
+            all to its limits, and `notes` says what was done and what was not.
+
+    Raises:
+        TypeError: `model` is not an HF model.
+        ValueError: the model cannot be decoded this way, or a feature layer does not exist.
+
+    Example:
+        >>> from specdec import Target, zoo
+        >>> from specdec.types import Draft
+        >>> target = Target(zoo.load_target())
+        >>> cache, text = target.init_cache(batch_size=1, num_slots=32), torch.tensor([[5, 6, 7]])
+        >>> target.prefill(cache, text, torch.tensor([2]), offset=0)
+        >>> nothing = Draft(text[:, :0])
+        >>> out = target.verify(cache, torch.tensor([2]), text[:, 2], nothing, num_attended=3)
+        >>> out.logits.shape
+        torch.Size([1, 1, 2048])
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        feature_layers: tuple[FeatureLayer, ...] = (),
+        fuse: bool = False,
+    ):
+        super().__init__(model, fuse=check_choice("fuse", fuse, (True, False)))
+        self.feature_layers = check_layers(feature_layers, self.num_layers)
+
+    def with_features(self, feature_layers: tuple[FeatureLayer, ...]) -> Target:
+        """A target over the same model that returns the given features.
+
+        Raises:
+            ValueError: a feature layer does not exist.
+        """
+        other = copy.copy(self)
+        other.feature_layers = check_layers(feature_layers, self.num_layers)
+        return other
+
+    def part(self, layers: Sequence[int]) -> Target:
+        """A target that runs some of the decoder layers, then the final norm and the vocabulary
+        head, over the same cache: what a drafter runs behind the text.
+
+        Args:
+            layers: indices of those that run; a layer left out hands on what it was given.
+
+        Raises:
+            ValueError: a layer that does not exist.
+        """
+        for layer in layers:
+            check_integer("layers", layer, 0, self.num_layers - 1)
+        other = copy.copy(self)
+        other.layers = tuple(layers)
+        _ = other._views  # no cache is asked of a part, and a step is no time to open them
+        return other
+
+    @property
+    def layer_windows(self) -> Mapping[int, int | Chunk | None]:
+        """Sliding window of each attention layer, in positions, or its `Chunk`; `None` for full
+        attention.
+        """
+        return self.route.layer_windows
+
+    @property
+    def feature_width(self) -> int:
+        """Width F of the features, 0 when there are none."""
+        return len(self.feature_layers) * self.config.hidden_size
+
+    def prefill(
+        self,
+        cache: SlotCache,
+        tokens: Tensor,
+        lengths: Tensor,
+        *,
+        offset: int | Tensor,
+        num_attended: int | None = None,
+    ) -> Tensor | None:
+        """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
+
+        No logits come back: the last prompt token is left to the first `verify`, so the first
+        generated token is produced exactly as every other one.
+
+        Args:
+            cache: rows to extend.
+            tokens: `[B, C]` prompt tokens of positions `offset..offset + C - 1`.
+            lengths: `[B]` how many tokens of each prompt to read in all; positions at or beyond it
+                are skipped.
+            offset: position of the chunk's first token; a tensor `[]` where it is on the device.
+            num_attended: host upper bound of the positions in use, the chunk's included; `None` is
+                `offset + C`.
+
+        Returns:
+            Features `[B, C, F]`, or `None`.
+        """
+        cache.check_rows(tokens)
+        if num_attended is None:
+            num_attended = check_integer("offset", offset, 0) + tokens.shape[1]
+        positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
+        slots = torch.where(positions < lengths[:, None], positions, cache.trash)
+        tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
+        _, features = self.forward(
+            tokens, cache, slots, num_attended=num_attended, logits_to_keep=1, is_chunk=True
+        )
+        return features
+
+    def verify(
+        self, cache: SlotCache, start: Tensor, anchor: Tensor, draft: Draft, *, num_attended: int
+    ) -> TargetOutput:
+        """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
+        positions by their depth, and see the text and their ancestors.
+
+        Keys and values of the window are written, token after token; what is not accepted is
+        garbage that the next window overwrites.
+
+        Args:
+            cache: rows to read.
+            start: `[B]` position of the anchor.
+            anchor: `[B]` the last committed token, not yet read by the target.
+            draft: `[B, K]` tokens of the target's vocabulary.
+            num_attended: host upper bound of the positions in use, the window's included:
+                `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
+                smaller number slots in use are not attended, and the logits are wrong.
+
+        Returns:
+            Logits `[B, K + 1, V]` and features.
+        """
+        cache.check_rows(draft.tokens)
+        tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
+        slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
+        tree = {}
+        if draft.parents is not None:
+            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended, **tree))

@@ -1,0 +1,271 @@
+"""The private views of a model that run, and one forward of them over slots.
+
+A view has the model's weights and modules and configurations of its own (view.py), so the model
+itself is never changed: it may be called, by anybody and from any thread, while specdec generates
+with it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
+from specdec.target.attention import ATTENTION, window_mask
+from specdec.target.cache import SlotCache, memory_of
+from specdec.target.experts import set_experts
+from specdec.target.features import FeatureLayer, Features, decoder_layers
+from specdec.target.joint import JointProduct, addresses, join_weights
+from specdec.target.memory import remember
+from specdec.target.route import Route
+from specdec.target.view import private_view, wrap_forward
+
+
+class Views(NamedTuple):
+    """Private views of a model, and what their forwards take.
+
+    Args:
+        step: for windows of steps.
+        chunk: for chunks of prompts.
+        route: by which they were opened.
+        feature_layers: hidden states that they hand out.
+        addresses: of the joined parameters.
+        cache_name: the argument for HF's cache.
+        takes_positions: there is `position_ids`.
+        takes_logits_to_keep: there is `logits_to_keep`.
+        max_positions: longest sequence that the model has positions for; `None` for no limit.
+    """
+
+    step: PreTrainedModel
+    chunk: PreTrainedModel
+    route: Route
+    feature_layers: tuple[FeatureLayer, ...]
+    addresses: list[int]
+    cache_name: str
+    takes_positions: bool
+    takes_logits_to_keep: bool
+    max_positions: int | None
+
+
+def open_views(
+    model: PreTrainedModel,
+    route: Route,
+    feature_layers: tuple[FeatureLayer, ...] = (),
+    layers: Collection[int] | None = None,
+) -> Views:
+    """The views that run a model over slots. Here, and nowhere else, the model's storage changes:
+    parameters of joined products become views of one buffer each.
+
+    Args:
+        model: without wrappers.
+        route: of `find_route`, or a candidate for it.
+        feature_layers: hidden states that forwards hand out.
+        layers: decoder layers that run, by index; the others are skipped, and neither read nor
+            write their part of a cache. `None` for all.
+
+    Raises:
+        ValueError: layers are to be left out of a model with recurrent ones.
+    """
+    join_weights(model, route.choices.joined)
+    step = chunk = open_view(model, route, feature_layers, layers)
+    if route.choices.experts is not None:
+        own_experts = replace(route, choices=replace(route.choices, experts=None))
+        chunk = open_view(model, own_experts, feature_layers, layers)
+    parameters = inspect.signature(type(model).forward).parameters
+    return Views(
+        step,
+        chunk,
+        route,
+        feature_layers,
+        addresses(model, route.choices.joined),
+        cache_argument(model),
+        "position_ids" in parameters,
+        "logits_to_keep" in parameters,
+        position_limit(model.config.get_text_config()),
+    )
+
+
+def open_view(
+    model: PreTrainedModel,
+    route: Route,
+    feature_layers: tuple[FeatureLayer, ...] = (),
+    layers: Collection[int] | None = None,
+) -> PreTrainedModel:
+    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
+    view, attention, choices = private_view(model), route.attention, route.choices
+    # Sub-models can own configurations of their own (a text model inside a multimodal one).
+    for module in view.modules():
+        module.training = False
+        fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
+        if "pad_token_id" in fields:
+            # With an id for padding GPT-2 searches its input for it: the host would wait.
+            fields["pad_token_id"] = None
+        if attention is not None and fields:
+            set_implementation(module.config, ATTENTION_FIELD, attention)
+        if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):
+            # Llama 4's own is of positions that count from one length for all rows.
+            module.attn_temperature_tuning = False
+            module.tempers_queries = not module.use_rope
+    if choices.experts is not None:
+        set_experts(view, choices.experts)
+    products = {group: JointProduct(view, group) for group in choices.joined}
+    if choices.fusion is not None:
+        choices.fusion.fuse(view, products)
+    for group, product in products.items():
+        product.install(view, group)
+    remember(view, route.mixers, memory_of)
+    if layers is not None:
+        _leave_out(view, route, layers)
+    catch_features(view, feature_layers, _features_of_window)
+    return view
+
+
+def _leave_out(view: PreTrainedModel, route: Route, layers: Collection[int]) -> None:
+    """Makes the decoder layers but these hand on what they are given. They stay in their places,
+    since models look up by index which mask and which angles a layer gets.
+    """
+
+    def hand_on(_: Callable, *args, **kwargs):
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return (hidden,) if route.returns_tuples else hidden
+
+    left_out = [b for i, b in enumerate(decoder_layers(view)[1]) if i not in layers]
+    if left_out and route.mixers:
+        raise ValueError(
+            f"no layers of {type(view).__name__} can be left out: its recurrent layers remember "
+            "one window together; run all of them (layers=None)"
+        )
+    for block in left_out:
+        wrap_forward(block, hand_on)
+
+
+def forward(
+    views: Views,
+    tokens: Tensor,
+    cache: SlotCache,
+    slots: Tensor,
+    *,
+    num_attended: int,
+    positions: Tensor | None = None,
+    visible: Tensor | None = None,
+    logits_to_keep: int = 0,
+    is_chunk: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """One forward of a window; keys and values are written at `slots`.
+
+    Without an attention function of specdec's the view gets a dense mask: so run models that never
+    call HF's attention interface but pass a 4-D mask through.
+
+    Args:
+        views: of `open_views`.
+        tokens: `[B, N]` int64 ids of the vocabulary.
+        cache: the rows' storage.
+        slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
+        num_attended: host upper bound of the largest real slot, plus 1.
+        positions, visible: see `Window`; by default those of a chain.
+        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
+        is_chunk: of a prompt: many tokens.
+
+    Returns:
+        Logits `[B, N or logits_to_keep, V]`, and features `[B, N, F]` side by side in the order
+        of `feature_layers`, on the device of the embeddings; `None` where none are wanted.
+    """
+    window = cache.open_window(
+        slots,
+        num_attended=num_attended,
+        positions=positions,
+        visible=visible,
+        layer_windows=views.route.layer_windows,
+        is_chunk=is_chunk,
+    )
+    view = views.chunk if is_chunk else views.step
+    inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
+    if views.takes_positions:
+        # Tokens at or beyond the last position will be forgotten.
+        positions, limit = slots if positions is None else positions, views.max_positions
+        fits = limit is None or cache.trash < limit
+        inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
+    if views.takes_logits_to_keep:
+        inputs["logits_to_keep"] = logits_to_keep
+    if views.route.attention is None:
+        inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
+    else:
+        inputs["slot_window"] = window
+    logits = view(**inputs).logits
+    if not views.takes_logits_to_keep and logits_to_keep:
+        logits = logits[:, -logits_to_keep:]
+    if not views.feature_layers:
+        return logits, None
+    caught = [window.features[layer].to(tokens.device) for layer in views.feature_layers]
+    return logits, torch.cat(caught, dim=-1)
+
+
+def catch_features(
+    view: PreTrainedModel,
+    layers: tuple[FeatureLayer, ...],
+    find_sink: Callable[[tuple, dict], Features],
+) -> None:
+    """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
+    the positional and keyword arguments of the module that has them.
+    """
+    if not layers:
+        return
+    backbone, blocks = decoder_layers(view)
+    for layer in layers:
+        if layer == "final":
+            wrap_forward(backbone, partial(_keep_output, find_sink, layer))
+        elif layer == len(blocks):
+            wrap_forward(blocks[-1], partial(_keep_output, find_sink, layer))
+        else:
+            wrap_forward(blocks[layer], partial(_keep_input, find_sink, layer))
+
+
+def _keep_input(find_sink, layer: FeatureLayer, forward: Callable, *args, **kwargs):
+    find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
+    return forward(*args, **kwargs)
+
+
+def _keep_output(find_sink, layer: FeatureLayer, forward: Callable, *args, **kwargs):
+    out = forward(*args, **kwargs)
+    find_sink(args, kwargs)[layer] = out if isinstance(out, Tensor) else out[0]
+    return out
+
+
+def _features_of_window(args: tuple, kwargs: dict) -> Features:
+    """Where the features of a forward go, given the arguments of a decoder layer: every layer is
+    handed the cache.
+    """
+    cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
+    return cache.window.features
+
+
+class PlainFeatures:
+    """The hidden states of a model's plain forwards, without a trace in the model itself.
+
+    Args:
+        model: an HF causal LM.
+        layers: which hidden states are wanted.
+
+    Attributes:
+        model: to be called instead of the model.
+        features: by layer, of the last forward.
+
+    Example:
+        >>> from specdec import zoo
+        >>> plain = PlainFeatures(target := zoo.load_target(), (0, "final"))
+        >>> _ = plain.model(input_ids=target.dummy_inputs["input_ids"])
+        >>> sorted(map(str, plain.features))
+        ['0', 'final']
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: tuple[FeatureLayer, ...]):
+        self.model = private_view(model)
+        self.features: Features = {}
+        catch_features(self.model, layers, lambda args, kwargs: self.features)
