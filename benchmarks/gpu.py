@@ -13,6 +13,7 @@ import argparse
 import gc
 import math
 import random
+import statistics
 import sys
 import time
 import traceback
@@ -23,8 +24,20 @@ from unittest.mock import patch
 
 import torch
 from models import DialledSampler, block_head, eagle3, mask_token, mtp, prompt, shape
-from timing import DEVICE, Side, Turns, about, copies, replay, show, timed
+from timing import (
+    DEVICE,
+    Side,
+    Turns,
+    about,
+    copies,
+    now_ms,
+    replay,
+    show,
+    synchronize,
+    timed,
+)
 from torch import Tensor
+from torch._dynamo.utils import counters
 from transformers import PreTrainedModel, StaticCache, StoppingCriteriaList
 from transformers.utils.import_utils import is_flash_linear_attention_available
 
@@ -32,6 +45,7 @@ from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Tar
 from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.layers import Convolution
 from specdec.hf import cache_argument
+from specdec.loop import prefill
 from specdec.loop.runner import NUM_EAGER
 from specdec.target.memory import _Mixer
 from specdec.types import Draft
@@ -177,30 +191,117 @@ def corrections() -> Iterator[Group]:
         yield f"8B, block head, K = 7, B = 1, 512 tokens, {mode}", sides
 
 
-def calls() -> Iterator[Group]:
-    """Whole calls through one generator, everything included: options, prompts of many lengths,
-    captures, the last step that is issued in vain.
+class Calls:
+    """24 whole calls through one generator that was warmed up: options, prompts of 30 to 1 540
+    tokens in a random order, 128 new tokens each.
+
+    Args:
+        target, drafter: of the generator.
+        acceptance: of each draft token, by coins.
     """
-    target, options = target_of("8B"), {"do_sample": True, "seed": 0, "eos_token_id": None}
-    options["max_new_tokens"] = 128 if DEVICE == "cuda" else 8
-    generator = SpeculativeGenerator(target, eagle3(target.model), DialledSampler(0.7), graphs=True)
-    lengths = torch.logspace(math.log10(30), math.log10(1550), 24).long().tolist()
-    random.Random(0).shuffle(lengths)
-    prompts = [prompt(target.model, n, seed=i) for i, n in enumerate(lengths)]
-    print(f"the first call: {timed(lambda: generator.generate(prompts[0], **options))[0]:.0f} ms")
 
-    def whole() -> float:
-        results = [timed(lambda ids=ids: generator.generate(ids, **options)) for ids in prompts]
-        return sum(ms for ms, _ in results) / sum(found.stats.steps[0] for _, found in results)
+    def __init__(self, target: Target, drafter, acceptance: float):
+        self.model, self.num_new = target.model, 128 if DEVICE == "cuda" else 8
+        sampler = DialledSampler(acceptance)
+        self.generator = SpeculativeGenerator(target, drafter, sampler, graphs=True)
+        self.options = {"do_sample": True, "seed": 0, "eos_token_id": None}
+        lengths = torch.logspace(math.log10(30), math.log10(1540), 24).long().tolist()
+        random.Random(0).shuffle(lengths)
+        self.prompts = [prompt(self.model, n, seed=i) for i, n in enumerate(lengths)]
+        room = max(ids.shape[1] for ids in self.prompts) + self.num_new
+        ms, _ = timed(lambda: self.generator.warm_up(1, room, **self.options))
+        self._before, self._taken = self._made(), (0.0, 1, 1)
+        print(f"warm_up: {ms / 1e3:.1f} s, {self._before[0]} captures", flush=True)
+        self.call(self.prompts[0], check=True)
 
-    def started() -> float:
-        return timed(lambda: [generator.start(ids, **options).close() for ids in prompts])[0] / 24
+    def _made(self) -> tuple[int, int]:
+        """Captures that are kept, and what was compiled so far."""
+        graphs = [graph for runner in self.generator._runners for graph in runner.all_graphs]
+        return len(graphs), counters["stats"]["unique_graphs"]
 
-    ids, synthetic = prompt(target.model, 512), DialledSampler(0.7)
-    steps = Steps(target, eagle3(target.model), ids, synthetic, do_sample=True)
-    sides = {"a step alone, 512 tokens": steps, "a step of 24 whole calls": whole}
-    yield "8B, EAGLE-3, K = 3, B = 1", sides | {"starting a call, its prompt read": started}
-    print(generator.explain())
+    def late(self) -> str:
+        """What the calls captured and compiled that `warm_up` had not."""
+        captures, compiled = (now - b for now, b in zip(self._made(), self._before, strict=True))
+        return f"after warm_up: {captures} captures, {compiled} compilations"
+
+    def call(self, ids: Tensor, **options):
+        """One whole call."""
+        options = {**self.options, "max_new_tokens": self.num_new, **options}
+        return self.generator.generate(ids, **options)
+
+    def step(self) -> float:
+        """Milliseconds of a step, everything that a call does besides included."""
+        results = [timed(lambda ids=ids: self.call(ids)) for ids in self.prompts]
+        steps = sum(found.stats.steps[0] for _, found in results)
+        self._taken = sum(ms for ms, _ in results), steps, sum(r.lengths[0] for _, r in results)
+        return self._taken[0] / steps
+
+    def token(self) -> float:
+        """Milliseconds of a token in the calls that `step` has just timed."""
+        return self._taken[0] / self._taken[2]
+
+    def tokens_per_step(self) -> float:
+        """Of these calls."""
+        return self._taken[2] / self._taken[1]
+
+    def host(self) -> float:
+        """Milliseconds of the host's work before the first step; nothing is read."""
+        taken = []
+        for index in range(24):
+            ids = prompt(self.model, 1, seed=index)
+            synchronize()
+            start = now_ms()
+            generation = self.generator.start(ids, **self.options, max_new_tokens=self.num_new)
+            taken.append(now_ms() - start)
+            generation.close()
+        return statistics.median(taken)
+
+    def reading(self, length: int) -> Side:
+        """A side: milliseconds of reading a prompt of so many tokens."""
+        ids = prompt(self.model, length)
+
+        @torch.inference_mode()
+        def side() -> float:
+            generation = self.generator.start(ids, **self.options, max_new_tokens=self.num_new)
+            read, size = generation.runner.prefill, self.generator.prefill_chunk_size
+            taken = [timed(lambda: read(generation.request, size))[0] for _ in range(8)]
+            generation.close()
+            return statistics.median(taken)
+
+        return side
+
+
+def calls() -> Iterator[Group]:
+    """Whole calls, everything included, and their parts: the host's work before the first step, the
+    reading of prompts, a step alone. First it is checked that replayed steps are the eager ones.
+    """
+    target, size = target_of("Qwen3-8B"), 256 if DEVICE == "cuda" else 16
+    heads = {
+        "EAGLE-3, K = 3, acceptance 0.7": (eagle3(target.model), 0.7),
+        "DSpark's shape, K = 7, acceptance 0.925": (
+            block_head(target.model, MarkovConfig(size)),
+            0.925,
+        ),
+    }
+    ids = prompt(target.model, 512)
+    for name, (head, acceptance) in heads.items():
+        whole = Calls(target, head, acceptance)
+        synthetic = DialledSampler(acceptance)
+        sides = {"a step alone, 512 tokens": Steps(target, head, ids, synthetic, do_sample=True)}
+        sides |= {"a step of 24 whole calls": whole.step, "a token of theirs": whole.token}
+        sides |= {"the host before a call": whole.host}
+        sides |= {f"reading {n} tokens": whole.reading(n) for n in (500, 1500)}
+        yield f"Qwen3-8B, {name}, B = 1", sides
+        print(f"\n{whole.tokens_per_step():.2f} tokens per step; {whole.late()}")
+        print(whole.generator.explain())
+        del whole, sides  # the tensors of the next head take their place
+    sides = {}
+    for sizes in ((64, 256), (64, 256, 1024), (64, 256, 512, 1024), (64, 128, 256, 512, 1024)):
+        with patch.object(prefill, "CAPTURED_CHUNKS", sizes):
+            whole = Calls(target, head, acceptance)
+        for length in (100, 500, 900, 1500):
+            sides[f"{length} tokens, chunks of {sizes}"] = whole.reading(length)
+    yield "Qwen3-8B, reading prompts in captured chunks of other sizes", sides
 
 
 def small() -> Iterator[Group]:

@@ -26,6 +26,7 @@ NAMES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
 NAMES += ("num_attention_heads", "num_key_value_heads", "head_dim", "model_type")
 SHAPES = {
     "8B": (128_256, 4096, 14336, 32, 32, 8, 128, "llama"),
+    "Qwen3-8B": (151_936, 4096, 12288, 36, 32, 8, 128, "qwen3"),
     "0.6B": (151_936, 1024, 3072, 28, 16, 8, 128, "qwen3"),
     "30B-A3B": (151_936, 2048, 6144, 48, 32, 4, 128, "qwen3_moe"),  # 61 GB
     "9B hybrid": (248_320, 4096, 12288, 32, 16, 4, 256, "qwen3_5_text"),
