@@ -42,7 +42,7 @@ from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import check_hook
-from specdec.request.options import Options, with_stop_strings
+from specdec.request.options import LastOptions, Options, with_stop_strings
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
@@ -149,7 +149,7 @@ class SpeculativeGenerator:
             self.target = self.target.with_features(self.drafter.feature_layers)
         self.graphs, self.prefill_chunk_size = graphs, prefill_chunk_size
         self.steps_ahead, self.draft_length = steps_ahead, draft_length
-        self._lengths = MeasuredLengths()
+        self._lengths, self._resolve = MeasuredLengths(), LastOptions()
         self._runners = RunnerPool(self.target, graphs=graphs, kept_bytes=kept_bytes)
         self.last_result: GenerationResult | None = None
 
@@ -181,7 +181,7 @@ class SpeculativeGenerator:
             raise TypeError("max_new_tokens is part of tokens here; leave it out")
         ids = torch.zeros(rows, 1, dtype=torch.long, device=self.target.device)
         options = {**options, "max_new_tokens": tokens - 1}
-        request = Request.read(self.target, ids, torch.ones_like(ids), options)
+        request = Request.read(self.target, ids, torch.ones_like(ids), options, self._resolve)
         choose = self._chooser(request)  # which measures the costs that it does not know
         generation = self._begin(request)
         try:
@@ -271,7 +271,8 @@ class SpeculativeGenerator:
             TypeError, ValueError: a prompt or an option that cannot be right; nothing has been
             computed then.
         """
-        return self._begin(Request.read(self.target, input_ids, attention_mask, options))
+        request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
+        return self._begin(request)
 
     def stream(
         self,
@@ -286,7 +287,7 @@ class SpeculativeGenerator:
         Yields:
             A record per step, in order.
         """
-        request = Request.read(self.target, input_ids, attention_mask, options)
+        request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
         choose = self._chooser(request)
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), self.step, choose)
@@ -328,7 +329,7 @@ class SpeculativeGenerator:
             for name, flag in (("trace", trace), ("check", check)):
                 if not isinstance(flag, bool):
                     raise TypeError(f"{name} must be True or False, got {shown(flag)}")
-            request = Request.read(self.target, input_ids, attention_mask, options)
+            request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
             if check and (reason := self._runners.why_eager(request, is_traced=trace)):
                 raise ValueError(f"check=True has no replay to compare with: {reason}")
             if streamer is not None:

@@ -12,6 +12,7 @@ import torch
 
 from specdec.drafters.base import Drafter
 from specdec.graphs import weight_addresses
+from specdec.graphs.tree import modules_of
 from specdec.loop.runner import NUM_EAGER, StepRunner
 from specdec.loop.state import Parts, Signature, StepState, bucket_of_rows
 from specdec.request import Request
@@ -199,12 +200,14 @@ def _frozen_values(parts: Parts, captures: bool) -> tuple:
     sampler; and captured steps besides: addresses of weights. Where one differs, both are made
     again.
     """
-    drafters = [part for part in parts.drafter.modules() if isinstance(part, Drafter)]
+    modules = modules_of(parts.drafter)
+    drafters = [part for part in modules if isinstance(part, Drafter)]
     settings = [item for part in (*drafters, parts.sampler) for item in vars(part).items()]
     plain = (int, float, str, type(None))
     kept = [(n, v) for n, v in settings if isinstance(v, plain) or is_dataclass(v)]
     models = [value.route for _, value in settings if isinstance(value, SlotModel)]
-    dtypes = sorted({str(weight.dtype) for weight in parts.drafter.parameters()})
-    modules = parts.target.model, parts.drafter, parts.sampler
-    addresses = weight_addresses(*modules) if captures else ()
+    weights = [weight for module in modules for weight in module._parameters.values()]
+    dtypes = sorted(map(str, {weight.dtype for weight in weights if weight is not None}))
+    owners = parts.target.model, parts.drafter, parts.sampler
+    addresses = weight_addresses(*owners) if captures else ()
     return parts.target.route, *models, *addresses, *dtypes, *map(repr, kept)

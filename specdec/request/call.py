@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypedDict
@@ -169,12 +169,17 @@ class Request:
 
     @classmethod
     def read(
-        cls, target: Target, input_ids: Tensor, attention_mask: Tensor | None, options: dict
+        cls,
+        target: Target,
+        input_ids: Tensor,
+        attention_mask: Tensor | None,
+        options: dict,
+        resolve: Callable[[Target, Tensor, dict], Options] = resolve_options,
     ) -> Request:
-        """Reads a call with `GenerateOptions`."""
+        """Reads a call with `GenerateOptions`, which `resolve` resolves once they are checked."""
         input_ids, attention_mask = _unpack(input_ids, attention_mask)
         check_ids(input_ids)
-        resolved = read_options(target, input_ids, options)
+        resolved = read_options(target, input_ids, options, resolve)
         prompts = Prompts.read(
             input_ids,
             attention_mask,
@@ -219,7 +224,12 @@ class Request:
         return cls(prompts, options, seeds, _start_processors(prompts, options))
 
 
-def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
+def read_options(
+    target: Target,
+    input_ids: Tensor,
+    options: dict,
+    resolve: Callable[[Target, Tensor, dict], Options] = resolve_options,
+) -> Options:
     """Resolves some of `GenerateOptions`, checked for what HF would ignore or take for something
     else. The seed is left out, and so is what is `None`.
     """
@@ -257,7 +267,7 @@ def read_options(target: Target, input_ids: Tensor, options: dict) -> Options:
         advice = "[] lets no token end a text"
         check_integer("eos_token_id", value, 0, target.vocab_size - 1, advice=advice)
     check_integer("pad_token_id", options.get("pad_token_id", 0), 0, target.vocab_size - 1)
-    return resolve_options(target, input_ids, options)
+    return resolve(target, input_ids, options)
 
 
 def _unpack(

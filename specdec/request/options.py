@@ -181,6 +181,55 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     return replace(resolved, warp=resolved.warp | of_rows, sampling=sampling, **own)
 
 
+class LastOptions:
+    """`resolve_options`, which takes HF a millisecond, for a generator's calls: one that differs
+    from the call before in nothing but the length and the tokens of its prompts gets its result.
+
+    So it is where that depends on plain values alone, whose texts are compared: the options, the
+    configurations, the number of rows. Where there are processors, criteria, tokenizers, other
+    settings than a warp's (a `min_length` counts the prompt) or a `max_length`, HF is asked anew. A
+    copied or pickled one remembers nothing.
+    """
+
+    def __init__(self):
+        self._last: tuple[str, Options] | None = None  # replaced as a whole, for other threads
+
+    def __reduce__(self) -> tuple:
+        return LastOptions, ()
+
+    def __call__(self, target: Target, input_ids: Tensor, given: dict) -> Options:
+        """As `resolve_options`."""
+        rows, width, last = *input_ids.shape, self._last
+        own, config = target.model.generation_config, given.get("generation_config")
+        values = [given, vars(own), _plain_values(vars(target.model.config))]
+        if config is not None:
+            values = [given | {"generation_config": vars(config)}, *values[1:]]
+        key = repr((rows, values)) if _is_plain(values) else None
+        if last is not None and key == last[0]:
+            target.check_room(last[1].num_sequences * rows, width)
+            return replace(last[1], max_length=width + given["max_new_tokens"])
+        options = resolve_options(target, input_ids, given)
+        lengths = {own.max_length, getattr(config, "max_length", None)}
+        is_by_room = "max_new_tokens" in given and lengths == {None}
+        others = options.processors, options.criteria, options.tokenizer, options.sampling.settings
+        if key is not None and is_by_room and not any(others):
+            self._last = key, options
+        return options
+
+
+def _is_plain(value: object) -> bool:
+    """Numbers, texts and `None`, also in lists, tuples and dictionaries: what its text shows."""
+    if type(value) is dict:
+        return all(map(_is_plain, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _plain_values(values: dict) -> dict:
+    return {name: value for name, value in values.items() if _is_plain(value)}
+
+
 def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dict]:
     """One configuration of a call: keywords, then its `generation_config`, then the model's own, as
     in HF; and the keywords that are no settings.
@@ -211,7 +260,7 @@ def _resolved(
         config.use_cache = False  # or HF would make one, with a layer for each of the model's
     if config.eos_token_id in ([], ()):
         config.eos_token_id = None
-    own = LogitsProcessorList(given.pop("logits_processor", ()))
+    own, width = LogitsProcessorList(given.pop("logits_processor", ())), input_ids.shape[1]
     notes = []
 
     def take_notes(model, input_ids, logits_processor, stopping_criteria, generation_config, **_):
@@ -219,7 +268,7 @@ def _resolved(
         taken = Options.from_resolved(*resolved, tokenizer)
 
         def alone(ids: Tensor) -> LogitsProcessorList:
-            return _processors_alone(model, generation_config, own, ids, input_ids.shape[1])
+            return _processors_alone(model, generation_config, own, ids, width)
 
         notes.append(replace(taken, processors_alone=alone))
         return input_ids
