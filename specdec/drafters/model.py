@@ -144,7 +144,7 @@ class ModelDrafter(TreeDrafter):
 
     def prefill(self, context: Context, state: ModelDrafterState) -> None:
         """Reads the anchor and the new tokens; a recurrent model does not read the last yet."""
-        self._read(context, state, logits_to_keep=1, is_chunk=True)
+        self._read(context, state, logits_to_keep=None, is_chunk=True)
 
     def propose(self, context: Context, state: ModelDrafterState, drawing: Drawing) -> Draft:
         """K forwards of the draft model; fewer tokens are valid where its positions end."""

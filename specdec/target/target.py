@@ -146,8 +146,8 @@ class SlotModel:
                 "model; load it in the data type that you want and leave the autocast block"
             )
         refuse_training(self.model)
-        refuse_adapters_by_row(self.model)
-        if (forwards := replaced_forwards(self.model)) != self._forwards:
+        refuse_adapters_by_row(modules)
+        if (forwards := replaced_forwards(self.model, modules)) != self._forwards:
             self.route, self._forwards = find_route(self.model, fuse=self._fuse), forwards
             if vars(self).pop("_views", None):
                 _ = self._views
@@ -314,7 +314,7 @@ class Target(SlotModel):
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
         _, features = self.forward(
-            tokens, cache, slots, num_attended=num_attended, logits_to_keep=1, is_chunk=True
+            tokens, cache, slots, num_attended=num_attended, logits_to_keep=None, is_chunk=True
         )
         return features
 

@@ -49,9 +49,13 @@ def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
     return modules, _adapters_among(modules)
 
 
-def replaced_forwards(model: nn.Module) -> dict[str, Callable]:
-    """By module, what runs in place of the forward of its class."""
-    if not any("forward" in vars(module) for module in modules_of(model)):
+def replaced_forwards(
+    model: nn.Module, modules: list[nn.Module] | None = None
+) -> dict[str, Callable]:
+    """By module, what runs in place of the forward of its class; `modules` are the model's, where
+    they are known.
+    """
+    if not any("forward" in vars(module) for module in modules or modules_of(model)):
         return {}  # of nearly all models, and without their names; asked in every call
     replaced = ((name, vars(module).get("forward")) for name, module in model.named_modules())
     return {name: forward for name, forward in replaced if forward is not None}

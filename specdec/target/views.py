@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
@@ -155,7 +155,7 @@ def forward(
     num_attended: int,
     positions: Tensor | None = None,
     visible: Tensor | None = None,
-    logits_to_keep: int = 0,
+    logits_to_keep: int | None = 0,
     is_chunk: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """One forward of a window; keys and values are written at `slots`.
@@ -170,7 +170,8 @@ def forward(
         slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
         num_attended: host upper bound of the largest real slot, plus 1.
         positions, visible: see `Window`; by default those of a chain.
-        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them.
+        logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
+            where nobody reads them: as few as the model can.
         is_chunk: of a prompt: many tokens.
 
     Returns:
@@ -193,7 +194,8 @@ def forward(
         fits = limit is None or cache.trash < limit
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
     if views.takes_logits_to_keep:
-        inputs["logits_to_keep"] = logits_to_keep
+        is_read = logits_to_keep is not None
+        inputs["logits_to_keep"] = logits_to_keep if is_read else _no_logits(views, view)
     if views.route.attention is None:
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
     else:
@@ -205,6 +207,20 @@ def forward(
         return logits, None
     caught = [window.features[layer].to(tokens.device) for layer in views.feature_layers]
     return logits, torch.cat(caught, dim=-1)
+
+
+def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
+    """What `logits_to_keep` is where nobody reads logits. A forward takes any index of tokens: with
+    an empty one a plain vocabulary head, a sixteenth of an 8B model's weights, is not read.
+    """
+    if getattr(view.config.get_text_config(), "num_kv_shared_layers", 0):
+        # Gemma 4 then runs these layers for so many of the last tokens only, if it is a number.
+        return slice(0, 0) if views.feature_layers else 1
+    head = view.get_output_embeddings()
+    is_plain = type(head) is nn.Linear and type(head.weight) is nn.Parameter
+    is_alone = is_plain and "forward" not in vars(head)
+    is_watched = is_alone and (head._forward_hooks or head._forward_pre_hooks)
+    return slice(0, 0) if is_alone and not is_watched else 1  # others may want a token
 
 
 def catch_features(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 
 import torch
@@ -9,7 +10,6 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from specdec.graphs.tree import modules_of
 from specdec.hf import UNDERSTOOD_LAYERS, cache_argument
 
 
@@ -87,11 +87,11 @@ def refuse_training(model: PreTrainedModel) -> None:
                 )
 
 
-def refuse_adapters_by_row(model: PreTrainedModel) -> None:
+def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
     """Raises `ValueError` under PEFT's `adapter_names=`: for one call, hooks of all layers hold a
     name for each row of the batch.
     """
-    for module in modules_of(model):
+    for module in modules:
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, partial) and "adapter_names" in hook.keywords:
                 raise ValueError(

@@ -10,6 +10,8 @@ import torch
 from architectures import VOCAB, build
 from drafting import ragged_prompts, to_right_padding
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec import SpeculativeGenerator, Target
 from specdec.drafters import NoDrafter
@@ -120,3 +122,52 @@ def test_a_drafter_sees_each_state_once_beside_the_token_that_it_produced(model)
         for position, (token, feature) in watcher.seen[row].items():
             assert token == text[position + 1]
             torch.testing.assert_close(feature, wanted[position], atol=1e-5, rtol=1e-5)
+
+
+class HeadTokens(TorchFunctionMode):
+    """Counts the tokens that linear layers over some weight are given."""
+
+    def __init__(self, weight: Tensor):
+        super().__init__()
+        self.weight, self.counts = weight, []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "linear" and args[1] is self.weight:
+            self.counts.append(args[0].shape[:-1].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layers", [(), (1, "final")])
+def test_reading_a_prompt_leaves_the_vocabulary_head_alone_unless_somebody_watches_it(layers):
+    model, seen = build("llama"), []
+    target = Target(model, feature_layers=layers)
+    cache, read = target.init_cache(len(IDS), 32), (IDS[:, :8], NUM_READ)
+    with HeadTokens(model.lm_head.weight) as head:
+        alone = target.prefill(cache, *read, offset=0)
+    assert sum(head.counts) == 0
+    handle = model.lm_head.register_forward_hook(lambda _, args, out: seen.append(out.shape))
+    with HeadTokens(model.lm_head.weight) as head:
+        watched = target.prefill(cache, *read, offset=0)
+    handle.remove()
+    assert seen == [(len(IDS), 1, VOCAB)]
+    assert head.counts == [len(IDS)]
+    assert alone is watched is None if not layers else torch.equal(alone, watched)
+
+
+def test_features_of_layers_that_share_keys_are_those_of_all_tokens():
+    """Gemma 4 runs such layers for the last tokens only where nobody asks for more."""
+    kinds = ["sliding_attention", "full_attention"] * 3
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 8, "global_head_dim": 8}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_layer_input": 8}
+    sizes |= {"vocab_size": VOCAB, "vocab_size_per_layer_input": VOCAB, "sliding_window": 8}
+    config = AutoConfig.for_model(
+        "gemma4_text", num_hidden_layers=6, num_kv_shared_layers=2, layer_types=kinds, **sizes
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    layers = (2, 5, 6, "final")
+    target = Target(model, feature_layers=layers)
+    ids = IDS[1:2, :9]
+    found = target.prefill(target.init_cache(1, 32), ids, torch.tensor([9]), offset=0)
+    expected = plain_features(model, ids)
+    torch.testing.assert_close(found, torch.cat([expected[layer] for layer in layers], dim=-1))
