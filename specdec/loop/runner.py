@@ -112,11 +112,16 @@ class StepRunner:
 
         Raises:
             CaptureError: the step cannot be captured, and must be.
+            ValueError: the state of a call that was closed: graphs know that of the loaded one.
         """
         if not self.captures or self.refusal is not None:
             options = {"num_draft_tokens": num_draft_tokens, "edit_logits": edit_logits}
             return device_step(self.parts, state, **options)
 
+        if state is not self.state:
+            raise ValueError(
+                "this generation was closed, and its tensors are another call's; start a new one"
+            )
         # The graph holds these functions, so they must not hold the runner that holds the graph.
         step = partial(device_step, self.parts, self.state, num_draft_tokens=num_draft_tokens)
         try:

@@ -90,14 +90,14 @@ class Sampler(nn.Module, ABC):
 
 
 def check_sampler(sampler: Sampler) -> None:
-    """Raises `TypeError`, with the name of the class, where the attributes of a sampler cannot be
-    right.
+    """Raises `TypeError`, with the name of the class, where an attribute of `Sampler` is missing or
+    cannot be right.
     """
     name = type(sampler).__name__
     if "_modules" not in vars(sampler):
         raise TypeError(f"{name}.__init__ must call super().__init__()")
-    for flag in ("uses_draft_probs", "uses_accept_draws"):
-        if not isinstance(value := getattr(sampler, flag), bool):
+    for flag in ("lossless", "uses_draft_probs", "uses_accept_draws", "takes_trees"):
+        if not isinstance(value := getattr(sampler, flag, None), bool):
             raise TypeError(f"{name}.{flag} must be True or False, got {shown(value)}")
     if not callable(rule := sampler.draw_draft):
         raise TypeError(f"{name}.draw_draft must be a function, got {shown(rule)}")

@@ -257,7 +257,8 @@ class Forgetful(NoDrafter):
 WRONG_PARTS = [
     *(("Fixed.num_draft_tokens", value) for value in ("3", None, -1)),
     ("Fixed.feature_layers", 5),
-    ("Saying.uses_draft_probs", "no"),
+    *((f"Saying.{flag}", "no") for flag in ("uses_draft_probs", "lossless", "takes_trees")),
+    ("Saying.lossless", None),
     ("Saying.draw_draft", None),
     ("Saying.noise_type", 5),
 ]
