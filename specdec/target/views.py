@@ -37,9 +37,8 @@ class Views(NamedTuple):
         route: by which they were opened.
         feature_layers: hidden states that they hand out.
         addresses: of the joined parameters.
-        cache_name: the argument for HF's cache.
-        takes_positions: there is `position_ids`.
-        takes_logits_to_keep: there is `logits_to_keep`.
+        arguments: names that forwards take.
+        cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
     """
 
@@ -48,9 +47,8 @@ class Views(NamedTuple):
     route: Route
     feature_layers: tuple[FeatureLayer, ...]
     addresses: list[int]
+    arguments: Collection[str]
     cache_name: str
-    takes_positions: bool
-    takes_logits_to_keep: bool
     max_positions: int | None
 
 
@@ -78,18 +76,11 @@ def open_views(
     if route.choices.experts is not None:
         own_experts = replace(route, choices=replace(route.choices, experts=None))
         chunk = open_view(model, own_experts, feature_layers, layers)
-    parameters = inspect.signature(type(model).forward).parameters
-    return Views(
-        step,
-        chunk,
-        route,
-        feature_layers,
-        addresses(model, route.choices.joined),
-        cache_argument(model),
-        "position_ids" in parameters,
-        "logits_to_keep" in parameters,
-        position_limit(model.config.get_text_config()),
-    )
+    joined_at = addresses(model, route.choices.joined)
+    arguments = frozenset(inspect.signature(type(model).forward).parameters)
+    limit = position_limit(model.config.get_text_config())
+    names = arguments, cache_argument(model)
+    return Views(step, chunk, route, feature_layers, joined_at, *names, limit)
 
 
 def open_view(
@@ -188,12 +179,13 @@ def forward(
     )
     view = views.chunk if is_chunk else views.step
     inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
-    if views.takes_positions:
+    if "position_ids" in views.arguments:
         # Tokens at or beyond the last position will be forgotten.
         positions, limit = slots if positions is None else positions, views.max_positions
         fits = limit is None or cache.trash < limit
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
-    if views.takes_logits_to_keep:
+    cuts_logits = "logits_to_keep" in views.arguments
+    if cuts_logits:
         is_read = logits_to_keep is not None
         inputs["logits_to_keep"] = logits_to_keep if is_read else _no_logits(views, view)
     if views.route.attention is None:
@@ -201,7 +193,7 @@ def forward(
     else:
         inputs["slot_window"] = window
     logits = view(**inputs).logits
-    if not views.takes_logits_to_keep and logits_to_keep:
+    if logits_to_keep and not cuts_logits:
         logits = logits[:, -logits_to_keep:]
     if not views.feature_layers:
         return logits, None
@@ -225,7 +217,7 @@ def _no_logits(views: Views, view: PreTrainedModel) -> int | slice:
 
 def catch_features(
     view: PreTrainedModel,
-    layers: tuple[FeatureLayer, ...],
+    layers: Collection[FeatureLayer],
     find_sink: Callable[[tuple, dict], Features],
 ) -> None:
     """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
@@ -234,21 +226,16 @@ def catch_features(
     if not layers:
         return
     backbone, blocks = decoder_layers(view)
+    outputs = {"final": backbone, len(blocks): blocks[-1]}  # the others are inputs
     for layer in layers:
-        if layer == "final":
-            wrap_forward(backbone, partial(_keep_output, find_sink, layer))
-        elif layer == len(blocks):
-            wrap_forward(blocks[-1], partial(_keep_output, find_sink, layer))
-        else:
-            wrap_forward(blocks[layer], partial(_keep_input, find_sink, layer))
+        module = outputs[layer] if layer in outputs else blocks[layer]
+        wrap_forward(module, partial(_catch, find_sink, layer, layer in outputs))
 
 
-def _keep_input(find_sink, layer: FeatureLayer, forward: Callable, *args, **kwargs):
-    find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
-    return forward(*args, **kwargs)
-
-
-def _keep_output(find_sink, layer: FeatureLayer, forward: Callable, *args, **kwargs):
+def _catch(find_sink, layer: FeatureLayer, is_output: bool, forward: Callable, *args, **kwargs):
+    if not is_output:
+        find_sink(args, kwargs)[layer] = args[0] if args else kwargs["hidden_states"]
+        return forward(*args, **kwargs)
     out = forward(*args, **kwargs)
     find_sink(args, kwargs)[layer] = out if isinstance(out, Tensor) else out[0]
     return out
@@ -260,28 +247,3 @@ def _features_of_window(args: tuple, kwargs: dict) -> Features:
     """
     cache = next(v for v in (*args, *kwargs.values()) if isinstance(v, SlotCache))
     return cache.window.features
-
-
-class PlainFeatures:
-    """The hidden states of a model's plain forwards, without a trace in the model itself.
-
-    Args:
-        model: an HF causal LM.
-        layers: which hidden states are wanted.
-
-    Attributes:
-        model: to be called instead of the model.
-        features: by layer, of the last forward.
-
-    Example:
-        >>> from specdec import zoo
-        >>> plain = PlainFeatures(target := zoo.load_target(), (0, "final"))
-        >>> _ = plain.model(input_ids=target.dummy_inputs["input_ids"])
-        >>> sorted(map(str, plain.features))
-        ['0', 'final']
-    """
-
-    def __init__(self, model: PreTrainedModel, layers: tuple[FeatureLayer, ...]):
-        self.model = private_view(model)
-        self.features: Features = {}
-        catch_features(self.model, layers, lambda args, kwargs: self.features)

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from specdec.target.features import FeatureLayer
-from specdec.target.views import PlainFeatures
+from specdec.target.features import FeatureLayer, Features
+from specdec.target.view import private_view
+from specdec.target.views import catch_features
 
 
 class SoftLabels(NamedTuple):
@@ -72,7 +73,12 @@ class Teacher:
                 )
         self.target = target.eval().requires_grad_(False)
         self.feature_layers = feature_layers
-        self._plain = PlainFeatures(target, feature_layers)
+        self._features: Features = {}  # of the last forward
+        self._view = private_view(target)
+        catch_features(self._view, feature_layers, self._sink)
+
+    def _sink(self, args: tuple, kwargs: dict) -> Features:
+        return self._features
 
     @torch.compiler.disable  # any target, with hooks in it: only what is trained is compiled
     @torch.no_grad()
@@ -81,8 +87,8 @@ class Teacher:
         target = self.target
         if target.device != ids.device:
             target.to(ids.device)
-        logits = self._plain.model(input_ids=ids, use_cache=False).logits
+        logits = self._view(input_ids=ids, use_cache=False).logits
         if not self.feature_layers:
             return logits, None
-        caught = [self._plain.features[layer] for layer in self.feature_layers]
+        caught = [self._features[layer] for layer in self.feature_layers]
         return logits, torch.cat(caught, dim=-1)
