@@ -148,7 +148,7 @@ REFUSED = [
         lambda: make("lookup or eagle3").validate(vocab_size=7, device=torch.device("cpu")),
         "the head was made for a vocabulary",
     ),
-    (lambda: fresh_state(FirstMatch(LOOKUP, Odd()), 1), "Odd.init_state returned a object"),
+    (lambda: fresh_state(FirstMatch(LOOKUP, Odd()), 1), "Odd.init_state returned state = a object"),
     (lambda: of_size(-1), "FirstMatch.num_draft_tokens"),
     (lambda: of_size(2.0), "FirstMatch.num_draft_tokens"),
 ]
