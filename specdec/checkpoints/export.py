@@ -164,11 +164,9 @@ def _obstacles(config: FeatureHeadConfig, layout: HeadLayout) -> Iterator[str]:
     values = vars(config) | vars(config.layer)
     usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
     usual |= {f.name: f.default for f in fields(LayerConfig) if f.name in _FLAGS}
-    usual |= {
-        name: key.usual for name, key in layout.keys.items() if name in usual and not key.read
-    }
-    for name in (usual | layout.instead).keys() - {*layout.file, *layout.says}:
-        if values[name] != (usual | layout.instead)[name]:
+    usual |= {name: x for name, x in layout.without_keys().items() if name in usual}
+    for name in usual.keys() - {*layout.file, *layout.says}:
+        if values[name] != usual[name]:
             yield f"{name}={values[name]}"
     written = [layout.ids[key] for key in layout.file if key in layout.ids]
     least = max((least + (kind == "layer_output") for kind, least in written), default=0)

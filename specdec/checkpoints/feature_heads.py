@@ -27,7 +27,7 @@ def starts_of(layouts: Sequence[HeadLayout]) -> dict[str, str]:
 def recognise(folder: CheckpointFolder, layouts: Sequence[HeadLayout]) -> Source | None:
     """Whose conventions the files follow, by the strongest mark that they have of a layout."""
     clues = Clues(folder, starts_of(layouts))
-    marked = [(rank, find, layout) for layout in layouts for rank, find in layout.marks]
+    marked = [(rank, find, layout) for layout in layouts for rank, find in layout.marks.items()]
     for _, find, layout in sorted(marked, key=lambda mark: mark[0]):
         if why := find(clues):
             return Source(layout.producer, layout.kind, why)
@@ -72,7 +72,7 @@ def read_config(reading: Reading) -> Any:
     if given := sorted(set(layout.no_options) & options.keys()):
         raise ValueError(f"{', '.join(given)}: a {layout.kind} head has none; drop it")
     for name, key in layout.keys.items():
-        values[name] = key.value(reading)
+        values[name] = reading.value_of(key)
         if name in options and name not in ("feature_layers", "layer"):
             values[name] = options[name]
     layout.check(reading)

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from specdec.checkpoints import file_parts, limits, marks, refusals, rules
-from specdec.checkpoints.correction import read_convolution, read_correction
-from specdec.checkpoints.layers import read_windows
+from specdec.checkpoints import file_parts, limits, refusals, rules
 from specdec.checkpoints.layout import HeadLayout, Key
+from specdec.checkpoints.marks import Clues
 from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.eagle import EagleConfig
 from specdec.heads.mask_token import MaskTokenConfig
@@ -27,9 +26,13 @@ IDS = "eagle_aux_hidden_state_layer_ids"
 NESTED_IDS = f"eagle_config.{IDS}"
 FLASH_IDS = "dflash_config.target_layer_ids"
 BLOCK_IDS = "aux_hidden_state_layer_ids"
-Q_NORM, Q_BIAS, O_BIAS = (
-    f"layers.0.self_attn.{name}" for name in ("q_norm.weight", "q_proj.bias", "o_proj.bias")
+Q_PROJ, Q_NORM, Q_BIAS, O_BIAS = (
+    f"layers.0.self_attn.{name}"
+    for name in ("q_proj.weight", "q_norm.weight", "q_proj.bias", "o_proj.bias")
 )
+_OF_VLLM = "tensors layers.0.*, no key of a producer"
+_OF_EAGLE1 = "tensors fc and layers.0.*, no hidden_norm: EAGLE-1"
+_OF_P_EAGLE = "tensor mask_hidden beside an EAGLE-3 head's"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 _TABLES = ("has_embed_tokens", "has_lm_head")
@@ -39,49 +42,46 @@ _LAYERS = ("num_layers", "attention_bias", "attention_output_bias", "has_qk_norm
 
 # EAGLE heads. Trainers copy layer_types from the target, and most of them never look at them.
 
-_IS_QWEN3 = Key(read=lambda r: r.fields.get("model_type") == "qwen3" or Q_NORM in r.tensors)
-_WINDOWS = Key(read=lambda r: read_windows(r.fields), write=file_parts.window_keys)
+_WINDOWS = Key("layer_types", read=rules.windows, write=file_parts.window_keys)
 _EAGLE_LAYER = {
-    "has_qk_norm": Key(read=lambda r: Q_NORM in r.tensors),
+    "has_qk_norm": lambda r: Q_NORM in r.tensors,
     "attention_bias": Key("attention_bias", False, also=("qkv_bias",)),
-    "attention_output_bias": Key(
-        read=lambda r: r.fields.flag("attention_bias") and O_BIAS in r.tensors
-    ),
+    "attention_output_bias": (lambda r: r.fields.flag("attention_bias") and O_BIAS in r.tensors),
 }
 _HF_LAYER = _EAGLE_LAYER | {"attention_output_bias": Key("attention_bias", False)}
-_SPECULATORS_LAYER = _HF_LAYER | {"has_qk_norm": _IS_QWEN3, "windows": _WINDOWS}
+_SPECULATORS_LAYER = _HF_LAYER | {"has_qk_norm": rules.has_qk_norm, "windows": _WINDOWS}
 _EAGLE_TABLES = {
-    "has_embed_tokens": Key(read=lambda r: r.is_other_width or EMBEDDINGS in r.tensors),
-    "has_lm_head": Key(read=lambda r: r.is_other_width or HEAD in r.tensors or r.has_fewer_ids),
+    "has_embed_tokens": lambda r: r.is_other_width or EMBEDDINGS in r.tensors,
+    "has_lm_head": lambda r: r.is_other_width or HEAD in r.tensors or r.has_fewer_ids,
     "logit_scale": Key("logit_scale", 1.0),
 }
 _EAGLE1 = {
-    "fusion": Key(usual="input"),
-    "layer": Key(read=rules.layer),
+    "fusion": "input",
+    "layer": rules.layer,
     "vocab_size": Key("vocab_size", int),
-    "draft_vocab_size": Key(read=lambda r: r.values["vocab_size"]),
-    "target_hidden_size": Key(read=rules.target_hidden_size),
-    "feature_layers": Key(read=rules.final_feature),
+    "draft_vocab_size": lambda r: r.values["vocab_size"],
+    "target_hidden_size": rules.target_hidden_size,
+    "feature_layers": rules.final_feature,
     "fc_bias": Key("bias", False, read=rules.eagle1_bias),
-    "output_norm": Key(usual=False),
-    "num_layers": Key(read=rules.num_layers_of_eagle),
+    "output_norm": False,
+    "num_layers": rules.num_layers_of_eagle,
     **_EAGLE_TABLES,
 }
 _EAGLE3 = {
-    "fusion": Key(usual="attention"),
-    "layer": Key(read=rules.layer),
+    "fusion": "attention",
+    "layer": rules.layer,
     "vocab_size": Key("vocab_size", int),
     "draft_vocab_size": Key("draft_vocab_size", int, read=rules.draft_vocab_size),
     "target_hidden_size": Key("target_hidden_size", int, read=rules.target_hidden_size),
-    "has_fc": Key(read=rules.joins_features),
+    "has_fc": rules.joins_features,
     "norm_before_fc": Key("norm_before_fc", False, also=("eagle_config.norm_before_fc",)),
     "fc_norm": Key("fc_norm", False, also=("use_aux_norm",)),
     "norm_before_residual": Key("norm_before_residual", False),
-    "fc_bias": Key(read=lambda r: r.fields.flag("bias") and "fc.bias" in r.tensors),
+    "fc_bias": lambda r: r.fields.flag("bias") and "fc.bias" in r.tensors,
     "feedback_norm": Key("norm_output", False),
     "output_norm": Key("eagle_config.use_last_layernorm", True),
-    "feature_layers": Key(read=rules.eagle_features),
-    "num_layers": Key(read=rules.num_layers_of_eagle),
+    "feature_layers": rules.eagle_features,
+    "num_layers": rules.num_layers_of_eagle,
     **_EAGLE_TABLES,
 }
 _EAGLE_IDS = {
@@ -104,7 +104,7 @@ VLLM = HeadLayout(  # names and keys as vLLM reads them, without a mark of the p
     keys=_EAGLE3,
     of_layer=_EAGLE_LAYER,
     ids=_EAGLE_IDS,
-    marks=((5, marks.vllm),),
+    marks={5: lambda c: "layers.0.hidden_norm.weight" in c.eagle and _OF_VLLM},
     refuse=refusals.of_eagle,
     inert=("eagle_config.parallel_draft_heads_num_layers",),
 )
@@ -113,18 +113,18 @@ SAFEAILAB = replace(
     VLLM,
     producer="SafeAILab",
     ids=_HOOKED_IDS,
-    marks=((3, marks.safeailab),),
+    marks={3: lambda c: c.has_midlayer and "tensors midlayer.*, no key of another producer"},
     tensors={"midlayer.": "layers.0."},
 )
 SPECFORGE = replace(
     SAFEAILAB,
     producer="SpecForge",
-    marks=((2, marks.specforge),),
+    marks={2: Clues.specforge},
     tensors=SAFEAILAB.tensors | _SGLANG,
     keys=_EAGLE3
     | {
         # Its trainer always feeds the raw output back.
-        "feedback_norm": Key(usual=False),
+        "feedback_norm": False,
         "output_norm": Key(
             "norm_output",
             True,
@@ -133,11 +133,7 @@ SPECFORGE = replace(
         ),
         "target_hidden_size": replace(
             _EAGLE3["target_hidden_size"],
-            write=lambda config: (
-                {"target_hidden_size": config.target_hidden_size}
-                if config.target_hidden_size != config.hidden_size
-                else {}
-            ),
+            is_written=lambda config: config.target_hidden_size != config.hidden_size,
         ),
     },
     unused={
@@ -169,7 +165,7 @@ SAFEAILAB_EAGLE1 = replace(
             write=lambda config: {"qkv_bias": config.layer.attention_bias},
         )
     },
-    marks=((6, marks.first),),
+    marks={6: lambda c: c.eagle >= {"fc.weight", Q_PROJ} and _OF_EAGLE1},
     tensors={},
     name="safeailab",
     designs=("input",),
@@ -191,7 +187,7 @@ SPECULATORS = replace(
         )
     },
     of_layer=_SPECULATORS_LAYER,
-    marks=((0, marks.speculators_eagle(is_first=False)),),
+    marks={0: lambda c: c.speculators(is_first=False)},
     name="speculators",
     designs=("attention",),
     file=(
@@ -216,22 +212,22 @@ EAGLES = (
         kind="EAGLE-1",
         keys=_EAGLE1 | {"fc_bias": Key("fusion_bias", False)},
         of_layer=_SPECULATORS_LAYER,
-        marks=((0, marks.speculators_eagle(is_first=True)),),
+        marks={0: lambda c: c.speculators(is_first=True)},
         tensors={"fusion_fc.": "fc.", "transformer.": "layers.0."},
     ),
     replace(
         VLLM,
         producer="DeepSpec",
-        keys=_EAGLE3 | {"feature_layers": Key(read=rules.features_of_deepspec)},
-        of_layer=_HF_LAYER | {"has_qk_norm": Key(usual=True), "windows": _WINDOWS},
-        marks=((1, marks.deepspec),),
+        keys=_EAGLE3 | {"feature_layers": rules.features_of_deepspec},
+        of_layer=_HF_LAYER | {"has_qk_norm": True, "windows": _WINDOWS},
+        marks={1: Clues.deepspec},
     ),
     replace(
         VLLM,
         producer="NVIDIA",
-        keys=_EAGLE3 | {"feature_layers": Key(read=rules.features_of_nvidia)},
+        keys=_EAGLE3 | {"feature_layers": rules.features_of_nvidia},
         of_layer=_HF_LAYER,
-        marks=((4, marks.nvidia),),
+        marks={4: Clues.nvidia},
     ),
     VLLM,
 )
@@ -247,12 +243,11 @@ _INERT = (
     "projector_type",
     "speculators_model_type",
 )
-_CORRECTION = Key(read=lambda r: read_correction(r.either, r.tensors, r.layout.kind))
 _P_EAGLE = {
-    "alignment": Key(usual="shifted"),
-    "context": Key(usual="input"),
-    "is_causal": Key(usual=True),
-    "correction": _CORRECTION,
+    "alignment": "shifted",
+    "context": "input",
+    "is_causal": True,
+    "correction": rules.correction,
 }
 
 
@@ -268,7 +263,7 @@ P_EAGLES = (
     _p_eagle(
         SPECULATORS,
         "mask_token_id",
-        marks=((0, marks.value("speculators_model_type", "peagle")),),
+        marks={0: lambda c: c.value("speculators_model_type", "peagle")},
         corrections=(NONE, MarkovConfig),
         file=(
             file_parts.speculators("peagle", "PEagle"),
@@ -286,7 +281,7 @@ P_EAGLES = (
         "ptd_token_id",
         producer="amazon",
         follows="vLLM",
-        marks=((6, marks.key("ptd_token_id")),),
+        marks={6: lambda c: c.key("ptd_token_id")},
         name="vllm",
         file=(
             file_parts.model("LlamaForCausalLMEagle3", "llama"),
@@ -301,16 +296,10 @@ P_EAGLES = (
     _p_eagle(
         SPECFORGE,
         "mask_token_id",
-        marks=(
-            (2, marks.architecture(".*PEagle")),
-            (
-                8,
-                marks.tensors(
-                    "tensor mask_hidden beside an EAGLE-3 head's",
-                    *("mask_hidden", "hidden_norm.weight"),
-                ),
-            ),
-        ),
+        marks={
+            2: lambda c: c.architecture(".*PEagle"),
+            8: lambda c: c.has_tensors("mask_hidden", "hidden_norm.weight") and _OF_P_EAGLE,
+        },
         name="",
     ),
 )
@@ -327,18 +316,16 @@ PARD = HeadLayout(
     kind="PARD",
     config=MaskTokenConfig,
     keys={
-        "alignment": Key(usual="unshifted"),
-        "context": Key(usual="none"),
-        "is_causal": Key(usual=True),
-        "feature_layers": Key(usual=()),
-        "has_embed_tokens": Key(usual=True),
-        "vocab_size": Key(read=rules.fitted_vocab_size),
-        "draft_vocab_size": Key(
-            read=lambda r: min(r.fields.integer("vocab_size"), r.values["vocab_size"])
-        ),
-        "layer": Key(read=rules.layer),
-        "target_hidden_size": Key(
-            read=lambda r: r.fields.integer("hidden_size") if r.text is None else r.text.hidden_size
+        "alignment": "unshifted",
+        "context": "none",
+        "is_causal": True,
+        "feature_layers": (),
+        "has_embed_tokens": True,
+        "vocab_size": rules.fitted_vocab_size,
+        "draft_vocab_size": (lambda r: min(r.fields.integer("vocab_size"), r.values["vocab_size"])),
+        "layer": rules.layer,
+        "target_hidden_size": (
+            lambda r: r.fields.integer("hidden_size") if r.text is None else r.text.hidden_size
         ),
         "num_layers": Key("num_hidden_layers", int),
         "mask_token_id": Key("pard_token", read=rules.mask_token),
@@ -350,14 +337,14 @@ PARD = HeadLayout(
         "max_positions": Key("max_position_embeddings", 2048),
     },
     of_layer={
-        "has_qk_norm": _IS_QWEN3,
+        "has_qk_norm": rules.has_qk_norm,
         "attention_bias": _Q_BIAS,
-        "attention_output_bias": Key(
-            read=lambda r: r.fields.flag("attention_bias") and r.fields.get("model_type") != "qwen2"
+        "attention_output_bias": (
+            lambda r: r.fields.flag("attention_bias") and r.fields.get("model_type") != "qwen2"
         ),
         "windows": _WINDOWS,
     },
-    marks=((1, marks.key("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")),),
+    marks={1: lambda c: c.key("pard_token", "spd_type", "pard2_target_layers", "pard2_target_dim")},
     refuse=refusals.of_mask_token,
     no_options=("feature_layers", "layer_convention", "norm_before_residual"),
     inert=_INERT,
@@ -379,22 +366,22 @@ _IN_FLASH = "dflash_config."
 _SAME = Key("sample_from_anchor", False, is_in_either=True, words=("next-token", "same-position"))
 _NEXT = replace(_SAME, usual=True)
 _BLOCK = {
-    "layer": Key(read=rules.layer),
+    "layer": rules.layer,
     "vocab_size": Key("vocab_size", int),
-    "draft_vocab_size": Key(read=lambda r: r.values["vocab_size"]),
-    "target_hidden_size": Key(read=rules.width_of_block_features),
-    "correction": _CORRECTION,
+    "draft_vocab_size": lambda r: r.values["vocab_size"],
+    "target_hidden_size": rules.width_of_block_features,
+    "correction": rules.correction,
     "alignment": _SAME,
-    "context": Key(usual="keys"),
+    "context": "keys",
     "is_causal": Key("is_causal", False, is_in_either=True),
-    "feature_layers": Key(read=rules.block_features),
+    "feature_layers": rules.block_features,
     "num_layers": Key("num_hidden_layers", 1),
     "mask_token_id": Key(f"{_IN_FLASH}mask_token_id", read=rules.mask_token),
     "block_size": Key("block_size", int, is_in_either=True, high=1024),
-    "has_embed_tokens": Key(read=lambda r: EMBEDDINGS in r.tensors),
-    "has_lm_head": Key(read=lambda r: HEAD in r.tensors or r.has_fewer_ids),
+    "has_embed_tokens": lambda r: EMBEDDINGS in r.tensors,
+    "has_lm_head": lambda r: HEAD in r.tensors or r.has_fewer_ids,
     "logit_scale": Key(f"{_IN_FLASH}output_multiplier", 1.0),
-    "confidence": Key(read=rules.confidence),
+    "confidence": rules.confidence,
 }
 _BLOCK_LIMITS = (limits.boundaries, limits.one_bias, limits.mask_id, limits.block)
 _BLOCK_SAYS = (*_LAYERS, "windows", "is_window_causal", "correction", "convolution", "confidence")
@@ -415,28 +402,24 @@ DFLASH = HeadLayout(
     config=MaskTokenConfig,
     keys=_BLOCK,
     of_layer={
-        "has_qk_norm": _IS_QWEN3,
+        "has_qk_norm": rules.has_qk_norm,
         "attention_bias": _Q_BIAS,
         "attention_output_bias": Key("attention_bias", False),
         "windows": _WINDOWS,
         # Layers with a window by use_swa alone see the whole block (MiMo's).
         "is_window_causal": Key(
+            f"{_IN_FLASH}causal",
             read=lambda r: r.either.flag(
                 "is_causal", default="sliding_attention" in r.fields.strings("layer_types")
             ),
-            write=lambda config: (
-                {f"{_IN_FLASH}causal": False}
-                if config.layer.windows and not config.layer.is_window_causal
-                else {}
-            ),
+            is_written=lambda config: config.layer.windows and not config.layer.is_window_causal,
         ),
         "has_sinks": Key(
+            f"{_IN_FLASH}attention_sink_bias",
             read=lambda r: "layers.0.self_attn.sinks" in r.tensors,
-            write=lambda config: (
-                {f"{_IN_FLASH}attention_sink_bias": True} if config.layer.has_sinks else {}
-            ),
+            is_written=lambda config: config.layer.has_sinks,
         ),
-        "convolution": Key(read=lambda r: read_convolution(r.either, r.tensors, r.layout.kind)),
+        "convolution": rules.convolution,
     },
     ids={
         "target_layer_ids": ("layer_output", -1),
@@ -444,7 +427,7 @@ DFLASH = HeadLayout(
         f"{_IN_FLASH}layer_ids": ("boundary", 0),
         BLOCK_IDS: ("boundary", 0),
     },
-    marks=((4, marks.key("dflash_config")), (5, marks.architecture("DFlash"))),
+    marks={4: lambda c: c.key("dflash_config"), 5: lambda c: c.architecture("DFlash")},
     refuse=refusals.of_mask_token,
     no_options=("norm_before_residual",),
     inert=(*_INERT, "attention_sink_bias", "add_swa_attention_sink_bias"),
@@ -475,10 +458,6 @@ _SHIFT_LABEL = replace(
 )
 
 
-def _projector(kind: str) -> marks.Find:
-    return marks.value("projector_type", kind, "dflash_config")
-
-
 def _speculators(
     word: str, kind: str, designs: tuple[str, ...], corrections: tuple[type, ...]
 ) -> HeadLayout:
@@ -492,7 +471,7 @@ def _speculators(
         kind=kind,
         keys=_SPECULATORS_KEYS | {"alignment": alignment},
         of_layer=DFLASH.of_layer | {"is_window_causal": replace(_CAUSAL, usual=kind == "DFlash 2")},
-        marks=((0, marks.value("speculators_model_type", word)),),
+        marks={0: lambda c: c.value("speculators_model_type", word)},
         name="speculators",
         designs=designs,
         corrections=corrections,
@@ -515,20 +494,20 @@ BLOCKS = (
     DFLASH,
     replace(
         DFLASH,
-        marks=(),
+        marks={},
         name="",
         tensors={"context_proj.": "fc.", "context_norm.": "hidden_norm.", "final_norm.": "norm."},
     ),
     replace(
         DFLASH,
         producer="Hugging Face",
-        keys=_BLOCK | {"vocab_size": Key(read=rules.vocab_size_of_target)},
+        keys=_BLOCK | {"vocab_size": rules.vocab_size_of_target},
         of_layer=DFLASH.of_layer
         | {
-            "windows": Key(read=rules.longer_windows),
+            "windows": rules.longer_windows,
             "is_window_causal": Key("is_causal", False, is_in_either=True),
         },
-        marks=((7, marks.tensors("tensor encoder.fc", "encoder.fc.weight")),),
+        marks={7: lambda c: c.has_tensors("encoder.fc.weight") and "tensor encoder.fc"},
         tensors={"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."},
         name="",
     ),
@@ -542,7 +521,10 @@ BLOCKS = (
         producer="SpecForge",
         kind="DSpark",
         keys=_BLOCK | {"alignment": _NEXT},
-        marks=((2, marks.architecture("DSpark")), (3, _projector("dspark"))),
+        marks={
+            2: lambda c: c.architecture("DSpark"),
+            3: lambda c: c.value("projector_type", "dspark", "dflash_config"),
+        },
         designs=("next-token",),
         corrections=(MarkovConfig,),
         file=_z_lab("DSparkDraftModel", (f"{_IN_FLASH}projector_type", "dspark"), _IN_SECTION),
@@ -552,7 +534,10 @@ BLOCKS = (
         producer="SpecForge",
         kind="Domino",
         keys=_BLOCK | {"alignment": _SHIFT_LABEL},
-        marks=((2, marks.architecture("Domino")), (3, _projector("domino"))),
+        marks={
+            2: lambda c: c.architecture("Domino"),
+            3: lambda c: c.value("projector_type", "domino", "dflash_config"),
+        },
         designs=_BOTH,
         corrections=(DominoConfig,),
         file=_z_lab(
@@ -563,7 +548,7 @@ BLOCKS = (
     replace(
         DFLASH,
         kind="DFlash 2",
-        marks=((2, marks.architecture("DFlash2")),),
+        marks={2: lambda c: c.architecture("DFlash2")},
         corrections=(SelectorConfig,),
         file=_z_lab("DFlash2DraftModel", _IN_SECTION),
     ),
@@ -572,10 +557,10 @@ BLOCKS = (
         producer="DeepSpec",
         kind="DSpark",
         keys=_BLOCK | {"alignment": _NEXT},
-        marks=(
-            (1, marks.key("markov_rank", "markov_head_type", "dspark_noise_token_id")),
-            (2, marks.architecture(".+DSpark")),
-        ),
+        marks={
+            1: lambda c: c.key("markov_rank", "markov_head_type", "dspark_noise_token_id"),
+            2: lambda c: c.architecture(".+DSpark"),
+        },
         name="",
     ),
 )

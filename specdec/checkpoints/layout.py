@@ -23,7 +23,7 @@ from specdec.checkpoints.layer_ids import (
     find_layer_ids,
     read_layer_ids,
 )
-from specdec.checkpoints.marks import Find
+from specdec.checkpoints.marks import Clues
 from specdec.heads.features import FeatureHeadConfig
 from specdec.target.features import FeatureLayer
 
@@ -53,7 +53,7 @@ class Key:
     """How files say one field of a head or of its layers.
 
     Args:
-        name: the key, `section.key` where it is nested; "" for a field that has one value.
+        name: the key, `section.key` where it is nested.
         usual: what an absent key means, or `int` for a number that must be there. Its type is that
             of the key's values.
         also: other keys that are read; of flags one that is true is enough.
@@ -62,10 +62,11 @@ class Key:
         words: our values for true and false.
         absent, present: notes for a file without the key, or with it.
         read: (reading) -> our value, where the key alone does not say it.
+        is_written: (config) -> whether the key is written at all.
         write: (config) -> keys and values, where those are not this one and the field's value.
     """
 
-    name: str = ""
+    name: str
     usual: Any = None
     also: tuple[str, ...] = ()
     is_in_either: bool = False
@@ -74,14 +75,13 @@ class Key:
     absent: str = ""
     present: str = ""
     read: Callable[[Reading], Any] | None = None
+    is_written: Callable[[Any], bool] = lambda config: True
     write: Callable[[Any], dict[str, Any]] | None = None
 
     def value(self, reading: Reading) -> Any:
         """Our value of a file."""
         if self.read is not None:
             return self.read(reading)
-        if not self.name:
-            return self.usual
         place = reading.either if self.is_in_either else reading.fields
         note = self.absent if place.get(self.name) is None else self.present
         if note:
@@ -103,6 +103,8 @@ class Key:
 
     def keys(self, config: FeatureHeadConfig, value: Any) -> dict[str, Any]:
         """The keys of a file for our value, one of `config` or of its layers."""
+        if not self.is_written(config):
+            return {}
         if self.write is not None:
             return self.write(config)
         is_flag = type(self.usual) is bool
@@ -116,12 +118,14 @@ class HeadLayout:
     Args:
         producer, kind: as in `Source`.
         config: class of the head's configuration.
-        keys: how files say each of its fields, in the order of reading: what reads one field may
-            look at those before it.
+        keys: how files say each of its fields: a `Key`, (reading) -> value where no key alone says
+            it, or the one value that it has. In the order of reading: what reads one field may look
+            at those before it.
         of_layer: how they say the flags of `LayerConfig`.
         ids: keys of layer ids, how their usual readers take them, and the lowest id.
-        marks: what files are recognised by, each with a rank: of the marks that files have, that
-            of the least rank counts, and of equal ones that of the first record.
+        marks: what files are recognised by: (clues) -> what was found, in words, each by its rank.
+            Of the marks that files have, that of the least rank counts, and of equal ones that of
+            the first record.
         refuse: (reading) -> pairs (condition, message): what no head of the library has.
         check: (reading) -> nothing, or `ValueError`; after all fields have been read.
         no_options: of the family, that such a head does not have.
@@ -148,10 +152,10 @@ class HeadLayout:
     producer: str
     kind: str
     config: type[FeatureHeadConfig]
-    keys: Mapping[str, Key]
-    of_layer: Mapping[str, Key]
+    keys: Mapping[str, Any]
+    of_layer: Mapping[str, Any]
     ids: Mapping[str, tuple[Convention, int]] = field(default_factory=dict)
-    marks: tuple[tuple[int, Find], ...] = ()
+    marks: Mapping[int, Callable[[Clues], object]] = field(default_factory=dict)
     refuse: Callable[[Reading], Pairs] = lambda reading: ()
     check: Callable[[Reading], None] = lambda reading: None
     no_options: tuple[str, ...] = ()
@@ -168,6 +172,13 @@ class HeadLayout:
     says: tuple[str, ...] = ()
     instead: Mapping[str, Any] = field(default_factory=dict)
     limits: tuple[Callable[[Any], Iterator[tuple[bool, str]]], ...] = ()
+
+    def without_keys(self) -> dict[str, Any]:
+        """What fields are in a file that has no key of theirs, as far as the record says it."""
+        keys = {name: x for name, x in self.keys.items() if not callable(x)}
+        simple = {name: x.usual if isinstance(x, Key) else x for name, x in keys.items()}
+        is_read = {name for name, x in keys.items() if isinstance(x, Key) and x.read}
+        return {name: x for name, x in simple.items() if name not in is_read} | self.instead
 
 
 class Reading:
@@ -236,6 +247,12 @@ class Reading:
         """The boundaries that the caller names."""
         layers = self.options.get("feature_layers")
         return None if layers is None else check_layers("feature_layers", layers, num_layers)
+
+    def value_of(self, key: Any) -> Any:
+        """What an entry of `HeadLayout.keys` says."""
+        if isinstance(key, Key):
+            return key.value(self)
+        return key(self) if callable(key) else key
 
     def layer_ids(self) -> list[LayerIds]:
         """Every key under which ids stand."""

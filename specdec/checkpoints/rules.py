@@ -9,11 +9,13 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
+from specdec.checkpoints.correction import read_convolution, read_correction
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
 from specdec.checkpoints.layout import Reading
-from specdec.heads.layers import LayerConfig
+from specdec.heads.correction import CorrectionConfig
+from specdec.heads.layers import Convolution, LayerConfig
 from specdec.heads.sharing import check_target
 from specdec.target.features import FeatureLayer
 from specdec.target.target import MAX_VOCAB_PADDING
@@ -22,12 +24,33 @@ from specdec.target.target import MAX_VOCAB_PADDING
 def layer(reading: Reading) -> LayerConfig:
     """The decoder layers, with what the caller asks for instead."""
     keys, options = reading.layout.of_layer, reading.options
-    flags = {name: key.value(reading) for name, key in keys.items()}
+    flags = {name: reading.value_of(key) for name, key in keys.items()}
     is_causal = flags.get("is_window_causal", True) or not flags.get("windows")
     found = replace(read_layer(reading.fields), **flags | {"is_window_causal": is_causal})
     if "rope_theta" in options:
         found = with_theta(found, options["rope_theta"])
     return with_layer(found, options["layer"]) if "layer" in options else found
+
+
+def has_qk_norm(reading: Reading) -> bool:
+    """Qwen3's layers; a norm of queries in the file also says that there is one."""
+    is_qwen3 = reading.fields.get("model_type") == "qwen3"
+    return is_qwen3 or "layers.0.self_attn.q_norm.weight" in reading.tensors
+
+
+def windows(reading: Reading) -> tuple[int | None, ...]:
+    """See `read_windows`."""
+    return read_windows(reading.fields)
+
+
+def correction(reading: Reading) -> CorrectionConfig | None:
+    """See `read_correction`."""
+    return read_correction(reading.either, reading.tensors, reading.layout.kind)
+
+
+def convolution(reading: Reading) -> Convolution | None:
+    """See `read_convolution`."""
+    return read_convolution(reading.either, reading.tensors, reading.layout.kind)
 
 
 def longer_windows(reading: Reading) -> tuple[int | None, ...]:
