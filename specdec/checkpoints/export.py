@@ -33,7 +33,7 @@ Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
 def save_head(
     head: FeatureHead,
     folder: str | Path,
-    layout: Layout | None = None,
+    layout: Layout | HeadLayout | None = None,
     *,
     embed_tokens: Tensor,
     lm_head: Tensor,
@@ -61,7 +61,8 @@ def save_head(
     Args:
         head: the weights.
         folder: made if need be; files in it are replaced.
-        layout: `None` is the usual one of the head's design, the first of `layouts_of`.
+        layout: `None` is the usual one of the head's design, the first of `layouts_of`. A record of
+            your own is written as it says.
         embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
             the layout has them (a speculators file, a language model).
         lm_head: `[V, H]`, the target's vocabulary head, written for a head without one of its own
@@ -79,10 +80,12 @@ def save_head(
             without a verifier or embeddings. Nothing has been written then.
     """
     config, design = head.config, getattr(head.config, "fusion", None) or head.config.alignment
-    names = layouts_of(design)
-    name = names[0] if layout is None else layout
-    check_choice(f"layout of {design!r} heads", name, names)
-    record = _record(config, design, name)
+    record, name = layout, getattr(layout, "name", None)
+    if name is None:
+        names = layouts_of(design)
+        name = names[0] if layout is None else layout
+        check_choice(f"layout of {design!r} heads", name, names)
+        record = _record(config, design, name)
     if obstacles := sorted(_obstacles(config, record)):
         other = " (layout='speculators' may)" if name == "safeailab" else ""
         raise ValueError(f"the {name} layout cannot express {', '.join(obstacles)}{other}")
@@ -161,6 +164,10 @@ def _obstacles(config: FeatureHeadConfig, layout: HeadLayout) -> Iterator[str]:
     """What a layout cannot express: fields that it has no key for, unless their value is what an
     absent key means; and what is no field by itself.
     """
+    design = getattr(config, "fusion", None) or config.alignment
+    if design not in layout.designs:
+        yield f"{design!r} heads"
+        return
     values = vars(config) | vars(config.layer)
     usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
     usual |= {f.name: f.default for f in fields(LayerConfig) if f.name in _FLAGS}
