@@ -21,15 +21,9 @@ from specdec.heads.layers import Convolution
 
 
 class Names(NamedTuple):
-    """How files name a correction.
-
-    Args:
-        config: its sizes.
-        keys: theirs, by our fields.
-        tensors: how their names begin, by ours.
-        mark: a tensor, by our name, that only this correction has.
-        kind: of a `Source`, whose files have the correction.
-        inert: a key that makes no difference.
+    """How files name the sizes of a correction (keys, by our fields) and its tensors (how names
+    begin, by ours), the tensor that only it has, the kind of `Source` that has it, and a key that
+    makes no difference.
     """
 
     config: type[CorrectionConfig]
@@ -71,7 +65,7 @@ CORRECTIONS = (
         kind="DSpark",
     ),
 )
-MARKOV, SELECTOR = CORRECTIONS[-1], CORRECTIONS[-2]
+MARKOV = CORRECTIONS[-1]
 _CONVOLUTION = {"taps": "conv_kernel_size", "group": "conv_group_size"}
 """Their keys, by our fields."""
 
@@ -84,33 +78,30 @@ def _found(fields: ConfigFields, names: Collection[str], kind: str) -> Names:
 
 def read_correction(
     fields: ConfigFields, names: Collection[str], kind: str
-) -> CorrectionConfig | None:
-    """What a block head's file says of corrections.
+) -> tuple[CorrectionConfig | None, Convolution | None]:
+    """What a block head's file says of corrections, and of convolutions in its layers.
 
     Args:
         fields: of `config.json`, with `dflash_config`.
         names: tensors, by the head's names.
         kind: of the file's `Source`.
     """
-    found = _found(fields, names, kind)
-    if found.inert:
-        fields.get(found.inert)
+    marked = (c for c in CORRECTIONS if c.kind == kind or c.mark in names)
+    found = next(marked, MARKOV)
     if found is MARKOV:
         rank = fields.get("markov_rank")
         # speculators leaves out what its class has by default.
         is_usual = kind == MARKOV.kind and fields.get("speculators_model_type") is not None
         if rank == 0 or (rank is None and not is_usual and MARKOV.mark not in names):
             fields.get("markov_head_type")
-            return None
-    usual = {name: getattr(found.config, name) for name in found.keys}
-    return found.config(**_given(usual, found.keys, fields))
-
-
-def read_convolution(fields: ConfigFields, names: Collection[str], kind: str) -> Convolution | None:
-    """The convolutions in the layers of a head with DFlash 2's selector; see `read_correction`."""
-    if _found(fields, names, kind) is not SELECTOR:
-        return None
-    return Convolution(**_given(Convolution._field_defaults, _CONVOLUTION, fields))
+            return None, None
+    if found.inert:
+        fields.get(found.inert)
+    usual, convolution = {name: getattr(found.config, name) for name in found.keys}, None
+    if found.config is SelectorConfig:
+        sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields)
+        convolution = Convolution(**sizes)
+    return found.config(**_given(usual, found.keys, fields)), convolution
 
 
 def correction_keys(

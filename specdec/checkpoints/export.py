@@ -175,14 +175,25 @@ def _obstacles(config: FeatureHeadConfig, layout: HeadLayout) -> Iterator[str]:
     for name in usual.keys() - {*layout.file, *layout.says}:
         if values[name] != usual[name]:
             yield f"{name}={values[name]}"
-    written = [layout.ids[key] for key in layout.file if key in layout.ids]
-    least = max((least + (kind == "layer_output") for kind, least in written), default=0)
-    if any(boundary != "final" and boundary < least for boundary in config.feature_layers):
-        yield "features of the embeddings"
-    if len(set(config.layer.windows) - {None}) > 1:
-        yield "windows of several sizes"
-    for limit in layout.limits:
-        yield from (what for is_so, what in limit(config) if is_so)
+    layers = [boundary for boundary in config.feature_layers if boundary != "final"]
+    if written := [layout.ids[key] for key in layout.file if key in layout.ids]:
+        least = max(least + (kind == "layer_output") for kind, least in written)
+        yield from _true(
+            (len(layers) < len(config.feature_layers), "final features"),
+            (layers != sorted(layers), "features that are not in the order of layers"),
+            (min(layers, default=least) < least, "features of the embeddings"),
+        )
+    yield from _true(
+        (not written and bool(layers), "other features than the final ones"),
+        (getattr(config, "mask_token_id", ...) is None, "a mask without an id"),
+        (len(set(config.layer.windows) - {None}) > 1, "windows of several sizes"),
+        *(pair for limit in layout.limits for pair in limit(config)),
+    )
+
+
+def _true(*pairs: tuple[bool, str]) -> Iterator[str]:
+    """The texts of pairs (condition, text) that hold."""
+    return (text for is_so, text in pairs if is_so)
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:

@@ -152,7 +152,7 @@ SPECFORGE = replace(
     ),
     copies=("lm_head",),
     says=_TABLES,
-    limits=(limits.boundaries, limits.safeailab),
+    limits=(limits.safeailab,),
 )
 SAFEAILAB_EAGLE1 = replace(
     SAFEAILAB,
@@ -172,7 +172,7 @@ SAFEAILAB_EAGLE1 = replace(
     file=(file_parts.model_of_safeailab("LlamaForCausalLM"), "fc_bias", "attention_bias"),
     says=("num_layers", "has_embed_tokens"),
     instead={"has_lm_head": False},
-    limits=(limits.final_alone, limits.safeailab),
+    limits=(limits.safeailab,),
 )
 SPECULATORS = replace(
     VLLM,
@@ -199,7 +199,7 @@ SPECULATORS = replace(
     ),
     copies=_COPIES,
     says=(*_TABLES, *_LAYERS, "windows"),
-    limits=(limits.boundaries, limits.one_bias),
+    limits=(limits.one_bias,),
 )
 EAGLES = (
     SAFEAILAB,
@@ -274,7 +274,7 @@ P_EAGLES = (
             file_parts.end_of_speculators("peagle", counts_features=True),
         ),
         says=(*_TABLES, *_LAYERS, "windows", "correction"),
-        limits=(limits.boundaries, limits.one_bias, limits.mask_id, limits.markov_alone),
+        limits=(limits.one_bias, limits.markov_alone),
     ),
     _p_eagle(
         VLLM,
@@ -291,7 +291,7 @@ P_EAGLES = (
         ),
         copies=("lm_head",),
         says=(*_TABLES, "fc_norm", "num_layers"),
-        limits=(limits.boundaries, limits.mask_id, limits.markov_alone),
+        limits=(limits.markov_alone,),
     ),
     _p_eagle(
         SPECFORGE,
@@ -357,7 +357,7 @@ PARD = HeadLayout(
     prefix="model.",
     copies=_COPIES,
     says=(*_TABLES, *_LAYERS, "max_positions"),
-    limits=(limits.language_model, limits.mask_id),
+    limits=(limits.language_model,),
 )
 
 # Blocks of masks.
@@ -383,7 +383,6 @@ _BLOCK = {
     "logit_scale": Key(f"{_IN_FLASH}output_multiplier", 1.0),
     "confidence": rules.confidence,
 }
-_BLOCK_LIMITS = (limits.boundaries, limits.one_bias, limits.mask_id, limits.block)
 _BLOCK_SAYS = (*_LAYERS, "windows", "is_window_causal", "correction", "convolution", "confidence")
 
 
@@ -436,7 +435,7 @@ DFLASH = HeadLayout(
     file=_z_lab("DFlashDraftModel"),
     says=_BLOCK_SAYS,
     instead={"has_lm_head": False},
-    limits=(*_BLOCK_LIMITS, limits.block_of_z_lab),
+    limits=(limits.one_bias, limits.block, limits.block_of_z_lab),
 )
 
 
@@ -485,7 +484,7 @@ def _speculators(
         copies=("embed_tokens",),
         says=(*_BLOCK_SAYS, *_TABLES),
         instead={},
-        limits=(*_BLOCK_LIMITS, limits.block_of_speculators),
+        limits=(limits.one_bias, limits.block, limits.block_of_speculators),
     )
 
 

@@ -229,6 +229,11 @@ class Reading:
         return None if self.target is None else self.target.config.get_text_config()
 
     @property
+    def num_target_layers(self) -> int | None:
+        """N, where there is a target."""
+        return self.text and self.text.num_hidden_layers
+
+    @property
     def hidden_size(self) -> int:
         """H of the head."""
         return self.values["layer"].hidden_size

@@ -14,18 +14,6 @@ Pairs = Iterator[tuple[bool, str]]
 _SCALING_KEYS = {"rope_type", "rope_theta", "factor"}
 
 
-def final_alone(config: EagleConfig) -> Pairs:
-    """The feature of EAGLE-1."""
-    yield set(config.feature_layers) != {"final"}, "other features than the final ones"
-
-
-def boundaries(config: FeatureHeadConfig) -> Pairs:
-    """Features by number, in the order of layers."""
-    layers = [b for b in config.feature_layers if b != "final"]
-    yield len(layers) < len(config.feature_layers), "final features"
-    yield layers != sorted(layers), "features that are not in the order of layers"
-
-
 def one_bias(config: FeatureHeadConfig) -> Pairs:
     """One key for all of the attention's biases."""
     layer = config.layer
@@ -53,20 +41,10 @@ def language_model(config: MaskTokenConfig) -> Pairs:
     yield config.draft_vocab_size < config.vocab_size, "fewer ids than the target has"
 
 
-def mask_id(config: MaskTokenConfig) -> Pairs:
-    """Masks with the embedding of a token."""
-    yield config.mask_token_id is None, "a mask without an id"
-
-
 def markov_alone(config: MaskTokenConfig) -> Pairs:
     """P-EAGLE's correction."""
     is_other = type(config.correction) not in (type(None), MarkovConfig)
     yield is_other, "a correction that is no MarkovConfig"
-
-
-def one_window(config: FeatureHeadConfig) -> Pairs:
-    """One size for all layers."""
-    yield len(set(config.layer.windows) - {None}) > 1, "windows of several sizes"
 
 
 def block(config: MaskTokenConfig) -> Pairs:
@@ -74,10 +52,8 @@ def block(config: MaskTokenConfig) -> Pairs:
     yield config.block_size is None, "a head without block_size"
     # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
     yield not config.layer.has_qk_norm, "layers without norms of queries and keys"
-    is_selector, has_convolution = (
-        type(config.correction) is SelectorConfig,
-        config.layer.convolution is not None,
-    )
+    is_selector = type(config.correction) is SelectorConfig
+    has_convolution = config.layer.convolution is not None
     yield is_selector != has_convolution, "a selector or convolutions without the other"
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from specdec.checkpoints.correction import read_convolution, read_correction
+from specdec.checkpoints.correction import read_correction
 from specdec.checkpoints.files import StoredTensor
 from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
 from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
@@ -45,12 +45,12 @@ def windows(reading: Reading) -> tuple[int | None, ...]:
 
 def correction(reading: Reading) -> CorrectionConfig | None:
     """See `read_correction`."""
-    return read_correction(reading.either, reading.tensors, reading.layout.kind)
+    return read_correction(reading.either, reading.tensors, reading.layout.kind)[0]
 
 
 def convolution(reading: Reading) -> Convolution | None:
-    """See `read_convolution`."""
-    return read_convolution(reading.either, reading.tensors, reading.layout.kind)
+    """See `read_correction`."""
+    return read_correction(reading.either, reading.tensors, reading.layout.kind)[1]
 
 
 def longer_windows(reading: Reading) -> tuple[int | None, ...]:
@@ -178,8 +178,7 @@ def final_feature(reading: Reading) -> tuple[FeatureLayer, ...]:
 
 
 def _one_feature(reading: Reading) -> tuple[FeatureLayer, ...]:
-    text = reading.text
-    asked = reading.asked_layers(text and text.num_hidden_layers)
+    asked = reading.asked_layers(reading.num_target_layers)
     if asked and len(asked) != 1:
         raise ValueError(f"the head reads one feature, got feature_layers {list(asked)}")
     return asked or ("final",)
@@ -200,7 +199,7 @@ def eagle_features(reading: Reading) -> tuple[FeatureLayer, ...]:
     """The boundaries that an EAGLE-3 head reads; or the final state alone."""
     if not reading.values["has_fc"]:
         return _one_feature(reading)
-    count = reading.text and reading.text.num_hidden_layers
+    count = reading.num_target_layers
     return reading.asked_layers(count) or reading.boundaries(reading.layer_ids(), count)
 
 
@@ -224,7 +223,7 @@ def features_of_nvidia(reading: Reading) -> tuple[FeatureLayer, ...]:
 def features_of_deepspec(reading: Reading) -> tuple[FeatureLayer, ...]:
     """Its trainer reads HF's hidden states, of which the last is normed."""
     layers, is_asked = eagle_features(reading), "feature_layers" in reading.options
-    count = reading.text and reading.text.num_hidden_layers
+    count = reading.num_target_layers
     if reading.values["has_fc"] and not is_asked and layers[-1] == count:
         reading.notes.append(
             f"DeepSpec's trainer sees {count} after the final norm: compare with 'final'"
