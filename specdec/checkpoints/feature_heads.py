@@ -56,8 +56,8 @@ def translate(
     config = read_config(reading)
     reading.check_joined(config)
     for key in layout.inert:
-        section, _, name = key.rpartition(".")
-        (fields.section(section) if section else reading.either).get(name)
+        place, name = (fields if "." in key else reading.either).at(key)
+        place.get(name)
     unused = {
         tensor: why for tensor, (field, why) in layout.unused.items() if not reading.values[field]
     }

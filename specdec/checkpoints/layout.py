@@ -92,8 +92,7 @@ class Key:
         return self.words[0] if any(values) else self.words[1]
 
     def _value_in(self, place: ConfigFields, name: str) -> Any:
-        section, _, name = name.rpartition(".")
-        place = place.section(section) if section else place
+        place, name = place.at(name)
         if type(self.usual) is bool:
             return place.flag(name, default=self.usual)
         if type(self.usual) is float:

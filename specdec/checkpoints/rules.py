@@ -244,7 +244,10 @@ def check_p_eagle(reading: Reading) -> None:
 
 # Masks and blocks.
 
-_MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+_MASK_KEYS = (
+    *("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"),
+    "dflash_config.mask_token_id",
+)
 
 
 def mask_token(reading: Reading) -> int | None:
@@ -252,8 +255,9 @@ def mask_token(reading: Reading) -> int | None:
     fields, flash, options = reading.fields, reading.flash, reading.options
     size = reading.values["vocab_size"]
     limit = min(size, fields.integer("vocab_size", size))
-    named = {key: fields.get(key) for key in _MASK_KEYS}
-    named["dflash_config.mask_token_id"] = flash.get("mask_token_id")
+    own = reading.layout.keys["mask_token_id"].name
+    places = {key: fields.at(key) for key in (*_MASK_KEYS, own)}
+    named = {key: place.get(name) for key, (place, name) in places.items()}
     named = {key: value for key, value in named.items() if value is not None}
     text = flash.get("mask_token")
     if "mask_token_id" in options:
