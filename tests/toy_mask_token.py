@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from specdec import SpeculativeGenerator
 from specdec.checkpoints import Family, Source, Translation, survey_checkpoint
-from specdec.checkpoints.export import layer_keys, write_checkpoint
+from specdec.checkpoints.export import write_checkpoint
 from specdec.checkpoints.layer_ids import check_layers
-from specdec.checkpoints.layers import read_layer
+from specdec.checkpoints.layers import layer_keys, read_layer
 from specdec.drafters.head import HeadDrafter
 from specdec.evaluation import evaluate
 from specdec.heads.layers import DecoderLayer, LayerConfig, attend_causally

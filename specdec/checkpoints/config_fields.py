@@ -80,6 +80,11 @@ class ConfigFields:
         self._checked(name, value, isinstance(value, dict), "an object")
         return self._sections.setdefault(name, ConfigFields(value, f"{self.origin}: {name}"))
 
+    def at(self, key: str) -> tuple[ConfigFields, str]:
+        """Where `section.key` stands, and its name there; a plain key stands here."""
+        section, _, name = key.rpartition(".")
+        return (self.section(section) if section else self), name
+
     def with_section(self, name: str, **other_names: str) -> ConfigFields:
         """Keys that may stand at the top or in a section, some of them under other names there."""
         return _TwoPlaces(self, name, other_names)

@@ -1,4 +1,4 @@
-"""Corrections inside a block, as public checkpoints name their keys and tensors.
+"""Corrections inside a block, as public checkpoints name their keys and tensors: a table.
 
 DeepSpec and speculators have the keys at the top of `config.json`, SpecForge and z-lab in
 `dflash_config`.
@@ -6,8 +6,8 @@ DeepSpec and speculators have the keys at the top of `config.json`, SpecForge an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from specdec.checkpoints.config_fields import ConfigFields
 from specdec.heads.correction import (
@@ -19,56 +19,89 @@ from specdec.heads.correction import (
 )
 from specdec.heads.layers import Convolution
 
-_KEYS: dict[type[CorrectionConfig], dict[str, str]] = {
-    MarkovConfig: {"rank": "markov_rank", "kind": "markov_head_type"},
-    DominoConfig: {
-        "rank": "emb_dim",
-        "gru_width": "gru_hidden_dim",
-        "first": "pure_draft_prefix_len",
-    },
-    SelectorConfig: {"rank": "selector_rank", "top_k": "selector_top_k"},
-    XPressConfig: {"rank": "xpress_rank", "mlp_ratio": "xpress_mlp_ratio"},
-}
+
+class Names(NamedTuple):
+    """How files name the sizes of a correction (keys, by our fields) and its tensors (how names
+    begin, by ours), the tensor that only it has, the kind of `Source` that has it, and a key that
+    makes no difference.
+    """
+
+    config: type[CorrectionConfig]
+    keys: dict[str, str]
+    tensors: dict[str, str]
+    mark: str
+    kind: str
+    inert: str = ""
+
+
+CORRECTIONS = (
+    Names(
+        DominoConfig,
+        {"rank": "emb_dim", "gru_width": "gru_hidden_dim", "first": "pure_draft_prefix_len"},
+        {f"correction.{name}.": f"{name}." for name in ("prefix_gru", "embed_proj")},
+        mark="correction.prefix_gru.weight_ih_l0",
+        kind="Domino",
+    ),
+    Names(
+        XPressConfig,
+        {"rank": "xpress_rank", "mlp_ratio": "xpress_mlp_ratio"},
+        {"correction.": "refiner_head."},
+        mark="correction.mix_l",
+        kind="XPress",
+        inert="num_jacobi_passes",  # how engines approach what is computed here
+    ),
+    Names(
+        SelectorConfig,
+        {"rank": "selector_rank", "top_k": "selector_top_k"},
+        {"correction.": "candidate_selector."},
+        mark="correction.predecessor_codebook",
+        kind="DFlash 2",
+    ),
+    Names(
+        MarkovConfig,
+        {"rank": "markov_rank", "kind": "markov_head_type"},
+        {"correction.": "markov_head."},
+        mark="correction.markov_w1.weight",
+        kind="DSpark",
+    ),
+)
+MARKOV = CORRECTIONS[-1]
 _CONVOLUTION = {"taps": "conv_kernel_size", "group": "conv_group_size"}
 """Their keys, by our fields."""
 
-TENSORS = {
-    MarkovConfig: {"correction.": "markov_head."},
-    DominoConfig: {
-        "correction.prefix_gru.": "prefix_gru.",
-        "correction.embed_proj.": "embed_proj.",
-    },
-    SelectorConfig: {"correction.": "candidate_selector."},
-    XPressConfig: {"correction.": "refiner_head."},
-}
-"""How names of tensors begin, ours and theirs."""
+
+def _found(fields: ConfigFields, names: Collection[str], kind: str) -> Names:
+    """The correction of which a file is, or has the tensors; DSpark's if it is none of these."""
+    marked = (c for c in CORRECTIONS[:-1] if c.kind == kind or c.mark in names)
+    return next(marked, MARKOV)
 
 
 def read_correction(
-    fields: ConfigFields, names: Mapping[str, Any], *, kind: str
+    fields: ConfigFields, names: Collection[str], kind: str
 ) -> tuple[CorrectionConfig | None, Convolution | None]:
     """What a block head's file says of corrections, and of convolutions in its layers.
 
     Args:
-        fields: of `config.json`.
+        fields: of `config.json`, with `dflash_config`.
         names: tensors, by the head's names.
         kind: of the file's `Source`.
     """
-    fields = fields.with_section("dflash_config")
-    if kind == "Domino" or "correction.prefix_gru.weight_ih_l0" in names:
-        return _read(DominoConfig, fields), None
-    if kind == "XPress" or "correction.mix_l" in names:
-        fields.get("num_jacobi_passes")  # how engines approach what is computed here
-        return _read(XPressConfig, fields), None
-    if kind == "DFlash 2" or "correction.predecessor_codebook" in names:
+    marked = (c for c in CORRECTIONS if c.kind == kind or c.mark in names)
+    found = next(marked, MARKOV)
+    if found is MARKOV:
+        rank = fields.get("markov_rank")
+        # speculators leaves out what its class has by default.
+        is_usual = kind == MARKOV.kind and fields.get("speculators_model_type") is not None
+        if rank == 0 or (rank is None and not is_usual and MARKOV.mark not in names):
+            fields.get("markov_head_type")
+            return None, None
+    if found.inert:
+        fields.get(found.inert)
+    usual, convolution = {name: getattr(found.config, name) for name in found.keys}, None
+    if found.config is SelectorConfig:
         sizes = _given(Convolution._field_defaults, _CONVOLUTION, fields)
-        return _read(SelectorConfig, fields), Convolution(**sizes)
-    rank = fields.get("markov_rank")
-    is_usual = kind == "DSpark" and fields.get("speculators_model_type") is not None
-    if rank == 0 or (rank is None and not is_usual and "correction.markov_w1.weight" not in names):
-        fields.get("markov_head_type")
-        return None, None
-    return _read(MarkovConfig, fields), None
+        convolution = Convolution(**sizes)
+    return found.config(**_given(usual, found.keys, fields)), convolution
 
 
 def correction_keys(
@@ -77,15 +110,17 @@ def correction_keys(
     """Keys of a correction and of convolutions, for a file."""
     keys = {"markov_rank": 0}
     if correction is not None:
-        keys = {name: getattr(correction, own) for own, name in _KEYS[type(correction)].items()}
-    if convolution is not None:
-        keys |= {name: getattr(convolution, own) for own, name in _CONVOLUTION.items()}
-    return keys
+        keys = _written(correction, names_of_correction(correction).keys)
+    return keys if convolution is None else keys | _written(convolution, _CONVOLUTION)
 
 
-def _read(sizes: type, fields: ConfigFields) -> CorrectionConfig:
-    usual = {name: getattr(sizes, name) for name in _KEYS[sizes]}
-    return sizes(**_given(usual, _KEYS[sizes], fields))
+def names_of_correction(correction: CorrectionConfig | None) -> Names | None:
+    """The entry of the table."""
+    return next((names for names in CORRECTIONS if names.config is type(correction)), None)
+
+
+def _written(sizes: object, keys: Mapping[str, str]) -> dict[str, Any]:
+    return {name: getattr(sizes, own) for own, name in keys.items()}
 
 
 def _given(

@@ -7,7 +7,7 @@ another engine misreads is worse than none. What only some of its readers misrea
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -15,27 +15,25 @@ from typing import Any, Literal
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
-from transformers import LlamaConfig, Qwen3Config
 
 from specdec.arguments import check_choice, check_path, shown
-from specdec.checkpoints.correction import TENSORS, correction_keys
+from specdec.checkpoints.file_parts import SCALINGS
+from specdec.checkpoints.head_layouts import LAYOUTS
+from specdec.checkpoints.layout import HeadLayout, Written
+from specdec.checkpoints.tensor_names import stored
 from specdec.checkpoints.vocab_map import write_vocab_map
 from specdec.heads.config import HeadConfig
-from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
 from specdec.heads.features import FeatureHead, FeatureHeadConfig
 from specdec.heads.layers import LayerConfig
-from specdec.heads.mask_token import MaskTokenConfig
 from specdec.show.text import printable
 
 Layout = Literal["safeailab", "speculators", "vllm", "huggingface", "z-lab"]
-Pairs = Iterator[tuple[bool, str]]
-"""Is it there, and its name."""
 
 
 def save_head(
     head: FeatureHead,
     folder: str | Path,
-    layout: Layout | None = None,
+    layout: Layout | HeadLayout | None = None,
     *,
     embed_tokens: Tensor,
     lm_head: Tensor,
@@ -63,7 +61,8 @@ def save_head(
     Args:
         head: the weights.
         folder: made if need be; files in it are replaced.
-        layout: `None` is the usual one of the head's design, the first of `layouts_of`.
+        layout: `None` is the usual one of the head's design, the first of `layouts_of`. A record of
+            your own is written as it says.
         embed_tokens: `[V, H]`, the target's embeddings, written for a head without its own where
             the layout has them (a speculators file, a language model).
         lm_head: `[V, H]`, the target's vocabulary head, written for a head without one of its own
@@ -81,31 +80,34 @@ def save_head(
             without a verifier or embeddings. Nothing has been written then.
     """
     config, design = head.config, getattr(head.config, "fusion", None) or head.config.alignment
-    layouts = layouts_of(design)
-    layout = layouts[0] if layout is None else layout
-    check_choice(f"layout of {design!r} heads", layout, layouts)
-    if obstacles := sorted(_obstacles(config, design, layout)):
-        other = " (layout='speculators' may)" if layout == "safeailab" else ""
-        raise ValueError(f"the {layout} layout cannot express {', '.join(obstacles)}{other}")
+    record, name = layout, getattr(layout, "name", None)
+    if name is None:
+        names = layouts_of(design)
+        name = names[0] if layout is None else layout
+        check_choice(f"layout of {design!r} heads", name, names)
+        record = _record(config, design, name)
+    if obstacles := sorted(_obstacles(config, record)):
+        other = " (layout='speculators' may)" if name == "safeailab" else ""
+        raise ValueError(f"the {name} layout cannot express {', '.join(obstacles)}{other}")
     tensors = dict(head.state_dict())
-    if design not in ("input", "same-position", "next-token") and not config.has_lm_head:
+    if "lm_head" in record.copies and not config.has_lm_head:
         tensors["lm_head.weight"] = lm_head.to(head.dtype)
-    if layout in ("speculators", "huggingface") and not config.has_embed_tokens:
+    if "embed_tokens" in record.copies and not config.has_embed_tokens:
         table = _plain_table(embed_tokens, config)
         is_masked_text = design in ("shifted", "unshifted")
         tensors["embed_tokens.weight"] = table.to(head.dtype) if is_masked_text else table
     if head.target_ids is not None:
         tensors = _with_vocab_map(tensors, head.target_ids, config.vocab_size)
+    num_draft_tokens = getattr(config, "max_draft_tokens", None) or num_draft_tokens
     dtype = str(head.dtype).removeprefix("torch.")
-    if layout == "speculators":
-        num_draft_tokens = getattr(config, "max_draft_tokens", None) or num_draft_tokens
-        keys = _speculators(config, design, dtype, num_draft_tokens, verifier)
-    else:
-        keys = _KEYS[layout](config, dtype)
-    starts = TENSORS.get(type(getattr(config, "correction", None)), {})
-    tensors = {_name_in(layout, design, name, starts): x for name, x in tensors.items()}
+    keys = _keys(record, Written(config, dtype, num_draft_tokens, verifier))
+    correction = getattr(config, "correction", None)
+    tensors = {stored(name, record.tensors, correction): x for name, x in tensors.items()}
+    if record.prefix:
+        is_bare = "lm_head.weight"
+        tensors = {n if n == is_bare else record.prefix + n: x for n, x in tensors.items()}
     write_checkpoint(folder, keys, tensors)
-    return tuple(_notes(config, target_layers)) if layout == "safeailab" else ()
+    return tuple(_notes(config, target_layers)) if name == "safeailab" else ()
 
 
 def layouts_of(design: str) -> tuple[Layout, ...]:
@@ -116,7 +118,82 @@ def layouts_of(design: str) -> tuple[Layout, ...]:
         >>> layouts_of("same-position")
         ('z-lab', 'speculators')
     """
-    return tuple(layout for other, layout in _EXPRESSED if other == design)
+    written = (layout for layout in LAYOUTS if layout.name and design in layout.designs)
+    return tuple(dict.fromkeys(layout.name for layout in written))
+
+
+def _record(config: FeatureHeadConfig, design: str, name: str) -> HeadLayout:
+    """The record of the head's kind; the first one of that name where none has its correction,
+    which is among the obstacles then.
+    """
+    found = [x for x in LAYOUTS if x.name == name and design in x.designs]
+    kind = type(getattr(config, "correction", None))
+    return next((layout for layout in found if kind in layout.corrections), found[0])
+
+
+def _keys(layout: HeadLayout, what: Written) -> dict[str, Any]:
+    """What config.json has, in the layout's order."""
+    config, keys = what.config, {}
+    boundaries, entries = config.feature_layers, layout.keys | layout.of_layer
+    for entry in layout.file:
+        if isinstance(entry, tuple):
+            found = dict([entry])
+        elif callable(entry):
+            found = entry(what)
+        elif entry in layout.ids:
+            shift = layout.ids[entry][0] == "layer_output"
+            found = {entry: [boundary - shift for boundary in boundaries]}
+        else:
+            value = getattr(config if hasattr(config, entry) else config.layer, entry)
+            found = entries[entry].keys(config, value)
+        for key, value in found.items():
+            section, _, key = key.rpartition(".")
+            place = keys.setdefault(section, {}) if section else keys
+            place[key] = value
+    return keys
+
+
+_FLAGS = {
+    *("attention_bias", "attention_output_bias", "has_qk_norm", "has_sinks"),
+    *("windows", "is_window_causal", "convolution"),
+}
+"""Fields of layers that not every layout has a key for."""
+
+
+def _obstacles(config: FeatureHeadConfig, layout: HeadLayout) -> Iterator[str]:
+    """What a layout cannot express: fields that it has no key for, unless their value is what an
+    absent key means; and what is no field by itself.
+    """
+    design = getattr(config, "fusion", None) or config.alignment
+    if design not in layout.designs:
+        yield f"{design!r} heads"
+        return
+    values = vars(config) | vars(config.layer)
+    usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
+    usual |= {f.name: f.default for f in fields(LayerConfig) if f.name in _FLAGS}
+    usual |= {name: x for name, x in layout.without_keys().items() if name in usual}
+    for name in usual.keys() - {*layout.file, *layout.says}:
+        if values[name] != usual[name]:
+            yield f"{name}={values[name]}"
+    layers = [boundary for boundary in config.feature_layers if boundary != "final"]
+    if written := [layout.ids[key] for key in layout.file if key in layout.ids]:
+        least = max(least + (kind == "layer_output") for kind, least in written)
+        yield from _true(
+            (len(layers) < len(config.feature_layers), "final features"),
+            (layers != sorted(layers), "features that are not in the order of layers"),
+            (min(layers, default=least) < least, "features of the embeddings"),
+        )
+    yield from _true(
+        (not written and bool(layers), "other features than the final ones"),
+        (getattr(config, "mask_token_id", ...) is None, "a mask without an id"),
+        (len(set(config.layer.windows) - {None}) > 1, "windows of several sizes"),
+        *(pair for limit in layout.limits for pair in limit(config)),
+    )
+
+
+def _true(*pairs: tuple[bool, str]) -> Iterator[str]:
+    """The texts of pairs (condition, text) that hold."""
+    return (text for is_so, text in pairs if is_so)
 
 
 def write_checkpoint(folder: str | Path, keys: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -154,18 +231,6 @@ def refuse_another_model(folder: Path, names: Collection[str] = ()) -> None:
         )
 
 
-def _name_in(layout: Layout, design: str, name: str, starts: Mapping[str, str]) -> str:
-    """The name of a tensor in the file; `starts` are those of a correction, see `TENSORS`."""
-    for ours, theirs in {**starts, "confidence_head.": "confidence_head.proj."}.items():
-        if name.startswith(ours):
-            return theirs + name.removeprefix(ours)
-    name = name.replace(".self_attn.sinks", ".self_attn.attention_sink_bias")
-    if layout == "safeailab" and design == "attention":
-        return name.replace("layers.0.", "midlayer.")
-    is_model = layout == "huggingface" and not name.startswith("lm_head.")
-    return f"model.{name}" if is_model else name
-
-
 def _plain_table(embeddings: Tensor | None, config: HeadConfig) -> Tensor:
     """The target's embeddings in their own type; `ValueError` if they cannot be copied."""
     shape = [config.vocab_size, config.hidden_size]
@@ -192,376 +257,16 @@ def _with_vocab_map(
     return {**tensors, **{name: tensors[name][order] for name in names}, "d2t": d2t, "t2d": t2d}
 
 
-_SCALINGS = ("linear", "dynamic")
-"""Rotary scalings that SafeAILab's code knows; it wants exactly `type` and `factor`, a float."""
-_SCALING_KEYS = {"rope_type", "rope_theta", "factor"}
-
-
 def _notes(config: FeatureHeadConfig, target_layers: int | None) -> Iterator[str]:
     """What SafeAILab's own code does not read of its layout, while vLLM and SGLang do."""
     layer, rope = config.layer, config.layer.rope
     kind, base = rope["rope_type"], rope["rope_theta"]
-    if kind not in ("default", *_SCALINGS):
+    if kind not in ("default", *SCALINGS):
         yield f"SafeAILab's own code cannot load rope_scaling of type {kind!r}"
-    if kind in _SCALINGS and base != 10000:
+    if kind in SCALINGS and base != 10000:
         yield f"SafeAILab's own code takes a rope base of 10000 with scaling, not {base:g}"
     if layer.head_dim * layer.num_heads != layer.hidden_size:
         yield f"SafeAILab's older code takes hidden_size / heads for head_dim, not {layer.head_dim}"
     n, layers = target_layers, list(config.feature_layers)
     if config.fusion == "attention" and n is not None and layers != [2, n // 2, n - 3]:
         yield f"SafeAILab's own code always reads boundaries {[2, n // 2, n - 3]}, not {layers}"
-
-
-_TABLES = {"has_embed_tokens", "has_lm_head"}
-_NORMS = {"norm_before_residual", "norm_before_fc", "fc_norm"}
-_OF_LAYERS = {
-    **dict.fromkeys(("attention_bias", "attention_output_bias", "has_qk_norm", "has_sinks"), False),
-    "windows": (),
-    "is_window_causal": True,
-    "convolution": None,
-}
-"""Flags of layers, and their defaults."""
-_LAYERS = {"attention_bias", "attention_output_bias", "has_qk_norm", "num_layers"}
-_WINDOWS = {"windows", "is_window_causal"}
-_BLOCK = _LAYERS | _WINDOWS | {"mask_token_id", "block_size", "correction", "convolution"}
-_MODEL = _LAYERS | {"mask_token_id", "ties_embeddings", "max_positions"}
-_EXPRESSED: dict[tuple[str, Layout], set[str]] = {
-    ("input", "safeailab"): {"num_layers", "fc_bias", "attention_bias", "has_embed_tokens"},
-    ("attention", "safeailab"): _TABLES,
-    ("attention", "speculators"): _TABLES | _NORMS | _LAYERS | {"feedback_norm", "windows"},
-    ("shifted", "speculators"): _TABLES
-    | _NORMS
-    | _LAYERS
-    | {"mask_token_id", "windows", "correction"},
-    ("shifted", "vllm"): _TABLES | _NORMS | {"num_layers", "mask_token_id"},
-    ("unshifted", "huggingface"): _TABLES | _MODEL,
-    ("same-position", "z-lab"): _BLOCK | {"has_sinks"},
-    ("same-position", "speculators"): _TABLES | _BLOCK | {"confidence"},
-    ("next-token", "speculators"): _TABLES | _BLOCK | {"confidence"},
-    ("next-token", "z-lab"): _BLOCK | {"has_sinks", "confidence"},
-}
-"""Flags of a head and of its layers that a layout has keys or tensors for. All others must have
-their defaults, or the values in `_INSTEAD`.
-"""
-_INSTEAD: dict[tuple[str, Layout], dict[str, Any]] = {
-    ("input", "safeailab"): {"output_norm": False, "has_lm_head": False},
-    ("same-position", "z-lab"): {"is_causal": False, "has_lm_head": False},
-    ("same-position", "speculators"): {"is_causal": False},
-    ("next-token", "speculators"): {"is_causal": False},
-    ("next-token", "z-lab"): {"is_causal": False, "has_lm_head": False},
-}
-
-
-def _obstacles(config: FeatureHeadConfig, design: str, layout: Layout) -> Iterator[str]:
-    """What a layout cannot express."""
-    kind, values = (design, layout), vars(config) | vars(config.layer)
-    usual = {entry.name: entry.default for entry in fields(config) if entry.default is not MISSING}
-    usual |= _OF_LAYERS | _INSTEAD.get(kind, {})
-    for name in usual.keys() - _EXPRESSED[kind]:
-        if values[name] != usual[name]:
-            yield f"{name}={values[name]}"
-    yield from (what for is_there, what in _others(config, *kind) if is_there)
-
-
-def _others(config: FeatureHeadConfig, design: str, layout: Layout) -> Pairs:
-    """What is no flag by itself."""
-    layer, boundaries = config.layer, [b for b in config.feature_layers if b != "final"]
-    bias, output_bias = layer.attention_bias, layer.attention_output_bias
-    if design == "input":
-        yield bool(boundaries), "other features than the final ones"
-    else:
-        yield len(boundaries) < len(config.feature_layers), "final features"
-        yield boundaries != sorted(boundaries), "features that are not in the order of layers"
-        has_embeddings = layout in ("safeailab", "z-lab") and 0 in boundaries
-        yield has_embeddings, "features of the embeddings"
-    if layout in ("speculators", "z-lab"):
-        yield bias != output_bias, "biases of q, k, v alone"
-    if layout == "safeailab":
-        yield design == "attention" and len(boundaries) != 3, "other than three features"
-        more, scaling = sorted(layer.rope.keys() - _SCALING_KEYS), layer.rope["rope_type"]
-        is_more = scaling in _SCALINGS and bool(more)
-        yield is_more, f"{', '.join(more)} of a {scaling} rope_scaling"
-    if layout == "z-lab":
-        yield config.target_hidden_size != config.hidden_size, "another width than the target's"
-    if layout == "huggingface":
-        is_qwen2 = bias and not output_bias
-        yield is_qwen2 and layer.has_qk_norm, "biases of q, k, v alone beside has_qk_norm"
-        yield output_bias and not bias, "a bias of o_proj alone"
-        is_other = config.max_positions != layer.max_position_embeddings
-        yield is_other, "max_positions other than max_position_embeddings"
-        yield config.draft_vocab_size < config.vocab_size, "fewer ids than the target has"
-    yield getattr(config, "mask_token_id", ...) is None, "a mask without an id"
-    other = type(getattr(config, "correction", None)) not in (type(None), MarkovConfig)
-    yield design == "shifted" and other, "a correction that is no MarkovConfig"
-    is_block = "block_size" in _EXPRESSED[design, layout]
-    if is_block:
-        yield config.block_size is None, "a head without block_size"
-        # vLLM's DFlash norms queries and keys, whether or not the file has weights for that.
-        yield not layer.has_qk_norm, "layers without norms of queries and keys"
-        yield from _other_corrections(config, design, layout)
-    sizes = set(layer.windows)
-    yield len(sizes - {None}) > 1, "windows of several sizes"
-    # vLLM then makes every layer causal (transformers_utils/configs/speculators/algos.py).
-    is_mixed = is_block and layout == "speculators" and len(sizes) == 2 and layer.is_window_causal
-    yield is_mixed, "causal windows beside layers that see the whole block"
-
-
-def _other_corrections(config: MaskTokenConfig, design: str, layout: Layout) -> Pairs:
-    """Corrections that a layout of block heads has no place for."""
-    kind, name = type(config.correction), type(config.correction).__name__
-    is_selector, has_convolution = kind is SelectorConfig, config.layer.convolution is not None
-    yield is_selector != has_convolution, "a selector or convolutions without the other"
-    if layout == "speculators":
-        yield kind is DominoConfig, name
-        has_confidence = config.confidence is not None
-        yield has_confidence and kind is not MarkovConfig, "confidence without a Markov head"
-    elif design == "next-token":
-        is_known = kind in (MarkovConfig, DominoConfig)
-        yield not is_known, "next-token rows without a Markov head or Domino's GRU"
-    else:
-        yield kind in (MarkovConfig, XPressConfig), f"{name} of same-position rows"
-
-
-def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:
-    """Keys of an HF configuration of a head's decoder layers."""
-    return {
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
-        "num_hidden_layers": num_layers,
-        "num_attention_heads": layer.num_heads,
-        "num_key_value_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "hidden_act": layer.hidden_act,
-        "rms_norm_eps": layer.rms_norm_eps,
-        "max_position_embeddings": layer.max_position_embeddings,
-        "vocab_size": vocab_size,
-        "tie_word_embeddings": False,
-    }
-
-
-def _model_keys(name: str, kind: str, config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
-    """Keys of an HF configuration: architecture, layers, rope in its new and its old form."""
-    layer = config.layer
-    scaling = {key: value for key, value in layer.rope.items() if key != "rope_theta"}
-    return {
-        "architectures": [name],
-        "model_type": kind,
-        **layer_keys(layer, config.num_layers, config.vocab_size),
-        "rope_theta": layer.rope["rope_theta"],
-        "rope_scaling": None if scaling["rope_type"] == "default" else scaling,
-        "torch_dtype": dtype,
-    }
-
-
-_IDS = "eagle_aux_hidden_state_layer_ids"
-
-
-def _safeailab(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
-    is_input, boundaries = config.fusion == "input", list(config.feature_layers)
-    name = "LlamaForCausalLM" if is_input else "LlamaForCausalLMEagle3"
-    keys = _model_keys(name, "llama", config, dtype)
-    scaling = keys["rope_scaling"]
-    if scaling is not None and scaling["rope_type"] in _SCALINGS:
-        keys["rope_scaling"] = {"type": scaling["rope_type"], "factor": float(scaling["factor"])}
-    elif scaling is not None:
-        scaling["type"] = scaling["rope_type"]  # the reference's older name
-    if is_input:
-        return {**keys, "bias": config.fc_bias, "qkv_bias": config.layer.attention_bias}
-    if config.target_hidden_size != config.hidden_size:
-        keys["target_hidden_size"] = config.target_hidden_size
-    # vLLM reads the key at the top, as boundaries; SGLang the nested one, as outputs of layers.
-    return {
-        **keys,
-        "draft_vocab_size": config.draft_vocab_size,
-        _IDS: boundaries,
-        "eagle_config": {_IDS: [b - 1 for b in boundaries], "use_aux_hidden_state": True},
-    }
-
-
-def _vllm(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
-    return {
-        **_model_keys("LlamaForCausalLMEagle3", "llama", config, dtype),
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-        _IDS: list(config.feature_layers),
-        "norm_before_residual": config.norm_before_residual,
-        "norm_before_fc": config.norm_before_fc,
-        **_number_of_features(config),
-        "ptd_token_id": config.mask_token_id,
-        "parallel_drafting": True,
-    }
-
-
-def _huggingface(config: FeatureHeadConfig, dtype: str) -> dict[str, Any]:
-    layer, name = config.layer, "Llama"
-    if layer.has_qk_norm:
-        name = "Qwen3"
-    elif layer.attention_bias and not layer.attention_output_bias:
-        name = "Qwen2"
-    return {
-        **_model_keys(f"{name}ForCausalLM", name.lower(), config, dtype),
-        "attention_bias": layer.attention_output_bias,
-        "tie_word_embeddings": config.ties_embeddings,
-        "spd_type": "pard",
-        "pard_token": config.mask_token_id,
-    }
-
-
-_Z_LAB = {
-    MarkovConfig: ("DSparkDraftModel", {"projector_type": "dspark"}),
-    DominoConfig: ("DominoDraftModel", {"projector_type": "domino"}),
-    SelectorConfig: ("DFlash2DraftModel", {}),
-}
-"""Architecture and key of heads with a correction, SpecForge's and z-lab's own."""
-
-
-def _z_lab(config: MaskTokenConfig, dtype: str) -> dict[str, Any]:
-    outputs = [boundary - 1 for boundary in config.feature_layers]  # of layers, from 0
-    flash = {"target_layer_ids": outputs, "mask_token_id": config.mask_token_id}
-    name, keys = _Z_LAB.get(type(config.correction), ("DFlashDraftModel", {}))
-    if config.correction is not None:
-        flash |= keys | correction_keys(config.correction, config.layer.convolution)
-    if isinstance(config.correction, DominoConfig):
-        flash["shift_label"] = config.alignment == "next-token"
-    if config.layer.windows and not config.layer.is_window_causal:
-        flash["causal"] = False
-    if config.layer.has_sinks:
-        flash["attention_sink_bias"] = True
-    if config.alignment == "next-token":
-        flash |= _confidence_keys(config)
-    return {
-        **_model_keys(name, "qwen3", config, dtype),
-        "attention_bias": config.layer.attention_bias,
-        **_window_keys(config),
-        "block_size": config.block_size,
-        "dflash_config": flash,
-    }
-
-
-def _window_keys(config: FeatureHeadConfig) -> dict[str, Any]:
-    """Which layers have a sliding window, in HF's words."""
-    windows = config.layer.windows or (None,) * config.num_layers
-    types = ["sliding_attention" if window else "full_attention" for window in windows]
-    if not any(windows):
-        return {"layer_types": types}
-    size = max(window or 0 for window in windows)
-    return {"layer_types": types, "use_sliding_window": True, "sliding_window": size}
-
-
-def _confidence_keys(config: MaskTokenConfig) -> dict[str, Any]:
-    return {
-        "enable_confidence_head": config.confidence is not None,
-        "confidence_head_with_markov": config.confidence == "markov",
-    }
-
-
-_KEYS: dict[str, Callable[[FeatureHeadConfig, str], dict[str, Any]]] = {
-    "safeailab": _safeailab,
-    "vllm": _vllm,
-    "huggingface": _huggingface,
-    "z-lab": _z_lab,
-}
-
-
-def _number_of_features(config: FeatureHeadConfig) -> dict[str, Any]:
-    """Keys that vLLM reads where it reads those of the layers: in `transformer_layer_config` of a
-    speculators file, since its reader keeps hardly any other (0.32.0,
-    `transformers_utils/configs/speculators/algos.py`), and without them builds a head of three
-    features, a P-EAGLE head without norms of each.
-    """
-    return {"num_aux_hidden_states": len(config.feature_layers), "fc_norm": config.fc_norm}
-
-
-_ALGORITHMS = {
-    "attention": ("eagle3", "Eagle3"),
-    "shifted": ("peagle", "PEagle"),
-    "same-position": ("dflash", "DFlash"),
-    "next-token": ("dspark", "DSpark"),  # vLLM runs every dflash file in the same position
-}
-
-_CORRECTED = {
-    MarkovConfig: ("dspark", "DSpark"),
-    SelectorConfig: ("dflash2", "DFlash2"),
-    XPressConfig: ("xpress", "XPress"),
-}
-"""Their names where a head has a correction."""
-
-
-def _speculators(
-    config: FeatureHeadConfig,
-    design: str,
-    dtype: str,
-    num_draft_tokens: int,
-    verifier: str | None,
-) -> dict[str, Any]:
-    """Keys of a speculators file; its layers are stored as a difference to HF's defaults."""
-    if not verifier:  # speculators would ask the hub for "None"
-        raise ValueError(
-            "a speculators file names its target: pass verifier=, a Hugging Face id or folder"
-        )
-    correction = getattr(config, "correction", None)
-    kind, name = _ALGORITHMS[design]
-    if design != "shifted":
-        kind, name = _CORRECTED.get(type(correction), (kind, name))
-    keys = {
-        "architectures": [f"{name}DraftModel"],
-        "speculators_model_type": kind,
-        "speculators_version": "0.0.0",
-        "draft_vocab_size": config.draft_vocab_size,
-        "target_hidden_size": config.target_hidden_size,
-    }
-    types = {"dtype": dtype, "tie_word_embeddings": False}
-    is_eagle, is_block = kind == "eagle3", "block_size" in _EXPRESSED[design, "speculators"]
-    if not is_eagle:
-        keys |= {"mask_token_id": config.mask_token_id, **types}
-    if is_block:
-        keys |= {
-            "aux_hidden_state_layer_ids": list(config.feature_layers),
-            "block_size": config.block_size,
-            "sample_from_anchor": design == "next-token",
-            # vLLM makes every layer causal where it is false
-            # (transformers_utils/configs/speculators/algos.py, update_dflash).
-            "sliding_window_non_causal": not (
-                config.layer.windows and config.layer.is_window_causal
-            ),
-        }
-    else:
-        keys |= {
-            _IDS: list(config.feature_layers),
-            "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": config.norm_before_fc,
-            "fc_norm": config.fc_norm,
-            "norm_output": is_eagle and config.feedback_norm,
-            "embed_requires_grad": not is_eagle,
-        }
-    if is_eagle:
-        keys |= types
-    layer = config.layer
-    if kind == "dspark" or correction is not None:
-        keys |= correction_keys(correction, layer.convolution)
-    if kind == "dspark":
-        keys |= _confidence_keys(config)
-    filled = (Qwen3Config if layer.has_qk_norm else LlamaConfig)(
-        **layer_keys(layer, config.num_layers, config.vocab_size),
-        **(_window_keys(config) if layer.windows else {}),
-        attention_bias=layer.attention_bias,
-        rope_parameters=dict(layer.rope),
-        dtype=dtype,
-    )
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": num_draft_tokens,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    return {
-        **keys,
-        "transformer_layer_config": filled.to_diff_dict()
-        | ({} if is_block else _number_of_features(config)),
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [proposal],
-            "verifier": {"name_or_path": verifier, "architectures": []},
-        },
-    }

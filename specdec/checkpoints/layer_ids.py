@@ -40,8 +40,8 @@ def find_layer_ids(
     """
     found = []
     for key, taken in keys.items():
-        section, _, name = key.rpartition(".")
-        ids = (fields.section(section) if section else fields).get(name)
+        place, name = fields.at(key)
+        ids = place.get(name)
         if ids is not None:
             found.append(LayerIds(key, ids, *taken))
     return found

@@ -100,6 +100,23 @@ def read_layer(fields: ConfigFields, **flags: bool) -> LayerConfig:
     return _check_rope(layer)
 
 
+def layer_keys(layer: LayerConfig, num_layers: int, vocab_size: int) -> dict[str, Any]:
+    """Keys of an HF configuration of a head's decoder layers."""
+    return {
+        "hidden_size": layer.hidden_size,
+        "intermediate_size": layer.intermediate_size,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": layer.num_heads,
+        "num_key_value_heads": layer.num_kv_heads,
+        "head_dim": layer.head_dim,
+        "hidden_act": layer.hidden_act,
+        "rms_norm_eps": layer.rms_norm_eps,
+        "max_position_embeddings": layer.max_position_embeddings,
+        "vocab_size": vocab_size,
+        "tie_word_embeddings": False,
+    }
+
+
 def read_windows(fields: ConfigFields) -> tuple[int | None, ...]:
     """`LayerConfig.windows`: from `layer_types` and `sliding_window`, or of z-lab's `use_swa` and
     `swa_window_size`, which stand for all layers where `layer_types` names none.

@@ -21,11 +21,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from specdec.arguments import check_choice, check_path, shown
 from specdec.checkpoints import hf_layers
 from specdec.checkpoints.config_fields import ConfigFields
-from specdec.checkpoints.export import layer_keys, refuse_another_model, write_checkpoint
+from specdec.checkpoints.export import refuse_another_model, write_checkpoint
 from specdec.checkpoints.family import Family, Source, Translation, refuse_unsupported
 from specdec.checkpoints.files import FLOATS, CheckpointFolder, StoredTensor
 from specdec.checkpoints.layer_ids import check_layers
-from specdec.checkpoints.layers import read_layer, with_theta
+from specdec.checkpoints.layers import layer_keys, read_layer, with_theta
 from specdec.checkpoints.mtp_layouts import LAYOUTS, Layout
 from specdec.heads.hf_layer import HFLayerConfig
 from specdec.heads.layers import LayerConfig

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_placement
 from specdec.checkpoints.export import Layout, save_head
 from specdec.checkpoints.family import Family
+from specdec.checkpoints.layout import HeadLayout
 from specdec.checkpoints.survey import survey_checkpoint
 from specdec.drafters.base import TreeDrafter, check_num_draft_tokens
 from specdec.drafters.proposal import Kind, Proposal
@@ -154,7 +155,11 @@ class HeadDrafter(TreeDrafter):
         return cls(head, target, num_draft_tokens, tree=tree, **kinds)
 
     def save_pretrained(
-        self, folder: str | Path, layout: Layout | None = None, *, verifier: str | None = None
+        self,
+        folder: str | Path,
+        layout: Layout | HeadLayout | None = None,
+        *,
+        verifier: str | None = None,
     ) -> tuple[str, ...]:
         """Writes an EAGLE or a mask-token head as other engines read it; Args, Returns and Raises
         as `save_head`. The default `verifier` is where the target was loaded from.

@@ -1,0 +1,334 @@
+"""Values of a head's fields that no single key says: what follows from several keys, from tensors,
+from the target, or from what a producer takes for granted. Each is a function of a `Reading`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from specdec.checkpoints.correction import read_correction
+from specdec.checkpoints.files import StoredTensor
+from specdec.checkpoints.layer_ids import NAME_THEM, check_layers, evenly_spaced
+from specdec.checkpoints.layers import read_layer, read_windows, with_layer, with_theta
+from specdec.checkpoints.layout import Reading
+from specdec.heads.correction import CorrectionConfig
+from specdec.heads.layers import Convolution, LayerConfig
+from specdec.heads.sharing import check_target
+from specdec.target.features import FeatureLayer
+from specdec.target.target import MAX_VOCAB_PADDING
+
+
+def layer(reading: Reading) -> LayerConfig:
+    """The decoder layers, with what the caller asks for instead."""
+    keys, options = reading.layout.of_layer, reading.options
+    flags = {name: reading.value_of(key) for name, key in keys.items()}
+    is_causal = flags.get("is_window_causal", True) or not flags.get("windows")
+    found = replace(read_layer(reading.fields), **flags | {"is_window_causal": is_causal})
+    if "rope_theta" in options:
+        found = with_theta(found, options["rope_theta"])
+    return with_layer(found, options["layer"]) if "layer" in options else found
+
+
+def has_qk_norm(reading: Reading) -> bool:
+    """Qwen3's layers; a norm of queries in the file also says that there is one."""
+    is_qwen3 = reading.fields.get("model_type") == "qwen3"
+    return is_qwen3 or "layers.0.self_attn.q_norm.weight" in reading.tensors
+
+
+def windows(reading: Reading) -> tuple[int | None, ...]:
+    """See `read_windows`."""
+    return read_windows(reading.fields)
+
+
+def correction(reading: Reading) -> CorrectionConfig | None:
+    """See `read_correction`."""
+    return read_correction(reading.either, reading.tensors, reading.layout.kind)[0]
+
+
+def convolution(reading: Reading) -> Convolution | None:
+    """See `read_correction`."""
+    return read_correction(reading.either, reading.tensors, reading.layout.kind)[1]
+
+
+def longer_windows(reading: Reading) -> tuple[int | None, ...]:
+    """Of HF's DFlash, whose masks of both directions reach one further."""
+    return tuple(window and window + 1 for window in read_windows(reading.fields))
+
+
+def vocab_size_of_target(reading: Reading) -> int:
+    """V, of a file that leaves it to the target."""
+    fields = reading.fields
+    if reading.target is None:
+        raise ValueError(f"{fields.origin} leaves vocab_size to the target: pass one")
+    return fields.integer("vocab_size", reading.text.vocab_size)
+
+
+def fitted_vocab_size(reading: Reading) -> int:
+    """V of the target, from which a language model's may differ by padding: its tables are cut or
+    padded.
+    """
+    own_size = reading.fields.integer("vocab_size")
+    size = own_size if reading.target is None else reading.text.vocab_size
+    if own_size == size:
+        return size
+    if abs(own_size - size) > MAX_VOCAB_PADDING:
+        raise ValueError(
+            f"{reading.fields.origin} has a vocabulary of {own_size} and the target's is {size}; "
+            f"they must share a tokenizer (a difference of up to {MAX_VOCAB_PADDING} is taken for "
+            "padding)"
+        )
+    reading.notes.append(
+        f"a vocabulary of {own_size} for a target's of {size}: padding, cut or left out"
+    )
+    for name, count in (("embed_tokens", size), ("lm_head", min(own_size, size))):
+        stored = reading.tensors.get(f"{name}.weight")
+        if stored is not None and stored.shape[:1] == (own_size,):
+            reading.tensors[f"{name}.weight"] = _with_rows(stored, count)
+    if own_size < size:
+        zeros = torch.zeros(own_size, dtype=torch.int64)
+        reading.tensors["d2t"] = StoredTensor("d2t", "I64", (own_size,), lambda: zeros)
+    return size
+
+
+def _with_rows(stored: StoredTensor, count: int) -> StoredTensor:
+    """A table cut to so many rows, or with rows of zeros for ids that never occur."""
+    missing = count - stored.shape[0]
+    return replace(
+        stored,
+        shape=(count, *stored.shape[1:]),
+        read=lambda: F.pad(stored.read(), (0, 0, 0, missing)),
+    )
+
+
+def draft_vocab_size(reading: Reading) -> int:
+    """Vd; an absent key may have speculators' default."""
+    fields, names = reading.fields, ("draft_vocab_size", "truncated_vocab_size")
+    limit = size = fields.integer("vocab_size")
+    sizes = {fields.integer(name) for name in names if fields.get(name) is not None}
+    if len(sizes) > 1:
+        raise ValueError(f"{fields.origin}: {' and '.join(names)} differ: {sorted(sizes)}")
+    if sizes:
+        size = sizes.pop()
+    elif reading.is_speculators and names[0] not in fields.raw:
+        size = 32000
+        reading.notes.append("no draft_vocab_size: 32000, speculators' default")
+    else:
+        reading.notes.append("no draft_vocab_size: the full vocabulary")
+    if size > limit:
+        raise ValueError(
+            f"{fields.origin}: {size} draft ids are more than the vocabulary's {limit}"
+        )
+    return size
+
+
+def target_hidden_size(reading: Reading) -> int:
+    """Width of a feature, that of the head by default."""
+    size = reading.fields.integer("target_hidden_size", reading.hidden_size)
+    if reading.target is not None:
+        names = size, reading.values["vocab_size"]
+        check_target(reading.target, *names, what=reading.fields.origin)
+    return size
+
+
+def num_layers_of_eagle(reading: Reading) -> int:
+    """Layers of the head; some configurations have the target's number instead."""
+    has_one = not any(name.startswith("layers.1.") for name in reading.tensors)
+    is_midlayer = any("midlayer." in stored.name for stored in reading.tensors.values())
+    # speculators' EAGLE-1 always has one.
+    is_first = reading.is_speculators and reading.layout.kind == "EAGLE-1"
+    if has_one and (is_midlayer or is_first):
+        said = reading.fields.integer("num_hidden_layers", 1, high=4096)
+        if said > 1:
+            reading.notes.append(f"num_hidden_layers {said} is the target's: the file has one")
+        return 1
+    return reading.fields.integer("num_hidden_layers", 1)
+
+
+# EAGLE.
+
+
+def eagle1_bias(reading: Reading) -> bool:
+    """SafeAILab's reference takes an absent key for true; a file that holds none can only mean
+    false.
+    """
+    has_bias = reading.fields.flag("bias", default="fc.bias" in reading.tensors)
+    if reading.fields.get("bias") is None:
+        word = "a" if has_bias else "no"
+        reading.notes.append(f"no key bias: fc has {word} bias, as the file")
+    return has_bias
+
+
+def final_feature(reading: Reading) -> tuple[FeatureLayer, ...]:
+    """EAGLE-1's feature; a file that asks for what only EAGLE-3 has contradicts itself."""
+    fields = reading.fields
+    if {"norm_before_residual", "feedback_norm"} & reading.options.keys():
+        raise ValueError("norm_before_residual and feedback_norm are of EAGLE-3; drop them")
+    norms = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    said = [f"{name} is set" for name in norms if fields.flag(name)]
+    said += [f"{entry.key} is {str(entry.ids)[:80]}" for entry in reading.layer_ids()]
+    if said:
+        raise ValueError(
+            f"{fields.origin}: {said[0]}, but the tensors are those of an EAGLE-1 head, which "
+            "reads the final state"
+        )
+    return _one_feature(reading)
+
+
+def _one_feature(reading: Reading) -> tuple[FeatureLayer, ...]:
+    asked = reading.asked_layers(reading.num_target_layers)
+    if asked and len(asked) != 1:
+        raise ValueError(f"the head reads one feature, got feature_layers {list(asked)}")
+    return asked or ("final",)
+
+
+def joins_features(reading: Reading) -> bool:
+    """NVIDIA's `use_aux_hidden_state`; without it ids have no meaning."""
+    joins = reading.fields.section("eagle_config").flag("use_aux_hidden_state", default=True)
+    if not joins:
+        note = "use_aux_hidden_state is false: the final state is the feature, no fc"
+        unmeant = [entry for entry in reading.layer_ids() if entry.ids]
+        said = [f"so {entry.key} {str(entry.ids)[:80]} has no meaning" for entry in unmeant]
+        reading.notes.extend([note, *said])
+    return joins
+
+
+def eagle_features(reading: Reading) -> tuple[FeatureLayer, ...]:
+    """The boundaries that an EAGLE-3 head reads; or the final state alone."""
+    if not reading.values["has_fc"]:
+        return _one_feature(reading)
+    count = reading.num_target_layers
+    return reading.asked_layers(count) or reading.boundaries(reading.layer_ids(), count)
+
+
+def features_of_nvidia(reading: Reading) -> tuple[FeatureLayer, ...]:
+    """Its exporter writes ids, and its training routes differ in what they mean."""
+    layers, is_asked = eagle_features(reading), "feature_layers" in reading.options
+    if is_asked or not reading.values["has_fc"]:
+        return layers
+    if not reading.layer_ids():
+        reading.notes.append(
+            "NVIDIA's exporter writes the ids, so the defaults are a guess here "
+            "(vllm-project/vllm#50170 measured 1 % acceptance on such a head)"
+        )
+    elif "layer_convention" not in reading.options:
+        reading.notes.append(
+            "NVIDIA's training routes differ: compare with layer_convention='layer_output'"
+        )
+    return layers
+
+
+def features_of_deepspec(reading: Reading) -> tuple[FeatureLayer, ...]:
+    """Its trainer reads HF's hidden states, of which the last is normed."""
+    layers, is_asked = eagle_features(reading), "feature_layers" in reading.options
+    count = reading.num_target_layers
+    if reading.values["has_fc"] and not is_asked and layers[-1] == count:
+        reading.notes.append(
+            f"DeepSpec's trainer sees {count} after the final norm: compare with 'final'"
+        )
+    return layers
+
+
+def check_p_eagle(reading: Reading) -> None:
+    """A P-EAGLE head is an EAGLE-3 head that joins features; its masks have one more."""
+    values = reading.values
+    if not values["has_fc"]:
+        raise ValueError(f"{reading.fields.origin}: a P-EAGLE head joins features through fc")
+    if values["feedback_norm"]:
+        reading.notes.append("norm_output has no meaning here: nothing is fed back")
+    width = len(values["feature_layers"]) * values["target_hidden_size"]
+    reading.reshape("mask_hidden", (1, 1, width))
+
+
+# Masks and blocks.
+
+_MASK_KEYS = (
+    *("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id"),
+    "dflash_config.mask_token_id",
+)
+
+
+def mask_token(reading: Reading) -> int | None:
+    """The id of masks: the option, the one in the file, or a tensor of the head's instead."""
+    fields, flash, options = reading.fields, reading.flash, reading.options
+    size = reading.values["vocab_size"]
+    limit = min(size, fields.integer("vocab_size", size))
+    own = reading.layout.keys["mask_token_id"].name
+    places = {key: fields.at(key) for key in (*_MASK_KEYS, own)}
+    named = {key: place.get(name) for key, (place, name) in places.items()}
+    named = {key: value for key, value in named.items() if value is not None}
+    text = flash.get("mask_token")
+    if "mask_token_id" in options:
+        named = {"mask_token_id (asked for)": options["mask_token_id"]}
+    elif "mask_embedding" in reading.tensors and not named:
+        reading.reshape("mask_embedding", (1, 1, reading.hidden_size))
+        return None
+    if not named:
+        what = "" if text is None else f" but the text {str(text)[:40]!r}"
+        raise ValueError(
+            f"{fields.origin} names no id of a mask token{what}; pass mask_token_id= "
+            "(command line: --mask-token-id) with the one that the head was trained with"
+        )
+    if len(set(map(str, named.values()))) > 1:
+        raise ValueError(f"{fields.origin} names more than one mask token: {named}")
+    key, token = next(iter(named.items()))
+    if type(token) is not int or not 0 <= token < limit:
+        raise ValueError(
+            f"{fields.origin}: {key} must be an id in 0..{limit - 1}, got {str(token)[:40]}"
+        )
+    return token
+
+
+def confidence(reading: Reading) -> str | None:
+    """What the confidence head reads, by the width of its weights."""
+    stored = reading.tensors.get("confidence_head.weight")
+    if stored is None or len(stored.shape) != 2:
+        return None
+    return "hidden" if stored.shape[1] == reading.hidden_size else "markov"
+
+
+def width_of_block_features(reading: Reading) -> int:
+    """`target_hidden_size`; the target must have as many layers as are named, too."""
+    num_target_layers(reading)
+    return target_hidden_size(reading)
+
+
+def num_target_layers(reading: Reading) -> int | None:
+    """N, which the configuration may name as well."""
+    # TorchSpec's num_target_layers is the number of features.
+    fields, key = reading.fields, "target_num_hidden_layers"
+    key = key if fields.get(key) is not None else "num_target_layers"
+    named = fields.get(key)
+    if named is not None:
+        named = fields.integer(key, high=4096)
+    if reading.target is None:
+        return named
+    count = reading.text.num_hidden_layers
+    if named not in (None, count):
+        raise ValueError(
+            f"{fields.origin} was made for a target of {named} layers, but "
+            f"{type(reading.target).__name__} has {count}"
+        )
+    return count
+
+
+def block_features(reading: Reading) -> tuple[FeatureLayer, ...]:
+    """The boundaries that a block head reads."""
+    if reading.values["alignment"] == "next-token":
+        reading.notes.append("rows predict the token after their own position (next-token)")
+    fields, count = reading.fields, num_target_layers(reading)
+    asked = reading.asked_layers(count)
+    if asked is not None:
+        return asked
+    if found := reading.layer_ids():
+        return reading.boundaries(found, count)
+    if reading.is_speculators or count is None:
+        raise ValueError(f"{fields.origin} names no layers of features; {NAME_THEM}")
+    key = "num_hidden_layers"
+    if fields.get("target_num_hidden_layers") is not None:
+        key = "num_target_layers"
+    layers = evenly_spaced(fields.integer(key, 1, high=64), count)
+    reading.notes.append(f"no layer ids: {key}, evenly spaced: boundaries {list(layers)}")
+    return check_layers("feature_layers", layers, count)

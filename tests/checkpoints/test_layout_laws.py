@@ -1,0 +1,185 @@
+"""Laws of every record that is written: what is written reads back equal, and what the record
+cannot say is refused before anything is written.
+"""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoint_files import TARGET, read, rope
+from eagle_heads import flagged
+from eagle_heads import head_for as eagle_head_for
+from eagle_heads import random_head as random_eagle_head
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mask_heads import config_for, random_head
+
+from specdec.checkpoints.export import save_head
+from specdec.checkpoints.head_layouts import LAYOUTS
+from specdec.heads.correction import DominoConfig, MarkovConfig, SelectorConfig, XPressConfig
+from specdec.heads.layers import Convolution
+
+NONE = type(None)
+RECORDS = [(layout, design) for layout in LAYOUTS if layout.name for design in layout.designs]
+TABLES = {"embed_tokens": TARGET.model.embed_tokens.weight, "lm_head": TARGET.lm_head.weight}
+OPTIONS = {"verifier": "a/b", "target_layers": 8, **TABLES}
+NAMES = {"shifted": "p-eagle", "unshifted": "pard", "same-position": "dflash"}
+CORRECTIONS = {
+    NONE: [None],
+    MarkovConfig: [MarkovConfig(3), MarkovConfig(2, "gated"), MarkovConfig(3, "rnn")],
+    DominoConfig: [DominoConfig(5, 7, first=1), DominoConfig(5, 7)],
+    SelectorConfig: [SelectorConfig(3, top_k=6)],
+    XPressConfig: [XPressConfig(4), XPressConfig(3, mlp_ratio=1)],
+}
+ANY = {  # What every record has a word for.
+    "rms_norm_eps": [1e-3, 1e-6],
+    "hidden_act": ["gelu", "silu"],
+    "max_position_embeddings": [77, 4096],
+    "head_dim": [4, 10],
+    "rope": [rope(5e5), rope(1e4, rope_type="linear", factor=2.0)],
+    "feature_layers": [(1, 4, 7), (2, 4, 8), (1, 2, 3)],
+    "draft_vocab_size": [20, 61],
+}
+OTHER = {  # Values that are not the usual ones.
+    "num_layers": [2, 3],
+    "attention_bias": [True],
+    "attention_output_bias": [True],
+    "has_qk_norm": [True],
+    "windows": [(5, 5, 5)],
+    "is_window_causal": [False],
+    "has_sinks": [True],
+    "norm_before_fc": [True],
+    "fc_norm": [True],
+    "fc_bias": [True],
+    "norm_before_residual": [True],
+    "feedback_norm": [True],
+    "has_embed_tokens": [True],
+    "has_lm_head": [True, False],
+    "logit_scale": [0.5],
+    "mask_token_id": [3, 0],
+    "block_size": [4, 7],
+    "ties_embeddings": [True],
+    "confidence": ["hidden", "markov"],
+}
+
+
+def base(layout, design):
+    """A configuration that the record can say."""
+    if design in ("input", "attention"):
+        layers = {"feature_layers": (1, 4, 7)} if design == "attention" else {}
+        return eagle_head_for(TARGET, kind=design, **layers).config
+    correction = CORRECTIONS[layout.corrections[0]][0]
+    config = config_for(TARGET, NAMES.get(design, "dspark"), correction=correction)
+    if design == "unshifted":
+        config = replace(config, max_positions=config.layer.max_position_embeddings)
+    lacks_head = layout.instead.get("has_lm_head") is False
+    config = replace(config, has_lm_head=False) if lacks_head else config
+    is_selector = isinstance(correction, SelectorConfig)
+    return flagged(config, convolution=Convolution(3, 4)) if is_selector else config
+
+
+def configs(layout, design):
+    """Configurations of fields that the record has words for."""
+    said = {name: OTHER[name] for name in OTHER.keys() & {*layout.file, *layout.says}}
+    pools = {name: st.sampled_from(values) for name, values in (ANY | said).items()}
+    kinds = st.sampled_from([c for kind in layout.corrections for c in CORRECTIONS[kind]])
+    optional = pools if design in ("input", "attention") else pools | {"correction": kinds}
+    return st.fixed_dictionaries({}, optional=optional).map(
+        lambda flags: with_flags(base(layout, design), flags)
+    )
+
+
+def with_flags(config, flags):
+    """The configuration with these flags, as far as they go together; else `None`."""
+    flags, layers = dict(flags), flags.get("num_layers", config.num_layers)
+    if "windows" in flags:
+        flags["windows"] = flags["windows"][:layers]
+    if not any(flags.get("windows", config.layer.windows)):
+        flags["is_window_causal"] = True  # else it means nothing
+    if len(config.feature_layers) != 3 or "final" in config.feature_layers:
+        flags.pop("feature_layers", None)
+    if isinstance(flags.get("correction", getattr(config, "correction", None)), SelectorConfig):
+        flags.pop("draft_vocab_size", None)  # it needs all ids
+    if getattr(config, "max_positions", None) and "max_position_embeddings" in flags:
+        flags["max_positions"] = flags["max_position_embeddings"]
+    try:
+        return flagged(config, **flags)
+    except ValueError:
+        return None
+
+
+def made(config):
+    """A random head, its ids ascending as files hold them."""
+    make = random_eagle_head if hasattr(config, "fusion") else random_head
+    head = make(config, dtype=torch.float32)
+    if head.target_ids is not None:
+        head.target_ids.copy_(head.target_ids.sort().values)
+    return head
+
+
+def refusal(head, folder, layout):
+    """Why the head is not written; "" if it is."""
+    try:
+        save_head(head, folder, layout, **OPTIONS)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(("layout", "design"), RECORDS, ids=lambda x: getattr(x, "kind", x))
+def test_what_is_written_reads_back_equal_and_what_is_refused_is_not_begun(
+    layout, design, tmp_path
+):
+    written = []
+
+    @settings(max_examples=40, deadline=None, derandomize=True, database=None)
+    @given(configs(layout, design))
+    def check(config):
+        if config is None:
+            return
+        folder, head = tmp_path / "head", made(config)
+        shutil.rmtree(folder, ignore_errors=True)
+        if message := refusal(head, folder, layout.name):
+            assert f"the {layout.name} layout cannot express" in message
+            assert not folder.exists()
+            return
+        found = read(folder)
+        assert found.config == config
+        assert found.tensors.keys() == head.state_dict().keys()
+        assert all(x.equal(found.tensors[name]) for name, x in head.state_dict().items())
+        assert (found.target_ids is None) == (head.target_ids is None)
+        assert head.target_ids is None or found.target_ids.equal(head.target_ids)
+        written.append(config)
+
+    check()
+    assert len(written) >= 8
+
+
+def unsaid():
+    """Records, and configurations with a field that has another value than a file without a word
+    for it.
+    """
+    for layout, design in RECORDS:
+        config = base(layout, design)
+        usual = vars(config) | vars(config.layer)
+        for name in sorted(OTHER.keys() & usual.keys() - {*layout.file, *layout.says}):
+            changes = ({name: value} for value in OTHER[name] if value != usual[name])
+            for changed in (with_flags(config, flags) for flags in changes):
+                if changed not in (None, config):
+                    yield pytest.param(layout, name, changed, id=f"{layout.kind} {design} {name}")
+
+
+@pytest.mark.parametrize(("layout", "name", "config"), [*unsaid()])
+def test_a_field_without_a_word_is_refused_by_name(layout, name, config, tmp_path):
+    with pytest.raises(ValueError, match=f"cannot express .*{name}"):
+        save_head(made(config), tmp_path / "head", layout.name, **OPTIONS)
+    assert not (tmp_path / "head").exists()
+
+
+def test_a_record_that_promises_too_much_would_be_seen(tmp_path):
+    layout, design = next((x, d) for x, d in RECORDS if d == "attention")
+    loud = replace(layout, says=(*layout.says, "logit_scale"))
+    config = replace(base(layout, design), logit_scale=0.5)
+    assert refusal(made(config), tmp_path, loud) == ""
+    assert read(tmp_path).config != config
