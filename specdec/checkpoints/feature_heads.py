@@ -75,6 +75,5 @@ def read_config(reading: Reading) -> Any:
         values[name] = reading.value_of(key)
         if name in options and name not in ("feature_layers", "layer"):
             values[name] = options[name]
-    layout.check(reading)
     own = {field.name for field in fields_of(layout.config)}
     return layout.config(**{name: value for name, value in values.items() if name in own})

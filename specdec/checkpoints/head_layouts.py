@@ -245,7 +245,7 @@ _INERT = (
 )
 _P_EAGLE = {
     "alignment": "shifted",
-    "context": "input",
+    "context": rules.joined_input,
     "is_causal": True,
     "correction": rules.correction,
 }
@@ -255,7 +255,7 @@ def _p_eagle(base: HeadLayout, mask_id: str, **changes: Any) -> HeadLayout:
     """An EAGLE-3 layout with what masks are."""
     keys = base.keys | _P_EAGLE | {"mask_token_id": Key(mask_id, read=rules.mask_token)}
     masks = {"config": MaskTokenConfig, "refuse": refusals.of_mask_token, "inert": _INERT}
-    masks |= {"check": rules.check_p_eagle, "kind": "P-EAGLE", "designs": ("shifted",)}
+    masks |= {"kind": "P-EAGLE", "designs": ("shifted",)}
     return replace(base, keys=keys, unused={}, **masks, **changes)
 
 

@@ -126,7 +126,6 @@ class HeadLayout:
             Of the marks that files have, that of the least rank counts, and of equal ones that of
             the first record.
         refuse: (reading) -> pairs (condition, message): what no head of the library has.
-        check: (reading) -> nothing, or `ValueError`; after all fields have been read.
         no_options: of the family, that such a head does not have.
         inert: keys that make no difference, at the top or in `dflash_config`.
         follows: whose convention of ids it is, if not the producer's.
@@ -156,7 +155,6 @@ class HeadLayout:
     ids: Mapping[str, tuple[Convention, int]] = field(default_factory=dict)
     marks: Mapping[int, Callable[[Clues], object]] = field(default_factory=dict)
     refuse: Callable[[Reading], Pairs] = lambda reading: ()
-    check: Callable[[Reading], None] = lambda reading: None
     no_options: tuple[str, ...] = ()
     inert: tuple[str, ...] = ()
     follows: str = ""

@@ -231,8 +231,8 @@ def features_of_deepspec(reading: Reading) -> tuple[FeatureLayer, ...]:
     return layers
 
 
-def check_p_eagle(reading: Reading) -> None:
-    """A P-EAGLE head is an EAGLE-3 head that joins features; its masks have one more."""
+def joined_input(reading: Reading) -> str:
+    """P-EAGLE's way of features into the head: through `fc`; masks have one of their own."""
     values = reading.values
     if not values["has_fc"]:
         raise ValueError(f"{reading.fields.origin}: a P-EAGLE head joins features through fc")
@@ -240,6 +240,7 @@ def check_p_eagle(reading: Reading) -> None:
         reading.notes.append("norm_output has no meaning here: nothing is fed back")
     width = len(values["feature_layers"]) * values["target_hidden_size"]
     reading.reshape("mask_hidden", (1, 1, width))
+    return "input"
 
 
 # Masks and blocks.
