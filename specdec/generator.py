@@ -43,6 +43,7 @@ from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import check_hook
 from specdec.request.options import LastOptions, Options, with_stop_strings
+from specdec.request.row_inputs import refuse_unknown
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
@@ -415,6 +416,7 @@ class SpeculativeGenerator:
         if (asked := request.options.num_draft_tokens) is not None:
             advice = "the drafter's own is the largest; make it with a larger one"
             check_integer("num_draft_tokens", asked, 0, most, advice=advice)
+        refuse_unknown(request.row_inputs, (target, self.drafter))
         parts = Parts(self.target, self.drafter, self.sampler)
         reason = self._runners.why_eager(request, is_traced=trace)
         runner = self._runners.take(parts, request, why_eager=reason)

@@ -6,8 +6,8 @@ Shapes, data types and devices are checked when a record is built (`TypeError`, 
 the name of the field); values are not, so no check waits for a device.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cached_property
 from typing import Any
@@ -72,6 +72,7 @@ class Context:
             may have committed, and K more.
         target: the target's keys and values of the text, a `specdec.target.text.TargetText`, for a
             drafter with `reads_target`; else `None`.
+        row_inputs: `[B, ...]` by name, what the call brought for each row (`Drafter.row_inputs`).
     """
 
     tokens: Tensor
@@ -80,6 +81,7 @@ class Context:
     num_new: Tensor
     num_attended: int
     target: Any = None
+    row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self):
         rows, width = check_tensor("context.tokens", self.tokens, (None, None), _IDS).shape

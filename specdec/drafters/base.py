@@ -28,6 +28,8 @@ class Drafter(nn.Module, ABC):
         num_draft_tokens: K, the most tokens that a proposal may have; of trees, the nodes.
         tree_depth: D, the most tokens on a path of its trees; `None` for a drafter of chains.
         feature_layers: which target features the context must carry (boundaries or `"final"`).
+        row_inputs: names of what calls may bring for each row (`generate(row_inputs=)`), and
+            contexts do then, `Context.row_inputs`.
         reads_target: contexts bring the target's keys and values of the text, `Context.target`.
         has_memory: drafts depend on earlier requests, so the same call need not draft the same
             again. `certify` then compares no drafts, and judges the texts. Lossless as long as no
@@ -37,6 +39,7 @@ class Drafter(nn.Module, ABC):
     num_draft_tokens: int
     tree_depth: int | None = None
     feature_layers: tuple[FeatureLayer, ...] = ()
+    row_inputs: tuple[str, ...] = ()
     reads_target: bool = False
     has_memory: bool = False
 

@@ -85,6 +85,7 @@ class FirstMatch(Drafter):
         self.feature_layers = tuple(dict.fromkeys(layers))
         self.has_memory = any(drafter.has_memory for drafter in drafters)
         self.reads_target = any(drafter.reads_target for drafter in drafters)
+        self.row_inputs = tuple({n: None for drafter in drafters for n in drafter.row_inputs})
 
     @property
     def num_draft_tokens(self) -> int:

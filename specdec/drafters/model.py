@@ -160,12 +160,11 @@ class ModelDrafter(TreeDrafter):
         drafting = self.proposal.begin(drawing)
         for i in range(num_draft_tokens):
             if self._slot_model.is_recurrent:
-                logits = self._logits_of_window(tokens, positions, context.num_attended, state)
+                logits = self._logits_of_window(tokens, positions, context, state)
             else:
                 slots = _within_limit(state, last + i if i else positions)
-                logits, _ = self._slot_model.forward(
-                    tokens, state.cache, slots, num_attended=context.num_attended, logits_to_keep=1
-                )
+                options = _window_options(context) | {"logits_to_keep": 1}
+                logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
             logits = _fit(logits, state)
             drawn = self._readable(drafting.draw(logits), state)  # [B, 1]
             if self._slot_model.is_recurrent:  # after one committed token, or after two
@@ -177,7 +176,7 @@ class ModelDrafter(TreeDrafter):
         return drafting.end((state.limit - last[:, 0]).clamp(0, num_draft_tokens))
 
     def _logits_of_window(
-        self, tokens: Tensor, pair: Tensor, num_attended: int, state: ModelDrafterState
+        self, tokens: Tensor, pair: Tensor, context: Context, state: ModelDrafterState
     ) -> Tensor:
         """Logits `[B, 1, V]` after the last two committed tokens, at the positions `pair`, and the
         drafted ones; where both are the same, the last column is no token.
@@ -186,7 +185,7 @@ class ModelDrafter(TreeDrafter):
         index = torch.arange(tokens.shape[1], device=tokens.device)
         is_token = index < len(index) - 1 + num_before
         slots = _within_limit(state, first + index).where(is_token, state.cache.trash)
-        options = {"num_attended": num_attended, "logits_to_keep": 2}
+        options = _window_options(context) | {"logits_to_keep": 2}
         logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
         return logits.take_along_dim(num_before[..., None], dim=1)
 
@@ -199,7 +198,8 @@ class ModelDrafter(TreeDrafter):
             count = nodes.tokens.shape[1]
             slots = last + 1 + nodes.num_before + torch.arange(count, device=last.device)
             positions = (last + nodes.depth).expand(-1, count)
-            tree = {"positions": positions, "visible": nodes.visible, "num_attended": attended}
+            tree = _window_options(context) | {"num_attended": attended}
+            tree |= {"positions": positions, "visible": nodes.visible}
             tokens = self._readable(nodes.tokens, state)
             return _fit(self._slot_model.forward(tokens, cache, slots, **tree)[0], state)
 
@@ -220,7 +220,7 @@ class ModelDrafter(TreeDrafter):
         slots = torch.where(offsets < end, slots, state.cache.trash)
         # After a row's end there may be anything.
         tokens = self._readable(context.tokens.clamp(0, state.vocab_size - 1), state)
-        options = {"num_attended": context.num_attended, **options}
+        options = _window_options(context) | options
         return self._slot_model.forward(tokens, state.cache, slots, **options)[0]
 
     def _readable(self, tokens: Tensor, state: ModelDrafterState) -> Tensor:
@@ -256,6 +256,12 @@ def _check_ids(whose: str, ids: Tensor, vocab_size: int) -> None:
             f"the common vocabulary has ids that the {whose} of {vocab_size} ids has not; pass "
             "CommonVocabulary.of(target_tokenizer, draft_tokenizer), in this order"
         )
+
+
+def _window_options(context: Context) -> dict[str, Any]:
+    """Of all forwards of a step: how far they look, and where the rows' texts begin."""
+    offset = context.row_inputs.get("position_offset")
+    return {"num_attended": context.num_attended, "position_offset": offset}
 
 
 def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 
 from specdec.loop.state import Parts, StepState
 from specdec.request.call import Request
-from specdec.target.text import TargetText
 from specdec.types import Context
 
 CAPTURED_CHUNKS = (64, 256, 512, 1024)
@@ -129,12 +128,8 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    features = parts.target.prefill(
-        state.cache, tokens[:, :-1], num_read, offset=start, num_attended=num_attended
-    )
-    text = None
-    if parts.drafter.reads_target:
-        text = TargetText(parts.target, state.cache, num_read.clamp(max=start + size), num_attended)
+    options = {"num_attended": num_attended, "position_offset": state.position_offset}
+    features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **options)
     context = Context(
         tokens=tokens,
         features=features,
@@ -143,7 +138,8 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
         # proposal.
         num_new=(num_read - 1 - start).clamp(-1, size),
         num_attended=num_attended,
-        target=text,
+        target=state.text(parts, num_read.clamp(max=start + size), num_attended),
+        row_inputs=state.row_inputs,
     )
     if state.signature.num_draft_tokens > 0:
         parts.drafter.prefill(context, state.drafter_state)

@@ -56,6 +56,7 @@ class Signature(NamedTuple):
         warp: which of a warp's values are in use (`Warp.signature`).
         wants_probs: drafters return probabilities.
         is_captured: steps are to be captured, and so attend over all slots.
+        row_inputs: name, shape of a row and data type of each.
     """
 
     batch_size: int
@@ -64,6 +65,7 @@ class Signature(NamedTuple):
     warp: tuple
     wants_probs: bool
     is_captured: bool
+    row_inputs: tuple = ()
 
     @property
     def depth(self) -> int:
@@ -212,6 +214,7 @@ class StepState:
         record: what the last step did.
         all_valid: `[B]` K, the count of a draft that gives none.
         no_faults: `[B]` 0.
+        row_inputs: `[B, ...]` by name, what the call brought for each row.
         chunk_start: `[]` position of the first token of the prompt chunk that is read next.
     """
 
@@ -226,6 +229,7 @@ class StepState:
     record: Record
     all_valid: Tensor
     no_faults: Tensor
+    row_inputs: dict[str, Tensor]
     chunk_start: Tensor = shared()
 
     @classmethod
@@ -256,6 +260,10 @@ class StepState:
             record=Record.allocate(rows, *signature[1:3], device=device),
             all_valid=torch.full((rows,), signature.num_draft_tokens, **integers),
             no_faults=torch.zeros(rows, **integers),
+            row_inputs={
+                name: torch.zeros_like(value, device=device)
+                for name, value in request.filled_to(rows).row_inputs.items()
+            },
             chunk_start=torch.zeros((), **integers),
         )
 
@@ -284,7 +292,7 @@ class StepState:
         )
         self.buffer.remaining[num_real:] = 0
         values = Warp(rows, **options.warp), type(self.noise)(request.seeds or [0] * rows)
-        copy_into((self.warp, self.noise), values)
+        copy_into((self.warp, self.noise, self.row_inputs), (*values, request.row_inputs))
         # A masked slot has weight 0, but a NaN that a broken model left there would still be one.
         fill((self.cache, self.drafter_state, self.features), 0)
 
@@ -302,7 +310,20 @@ class StepState:
         """The drafter's input at the start of a step: tokens, features, positions, and the target's
         keys and values where it reads them.
         """
-        buffer, attended, text = self.buffer, self.num_attended, None
-        if parts.drafter.reads_target:
-            text = TargetText(parts.target, self.cache, buffer.anchor_position, attended)
-        return Context(buffer.recent, self.features, buffer.start, buffer.num_new, attended, text)
+        buffer, attended = self.buffer, self.num_attended
+        text = self.text(parts, buffer.anchor_position, attended)
+        known = buffer.recent, self.features, buffer.start, buffer.num_new
+        return Context(*known, attended, text, self.row_inputs)
+
+    def text(self, parts: Parts, lengths: Tensor, num_attended: int) -> TargetText | None:
+        """What the target has of the first `lengths` `[B]` tokens of each row, where the drafter
+        reads it.
+        """
+        if not parts.drafter.reads_target:
+            return None
+        return TargetText(parts.target, self.cache, lengths, num_attended, self.position_offset)
+
+    @property
+    def position_offset(self) -> Tensor | None:
+        """`[B]`, see `Target.verify`; `None` where the call has none."""
+        return self.row_inputs.get("position_offset")

@@ -118,7 +118,8 @@ def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     """The target's logits and features of the anchor and the draft, in the draft's order."""
     cache, buffer, attended = state.cache, state.buffer, state.num_attended
     start, anchor = buffer.anchor_position, buffer.anchor
-    return parts.target.verify(cache, start, anchor, draft, num_attended=attended)
+    options = {"num_attended": attended, "position_offset": state.position_offset}
+    return parts.target.verify(cache, start, anchor, draft, **options)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:

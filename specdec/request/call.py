@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypedDict
+from typing import Any, TypedDict
 
+import torch
 from torch import Tensor
 from transformers import (
     GenerationConfig,
@@ -25,6 +26,7 @@ from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, resolve_options
 from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts, check_ids
+from specdec.request.row_inputs import offsets_among, read_row_inputs
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
@@ -81,6 +83,10 @@ class GenerateOptions(TypedDict, total=False):
             `certify` generate like this.
         draft_probs: whether the sampler gets the probabilities of draft tokens.
         num_draft_tokens: of each step, at most the drafter's own, which is the default.
+        row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
+            value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
+            the row's first token stands at this position. A drafter names its own
+            (`Drafter.row_inputs`).
     """
 
     max_new_tokens: int
@@ -104,6 +110,7 @@ class GenerateOptions(TypedDict, total=False):
     neutral: bool
     draft_probs: bool
     num_draft_tokens: int
+    row_inputs: Mapping[str, Tensor | Sequence]
 
 
 _LEAST = {
@@ -125,12 +132,14 @@ class Request:
         seeds: one per row, or `None` for a greedy generation.
         processors: which rows see which logits processors. Natively each row has its own and sees
             them alone, through the hook they see the batch.
+        row_inputs: `[B, ...]` by name, on the host, what steps read of each row.
     """
 
     prompts: Prompts
     options: Options
     seeds: list[int] | None
     processors: tuple[tuple[slice, LogitsProcessorList], ...] = ()
+    row_inputs: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def max_new_tokens(self) -> int:
@@ -164,8 +173,12 @@ class Request:
             for name, value in self.options.warp.items()
         }
         seeds = None if self.seeds is None else [*self.seeds, *[0] * missing]
-        options = replace(self.options, warp=warp)
-        return replace(self, prompts=self.prompts.filled_to(rows), options=options, seeds=seeds)
+        own = {
+            name: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])])
+            for name, value in self.row_inputs.items()
+        }
+        filled = {"prompts": self.prompts.filled_to(rows), "seeds": seeds, "row_inputs": own}
+        return replace(self, options=replace(self.options, warp=warp), **filled)
 
     @classmethod
     def read(
@@ -189,7 +202,9 @@ class Request:
         )
         if resolved.num_sequences > 1:
             prompts = prompts.repeated(resolved.num_sequences)
-        return cls._checked(target, prompts, resolved, options.get("seed"))
+        own = options.get("row_inputs")
+        own = read_row_inputs(own, len(prompts.lengths), resolved.num_sequences)
+        return cls._checked(target, prompts, resolved, options.get("seed"), own)
 
     @classmethod
     def from_hook(
@@ -208,20 +223,30 @@ class Request:
         return cls._checked(target, prompts, options, seed)
 
     @classmethod
-    def _checked(cls, target: Target, prompts: Prompts, options: Options, seed) -> Request:
+    def _checked(
+        cls,
+        target: Target,
+        prompts: Prompts,
+        options: Options,
+        seed: Any,
+        row_inputs: Mapping[str, Tensor] | None = None,
+    ) -> Request:
         target.check_unchanged()
         rows, room = len(prompts.lengths), options.max_length - prompts.padded.shape[1]
-        total, limit = max(prompts.lengths) + room, target.max_positions
+        row_inputs = row_inputs or {}
+        offsets = offsets_among(row_inputs)
+        longest = max(n + offset for n, offset in zip(prompts.lengths, offsets, strict=False))
+        total, limit = longest + room, target.max_positions
         if limit is not None and total > limit:
             raise ValueError(
-                f"a prompt of {max(prompts.lengths)} tokens and {room} new tokens make {total}, "
+                f"a prompt of {longest} tokens and {room} new tokens make {total}, "
                 f"but the target has {limit} positions; shorten the prompt or pass max_new_tokens "
-                f"<= {max(0, limit - max(prompts.lengths))}"
+                f"<= {max(0, limit - longest)}"
             )
         seeds = None
         if not Warp(rows, **options.warp).is_greedy:
             seeds = _read_seeds(target, seed, rows, options.num_sequences)
-        return cls(prompts, options, seeds, _start_processors(prompts, options))
+        return cls(prompts, options, seeds, _start_processors(prompts, options), row_inputs)
 
 
 def read_options(
@@ -231,7 +256,7 @@ def read_options(
     resolve: Callable[[Target, Tensor, dict], Options] = resolve_options,
 ) -> Options:
     """Resolves some of `GenerateOptions`, checked for what HF would ignore or take for something
-    else. The seed is left out, and so is what is `None`.
+    else. Seed and row inputs are left out, and so is what is `None`.
     """
     for name in options.keys() - GenerateOptions.__annotations__.keys():
         near = difflib.get_close_matches(name, GenerateOptions.__annotations__, n=1)
@@ -244,7 +269,8 @@ def read_options(
         elif near:
             hint = f"did you mean {near[0]!r}?"
         raise TypeError(f"unknown option {name!r}: {hint}")
-    options = {n: value for n, value in options.items() if value is not None and n != "seed"}
+    ours = ("seed", "row_inputs")
+    options = {n: value for n, value in options.items() if value is not None and n not in ours}
     for name in _LEAST.keys() & options.keys():
         check_integer(name, options[name], _LEAST[name])
     for name in _FLAGS & options.keys():

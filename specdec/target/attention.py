@@ -59,8 +59,7 @@ def _tempered(module: torch.nn.Module, query: Tensor, window: Window) -> Tensor:
     """Queries times the temperature of their positions, as Llama 4 has it; HF counts positions from
     one length of all rows, so in views it leaves the temperature out.
     """
-    positions = window.slots if window.positions is None else window.positions
-    steps = torch.floor((positions.to(query.device).float() + 1.0) / module.floor_scale)
+    steps = torch.floor((window.text_positions.to(query.device).float() + 1.0) / module.floor_scale)
     scales = torch.log1p(steps) * module.attn_scale + 1.0
     return (query * scales[:, None, :, None]).to(query.dtype)
 

@@ -66,13 +66,15 @@ class Window:
 
     A slot is an index in the storage, a position one in the text. Committed tokens have
     slot = position, and so has a chain of draft tokens. Nodes of a tree are stored one after the
-    other, and nodes of one depth share a position.
+    other, and nodes of one depth share a position. What a model is told is `text_positions`: a row
+    may carry an offset. What sees what is a matter of slots, and of positions without it.
 
     Args:
         slots: `[B, N]` int64; the cache's `trash` slot for a token to forget.
         num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
         positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
             those of tokens in consecutive slots.
+        offset: `[B]` int64, added to all positions of a row; `None` for 0.
         visible: bool that broadcasts to `[B, n, m]`, over the n tokens of the window that have
             queries, its last, and the last m >= n slots that are in use with it. Entry (i, j) is
             whether token i sees slot `first + j`, where `first` is m - n before the smallest slot
@@ -93,23 +95,30 @@ class Window:
         num_attended: int,
         *,
         positions: Tensor | None = None,
+        offset: Tensor | None = None,
         visible: Tensor | None = None,
         layer_windows: Mapping[int, int | Chunk | None] | None = None,
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended
-        self.positions, self.visible = positions, visible
+        self.positions, self.offset, self.visible = positions, offset, visible
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
         self.masks: dict[tuple, Tensor] = {}
         self.features: dict[int | str, Tensor] = {}
         self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
         self._elsewhere: dict[torch.device, Window] = {}
 
+    @property
+    def text_positions(self) -> Tensor:
+        """`[B, N]`, where each token stands in its text, for a model."""
+        positions = self.slots if self.positions is None else self.positions
+        return positions if self.offset is None else positions + self.offset[:, None]
+
     def on(self, device: torch.device) -> Window:
         """The window with its tensors on another device, that of some layers, copied once."""
         if device not in self._elsewhere:
             other = self._elsewhere[device] = copy.copy(self)
-            for name in ("slots", "positions", "visible"):
+            for name in ("slots", "positions", "offset", "visible"):
                 tensor = getattr(self, name)
                 setattr(other, name, None if tensor is None else tensor.to(device))
             other.masks, other.flat_slots = {}, None

@@ -232,6 +232,9 @@ class Target(SlotModel):
         torch.Size([1, 1, 2048])
     """
 
+    row_inputs = ("position_offset",)
+    """Names of what a call may bring for each row."""
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -289,6 +292,7 @@ class Target(SlotModel):
         *,
         offset: int | Tensor,
         num_attended: int | None = None,
+        position_offset: Tensor | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -303,6 +307,7 @@ class Target(SlotModel):
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
             num_attended: host upper bound of the positions in use, the chunk's included; `None` is
                 `offset + C`.
+            position_offset: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -313,13 +318,19 @@ class Target(SlotModel):
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
         slots = torch.where(positions < lengths[:, None], positions, cache.trash)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
-        _, features = self.forward(
-            tokens, cache, slots, num_attended=num_attended, logits_to_keep=None, is_chunk=True
-        )
-        return features
+        options = {"num_attended": num_attended, "position_offset": position_offset}
+        options |= {"logits_to_keep": None, "is_chunk": True}
+        return self.forward(tokens, cache, slots, **options)[1]
 
     def verify(
-        self, cache: SlotCache, start: Tensor, anchor: Tensor, draft: Draft, *, num_attended: int
+        self,
+        cache: SlotCache,
+        start: Tensor,
+        anchor: Tensor,
+        draft: Draft,
+        *,
+        num_attended: int,
+        position_offset: Tensor | None = None,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
@@ -335,6 +346,8 @@ class Target(SlotModel):
             num_attended: host upper bound of the positions in use, the window's included:
                 `max(start) + 1 + K` or more. It is believed, since `start` is on the device; with a
                 smaller number slots in use are not attended, and the logits are wrong.
+            position_offset: `[B]` int64, how much further on each row's tokens stand in its text
+                than their slots say; `None` for 0.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
@@ -342,7 +355,7 @@ class Target(SlotModel):
         cache.check_rows(draft.tokens)
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
-        tree = {}
+        options = {"num_attended": num_attended, "position_offset": position_offset}
         if draft.parents is not None:
-            tree = {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
-        return TargetOutput(*self.forward(tokens, cache, slots, num_attended=num_attended, **tree))
+            options |= {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
+        return TargetOutput(*self.forward(tokens, cache, slots, **options))

@@ -145,6 +145,7 @@ def forward(
     *,
     num_attended: int,
     positions: Tensor | None = None,
+    position_offset: Tensor | None = None,
     visible: Tensor | None = None,
     logits_to_keep: int | None = 0,
     is_chunk: bool = False,
@@ -161,6 +162,7 @@ def forward(
         slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
         num_attended: host upper bound of the largest real slot, plus 1.
         positions, visible: see `Window`; by default those of a chain.
+        position_offset: `[B]` int64, `Window.offset`.
         logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
             where nobody reads them: as few as the model can.
         is_chunk: of a prompt: many tokens.
@@ -173,6 +175,7 @@ def forward(
         slots,
         num_attended=num_attended,
         positions=positions,
+        offset=position_offset,
         visible=visible,
         layer_windows=views.route.layer_windows,
         is_chunk=is_chunk,
@@ -181,8 +184,8 @@ def forward(
     inputs = {"input_ids": tokens, views.cache_name: cache, "use_cache": True}
     if "position_ids" in views.arguments:
         # Tokens at or beyond the last position will be forgotten.
-        positions, limit = slots if positions is None else positions, views.max_positions
-        fits = limit is None or cache.trash < limit
+        positions, limit = window.text_positions, views.max_positions
+        fits = limit is None or (cache.trash < limit and position_offset is None)
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
     cuts_logits = "logits_to_keep" in views.arguments
     if cuts_logits:
