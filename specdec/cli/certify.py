@@ -28,10 +28,10 @@ def certify(
     tokens: Annotated[int, count("of each of these texts")] = 64,
     audit_tokens: Annotated[int, count("of audits")] = 64,
     temperature: Annotated[float, Option(metavar="T", help="of sampling")] = 1.0,
-    top_k: Annotated[int | None, count("while sampling")] = None,
-    top_p: Annotated[float | None, Option(metavar="P", help="while sampling")] = None,
+    top_k: Annotated[int | None, count("while sampling; default: all")] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="while sampling; default: 1")] = None,
     target_bias: Annotated[
-        float | None, Option(metavar="TV", help="total variation that is to be seen")
+        float | None, Option(metavar="TV", help="total variation to be seen; default: none")
     ] = None,
     until_sure: Annotated[bool, Option(help="go on until --target-bias would be seen")] = False,
     false_alarm: Annotated[float, Option(metavar="P", help="in total")] = 1e-6,
@@ -51,6 +51,10 @@ def certify(
 
     check_number("--temperature", temperature, above=0)
     check_number("--false-alarm", false_alarm, above=0, below=1)
+    if target_bias is not None:
+        check_number("--target-bias", target_bias, above=0, below=1)
+    elif until_sure:
+        raise ValueError("--until-sure goes on until --target-bias would have been seen; pass one")
     if prompt:
         of_sources = "belongs to prompts of source code; leave it out beside --prompt"
         refuse({"prompts": prompts, "prompt_tokens": prompt_tokens}, of_sources)
