@@ -83,9 +83,11 @@ class Reader:
             ValueError: greedy texts, or values that differ between rows.
         """
         device = self.generator.target.device
-        longest = {"max_new_tokens": max(map(len, texts)), "seed": 0}
         inputs = left_padded(prompts, device)
-        request = Request.read(self.generator.target, *inputs, {**options, **longest})
+        # Some processors of HF look at the length that was allowed.
+        options = {"max_new_tokens": max(map(len, texts)), **options}
+        options |= {"seed": 0, "num_return_sequences": 1}
+        request = Request.read(self.generator.target, *inputs, options)
         warp = {name: _common(name, value) for name, value in request.options.warp.items()}
         if warp["temperature"] == 0:
             raise ValueError(
@@ -136,7 +138,9 @@ class Reader:
         model = self.generator.target.model if self.reference is None else self.reference
         whole = torch.tensor([ids], device=model.device)
         logits = model(input_ids=whole, use_cache=False).logits[0, start - 1 : -1]
-        logits = logits[:, : self.generator.target.vocab_size].to(self.generator.target.device)
+        # A copy, so that the logits of the prompt are not kept.
+        logits = logits[:, : self.generator.target.vocab_size].clone()
+        logits = logits.to(self.generator.target.device)
         if not processors:
             return logits
         whole = whole.to(logits.device)
