@@ -2,6 +2,8 @@
 `pip install 'specdec-torch[plots]'`. White grounds look alike on light and dark pages.
 """
 
+import json
+import math
 import re
 import sys
 import tomllib
@@ -85,6 +87,18 @@ def coloured(*, prompts: list[str], options: dict) -> str:
     console.print(Text.assemble(*parts, *legend, f"  {emitted} tokens in {steps} target passes"))
     svg = console.export_svg(title="", theme=DEFAULT_TERMINAL_THEME, unique_id="text")
     return re.sub(r"@font-face {.*?}", "", svg, flags=re.DOTALL)  # a page asks no other host
+
+
+def bets(*, file: str, names: list[str], way: str) -> None:
+    """The logarithm of e-values over tokens, of runs of `benchmarks/certificates.py power`."""
+    runs = {line["name"]: line for line in map(json.loads, (FOLDER / file).open(encoding="utf-8"))}
+    _, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+    for name in names:
+        curve = [0.0, *runs[name]["curves"][way]]
+        ax.plot([0, *runs[name]["tokens"][: len(curve) - 1]], curve, label=name)
+    ax.axhline(math.log(1000), color="#999999", linestyle=":", label="e = 1 000")
+    ax.set(xlabel="tokens", ylabel="log e-value", xscale="symlog", ylim=(-3, 25))
+    ax.legend(fontsize=7, loc="upper left")
 
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:

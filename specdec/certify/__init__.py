@@ -21,6 +21,7 @@ from specdec.certify.foreign import (
     RuleNoise,
     huggingface_rule,
 )
+from specdec.certify.generator.along import CertificateError, Leaning, Sentinel, TextTest
 from specdec.certify.generator.report import RunReport, certify_generator
 from specdec.certify.sampler.exact import certify_sampler
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
@@ -29,13 +30,17 @@ from specdec.samplers import Sampler
 
 __all__ = [
     "AnswerFrom",
+    "CertificateError",
     "DrawnEvidence",
     "Failure",
     "ForeignBatchSampler",
     "ForeignSampler",
+    "Leaning",
     "RuleNoise",
     "RunReport",
     "SamplerReport",
+    "Sentinel",
+    "TextTest",
     "certify",
     "certify_generator",
     "certify_sampler",
@@ -62,7 +67,7 @@ def certify(*args, **options):
 @overload
 @_like(certify_generator)
 def certify(*args, **options):
-    """Audits and tests the runs of a generator on prompts, see `certify_generator`."""
+    """Audits the runs of a generator on prompts, and bets along them, see `certify_generator`."""
 
 
 def certify(

@@ -24,10 +24,16 @@ def certify(
     prompt: Prompts = None,
     prompts: Annotated[int | None, count("of source code; default: 2")] = None,
     prompt_tokens: Annotated[int | None, count("of these; default: 8")] = None,
-    samples: Annotated[int, count("per prompt")] = 4096,
+    samples: Annotated[int, count("texts per prompt")] = 64,
+    tokens: Annotated[int, count("of each of these texts")] = 64,
     audit_tokens: Annotated[int, count("of audits")] = 64,
-    top_k: Annotated[int, count("while sampling")] = 4,
     temperature: Annotated[float, Option(metavar="T", help="of sampling")] = 1.0,
+    top_k: Annotated[int | None, count("while sampling; default: all")] = None,
+    top_p: Annotated[float | None, Option(metavar="P", help="while sampling; default: 1")] = None,
+    target_bias: Annotated[
+        float | None, Option(metavar="TV", help="total variation to be seen; default: none")
+    ] = None,
+    until_sure: Annotated[bool, Option(help="go on until --target-bias would be seen")] = False,
     false_alarm: Annotated[float, Option(metavar="P", help="in total")] = 1e-6,
     parts: ExactParts,
 ) -> int:
@@ -35,16 +41,20 @@ def certify(
 
     Enumerates the sampler's exact law on small worlds. Then runs the pair: greedy text against
     plain decoding, no random number used twice, the same drafts again, alone and in other company,
-    and a chi-square test of sampled text against the target's exact law. Exits 1 if anything fails.
+    and bets along sampled texts against the target's own distributions. Says how small a bias would
+    have been seen. Exits 1 if anything fails.
     """
     from tqdm import tqdm
 
     from specdec.arguments import check_number
     from specdec.certify import certify
-    from specdec.certify.generator.law import NUM_TOKENS, check_enumerable
 
     check_number("--temperature", temperature, above=0)
     check_number("--false-alarm", false_alarm, above=0, below=1)
+    if target_bias is not None:
+        check_number("--target-bias", target_bias, above=0, below=1)
+    elif until_sure:
+        raise ValueError("--until-sure goes on until --target-bias would have been seen; pass one")
     if prompt:
         of_sources = "belongs to prompts of source code; leave it out beside --prompt"
         refuse({"prompts": prompts, "prompt_tokens": prompt_tokens}, of_sources)
@@ -53,12 +63,14 @@ def certify(
         ids = _distinct(prompt, tokenizer, None)
     else:
         ids = _source_prompts(tokenizer, prompts or 2, prompt_tokens or 8)
-    check_enumerable(NUM_TOKENS, top_k, generator.target.vocab_size)
     bar = partial(tqdm, leave=False, disable=None)  # on terminals only
     exact = certify(generator.sampler, device=parts.device, progress=partial(bar, desc="exact law"))
     print(exact, flush=True)
-    options = {"audit_tokens": audit_tokens, "top_k": top_k, "temperature": temperature}
-    options |= {"false_alarm": false_alarm, "num_samples": samples}
+    settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    options = {"audit_tokens": audit_tokens, "settings": [settings], "false_alarm": false_alarm}
+    options |= {"num_samples": samples, "num_tokens": tokens}
+    options |= {"target_bias": target_bias, "until_sure": until_sure}
     runs = certify(generator, ids, progress=partial(bar, desc="samples"), **options)
     print(runs)
     return 0 if exact.passed and runs.passed else 1

@@ -15,7 +15,6 @@ import copy
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from specdec.arguments import check_integer
@@ -24,10 +23,10 @@ from specdec.generator import SpeculativeGenerator
 from specdec.request import Sampling
 from specdec.request.prompts import left_padded
 from specdec.results import RowStep
-from specdec.samplers import Noise, Sampler, Warp
-from specdec.samplers.noise import StepNoise
+from specdec.samplers import Sampler, Warp
+from specdec.samplers.given import GivenText, emit
 from specdec.trace import StepNumbers, Trace
-from specdec.types import PAD_TOKEN, Draft, Verdict
+from specdec.types import Draft, Verdict
 
 
 def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
@@ -50,6 +49,7 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
             generator's target writes another text, or its drafter drafts trees.
 
     Example:
+        >>> import torch
         >>> from specdec import zoo
         >>> target = zoo.load_target()
         >>> drafter = zoo.load_drafter("model", target, num_draft_tokens=3)
@@ -73,7 +73,8 @@ def every_anchor(generator: SpeculativeGenerator, trace: Trace) -> Trace:
     if not any(lengths):
         raise ValueError("the trace holds no new tokens")
     device = generator.target.device
-    sampler = _OneToken() if is_greedy else _along(trace.prompts, texts, device)
+    whole = [[*prompt, *text] for prompt, text in zip(trace.prompts, texts, strict=True)]
+    sampler = _OneToken() if is_greedy else GivenText(whole, device, drafts_text=True)
     reader = SpeculativeGenerator(
         generator.target,
         generator.drafter,
@@ -129,67 +130,21 @@ def _refuse_trees(drafter: Drafter) -> None:
         )
 
 
-class _TextStep(StepNoise):
-    """The numbers of a step, and the text after its anchor."""
-
-    def __init__(self, key: Tensor, start: Tensor, width: int, text: Tensor):
-        super().__init__(key, start, width)
-        self._text, self._rows, self._first = text, key[:, 0], start + 1
-
-    def tokens(self, index: int, count: int) -> Tensor:
-        """`[B, count]` of the text, from `index` tokens after the anchor's successor on."""
-        offsets = torch.arange(index, index + count, device=self._text.device)
-        columns = (self._first[:, None] + offsets).clamp(max=self._text.shape[1] - 1)
-        return self._text[self._rows[:, None], columns]
-
-
 class _OneToken(Sampler):
-    """Commits one token per step, so that every token becomes an anchor. Greedy texts are written
-    again by target and drafter themselves.
+    """Commits one token per step. Greedy texts are written again by target and drafter
+    themselves.
     """
 
     lossless = True
     uses_accept_draws = False
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: Any) -> Verdict:
-        """The text's next token."""
-        return _emit(noise.tokens(0, 1), draft)
+        """Not called: all rows are greedy."""
+        raise AssertionError("a sampled text is read by GivenText")
 
     def accept_greedily(self, draft: Draft, target_logits: Tensor) -> Verdict:
         """The target's token."""
-        return _emit(target_logits[:, :1].argmax(dim=-1), draft)
-
-
-def _emit(token: Tensor, draft: Draft) -> Verdict:
-    rest = torch.full_like(draft.tokens, PAD_TOKEN)
-    none = torch.zeros_like(token[:, 0])
-    # No faults: the tokens of these drafts are the text's, and no draws from draft.probs.
-    return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, faults=none)
-
-
-def _along(prompts: list[list[int]], texts: list[list[int]], device: torch.device) -> Sampler:
-    """For sampled texts: drafter and target get the text's tokens for their draws."""
-    whole = [p + t for p, t in zip(prompts, texts, strict=True)]
-    table = torch.zeros(len(whole), max(map(len, whole)) + 1, dtype=torch.long, device=device)
-    for row, ids in enumerate(whole):
-        table[row, : len(ids)] = torch.tensor(ids, device=device)
-
-    class TextNoise(Noise):
-        """Seeds are numbers of rows."""
-
-        def at(self, start: Tensor, width: int) -> _TextStep:
-            return _TextStep(self._key, start, width, table)
-
-    def draw(logits: Tensor, warp: Warp, noise: _TextStep, index: int, **options: Any):
-        """The text's tokens and the drafter's whole distributions."""
-        probs = warp(logits)
-        if options.get("out") is not None:
-            probs = options["out"].copy_(probs)
-        return noise.tokens(index, logits.shape[1]), probs
-
-    sampler = _OneToken()
-    sampler.noise_type, sampler.draw_draft = TextNoise, draw
-    return sampler
+        return emit(target_logits[:, :1].argmax(dim=-1), draft)
 
 
 def _cut(step: RowStep, numbers: StepNumbers, count: int) -> tuple[RowStep, StepNumbers]:

@@ -21,7 +21,8 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from specdec import processes
-from specdec.arguments import check_integer
+from specdec.arguments import check_choice, check_integer
+from specdec.certify import Sentinel
 from specdec.evaluation.evaluation import Evaluation
 from specdec.evaluation.plan import Plan, provenance, settings_of_run
 from specdec.evaluation.prompts import Prompt, as_prompts, encode
@@ -52,6 +53,7 @@ def evaluate(
     share: bool = False,
     output: str | Path | None = None,
     progress: bool = False,
+    certify: bool = False,
     **options: Unpack[GenerateOptions],
 ) -> Evaluation:
     """Generates from every prompt and counts; torch's global generator is not used.
@@ -87,6 +89,9 @@ def evaluate(
         output: a file that holds what is measured, batch by batch. Where it exists, the run goes on
             after its last batch. Of several processes the first one writes it.
         progress: shows a bar on standard error.
+        certify: bets along the sampled texts against the claim that they have the target's
+            distribution, at the cost of one more forward per text, which is not timed
+            (`specdec.certify.Sentinel`). Each process judges the texts that it generates itself.
         options: of `generate` (top_k, top_p, eos_token_id, ...), the same for all rows.
 
     Returns:
@@ -94,7 +99,10 @@ def evaluate(
 
     Raises:
         TypeError, ValueError: as `SpeculativeGenerator.generate`, for variables that the chat
-            template does not read, and for a file of a run with other settings (names them).
+            template does not read, and for a file of a run with other settings (names them); for
+            `certify` with greedy texts.
+        CertificateError: with `certify`, texts that a sound generator writes with a chance below
+            1e-6.
 
     Example:
         >>> from specdec import PromptLookupDrafter, zoo
@@ -104,6 +112,11 @@ def evaluate(
         True
     """
     check_integer("warmup", warmup, 0)
+    check_choice("certify", certify, (True, False))
+    if certify and temperature == 0:
+        raise ValueError(
+            "certify=True bets on drawn tokens, and greedy texts have none; pass a temperature > 0"
+        )
     plan = Plan(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -115,7 +128,8 @@ def evaluate(
         options=options,
     )
     team = processes.team(generator.target.model) if share else processes.Team()
-    run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team)
+    sentinel = Sentinel(generator) if certify else None
+    run = Run(generator, as_prompts(prompts, attention_mask), plan, tokenizer, team, sentinel)
     with run.recorded(output), progress_bar(team, run.size, is_wanted=progress) as bar:
         bar.update(run.num_done)
         measure([run], warmup=warmup, bar=bar)
@@ -131,6 +145,7 @@ class Run:
         plan: how they are continued.
         tokenizer: of the target, for texts.
         team: the processes that share the batches.
+        sentinel: sees every text that is generated here.
 
     Attributes:
         about: the run's settings and versions.
@@ -143,11 +158,13 @@ class Run:
         plan: Plan,
         tokenizer: PreTrainedTokenizerBase | None,
         team: processes.Team,
+        sentinel: Sentinel | None = None,
     ):
         settings = settings_of_run(generator, prompts, tokenizer=tokenizer, **vars(plan))
         self.about, self.team = {"run": settings, **provenance()}, team
         self._generator, self._plan, self._tokenizer = generator, plan, tokenizer
         self._batches, self._done = batches_of(prompts, plan), {}
+        self._sentinel = sentinel
         self._file: RunFile | None = None
 
     @contextmanager
@@ -182,7 +199,8 @@ class Run:
 
     def batch(self, number: int) -> EvaluatedBatch:
         """Generates all turns of a batch."""
-        return _run(self._generator, number, self._batches[number], self._plan, self._tokenizer)
+        rows = self._batches[number]
+        return _run(self._generator, number, rows, self._plan, self._tokenizer, self._sentinel)
 
     def add(self, batches: list[EvaluatedBatch]) -> None:
         """Takes in what every process has measured, and writes it down."""
@@ -276,6 +294,7 @@ def _run(
     rows: list[_Row],
     plan: Plan,
     tokenizer: PreTrainedTokenizerBase | None,
+    sentinel: Sentinel | None,
 ) -> EvaluatedBatch:
     """All turns of a batch."""
     replies: list[list[str]] = [[] for _ in rows]
@@ -299,6 +318,10 @@ def _run(
             hint = "; max_prompt_tokens= shortens long prompts" if is_long else ""
             raise ValueError(f"prompt {names}: {error}{hint}") from error
         seconds.append(taken)
+        if sentinel is not None:
+            pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
+            texts = [tokens[:length] for tokens, length in pairs]
+            sentinel(kept, texts, steps=result.steps, **options)
         for b, row in enumerate(rows):
             evaluated = EvaluatedRow(
                 prompt=row.prompt.id,

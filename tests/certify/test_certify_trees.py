@@ -25,7 +25,7 @@ each_sampler = pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda s: type(s
 @each_sampler
 def test_a_generator_that_drafts_trees_passes(sampler):
     generator = SpeculativeGenerator(tiny(TARGET), ModelDrafter(tiny(DRAFT), tree=TREE), sampler)
-    report = certify(generator, [PROMPT, [3]], **QUICK | {"num_samples": 300})
+    report = certify(generator, [PROMPT, [3]], **QUICK | {"num_samples": 32})
     assert report.passed, report
     assert report.rows.num_steps > 100
     assert not report.rows.differences
@@ -52,5 +52,5 @@ def test_children_that_are_chosen_and_not_drawn_are_found_by_the_law_alone():
     drafter = Chosen(tiny(DRAFT), tree=Tree(nodes=2, depth=1, top_k=2))
     generator = SpeculativeGenerator(tiny(TARGET), drafter, RejectionSampler())
     report = certify(generator, [PROMPT], **QUICK)
-    assert not all(test.passed for test in report.tests)
+    assert not report.text.passed
     assert all(part.passed for part in (report.greedy, report.noise, report.rows))

@@ -272,13 +272,18 @@ def test_prompts_that_begin_alike_are_not_certified_twice(monkeypatch, capsys, s
 @pytest.mark.parametrize(
     ("option", "number", "message"),
     [
-        ("--top-k", 5000, "top_k=5000 make more than 16384 texts.*top_k=25 with num_tokens=3"),
+        ("--target-bias", 2, "--target-bias must be"),
         ("--prompts", 99999999999, "of 4096 sources only [0-9]+ begin with different 8 tokens"),
     ],
 )
 def test_what_cannot_be_certified_is_told_at_once(option, number, message, capsys, small):
     line = refused(capsys, "certify", "--target", small, option, number)
     assert re.search(message, line), line
+
+
+def test_to_be_sure_needs_a_bias_to_be_sure_of(capsys, small):
+    line = refused(capsys, "certify", "--target", small, "--until-sure")
+    assert "--until-sure goes on until --target-bias would have been seen; pass one" in line
 
 
 @pytest.mark.parametrize("command", ["", "generate", "train"])

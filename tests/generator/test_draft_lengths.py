@@ -146,7 +146,7 @@ def follows(acceptance, rows, tokens):
     return int(np.clip(round(3 * acceptance.rates[0]) - 1, 0, 2))
 
 
-FEW = {"num_samples": 800, "batch_size": 4, "audit_tokens": 12, "num_tokens": 2, "top_k": 3}
+FEW = {"num_samples": 64, "batch_size": 4, "audit_tokens": 12, "num_tokens": 12}
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_length_that_looks_at_a_draw_to_come_is_found_by_the_certificate():
     assert not report.passed
     assert report.greedy.passed
     assert report.noise.passed
-    assert not all(test.passed for test in report.tests)
+    assert not report.text.passed
 
 
 def test_rows_that_share_a_seed_are_refused_where_lengths_could_tell_their_draws():

@@ -1,19 +1,24 @@
-"""`certify_generator`: audits and tests of a real pair of target and drafter."""
+"""`certify_generator`: audits of a real pair of target and drafter, and bets along its texts."""
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
+from typing import Any
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from specdec.arguments import check_integer, check_number
-from specdec.certify.chisquare import DETECTABLE
-from specdec.certify.generator.law import NUM_TOKENS, LawTest, check_enumerable, run_law_tests
+from specdec.certify.generator.along import Sentinel, TextTest
 from specdec.certify.generator.noise import NoiseAudit, audit_noise
 from specdec.certify.generator.rows import RowsAudit, audit_rows
 from specdec.certify.generator.text import TextAudit, audit_text
 from specdec.generator import SpeculativeGenerator
+from specdec.hf import WARPS
 from specdec.request import Sampling
+from specdec.request.prompts import left_padded
 from specdec.samplers import draw_by_race
 from specdec.show.text import draft_size
 
@@ -29,31 +34,26 @@ class RunReport:
             meant to be used again there, sampled text against plain decoding.
         rows: whether drafts and texts repeat: again, alone, in other chunks, after rows have ended.
             `None` for a drafter with memory of earlier requests, whose drafts need not repeat.
-        tests: of the law of sampled texts.
-        false_alarm: chance, over all tests, that a sound generator fails.
-        sampling: what texts were drawn from; of the target's `generation_config` nothing.
+        text: bets along sampled texts.
+        settings: what these were drawn with, in turn.
+        seconds: that drawing and reading them took.
+        target_bias: the total variation that was to be seen, or `None`.
     """
 
     name: str
     greedy: TextAudit
     noise: NoiseAudit | TextAudit
     rows: RowsAudit | None
-    tests: list[LawTest]
-    false_alarm: float
-    sampling: Sampling
+    text: TextTest
+    settings: Sequence[Mapping[str, Any]]
+    seconds: float
+    target_bias: float | None = None
 
     @property
     def passed(self) -> bool:
-        """No audit and no test found anything."""
-        parts = [self.greedy, self.noise, *self.tests]
+        """No audit and no test found anything; `text.detectable` says what would have been."""
+        parts = [self.greedy, self.noise, self.text]
         return all(part.passed for part in parts) and (self.rows is None or self.rows.passed)
-
-    @property
-    def detectable(self) -> float:
-        """Total variation of the first token's law that every prompt's test would have detected
-        with 99 % power.
-        """
-        return max(test.detectable for test in self.tests if test.length == 1)
 
     def __repr__(self) -> str:
         return str(self)
@@ -66,12 +66,16 @@ class RunReport:
             "----    rows: not compared, the drafter has memory of earlier requests"
             if self.rows is None
             else _line(self.rows, f"    {self.rows}"),
-            f"{'PASS' if all(t.passed for t in self.tests) else 'FAIL'}    law: {self.sampling}; "
-            f"false alarm {self.false_alarm:.0e} over all tests",
-            "          prompt  tokens   texts  samples   p-value  detectable TV",
-            *(_line(test, f"      {test}") for test in self.tests),
-            f"({DETECTABLE})",
+            _line(self.text, f"    {self.text}"),
+            f"          drawn with: {'; '.join(map(_shown, self.settings))}",
         ]
+        if self.target_bias is not None and self.text.detectable > self.target_bias:
+            count = self.text.tokens_for(self.target_bias)
+            minutes = self.seconds * count / self.text.num_tokens / 60
+            lines.append(
+                f"          to see {self.target_bias:.2%} takes {count} tokens in all, about "
+                f"{minutes:.1f} min here; until_sure=True (--until-sure) goes on until then"
+            )
         return "\n".join(lines)
 
 
@@ -79,58 +83,127 @@ def certify_generator(
     generator: SpeculativeGenerator,
     prompts: Sequence[Sequence[int]] | Tensor,
     *,
-    num_samples: int = 4096,
-    num_tokens: int = NUM_TOKENS,
-    top_k: int = 4,
-    temperature: float = 1.0,
+    num_samples: int = 64,
+    num_tokens: int = 64,
+    settings: Sequence[Mapping[str, Any]] = ({"temperature": 1.0},),
+    target_bias: float | None = None,
+    until_sure: bool = False,
     audit_tokens: int = 64,
     false_alarm: float = 1e-6,
-    batch_size: int = 128,
+    batch_size: int = 64,
+    reference: PreTrainedModel | None = None,
     progress: Callable[[list], Iterable] = iter,
 ) -> RunReport:
-    """Audits greedy text, noise and rows, and tests the law of sampled text.
+    """Audits greedy text, noise and rows, and bets along sampled texts against the claim that they
+    have the target's distribution (`docs/certificates.md` says how, and what a pass means).
 
-    Texts are drawn with temperature and top-k alone: the target's `generation_config` (its top-p,
-    min-p, penalties) has no part in it, but for the ids that end a greedy text.
+    Texts are drawn with neutral options but for `settings`: the target's `generation_config` (its
+    top-p, min-p, penalties) has no part in it, but for the ids that end a greedy text.
 
     Args:
         generator: of any drafter and sampler.
         prompts: token ids of each, without padding.
-        num_samples: texts drawn per prompt for the law.
-        num_tokens: of these texts; there are `top_k ** num_tokens` of them, at most 16384.
-        top_k: while sampling.
-        temperature: while sampling, > 0.
+        num_samples: texts drawn per prompt.
+        num_tokens: of each of these.
+        settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
+            ...), the same for all rows of a batch; batches take them in turn. The first one's
+            temperature and truncation are those of the audits.
+        target_bias: a total variation that is to be seen with 95 %; the report says how many tokens
+            and how much time that takes.
+        until_sure: draws on until a fault is found or `target_bias` would have been.
         audit_tokens: new tokens of the audits.
-        false_alarm: chance that the tests of the law fail a sound generator.
-        batch_size: samples drawn together.
+        false_alarm: chance that the bets fail a sound generator.
+        batch_size: texts drawn together.
+        reference: a model whose forwards count in place of the target's own, for instance a copy in
+            float32.
         progress: wraps the list of batches, `tqdm` for instance.
 
     Raises:
-        ValueError: no prompt, an empty one, one that comes twice, or too many texts to count.
+        ValueError: no prompt, an empty one, one that comes twice; greedy settings; `until_sure`
+            without a `target_bias`.
     """
-    plan = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
-    for name, count in {**plan, "top_k": top_k, "audit_tokens": audit_tokens}.items():
+    counts = {"num_samples": num_samples, "num_tokens": num_tokens, "batch_size": batch_size}
+    for name, count in {**counts, "audit_tokens": audit_tokens}.items():
         check_integer(name, count, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
-    check_number("temperature", temperature, above=0)
-    check_enumerable(num_tokens, top_k, generator.target.vocab_size)
+    if target_bias is not None:
+        check_number("target_bias", target_bias, above=0, below=1)
+    if until_sure and target_bias is None:
+        raise ValueError("until_sure goes on until target_bias would have been seen; pass one")
+    if isinstance(settings, Mapping) or not settings:
+        raise TypeError(
+            f"settings must be a list of options of generate, one or more, got {settings!r}"
+        )
+    for each in settings:
+        if each.get("temperature") is not None:
+            check_number("temperature", each["temperature"], above=0)
     prompts = _token_ids(prompts)
-    sampling = Sampling(temperature=temperature, top_k=top_k)
-    judging = {"sampling": sampling, "false_alarm": false_alarm, "progress": progress}
     drafter, sampler = generator.drafter, generator.sampler
+    sampling = Sampling(**{name: each for name, each in settings[0].items() if name in WARPS})
     audited = generator, prompts, audit_tokens
     audit = audit_text if sampler.draw_draft is draw_by_race else audit_noise
     size = draft_size(drafter.num_draft_tokens, drafter.tree_depth)
     names = f"{type(drafter).__name__}, {type(sampler).__name__}, {size}"
+    audits = {
+        "greedy": audit_text(*audited),
+        "noise": audit(*audited, sampling),
+        "rows": None if drafter.has_memory else audit_rows(*audited, sampling),
+    }
+    sentinel = Sentinel(
+        generator, false_alarm=false_alarm, with_drafts=True, reference=reference, raises=False
+    )
+    started, first = time.perf_counter(), 0
+    while True:
+        last = first + num_samples
+        rows = [(number, i) for i in range(first, last) for number in range(len(prompts))]
+        starts = range(0, len(rows), batch_size)
+        for turn, start in progress(list(enumerate(starts, first * len(prompts)))):
+            batch, options = rows[start : start + batch_size], settings[turn % len(settings)]
+            _draw(generator, sentinel, prompts, batch, num_tokens, options)
+            if sentinel.found.log_e > -math.log(false_alarm):
+                break
+        found = sentinel.found
+        if not until_sure or not found.passed or found.detectable <= target_bias:
+            break
+        first = last
     return RunReport(
         name=f"{names}, {len(prompts)} prompts",
-        greedy=audit_text(*audited),
-        noise=audit(*audited, sampling),
-        rows=None if drafter.has_memory else audit_rows(*audited, sampling),
-        tests=run_law_tests(generator, prompts, **plan, **judging),
-        false_alarm=false_alarm,
-        sampling=sampling,
+        **audits,
+        text=found,
+        settings=settings,
+        seconds=time.perf_counter() - started,
+        target_bias=target_bias,
     )
+
+
+def _draw(
+    generator: SpeculativeGenerator,
+    sentinel: Sentinel,
+    prompts: list[list[int]],
+    rows: list[tuple[int, int]],
+    num_tokens: int,
+    options: Mapping[str, Any],
+) -> None:
+    """Draws one text per (number of a prompt, number of its sample), and bets along them."""
+    # No seed comes twice, and none is one of the audits': a drafter with memory must not draft from
+    # a text that the same noise has written.
+    seeds = [((number + 1) << 32) + sample for number, sample in rows]
+    used = {"temperature": 1.0, "neutral": True, "eos_token_id": [], **options}
+    beginnings = [prompts[number] for number, _ in rows]
+    result = generator.generate(
+        *left_padded(beginnings, generator.target.device),
+        **{**used, "max_new_tokens": num_tokens, "output_scores": True, "seed": seeds},
+    )
+    pairs = zip(result.new_tokens.tolist(), result.lengths, strict=True)
+    texts = [text[:length] for text, length in pairs]
+    sentinel(beginnings, texts, steps=result.steps, scores=result.scores, **used)
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    """Options in words; objects by their class."""
+    plain = int | float | str
+    named = {n: v if isinstance(v, plain) else type(v).__name__ for n, v in options.items()}
+    return ", ".join(f"{name} {value}" for name, value in named.items()) or "temperature 1.0"
 
 
 def _token_ids(prompts: Sequence[Sequence[int]] | Tensor) -> list[list[int]]:

@@ -1,0 +1,302 @@
+"""`Sentinel`: bets along the texts of a generator, and `TextTest`, what they have shown so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from specdec.arguments import check_number
+from specdec.certify.generator.directions import DIRECTIONS, DRAFT_ABOVE, TOP
+from specdec.certify.generator.martingale import Wealth, needed_score
+from specdec.certify.generator.reading import Reader
+from specdec.generator import SpeculativeGenerator
+from specdec.results import RowStep
+
+_SIGMAS = 1.96  # of 95 % intervals
+_ROUNDED = 0.002
+"""Tolerance in half precision, where the loop's own distributions are not known."""
+_MOST_FAR = 1 / 500
+"""Share of tokens at which the loop may be further from HF's forward than rounding: a cutoff that
+falls between two nearly equal tokens.
+"""
+
+
+class CertificateError(AssertionError):
+    """Texts of a run do not have the target's distribution."""
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """How far texts lean in one direction: the mean of f beyond its expectation, per token."""
+
+    name: str  # a key of `DIRECTIONS`
+    mean: float
+    error: float  # its standard deviation in a sound generator; 0 where f is constant
+
+    @property
+    def z(self) -> float:
+        """In standard deviations."""
+        return self.mean / self.error if self.error else 0.0
+
+
+@dataclass(frozen=True)
+class TextTest:
+    """What bets along texts have shown.
+
+    Args:
+        num_tokens: that were bet on.
+        num_texts: of which they are.
+        log_e: logarithm of the e-value.
+        log_peak: of the largest one so far.
+        false_alarm: alpha, the chance that a sound generator ever exceeds 1 / alpha.
+        leanings: by direction.
+        positions: of the leaning that is furthest off, by the position in the step at which a token
+            was emitted, `"bonus"` for bonus tokens; empty where steps are not known.
+        draft_distance: mean total variation between draft and target, 0 without drafts.
+        accept_effects: by direction, what accept draws that are 1 % too small add to the mean.
+        loop_distance: mean total variation between what the loop drew from and the target's own
+            forward; `None` where that is not known.
+        far_share: share of the tokens where it is more than rounding.
+        is_lossless: what the sampler says of itself.
+    """
+
+    num_tokens: int
+    num_texts: int
+    log_e: float
+    log_peak: float
+    false_alarm: float
+    leanings: tuple[Leaning, ...]
+    positions: dict[str, Leaning]
+    draft_distance: float
+    accept_effects: tuple[float, ...]
+    loop_distance: float | None
+    far_share: float
+    is_lossless: bool
+
+    @property
+    def passed(self) -> bool:
+        """Nothing was found; `detectable` says what would have been."""
+        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= _MOST_FAR
+
+    @property
+    def e_value(self) -> float:
+        """The wealth of the bets."""
+        return math.exp(min(self.log_e, 700.0))
+
+    @property
+    def p_value(self) -> float:
+        """Chance that a sound generator ever comes so far."""
+        return math.exp(-self.log_peak)
+
+    @property
+    def deviation(self) -> Leaning:
+        """The probability that moves to tokens which the draft prefers (without drafts: to the
+        likeliest token), as a total variation.
+        """
+        found = self.leanings[DRAFT_ABOVE]
+        if self.draft_distance:
+            return Leaning(found.name, found.mean / 2, found.error / 2)
+        return self.leanings[TOP]
+
+    @property
+    def detectable(self) -> float:
+        """The smallest `deviation`, a total variation, that would have been found in 95 of 100 runs
+        of as many tokens.
+        """
+        return min(1.0, self._score * self.deviation.error or 1.0)
+
+    @property
+    def detectable_accept(self) -> float:
+        """Likewise by how much accept draws are off, as a factor: 0.02 for draws x 0.98."""
+        pairs = zip(self.leanings, self.accept_effects, strict=True)
+        sizes = [lean.error / abs(100 * effect) for lean, effect in pairs if effect and lean.error]
+        return min(1.0, self._score * min(sizes, default=1.0))
+
+    def tokens_for(self, bias: float) -> int:
+        """How many tokens make `detectable` as small as a bias."""
+        return math.ceil(self.num_tokens * (self.detectable / bias) ** 2)
+
+    @property
+    def _score(self) -> float:
+        return needed_score(len(DIRECTIONS), self.false_alarm)
+
+    def __str__(self) -> str:
+        kind = "drafted tokens" if self.draft_distance else "the likeliest token"
+        lean, moved = max(self.leanings, key=lambda each: abs(each.z)), self.deviation
+        lines = [
+            f"text: {self.num_tokens} tokens of {self.num_texts} texts: e-value "
+            f"{_short(self.log_e)}, p {self.p_value:.2g} (false alarm {self.false_alarm:.0e})",
+            f"seen in 95 of 100 runs: {self.detectable:.2%} of probability moved to {kind}"
+            + f", accept draws off by {self.detectable_accept:.1%}" * (self.draft_distance > 0),
+            f"moved to {kind}: {moved.mean:.2%} +- {_SIGMAS * moved.error:.2%}"
+            + f" (a rule that keeps every draft: {self.draft_distance:.1%})"
+            * (self.draft_distance > 0),
+            f"leans most: {lean.name} ({DIRECTIONS[lean.name]}), {lean.z:+.1f} sigma",
+        ]
+        if self.positions:
+            by = ", ".join(f"{name}: {each.z:+.1f}" for name, each in self.positions.items())
+            lines.append(f"by position in the step: {by}")
+        if self.loop_distance is not None:
+            lines.append(
+                f"loop: {self.loop_distance:.1e} mean total variation from HF's own forward, "
+                f"{self.far_share:.2%} of tokens beyond rounding"
+            )
+        if not self.is_lossless:
+            lines.append("the rule is lossy: what it moves is its deviation in use")
+        return "\n          ".join(lines)
+
+
+class Sentinel:
+    """Bets along texts that are generated anyway, and raises an error when they cannot be the
+    target's.
+
+    Costs one forward of the target per text, and with drafts one step per token as well.
+
+    Args:
+        generator: that writes the texts.
+        false_alarm: alpha: a sound generator raises the error with at most this chance, however
+            long it runs.
+        with_drafts: whether the drafter drafts once more at every token. Without, a rule that
+            accepts too much is seen after many more tokens.
+        reference: whose forwards count; `None` for the target's own model.
+        tolerance: how far the mean of a direction (with values in -1..1) may be off by rounding;
+            `None` for 0, in half precision 0.002.
+        raises: whether an error is raised; `found` tells in any case.
+
+    Example:
+        >>> from specdec import PromptLookupDrafter, zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), PromptLookupDrafter(3))
+        >>> options = dict(temperature=1.0, neutral=True, max_new_tokens=8, seed=0)
+        >>> result = generator.generate(torch.tensor([[7, 8, 9]]), **options)
+        >>> sentinel = Sentinel(generator)
+        >>> sentinel([[7, 8, 9]], result.new_tokens.tolist(), temperature=1.0, neutral=True)
+        >>> sentinel.found.passed, sentinel.found.num_tokens
+        (True, 8)
+    """
+
+    def __init__(
+        self,
+        generator: SpeculativeGenerator,
+        *,
+        false_alarm: float = 1e-6,
+        with_drafts: bool = False,
+        reference: PreTrainedModel | None = None,
+        tolerance: float | None = None,
+        raises: bool = True,
+    ):
+        self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
+        self._reader = Reader(generator, reference, with_drafts)
+        self._tolerance, self._raises = tolerance, raises
+        self._wealth: Wealth | None = None
+        count, zeros = len(DIRECTIONS), torch.zeros(len(DIRECTIONS), dtype=torch.float64)
+        self._effects = zeros.clone()
+        self._sums: dict[str, Tensor] = {"": torch.zeros(3, count, dtype=torch.float64)}
+        self._num_texts = self._num_far = 0
+        self._draft_distance, self._loop_distance = 0.0, None
+
+    def __call__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        *,
+        steps: Sequence[Sequence[RowStep]] | None = None,
+        scores: Sequence[Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        """Bets along finished texts.
+
+        Args:
+            prompts: ids of each, without padding.
+            texts: ids of what was generated, the token that ended it included; no padding.
+            steps: `GenerationResult.steps`, where positions in steps are of interest.
+            scores: `GenerationResult.scores`, where what the loop drew from is to be compared.
+            options: of `generate`, with which the texts were drawn; the same for all.
+
+        Raises:
+            ValueError: the texts are greedy.
+            CertificateError: sound texts come so far with a chance below `false_alarm`.
+        """
+        pairs = [(p, t) for p, t in zip(prompts, texts, strict=True) if len(t)]
+        if len(pairs) < len(texts) and (steps is not None or scores is not None):
+            raise ValueError("a text is empty; leave it out together with its steps and scores")
+        if not pairs:
+            return
+        if self._wealth is None:
+            rounded = self._reader.is_rounded and scores is None
+            usual = _ROUNDED if rounded else 0.0
+            tolerance = usual if self._tolerance is None else self._tolerance
+            self._wealth = Wealth(len(DIRECTIONS), tolerance=tolerance)
+        read = self._reader.read(*map(list, zip(*pairs, strict=True)), options, scores)
+        rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
+        for row, each in enumerate(read):
+            self._wealth.add(each.gains)
+            self._num_texts += 1
+            self._draft_distance += each.distance.sum().item()
+            if scores is not None:
+                self._loop_distance = (self._loop_distance or 0.0) + each.loop_distance.sum().item()
+                self._num_far += int((each.loop_distance > rounding).sum())
+            labels = _labels(steps[row], len(each.gains)) if steps is not None else []
+            is_bonus = torch.tensor([label == "bonus" for label in labels] or [False])
+            self._effects += (each.effects * ~is_bonus[:, None]).sum(dim=0)
+            moments = torch.stack([each.gains, each.variances, torch.ones_like(each.gains)])
+            self._sums[""] += moments.sum(dim=1)
+            for label in set(labels):
+                here = torch.tensor([label == other for other in labels])
+                self._sums[label] = self._sums.get(label, 0) + moments[:, here].sum(dim=1)
+        if self._raises and not (found := self.found).passed:
+            raise CertificateError(
+                "the texts of this run do not have the target's distribution; "
+                f"certify(generator, prompts) says more\n          {found}"
+            )
+
+    @property
+    def found(self) -> TextTest:
+        """What was found so far."""
+        if self._wealth is None:
+            raise ValueError("no text was bet on yet")
+        leanings = _leanings(self._sums[""])
+        most = max(range(len(leanings)), key=lambda number: abs(leanings[number].z))
+        labels = sorted(self._sums.keys() - {""}, key=lambda label: (label == "bonus", label))
+        count = int(self._sums[""][2, 0])
+        loop = self._loop_distance
+        return TextTest(
+            num_tokens=count,
+            num_texts=self._num_texts,
+            log_e=self._wealth.log_e,
+            log_peak=self._wealth.log_peak,
+            false_alarm=self._alarm,
+            leanings=leanings,
+            positions={label: _leanings(self._sums[label])[most] for label in labels},
+            draft_distance=self._draft_distance / count,
+            accept_effects=tuple((self._effects / count / 100).tolist()),
+            loop_distance=None if loop is None else loop / count,
+            far_share=self._num_far / count,
+            is_lossless=self._reader.generator.sampler.lossless,
+        )
+
+
+def _leanings(sums: Tensor) -> tuple[Leaning, ...]:
+    """Of gains, variances and counts `[3, D]`."""
+    gains, variances, counts = sums
+    means, errors = (gains / counts).tolist(), (variances.sqrt() / counts).tolist()
+    return tuple(map(Leaning, DIRECTIONS, means, errors))
+
+
+def _labels(steps: Sequence[RowStep], count: int) -> list[str]:
+    """Where in its step each token was emitted."""
+    labels = [
+        "bonus" if kind == "bonus" else str(position)
+        for step in steps
+        for position, kind in enumerate(step.kinds, start=1)
+    ]
+    return labels[:count]
+
+
+def _short(log_e: float) -> str:
+    return f"{math.exp(log_e):.2g}" if abs(log_e) < 200 else f"1e{log_e / math.log(10):.0f}"

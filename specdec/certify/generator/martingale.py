@@ -1,0 +1,115 @@
+r"""Bets against the claim that a text was drawn from given distributions, valid at any time.
+
+Let p_t be the target's distribution after the text before token t. If a generator is lossless, then
+for every function f_t with values in -1..1 that is fixed before token x_t is drawn,
+
+    gain_t = f_t(x_t) - sum_v p_t(v) f_t(v)
+
+has the mean 0 given the text before, whatever was drafted and wherever steps began. So the wealth
+of somebody who stakes a share s (|s| <= 0.4) of it on every gain, the product of 1 + s gain_t, is a
+martingale that begins with 1, and exceeds 1 / alpha at *any* time with probability at most alpha
+(Ville). A mean of several such wealths is one as well: over functions f ("directions"), stakes of
+both signs, and shares w of rows. The last is for faults in few rows: with w < 1 the wealth is the
+product over rows of 1 - w + w (wealth of the row).
+
+Where p_t is known up to rounding only, a tolerance widens the claim: |mean of gain_t| <= tolerance.
+Each factor is then divided by 1 + |s| tolerance, which leaves a supermartingale.
+
+Reference: Ramdas et al., "Game-theoretic statistics and safe anytime-valid inference",
+arXiv:2210.01948.
+
+Legend: T tokens of a text, D directions, S stakes, W shares of rows.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from specdec.arguments import check_integer, check_number, check_tensor
+
+STAKES = tuple(sign * 0.4 * 2.0**-k for k in range(7) for sign in (1, -1))
+"""Shares of the wealth that are bet, in steps of 2: the best one for a fault that moves the mean of
+a direction by mu is mu / variance, and one that is sqrt(2) off grows 17 % more slowly.
+"""
+SHARES = (1.0, 1 / 8, 1 / 50)
+"""Of rows that are thought to be at fault. Half of the wealth is bet on all of them."""
+_PRIOR = (0.5, 0.25, 0.25)
+NUM_BETS = len(STAKES) * len(SHARES)
+
+
+class Wealth:
+    """What somebody owns who bets on the texts of a generator: an e-value.
+
+    Args:
+        num_directions: D.
+        tolerance: how far the mean of a gain may be from 0 in a sound generator.
+
+    Attributes:
+        log_e: logarithm of the wealth.
+        log_peak: of the largest wealth so far.
+
+    Example:
+        >>> wealth = Wealth(1)
+        >>> for _ in range(40):
+        ...     wealth.add(torch.full((8, 1), 0.5, dtype=torch.float64))  # always above its mean
+        >>> wealth.p_value < 1e-6
+        True
+    """
+
+    def __init__(self, num_directions: int, *, tolerance: float = 0.0):
+        check_integer("num_directions", num_directions, 1)
+        self._tolerance = check_number("tolerance", tolerance, 0)
+        self._logs = torch.zeros(len(SHARES), num_directions, len(STAKES), dtype=torch.float64)
+        prior = torch.tensor(_PRIOR, dtype=torch.float64) / (num_directions * len(STAKES))
+        self._log_prior = prior.log()[:, None, None]
+        self.log_e = self.log_peak = 0.0
+
+    def add(self, gains: Tensor) -> None:
+        """Bets along one more text.
+
+        Args:
+            gains: `[T, D]` float64, each in -2..2.
+        """
+        check_tensor("gains", gains, (None, self._logs.shape[1]), (torch.float64,))
+        stakes = torch.tensor(STAKES, dtype=torch.float64)
+        factors = (gains.cpu()[..., None] * stakes).log1p()  # [T, D, S]
+        row = factors.sum(dim=0) - len(gains) * (stakes.abs() * self._tolerance).log1p()
+        for logs, share in zip(self._logs, SHARES, strict=True):
+            beside = math.log1p(-share) if share < 1 else -math.inf
+            logs += torch.logaddexp(row + math.log(share), torch.full_like(row, beside))
+        self.log_e = (self._logs + self._log_prior).logsumexp(dim=(0, 1, 2)).item()
+        self.log_peak = max(self.log_peak, self.log_e)
+
+    @property
+    def e_value(self) -> float:
+        """The wealth now, which has a mean of at most 1 for a sound generator."""
+        return math.exp(min(self.log_e, 700.0))
+
+    @property
+    def p_value(self) -> float:
+        """1 / the largest wealth so far: the chance that a sound generator ever comes so far."""
+        return math.exp(-self.log_peak)
+
+    def by_direction(self) -> list[float]:
+        """Logarithms of the wealths of those who bet on one direction only."""
+        alone = self._log_prior + math.log(self._logs.shape[1])
+        return (self._logs + alone).logsumexp(dim=(0, 2)).tolist()
+
+
+def needed_score(num_directions: int, false_alarm: float, power: float = 0.95) -> float:
+    """How many standard deviations a sum of gains has to lie from 0 in the mean, so that the wealth
+    reaches 1 / `false_alarm` with probability `power`.
+
+    At the best stake the logarithm of the wealth in one direction is near s^2 / 2 with a standard
+    deviation of s, and 1 / (number of bets) of it counts.
+
+    Example:
+        >>> round(needed_score(15, 1e-6), 1)
+        8.2
+    """
+    from scipy.special import ndtri
+
+    most = math.log(num_directions * len(STAKES) / _PRIOR[0] / false_alarm)
+    margin = float(ndtri(power))
+    return margin + math.sqrt(margin**2 + 2 * most)
