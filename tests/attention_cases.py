@@ -1,7 +1,7 @@
 """Cases and checks for `ragged_attention`, the same for the interpreter and for a GPU.
 
 The oracle is the definition, in float64 over the same numbers. Every slot that no query may read
-holds NaN: those at or beyond a row's length, and the trash slot.
+holds NaN: those at or beyond a row's length, and the padding slot.
 """
 
 from dataclasses import dataclass, replace
@@ -74,8 +74,8 @@ def random_case(
         seed: of all numbers.
         dtype: of states and sinks.
         lengths: by row.
-        forgets: whether each row sends a random number of its last queries to the trash slot, some
-            rows all of them.
+        forgets: whether each row sends a random number of its last queries to the padding slot,
+            some rows all of them.
         options: of `AttentionOptions`; `has_sinks` and `has_mask` for random ones.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -86,7 +86,7 @@ class EagleDrafter(HeadDrafter):
             positions = (rows.next_slots[:, None] + nodes.depth - 1).clamp(min=0).expand_as(slots)
             plan = WindowPlan(
                 state.cache,
-                torch.where(has_any, slots, rows.trash),
+                torch.where(has_any, slots, rows.padding_slot),
                 num_attended=context.num_attended + more,
                 table=state.angles,
                 positions=positions,

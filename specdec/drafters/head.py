@@ -216,7 +216,7 @@ class HeadDrafter(TreeDrafter):
     def read(self, context: Context, state: HeadState) -> ContextRows:
         """The rows that the head reads of a context, see `read_context`."""
         self.check_features(context)
-        return read_context(context, state.cache.trash)
+        return read_context(context, state.cache.padding_slot)
 
     def check_features(self, context: Context) -> None:
         """Raises `ValueError` if a context has no features, which the head needs."""

@@ -87,8 +87,8 @@ class PromptLookupDrafter(Drafter):
         """Remembers the anchor and the new tokens."""
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         is_real = offsets <= context.num_new[:, None]
-        trash = state.tokens.shape[1] - 1
-        slots = torch.where(is_real, context.start[:, None] + offsets, trash)
+        padding_slot = state.tokens.shape[1] - 1
+        slots = torch.where(is_real, context.start[:, None] + offsets, padding_slot)
         state.tokens.scatter_(1, slots, context.tokens)
 
     def propose(self, context: Context, state: PromptLookupState, drawing: Drawing) -> Draft:

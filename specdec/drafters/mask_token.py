@@ -176,7 +176,7 @@ class MaskTokenDrafter(HeadDrafter):
         visible = None
         if not config.is_causal:  # rows of a block see all of it that is written
             block = window.slots[:, num_committed:]
-            visible = (block < cache.trash)[:, None]
+            visible = (block < cache.padding_slot)[:, None]
         plan = WindowPlan(
             cache,
             window.slots,
@@ -204,7 +204,7 @@ class MaskTokenDrafter(HeadDrafter):
             num_draft_tokens=num_draft_tokens,
             mask_token=config.mask_token_id or 0,
             max_positions=min(config.max_positions or num_slots, num_slots),
-            trash=num_slots,
+            padding_slot=num_slots,
         )
 
 

@@ -184,7 +184,7 @@ class ModelDrafter(TreeDrafter):
         first, num_before = pair[:, :1], pair[:, 1:] - pair[:, :1]  # [B, 1]
         index = torch.arange(tokens.shape[1], device=tokens.device)
         is_token = index < len(index) - 1 + num_before
-        slots = _within_limit(state, first + index).where(is_token, state.cache.trash)
+        slots = _within_limit(state, first + index).where(is_token, state.cache.padding_slot)
         options = _window_options(context) | {"logits_to_keep": 2}
         logits, _ = self._slot_model.forward(tokens, state.cache, slots, **options)
         return logits.take_along_dim(num_before[..., None], dim=1)
@@ -217,7 +217,7 @@ class ModelDrafter(TreeDrafter):
         offsets = torch.arange(context.tokens.shape[1], device=context.start.device)
         slots = _within_limit(state, context.start[:, None] + offsets)
         end = context.num_new[:, None] + (not self._slot_model.is_recurrent)
-        slots = torch.where(offsets < end, slots, state.cache.trash)
+        slots = torch.where(offsets < end, slots, state.cache.padding_slot)
         # After a row's end there may be anything.
         tokens = self._readable(context.tokens.clamp(0, state.vocab_size - 1), state)
         options = _window_options(context) | options
@@ -275,7 +275,7 @@ def _fit(logits: Tensor, state: ModelDrafterState) -> Tensor:
 
 
 def _within_limit(state: ModelDrafterState, positions: Tensor) -> Tensor:
-    """Slots of positions: the trash slot for those that the draft model does not have."""
+    """Slots of positions: the padding slot for those that the draft model does not have."""
     if state.limit is None:
         return positions
-    return torch.where(positions < state.limit, positions, state.cache.trash)
+    return torch.where(positions < state.limit, positions, state.cache.padding_slot)

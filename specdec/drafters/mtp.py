@@ -161,8 +161,10 @@ class MTPDrafter(HeadDrafter):
         wide = is_again[..., None]
         state.before.features.copy_(torch.where(wide, state.before.features, state.past.features))
         state.start.copy_(context.start)
-        trash = state.cache.trash
-        window = shift_window(context, state.before, width, trash=trash, num_later=num_later)
+        padding_slot = state.cache.padding_slot
+        window = shift_window(
+            context, state.before, width, padding_slot=padding_slot, num_later=num_later
+        )
         for table, newest in zip(state.past, window.past(state.num_depths - 1), strict=True):
             table.copy_(newest)
         return window

@@ -22,7 +22,7 @@ from specdec.kernels import AttentionOptions
 from specdec.target.cache import KeyValueShape
 from specdec.target.features import decoder_layers
 
-ATTENTION = "specdec_head"
+HEAD_ATTENTION = "specdec_head"
 """The name under which HF layers of heads attend."""
 
 
@@ -47,7 +47,7 @@ def pass_attention(
     return attend(module.layer_idx, query, key, value, options).transpose(1, 2), None
 
 
-AttentionInterface.register(ATTENTION, pass_attention)
+AttentionInterface.register(HEAD_ATTENTION, pass_attention)
 
 
 class HFLayer(nn.Module):
@@ -75,7 +75,7 @@ class HFLayer(nn.Module):
     ):
         super().__init__()
         config = copy.deepcopy(config)
-        config._attn_implementation = ATTENTION
+        config._attn_implementation = HEAD_ATTENTION
         self.layer = layer_class(config, like)
         layer_types = getattr(config, "layer_types", None) or ()
         is_sliding = like < len(layer_types) and layer_types[like] == "sliding_attention"

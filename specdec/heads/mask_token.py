@@ -29,7 +29,7 @@ Alignment = Literal["shifted", "unshifted", "same-position", "next-token"]
 FeatureContext = Literal["input", "keys", "none"]
 
 
-class Rows(NamedTuple):
+class RowLayout(NamedTuple):
     """Where the rows of a pass sit and what they predict.
 
     Args:
@@ -44,11 +44,11 @@ class Rows(NamedTuple):
     first_row: int
 
 
-ROWS: dict[str, Rows] = {
-    "shifted": Rows(shift=1, opens_with_last=False, first_row=-1),
-    "unshifted": Rows(shift=0, opens_with_last=False, first_row=-1),
-    "same-position": Rows(shift=1, opens_with_last=True, first_row=1),
-    "next-token": Rows(shift=1, opens_with_last=True, first_row=0),
+ROWS: dict[str, RowLayout] = {
+    "shifted": RowLayout(shift=1, opens_with_last=False, first_row=-1),
+    "unshifted": RowLayout(shift=0, opens_with_last=False, first_row=-1),
+    "same-position": RowLayout(shift=1, opens_with_last=True, first_row=1),
+    "next-token": RowLayout(shift=1, opens_with_last=True, first_row=0),
 }
 """What each alignment means."""
 
@@ -117,7 +117,7 @@ class MaskTokenConfig(FeatureHeadConfig, _Wiring):
         return self.context != "none"
 
     @property
-    def rows(self) -> Rows:
+    def rows(self) -> RowLayout:
         """Where the rows of a pass sit and what they predict."""
         return ROWS[self.alignment]
 

@@ -13,10 +13,10 @@ columns, the worst case. Everything follows from one count per row, its committe
 | j = 0..R-1 | token j + shift of the context | start + j | j < c |
 | R + i, i = 0..M-1 | mask, or for i = 0 the last committed token | start + c + i | c > 0 |
 
-The slot of a column is its position. It is the trash slot, which no query attends to, if the column
-is not written or its position is `max_positions` or more. So rejected tokens are columns j >= c:
-they have no slot and no part in offsets and counts. Positions are compared with the limit, never
-reduced modulo it.
+The slot of a column is its position. It is the padding slot, which no query attends to, if the
+column is not written or its position is `max_positions` or more. So rejected tokens are columns
+j >= c: they have no slot and no part in offsets and counts. Positions are compared with the limit,
+never reduced modulo it.
 
 Row `first_row + i` after the committed ones predicts draft token i, at position
 `start + c + first_row + i`. So `max_positions - (start + c + first_row)` draft tokens, at least 0
@@ -42,7 +42,7 @@ class WindowSpec(NamedTuple):
         num_draft_tokens: K <= M - first_row.
         mask_token: id of the masks.
         max_positions: rows at this position and after are not written.
-        trash: the slot of rows that are not to be written.
+        padding_slot: the slot of rows that are not to be written.
     """
 
     shift: int
@@ -52,11 +52,11 @@ class WindowSpec(NamedTuple):
     num_draft_tokens: int
     mask_token: int
     max_positions: int
-    trash: int
+    padding_slot: int
 
 
 class MaskWindow(NamedTuple):
-    """The rows of one pass. A row's slot is its position, unless it is the trash slot.
+    """The rows of one pass. A row's slot is its position, unless it is the padding slot.
 
     Args:
         tokens: `[B, R + M]` int64; 0 for committed rows beyond a row's own.
@@ -89,7 +89,7 @@ def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSp
         `MaskWindow`; R + M columns, the worst case, whatever was accepted.
 
     Example:
-        >>> spec = WindowSpec(1, 2, False, -1, 3, mask_token=9, max_positions=16, trash=16)
+        >>> spec = WindowSpec(1, 2, False, -1, 3, mask_token=9, max_positions=16, padding_slot=16)
         >>> ids, start, num_new = torch.tensor([[5, 6, 7]]), torch.tensor([3]), torch.tensor([1])
         >>> window = expand_window(ids, start, num_new, spec)
         >>> window.tokens, window.slots
@@ -120,7 +120,7 @@ def expand_window(tokens: Tensor, start: Tensor, num_new: Tensor, spec: WindowSp
     num_valid = torch.where(counts > 0, room.clamp(0, spec.num_draft_tokens), 0)
     return MaskWindow(
         tokens=torch.cat([torch.where(is_real, committed, 0), masks], dim=1),
-        slots=torch.where(is_written, positions, spec.trash),
+        slots=torch.where(is_written, positions, spec.padding_slot),
         sampled=sampled,
         num_valid=num_valid,
         first_later=first_later,

@@ -26,16 +26,16 @@ end:
 The newest row is in the last column for every text, so depth d finds its tokens by a static slice:
 the window's tokens without the first d, and d draft tokens after them. Since c >= 1, at most D - 1
 remembered rows are needed, whatever K was; columns before them are final at every depth, and are
-trash. A remembered row is a committed token and the *target's* feature, never an output of a depth,
-so computing the chain again from it repairs every depth. The last D - 1 rows of a window are what
-the next one has to remember.
+padding. A remembered row is a committed token and the *target's* feature, never an output of a
+depth, so computing the chain again from it repairs every depth. The last D - 1 rows of a window are
+what the next one has to remember.
 
 *Other cases are values of the same formulas.* K > D: the last depth runs again in slots p',
 p' + 1, ..., which the next window overwrites, since c <= W. A drafter made for K < D has its first
 K depths only; a single call for fewer tokens has W = max(K + 1, D) and runs all D, so that none has
 a hole. After a prompt the newest d entries of depth d were computed from an unknown token; the
 first step has c = 1 and computes max(1, d + 1) indices. `num_new` of 0 or -1: c = 0, so the
-remembered rows stay, and all slots are trash, since with -1 the anchor is another text's padding.
+remembered rows stay, and all slots are padding, since with -1 the anchor is another text's padding.
 
 Reference: Gloeckle et al., arXiv:2404.19737; DeepSeek-AI, arXiv:2412.19437, section 2.2. The
 problem and a first fix: vllm-project/vllm#33561.
@@ -68,7 +68,8 @@ class ShiftedWindow(NamedTuple):
         tokens: `[B, W]` int64; 0 where there is no row.
         features: `[B, W, F]`; 0 where there is no row.
         slots: `[B, W + M]` int64: the slot of each row, then the M slots that follow the newest
-            row; the trash slot where there is no row, and everywhere for a text without new tokens.
+            row; the padding slot where there is no row, and everywhere for a text without new
+            tokens.
     """
 
     tokens: Tensor
@@ -82,7 +83,7 @@ class ShiftedWindow(NamedTuple):
 
 
 def shift_window(
-    context: Context, past: PastRows, width: int, *, trash: int, num_later: int = 0
+    context: Context, past: PastRows, width: int, *, padding_slot: int, num_later: int = 0
 ) -> ShiftedWindow:
     """Shifts the new rows of a context to the right end of a window of fixed width, and fills the
     vacated front with remembered rows.
@@ -95,7 +96,7 @@ def shift_window(
             are not read; a text with `num_new` of 0 or less keeps its remembered rows.
         past: H rows that end at the context's anchor. Rows before a text's start are not read.
         width: W, at least H, so that the window holds what the next call has to remember.
-        trash: the slot of tokens to forget.
+        padding_slot: the slot of tokens to forget.
         num_later: M.
 
     Raises:
@@ -106,7 +107,7 @@ def shift_window(
         >>> rows = torch.arange(4.0).view(1, 4, 1)
         >>> context = Context(torch.tensor([[6, 7, -1]]), rows[:, 2:], 2 * one, one, 8)
         >>> past = PastRows(torch.tensor([[5, 6]]), rows[:, :2])
-        >>> window = shift_window(context, past, 3, trash=16, num_later=1)
+        >>> window = shift_window(context, past, 3, padding_slot=16, num_later=1)
         >>> window.tokens, window.slots
         (tensor([[5, 6, 7]]), tensor([[0, 1, 2, 3]]))
     """
@@ -119,7 +120,7 @@ def shift_window(
     index = count + offsets  # [B, W + M]: among the new rows; negative among the remembered
     slots = context.start[:, None] + index
     is_row = (index >= -num_past) & (slots >= 0)
-    slots = torch.where(is_row & (count > 0), slots, trash)
+    slots = torch.where(is_row & (count > 0), slots, padding_slot)
     is_row, source = is_row[:, :width], (index[:, :width] + num_past).clamp(min=0)
     wide = source[..., None].expand(-1, -1, features.shape[2])
     return ShiftedWindow(

@@ -28,10 +28,10 @@ class ContextRows:
     Args:
         tokens: `[B, N]` int64; 0 beyond `counts`.
         features: `[B, N, F]`, the target's; anything beyond `counts`.
-        slots: `[B, N]` int64, slot (= position) of each; the trash slot beyond `counts`.
+        slots: `[B, N]` int64, slot (= position) of each; the padding slot beyond `counts`.
         counts: `[B]` int64, how many tokens of each row are real; 0 or less for none.
         next_slots: `[B]` int64, the slot after each row's last real one.
-        trash: the trash slot.
+        padding_slot: the padding slot.
     """
 
     tokens: Tensor
@@ -39,16 +39,16 @@ class ContextRows:
     slots: Tensor
     counts: Tensor
     next_slots: Tensor
-    trash: int
+    padding_slot: int
 
     def slots_with(self, num_later: int) -> Tensor:
-        """`[B, N + num_later]`: `slots`, then those that follow a row's real ones (the trash slot
+        """`[B, N + num_later]`: `slots`, then those that follow a row's real ones (the padding slot
         for a row without any).
         """
         if num_later == 0:
             return self.slots
         following = self.next_slots[:, None] + torch.arange(num_later, device=self.slots.device)
-        later = torch.where(self.counts[:, None] > 0, following, self.trash)
+        later = torch.where(self.counts[:, None] > 0, following, self.padding_slot)
         return torch.cat([self.slots, later], dim=1)
 
     def last(self, out: Tensor) -> Tensor:
@@ -57,18 +57,18 @@ class ContextRows:
         return out.gather(1, index.expand(-1, 1, out.shape[2]))
 
 
-def read_context(context: Context, trash: int) -> ContextRows:
+def read_context(context: Context, padding_slot: int) -> ContextRows:
     """Aligns a context's tokens with its features and with slots: entry j sits at position `start +
     j`, holds the token of position `start + j + 1` and the feature that produced it.
 
     Args:
         context: at most N new tokens per row.
-        trash: the slot, which no query attends to, of whatever lies beyond a row's own tokens.
+        padding_slot: the slot, which no query attends to, of what lies beyond a row's own tokens.
 
     Example:
         >>> ids, one = torch.tensor([[5, 6, 7]]), torch.tensor([1])
         >>> context = Context(ids, None, start=3 * one, num_new=one, num_attended=5)
-        >>> rows = read_context(context, trash=16)
+        >>> rows = read_context(context, padding_slot=16)
         >>> rows.tokens, rows.slots_with(num_later=2)
         (tensor([[6, 0]]), tensor([[ 3, 16,  4,  5]]))
     """
@@ -78,10 +78,10 @@ def read_context(context: Context, trash: int) -> ContextRows:
     return ContextRows(
         tokens=torch.where(is_real, tokens, 0),
         features=context.features,
-        slots=torch.where(is_real, context.start[:, None] + offsets, trash),
+        slots=torch.where(is_real, context.start[:, None] + offsets, padding_slot),
         counts=counts,
         next_slots=context.start + counts,
-        trash=trash,
+        padding_slot=padding_slot,
     )
 
 
@@ -101,7 +101,7 @@ class WindowPlan:
 
     Args:
         cache: the rows' storage.
-        slots: `[B, N + M]` int64, the slot of each token; the cache's trash slot for tokens to
+        slots: `[B, N + M]` int64, the slot of each token; the cache's padding slot for tokens to
             forget.
         num_later: M.
         num_attended: host upper bound of the largest real slot, plus 1.

@@ -20,13 +20,13 @@ import torch
 
 from specdec.arguments import check_integer
 from specdec.loop.host import Generation, OutputCollector
-from specdec.loop.pool import SLOT_MULTIPLE
+from specdec.loop.pool import STORAGE_MULTIPLE
 from specdec.loop.runner import NUM_EAGER
 from specdec.loop.state import Signature, bucket_of_rows
 from specdec.processes import agreed
 from specdec.results import RowStep
 
-StepTimes = Mapping[int, Sequence[float]]
+MsByLength = Mapping[int, Sequence[float]]
 """Milliseconds of a step by draft length, one of each measured round."""
 
 MEMORY = 20
@@ -123,14 +123,14 @@ class AutoLength:
         0
     """
 
-    def __init__(self, costs: Mapping[tuple[int, int], StepTimes] | None = None):
+    def __init__(self, costs: Mapping[tuple[int, int], MsByLength] | None = None):
         # Other threads may be reading them: both are replaced, never extended.
-        self.costs: Mapping[tuple[int, int], StepTimes] = {}
+        self.costs: Mapping[tuple[int, int], MsByLength] = {}
         self._smoothed: Mapping[tuple[int, int], tuple[np.ndarray, np.ndarray]] = {}
         for (rows, tokens), times in (costs or {}).items():
             self.add(rows, tokens, times)
 
-    def add(self, rows: int, tokens: int, times: StepTimes) -> None:
+    def add(self, rows: int, tokens: int, times: MsByLength) -> None:
         """Takes in the costs of a size."""
         check_integer("the rows of costs", rows, 1)
         check_integer("the tokens of costs", tokens, 1)
@@ -223,7 +223,7 @@ class MeasuredLengths:
             start: begins a generation like it, to be timed where no costs of such a size are known.
         """
         key, rows = signature._replace(batch_size=0), bucket_of_rows(signature.batch_size)
-        tokens = max(tokens, SLOT_MULTIPLE)  # shorter ones cost the same
+        tokens = max(tokens, STORAGE_MULTIPLE)  # shorter ones cost the same
         auto = self._of.get(key) or AutoLength()
         self._of = {**self._of, key: auto}
         if not auto.knows(rows, tokens):

@@ -23,7 +23,7 @@ from specdec.target.target import SlotModel
 
 FIRST_TOKENS = 2048
 """Tokens of all rows together that captured storage has room for at least."""
-SLOT_MULTIPLE = 64
+STORAGE_MULTIPLE = 64
 """Numbers of slots are multiples of this."""
 
 
@@ -130,7 +130,7 @@ class RunnerPool:
             wanted = min(wanted, most)
 
         def allocate(count: int) -> StepState:
-            num_slots = -(-count // SLOT_MULTIPLE) * SLOT_MULTIPLE
+            num_slots = -(-count // STORAGE_MULTIPLE) * STORAGE_MULTIPLE
             return StepState.allocate(signature, num_slots, parts, request)
 
         try:

@@ -70,7 +70,7 @@ class Window:
     may carry an offset. What sees what is a matter of slots, and of positions without it.
 
     Args:
-        slots: `[B, N]` int64; the cache's `trash` slot for a token to forget.
+        slots: `[B, N]` int64; the cache's padding slot for a token to forget.
         num_attended: W, how many slots the forward attends over, a multiple of `SLOT_MULTIPLE`.
         positions: `[B, N]` int64; `None` for those of a chain, `slots`. Positions of their own are
             those of tokens in consecutive slots.
@@ -185,7 +185,7 @@ class SlotCache(Cache):
         values: by layer `[B, S + 1, heads, value_width]`.
         stores: one tensor for all keys and values of one shape, `[B, n, S + 1, heads, width]`, of
             which they are views.
-        trash: the last slot, never attended to, where tokens go that must not be remembered.
+        padding_slot: the last slot, never attended to, where tokens go that must not be remembered.
 
     Example:
         >>> shape = KeyValueShape(2, 8, 8, torch.float32, torch.device("cpu"))
@@ -227,7 +227,7 @@ class SlotCache(Cache):
         if self.memory is not None:
             count = 1 + max(place.layer for place in self.memory.states)
             self.layers = [LayerStates(self.memory, i) for i in range(count)]
-        self.trash, self.window = self.num_slots, None
+        self.padding_slot, self.window = self.num_slots, None
         self.num_rows = next((len(table) for table in tables(self).values()), 0)
         self._row_starts = {}  # of the rows in a flat list of slots, by device
         self.keys, self.values, self._views = {}, {}, {}
@@ -264,7 +264,7 @@ class SlotCache(Cache):
         """
         attended = min(round_up(num_attended), self.num_slots)
         if self.memory is not None:
-            self.memory.open(slots, self.trash, is_chunk=is_chunk)
+            self.memory.open(slots, self.padding_slot, is_chunk=is_chunk)
         self.window = Window(slots, attended, has_kernels=self.has_kernels, **options)
         return self.window
 

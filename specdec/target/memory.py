@@ -116,15 +116,15 @@ class Memory:
         self.__post_init__()
 
     def __post_init__(self):
-        self.run: _Run | None = None
-        self.lines: dict[torch.device, Line] = {}
+        self.run: _MixerCall | None = None
+        self.lines: dict[torch.device, TwoWindows] = {}
 
-    def open(self, slots: Tensor, trash: int, *, is_chunk: bool) -> None:
+    def open(self, slots: Tensor, padding_slot: int, *, is_chunk: bool) -> None:
         """A window begins, and what comes before its first slot was kept of the last one.
 
         Args:
             slots: `[B, N]`, see `Window`.
-            trash: the slot of tokens to forget.
+            padding_slot: the slot of tokens to forget.
             is_chunk: the window is text, of which everything is kept.
 
         Raises:
@@ -135,7 +135,7 @@ class Memory:
                 f"a window of {slots.shape[1]} tokens, and this cache was made for at most "
                 f"{self.max_window}; pass max_window to init_cache"
             )
-        first, valid = slots[:, 0].to(self.start.device), (slots != trash).sum(dim=1)
+        first, valid = slots[:, 0].to(self.start.device), (slots != padding_slot).sum(dim=1)
         self.kept.copy_((first - self.start).clamp(min=0).minimum(self.count))
         self.valid.copy_(valid)
         self.start.copy_(first)
@@ -166,14 +166,14 @@ class Memory:
             return mixer.commit(hidden.masked_fill(~is_text[..., None], 0), self.valid, {})
         if mixer.plan.gates is not None:
             if device not in self.lines:
-                self.lines[device] = Line(self.kept.to(device), self.max_window, count)
+                self.lines[device] = TwoWindows(self.kept.to(device), self.max_window, count)
             return mixer.read_both(hidden, record, self.lines[device])
         mixer.commit(record[""], self.kept, record)
         record[""][:, :count] = hidden
         return mixer.read(hidden, {n: table[:, :count] for n, table in record.items() if n})
 
 
-class Line:
+class TwoWindows:
     """Where the kept tokens of the last window and then those of this one stand in one line of
     L = W + N tokens per row.
 
@@ -249,8 +249,10 @@ class _Mixer(NamedTuple):
     current: threading.local
     call: Callable
 
-    def run(self, inputs: Tensor, states: Mapping[Place, Tensor], **options) -> tuple[_Run, Tensor]:
-        run = _Run(self.plan, states, **options)
+    def run(
+        self, inputs: Tensor, states: Mapping[Place, Tensor], **options
+    ) -> tuple[_MixerCall, Tensor]:
+        run = _MixerCall(self.plan, states, **options)
         self.memory.run = self.current.run = run
         try:
             return run, self.call(inputs)
@@ -270,7 +272,7 @@ class _Mixer(NamedTuple):
             out.append(of_token)
         return torch.cat(out, dim=1)
 
-    def read_both(self, inputs: Tensor, record: dict[str, Tensor], line: Line) -> Tensor:
+    def read_both(self, inputs: Tensor, record: dict[str, Tensor], line: TwoWindows) -> Tensor:
         """The same for all at once, and what was kept of the last window becomes part of the
         state.
         """
@@ -306,7 +308,7 @@ class _Mixer(NamedTuple):
         return torch.cat(out, dim=1)
 
 
-class _Run:
+class _MixerCall:
     """One call of a mixer: working copies of its states, and what its products are.
 
     Args:
@@ -326,7 +328,7 @@ class _Run:
         source: Mapping[str, Tensor] | None = None,
         is_closed: Tensor | None = None,
         record: dict[str, Tensor] | None = None,
-        line: Line | None = None,
+        line: TwoWindows | None = None,
     ):
         self.plan, self.source, self.is_closed = plan, source or {}, is_closed
         self.record, self.line = record or {}, line

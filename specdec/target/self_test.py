@@ -207,7 +207,7 @@ class _Trial:
         yield self._later, self._states(later, self._later)
         if self._cache.memory is not None:  # the same behind a chunk of a prompt
             fill(self._cache, 0)
-            ragged = torch.where(self._first < self._kept, self._first, self._cache.trash)
+            ragged = torch.where(self._first < self._kept, self._first, self._cache.padding_slot)
             self._states(first, ragged, is_chunk=True)
             yield self._later, self._states(later, self._later)
 

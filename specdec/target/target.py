@@ -316,7 +316,7 @@ class Target(SlotModel):
         if num_attended is None:
             num_attended = check_integer("offset", offset, 0) + tokens.shape[1]
         positions = offset + torch.arange(tokens.shape[1], device=tokens.device)
-        slots = torch.where(positions < lengths[:, None], positions, cache.trash)
+        slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
         options = {"num_attended": num_attended, "position_offset": position_offset}
         options |= {"logits_to_keep": None, "is_chunk": True}

@@ -159,7 +159,7 @@ def forward(
         views: of `open_views`.
         tokens: `[B, N]` int64 ids of the vocabulary.
         cache: the rows' storage.
-        slots: `[B, N]` int64, slot of each token; `cache.trash` for tokens to forget.
+        slots: `[B, N]` int64, slot of each token; `cache.padding_slot` for tokens to forget.
         num_attended: host upper bound of the largest real slot, plus 1.
         positions, visible: see `Window`; by default those of a chain.
         position_offset: `[B]` int64, `Window.offset`.
@@ -185,7 +185,7 @@ def forward(
     if "position_ids" in views.arguments:
         # Tokens at or beyond the last position will be forgotten.
         positions, limit = window.text_positions, views.max_positions
-        fits = limit is None or (cache.trash < limit and position_offset is None)
+        fits = limit is None or (cache.padding_slot < limit and position_offset is None)
         inputs["position_ids"] = positions if fits else positions.clamp(max=limit - 1)
     cuts_logits = "logits_to_keep" in views.arguments
     if cuts_logits:

@@ -598,7 +598,7 @@ def poison(drafter, state, context):
 @torch.no_grad()
 def test_what_must_not_be_read_changes_nothing(name, seed, warp):
     """Not one bit: features and tokens of rejected and of missing tokens, slots that are not
-    attended to, that are written in this step or hold what was rejected, the trash slot.
+    attended to, that are written in this step or hold what was rejected, the padding slot.
     """
     drafter, warp = make(name), WARPS[warp]
     prompts, integer = random_texts(seed, FEW)

@@ -237,7 +237,7 @@ class NaiveRoll(MTPDrafter):
     def shift(self, context, state, width, num_later=0):
         window = super().shift(context, state, width, num_later)
         is_new = window.slots >= context.start[:, None]
-        return window._replace(slots=torch.where(is_new, window.slots, state.cache.trash))
+        return window._replace(slots=torch.where(is_new, window.slots, state.cache.padding_slot))
 
 
 class RemembersLess(MTPDrafter):
@@ -249,7 +249,7 @@ class RemembersLess(MTPDrafter):
         window = super().shift(context, state, width, num_later)
         oldest = context.start + context.num_new - self.num_depths
         is_oldest = (window.slots == oldest[:, None]) & (context.num_new == 1)[:, None]
-        return window._replace(slots=torch.where(is_oldest, state.cache.trash, window.slots))
+        return window._replace(slots=torch.where(is_oldest, state.cache.padding_slot, window.slots))
 
 
 @pytest.mark.parametrize("wrong", [MTPDrafter, NaiveRoll, RemembersLess])
@@ -440,4 +440,4 @@ def test_rows_past_the_heads_positions_are_never_written_and_fewer_tokens_are_va
     assert {0, 1, 2, 3} <= seen
     cache = states[0].cache
     for buffer in (*cache.keys.values(), *cache.values.values()):
-        assert bool((buffer[:, limit : cache.trash] == 5.0).all())
+        assert bool((buffer[:, limit : cache.padding_slot] == 5.0).all())

@@ -209,4 +209,4 @@ def test_windows_of_prediction_modules_that_do_not_fit_are_refused():
         ((bare, past), 4, "a context with features"),
     ):
         with refused(message):
-            shift_window(*case, width, trash=64)
+            shift_window(*case, width, padding_slot=64)

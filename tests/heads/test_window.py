@@ -21,10 +21,10 @@ class Rows:
     def __init__(self, count):
         self.slots = [{} for _ in range(count)]
 
-    def write(self, slots, key, value, trash):
+    def write(self, slots, key, value, padding_slot):
         for b, row in enumerate(slots.tolist()):
             for i, slot in enumerate(row):
-                if slot != trash:
+                if slot != padding_slot:
                     self.slots[b][slot] = key[b, :, i], value[b, :, i]
 
     def attend(self, b, query, visible):
@@ -78,7 +78,7 @@ def test_every_pass_attends_to_what_its_predicate_shows(way, name, seed, rows, c
     real = torch.randint(1, count + 1, (rows,), generator=generator)
     garbage = noise(2, rows, KV_HEADS, num_slots, SIZE)
     known = torch.arange(num_slots) < start[:, None]
-    oracle.write(torch.where(known, everywhere, -1), *garbage, trash=-1)
+    oracle.write(torch.where(known, everywhere, -1), *garbage, padding_slot=-1)
     WindowPlan(cache, everywhere, num_attended=num_slots, table=table).open(0).attend(
         0, noise(rows, HEADS, num_slots, SIZE), *garbage
     )

@@ -172,7 +172,7 @@ def truncation_of(rows, *, uses):
 def by_rows(operation, *args):
     """An operation on rows that all count as wide; the quickselect takes several rounds."""
     few = mock.patch.multiple(cpu, FEW=3, SAMPLES=9)
-    with few, mock.patch.object(reference, "WIDE", 1):
+    with few, mock.patch.object(reference, "WIDE_TRUNCATE", 1):
         return operation(*args)
 
 
@@ -228,7 +228,7 @@ def test_the_probabilities_of_wide_rows_are_those_of_the_definition_to_the_last_
         assert bool((table[:, ::2] == 7).all())
 
 
-WIDE = reference.WIDE + 37  # neither a multiple of 16 nor of a vector
+WIDE = reference.WIDE_TRUNCATE + 37  # neither a multiple of 16 nor of a vector
 
 
 def wide_logits(seed=0):
@@ -237,7 +237,7 @@ def wide_logits(seed=0):
 
 def test_only_wide_float_rows_on_a_cpu_without_gradients_take_this_path():
     logits = wide_logits()
-    others = logits[..., : reference.WIDE - 1], logits.double(), logits.to("meta")
+    others = logits[..., : reference.WIDE_TRUNCATE - 1], logits.double(), logits.to("meta")
     assert is_wide(logits)
     assert is_wide(logits.bfloat16())
     assert not any(map(is_wide, (*others, logits.clone().requires_grad_())))
@@ -251,7 +251,7 @@ def drawn(warp, logits):
 def test_a_wide_draw_is_the_draw_of_the_definition(dtype):
     logits = wide_logits().to(dtype)
     warp = Warp(2, temperature=[0.8, 1.2], top_k=[0, 3000], top_p=[0.9, 0.7], min_p=[0.0, 1e-6])
-    with mock.patch.object(reference, "WIDE", WIDE + 1):
+    with mock.patch.object(reference, "WIDE_TRUNCATE", WIDE + 1):
         expected, probs = drawn(warp, logits)
     tokens, wide_probs = drawn(warp, logits)
     assert torch.equal(tokens, expected)

@@ -31,7 +31,7 @@ from specdec.graphs.tree import size_bytes, tables
 from specdec.samplers import BlockSampler
 from specdec.target import cache as cache_module
 from specdec.target import memory, mixers
-from specdec.target.memory import Memory, _Run
+from specdec.target.memory import Memory, _MixerCall
 from specdec.types import Draft
 
 NUM_NEW = 25  # five steps of four draft tokens, all accepted
@@ -261,15 +261,15 @@ def convolution_ahead(patch):
 
     def gates(*args):
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(_Run, "left", LEFT)
+            inner.setattr(_MixerCall, "left", LEFT)
             return CLOSED(*args)
 
     patch.setattr(mixers, "_closed", gates)
-    patch.setattr(_Run, "left", lambda run, counts=None, rows=None: LEFT(run, None, rows))
+    patch.setattr(_MixerCall, "left", lambda run, counts=None, rows=None: LEFT(run, None, rows))
 
 
 def of_other_rows(patch):
-    patch.setattr(memory, "Line", lambda kept, *sizes: LINE(kept.flip(0), *sizes))
+    patch.setattr(memory, "TwoWindows", lambda kept, *sizes: LINE(kept.flip(0), *sizes))
 
 
 def gates_left_open(patch):
@@ -277,7 +277,7 @@ def gates_left_open(patch):
     patch.setattr(mixers, "_closed", lambda model, route: list(route.mixers))
 
 
-OPEN, LEFT, LINE, CLOSED = Memory.open, _Run.left, memory.Line, mixers._closed
+OPEN, LEFT, LINE, CLOSED = Memory.open, _MixerCall.left, memory.TwoWindows, mixers._closed
 
 
 def is_refused_with(fault, model, monkeypatch):
@@ -358,14 +358,14 @@ def test_the_self_test_finds_faults_in_half_precision(name, fault, dtype, monkey
 
 @pytest.mark.parametrize("name", KINDS)
 def test_states_count_when_it_is_asked_whether_there_is_room(name, monkeypatch):
-    """As many bytes as a cache holds, but for its trash slot and four numbers of each row."""
+    """As many bytes as a cache holds, but for its padding slot and four numbers of each row."""
     target = Target(model_of(name))
     slots, window = 32, 5
     held = target.init_cache(1, slots, max_window=window)
-    trash = sum(store[:, :, -1].nbytes for store in held.stores)
+    padding_slot = sum(store[:, :, -1].nbytes for store in held.stores)
     memory = held.memory
     numbers = size_bytes([memory.start, memory.count, memory.kept, memory.valid])
-    needed = size_bytes(tables(held)) - trash - numbers
+    needed = size_bytes(tables(held)) - padding_slot - numbers
     monkeypatch.setattr(cache_module, "memory_bytes", lambda device: 3 * needed)
     target.init_cache(3, slots, max_window=window)
     pattern = "keys, values and recurrent states of 4 rows of 32 tokens take .* at most 3 rows"

@@ -54,10 +54,13 @@ class CacheAgainstLists(RuleBasedStateMachine):
         serials = [[self.serial + b * width + i for i in range(width)] for b in range(rows)]
         self.serial += rows * width
         slots = [
-            [len(self.committed[b]) + i if i < real[b] else cache.trash for i in range(width)]
+            [
+                len(self.committed[b]) + i if i < real[b] else cache.padding_slot
+                for i in range(width)
+            ]
             for b in range(rows)
         ]
-        reach = max((s + 1 for row in slots for s in row if s < cache.trash), default=1)
+        reach = max((s + 1 for row in slots for s in row if s < cache.padding_slot), default=1)
         cache.open_window(torch.tensor(slots), num_attended=reach + slack)
         addresses = self.addresses()
         for layer in range(LAYERS):
@@ -130,7 +133,7 @@ TestCacheAgainstLists.settings = settings(max_examples=20, stateful_step_count=2
 def test_size_is_that_of_keys_and_values_with_one_spare_slot():
     shape = KeyValueShape(2, 4, 6, torch.bfloat16, torch.device("cpu"))
     cache = SlotCache(3, 33, {0: shape, 5: shape})
-    assert cache.num_slots == cache.trash == 48
+    assert cache.num_slots == cache.padding_slot == 48
     assert size_bytes(cache) == 2 * 2 * 3 * (48 + 1) * 2 * (4 + 6)
 
 

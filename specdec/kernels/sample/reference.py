@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.kernels.truncate.reference import warp_probs
 from specdec.kernels.types import WarpParams, suits_kernels
 
-WIDE = 16384
+WIDE_SAMPLE = 16384
 """From this many weights on `draw` sums blocks of BLOCK first: a float64 cumulative sum of a wide
 row costs more memory traffic than all else in a draw."""
 BLOCK = 512
@@ -64,7 +64,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
         >>> draw(torch.tensor([0.0, 1.0, 3.0]), torch.tensor(0.3, dtype=torch.float64))
         tensor(2)
     """
-    if weights.shape[-1] >= WIDE:
+    if weights.shape[-1] >= WIDE_SAMPLE:
         return draw_by_blocks(weights, uniforms, BLOCK)
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
     threshold = uniforms[..., None] * cumulative[..., -1:]

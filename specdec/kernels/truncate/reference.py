@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.kernels.truncate import cpu
 from specdec.kernels.types import Cutoff, Truncation, WarpParams, suits_kernels
 
-WIDE = 8192
+WIDE_TRUNCATE = 8192
 """From this many logits per row on a CPU is faster row by row, with the operations of `cpu.py`."""
 
 
@@ -156,7 +156,7 @@ def is_wide(logits: Tensor) -> bool:
     """Whether logits `[..., V]` are processed row by row. Float64 logits, as oracles have, and
     logits with gradients are not.
     """
-    fits = logits.shape[-1] >= WIDE and logits.device.type == "cpu"
+    fits = logits.shape[-1] >= WIDE_TRUNCATE and logits.device.type == "cpu"
     return fits and logits.dtype != torch.float64 and not logits.requires_grad
 
 

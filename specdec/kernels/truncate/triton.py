@@ -59,7 +59,7 @@ class Candidates(NamedTuple):
     unit: float  # the number of units in the mass of a most likely token
 
 
-class Tables(NamedTuple):
+class TruncateTables(NamedTuple):
     """All tables of a search, as one kernel argument."""
 
     rows: Rows
@@ -97,7 +97,7 @@ def find_cutoff(
     window = logits[:, None] if logits.dim() == 2 else logits
     shape, rows = window.shape[:2], rows_of(window, WarpParams(temperature))
     limits = Truncation(*(None if t is None else t.contiguous() for t in truncation[:3]))
-    t = Tables(rows, limits, _new_candidates(rows, capacity or triton.cdiv(rows.vocab, 4)))
+    t = TruncateTables(rows, limits, _new_candidates(rows, capacity or triton.cdiv(rows.vocab, 4)))
     with torch.cuda.device_of(logits):
         partials = softmax_partials(rows, block=block, num_warps=num_warps)
         sizes = {"padded_chunks": triton.next_power_of_2(partials.num_chunks), "samples": samples}

@@ -221,7 +221,7 @@ def traversal(draft: Draft, target_probs: Tensor, accept: Tensor):
     return below.any(dim=1), lambda end: take_rows(target_probs, end)[:, 0]
 
 
-class _Run(NamedTuple):
+class _NodeRun(NamedTuple):
     """The nodes of a run, and the distributions that they are judged by."""
 
     nodes: slice
@@ -252,6 +252,6 @@ def _runs(draft: Draft, target_probs: Tensor):
         parents, tokens = draft.window_parents[:, nodes], draft.tokens[:, nodes, None].clamp(min=0)
         target, probs = take_rows(target_probs, parents), draft.probs[:, nodes]
         of_token = (table.gather(2, tokens)[..., 0].double() for table in (target, probs))
-        yield _Run(
+        yield _NodeRun(
             *(nodes, parents, target, probs, *of_token, draft.is_valid[:, nodes]), target_probs
         )

@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
     resample: Table  # [B, 1] float64
 
 
-class Target(NamedTuple):
+class TargetTables(NamedTuple):
     """The target's distributions, as all launches after `_accept_kernel` compute them: the first
     three are the tuple for `read_probs`.
     """
@@ -71,7 +71,7 @@ class Residuals(NamedTuple):
     num_residuals: int  # S
 
 
-class Outcome(NamedTuple):
+class OutputTables(NamedTuple):
     """What is returned, int64."""
 
     tokens: Tensor  # [B, K + 1]
@@ -79,15 +79,15 @@ class Outcome(NamedTuple):
     faults: Tensor  # [B]
 
 
-class Tables(NamedTuple):
+class VerifyTables(NamedTuple):
     """All tables of a verdict, as one kernel argument, in the order in which they are filled."""
 
     rows: Rows
     inputs: Inputs
     partials: Partials
-    target: Target
+    target: TargetTables
     residuals: Residuals
-    outcome: Outcome
+    outcome: OutputTables
 
 
 def verify(
@@ -103,7 +103,7 @@ def verify(
     """As the definition; a program has `num_warps` warps and `block` tokens, a power of two."""
     (count, width), device = draft.tokens.shape, logits.device
     tokens = torch.empty(count, width + 1, dtype=torch.long, device=device)
-    outcome = Outcome(tokens, torch.empty_like(tokens[:, 0]), torch.empty_like(tokens[:, 0]))
+    outcome = OutputTables(tokens, torch.empty_like(tokens[:, 0]), torch.empty_like(tokens[:, 0]))
     if count:
         inputs = Inputs(
             draft.tokens.contiguous(),
@@ -125,11 +125,11 @@ def _launch(rows, inputs, outcome, by_block: bool, block: int, num_warps: int) -
     row_max = torch.empty(count, width + 1, dtype=torch.float32, device=device)
     one_hot = torch.empty_like(row_max, dtype=torch.int32)
     path = torch.empty_like(row_max, dtype=torch.float64)
-    target = Target(row_max, torch.empty_like(row_max), one_hot, path)
+    target = TargetTables(row_max, torch.empty_like(row_max), one_hot, path)
     num_residuals, num_chunks = width if by_block else 1, partials.num_chunks
     sums = torch.empty(count, num_residuals, num_chunks, dtype=torch.float32, device=device)
     residuals = Residuals(sums, torch.empty_like(sums), num_residuals)
-    tables = Tables(rows, inputs, partials, target, residuals, outcome)
+    tables = VerifyTables(rows, inputs, partials, target, residuals, outcome)
     sizes = {"by_block": by_block, "width": width, **NO_FUSION}
     padded_chunks = triton.next_power_of_2(num_chunks)
     padded = {"padded_indices": triton.next_power_of_2(width + 1), "padded_chunks": padded_chunks}

@@ -13,7 +13,7 @@ def write_slots(
     keys: Tensor, values: Tensor, key_states: Tensor, value_states: Tensor, slots: Tensor
 ) -> None:
     """Writes the keys and values of a window into its slots. Where several tokens of a row have one
-    slot (the trash slot) any of them may stay.
+    slot (the padding slot) any of them may stay.
 
     Args:
         keys: `[B, S, H, D]`, written in place.
