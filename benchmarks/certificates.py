@@ -120,13 +120,13 @@ class TruncatedDraft(ModelDrafter):
 class StaleSlot(Target):
     """In one row of 50 a slot holds what another one does."""
 
-    def verify(self, cache, start, anchor, draft, *, num_attended):
+    def verify(self, cache, start, anchor, draft, **options):
         """Where the slot is committed, it is overwritten before each forward."""
         rows = torch.arange(0, len(start), ROWS)
         rows = rows[start[rows] > SLOT]
         for table in (*cache.keys.values(), *cache.values.values()):
             table[rows, SLOT] = table[rows, SLOT - 3]
-        return super().verify(cache, start, anchor, draft, num_attended=num_attended)
+        return super().verify(cache, start, anchor, draft, **options)
 
 
 @contextmanager

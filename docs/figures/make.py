@@ -94,10 +94,10 @@ def bets(*, file: str, names: list[str], way: str) -> None:
     runs = {line["name"]: line for line in map(json.loads, (FOLDER / file).open(encoding="utf-8"))}
     _, ax = plt.subplots(figsize=(7, 3), layout="constrained")
     for name in names:
-        curve = [0.0, *runs[name]["curves"][way]]
-        ax.plot([0, *runs[name]["tokens"][: len(curve) - 1]], curve, label=name)
+        curve = runs[name]["curves"][way]
+        ax.plot(runs[name]["tokens"][: len(curve)], curve, marker=".", label=name)
     ax.axhline(math.log(1000), color="#999999", linestyle=":", label="e = 1 000")
-    ax.set(xlabel="tokens", ylabel="log e-value", xscale="symlog", ylim=(-3, 25))
+    ax.set(xlabel="tokens", ylabel="log e-value", xscale="log", ylim=(-3, 25))
     ax.legend(fontsize=7, loc="upper left")
 
 

@@ -81,11 +81,11 @@ def test_processors_and_settings_of_hf_are_part_of_the_claim():
 class StaleSlot(Target):
     """Slot 2 of one row holds what slot 1 does."""
 
-    def verify(self, cache, start, anchor, draft, *, num_attended):
+    def verify(self, cache, start, anchor, draft, **options):
         """The row is the first one."""
         for table in (*cache.keys.values(), *cache.values.values()):
             table[0, 2] = table[0, 1]
-        return super().verify(cache, start, anchor, draft, num_attended=num_attended)
+        return super().verify(cache, start, anchor, draft, **options)
 
 
 def test_a_stale_slot_is_seen_in_what_the_loop_draws_from():
