@@ -43,7 +43,7 @@ from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
 from specdec.request.hook import check_hook
 from specdec.request.options import LastOptions, Options, with_stop_strings
-from specdec.request.row_inputs import refuse_unknown
+from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
 from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from specdec.arguments import check_integer, shown
 from specdec.drafters.tree import Tree
 from specdec.graphs.tree import leaves
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.settings import settings_of
 from specdec.target.features import FeatureLayer
 from specdec.types import Context, Draft

@@ -13,7 +13,7 @@ from specdec.drafters.head import HeadDrafter, HeadState
 from specdec.drafters.tree import TreePass
 from specdec.heads.eagle import EagleHead
 from specdec.heads.window import ContextRows, WindowPlan
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 

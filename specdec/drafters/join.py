@@ -20,7 +20,7 @@ from specdec.drafters.base import (
     check_state,
 )
 from specdec.graphs.tree import shared
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft
 
 

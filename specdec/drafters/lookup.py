@@ -8,7 +8,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer
 from specdec.drafters.base import Drafter, check_num_draft_tokens
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import PAD_TOKEN, Context, Draft
 
 

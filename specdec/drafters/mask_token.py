@@ -22,7 +22,7 @@ from specdec.drafters.tree import Tree, TreePass, TreePlan
 from specdec.heads.mask_token import MaskTokenHead
 from specdec.heads.mask_window import MaskWindow, WindowSpec, expand_window
 from specdec.heads.window import WindowPlan
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.target import Target
 from specdec.types import Context, Draft
 

@@ -18,7 +18,7 @@ from specdec.drafters.proposal import Drafting
 from specdec.heads.mtp import MTPHead
 from specdec.heads.shift_window import PastRows, ShiftedWindow, shift_window
 from specdec.heads.window import Pass, WindowPlan
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import Context, Draft
 
 

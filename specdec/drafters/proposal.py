@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_choice, check_number, shown
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.samplers.warp import Warp
 from specdec.types import Draft
 

@@ -25,7 +25,7 @@ from specdec.arguments import (
     shown,
 )
 from specdec.drafters.lookup import PromptLookupDrafter, are_alike, following, last_tokens
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.settings import plain
 from specdec.target.cache import memory_bytes
 from specdec.types import PAD_TOKEN, Context, Draft

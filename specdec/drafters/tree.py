@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import Draft, depths_of
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specdec.drafters.base import Drafter, check_state
 from specdec.graphs.tree import copy_from_host, copy_into, fill, shared
-from specdec.loop.record import Record
+from specdec.loop.outcome import Record
 from specdec.request.call import Request
 from specdec.samplers import Noise, Sampler, Warp
 from specdec.target import Target

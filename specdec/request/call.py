@@ -25,8 +25,7 @@ from specdec.processes import agreed
 from specdec.request.grammar import GrammarProcessor
 from specdec.request.options import Options, resolve_options
 from specdec.request.processors import refuse_stateful
-from specdec.request.prompts import Prompts, check_ids
-from specdec.request.row_inputs import offsets_among, read_row_inputs
+from specdec.request.prompts import Prompts, check_ids, offsets_among, read_row_inputs
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 

@@ -4,9 +4,16 @@ from specdec.kernels import philox
 from specdec.samplers.base import Sampler
 from specdec.samplers.block import BlockSampler
 from specdec.samplers.coupling import CouplingSampler
-from specdec.samplers.drawing import Drawing, draw_by_inversion, draw_by_race
 from specdec.samplers.ensemble import EnsembleSampler
-from specdec.samplers.noise import Noise, ScriptedNoise, StepNoise, Stream
+from specdec.samplers.noise import (
+    Drawing,
+    Noise,
+    ScriptedNoise,
+    StepNoise,
+    Stream,
+    draw_by_inversion,
+    draw_by_race,
+)
 from specdec.samplers.rejection import RejectionSampler
 from specdec.samplers.typical import TypicalSampler
 from specdec.samplers.warp import Warp

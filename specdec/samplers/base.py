@@ -17,8 +17,7 @@ from specdec.kernels import (
     verify_tree_points,
     warp_probs,
 )
-from specdec.samplers.drawing import DrawRule, draw_by_inversion
-from specdec.samplers.noise import Noise, StepNoise, Stream
+from specdec.samplers.noise import DrawRule, Noise, StepNoise, Stream, draw_by_inversion
 from specdec.samplers.warp import Warp
 from specdec.settings import settings_of
 from specdec.types import Draft, Verdict

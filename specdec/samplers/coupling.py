@@ -3,8 +3,7 @@
 from torch import Tensor
 
 from specdec.samplers.base import Sampler, judge_points
-from specdec.samplers.drawing import draw_by_race
-from specdec.samplers.noise import StepNoise
+from specdec.samplers.noise import StepNoise, draw_by_race
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
 

@@ -26,9 +26,8 @@ from specdec.target.memory import MixerPlan
 from specdec.target.mixers import WatchedCache, closing_gates
 from specdec.target.route import Choices, Route
 from specdec.target.self_test import compare, trial_texts
-from specdec.target.view import adapters_of, replaced_forwards
 from specdec.target.views import open_view
-from specdec.target.wrappers import refuse_joint_quantisation
+from specdec.target.wrappers import adapters_of, refuse_joint_quantisation, replaced_forwards
 
 _KNOWN: WeakKeyDictionary[PreTrainedModel, dict[bool, tuple]] = WeakKeyDictionary()
 """Of each model that was tried: (description, route), without and with `fuse`."""

@@ -20,12 +20,13 @@ from specdec.target.discovery import find_route
 from specdec.target.features import FeatureLayer, check_layers
 from specdec.target.joint import addresses
 from specdec.target.route import Route
-from specdec.target.view import replaced_forwards, structure
 from specdec.target.views import Views, forward, open_views
 from specdec.target.wrappers import (
     refuse_adapters_by_row,
     refuse_training,
     refuse_unsupported,
+    replaced_forwards,
+    structure,
     unwrap,
 )
 from specdec.types import Draft, TargetOutput

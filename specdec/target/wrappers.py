@@ -1,8 +1,10 @@
-"""Which models are decoded: wrappers that are taken off, and what is refused, once or by call."""
+"""Which models are decoded: wrappers that are taken off, what is refused, once or by call, and what
+is compared to notice that a model was changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from specdec.graphs.tree import modules_of
 from specdec.hf import UNDERSTOOD_LAYERS, cache_argument
 
 
@@ -142,3 +145,42 @@ def _is_plain(layer: nn.Linear) -> bool:
         return weight is not None
     is_known = type(weight) in (nn.Parameter, Tensor) and weight.dtype.itemsize > 1
     return is_known and "forward" not in vars(layer)
+
+
+def structure(model: nn.Module) -> tuple[list[nn.Module], list[tuple]]:
+    """The modules of a model and the state of its adapters, to be compared with those of a later
+    moment: where they differ, the views of the model are out of date.
+    """
+    modules = modules_of(model)
+    return modules, _adapters_among(modules)
+
+
+def replaced_forwards(
+    model: nn.Module, modules: list[nn.Module] | None = None
+) -> dict[str, Callable]:
+    """By module, what runs in place of the forward of its class; `modules` are the model's, where
+    they are known.
+    """
+    if not any("forward" in vars(module) for module in modules or modules_of(model)):
+        return {}  # of nearly all models, and without their names; asked in every call
+    replaced = ((name, vars(module).get("forward")) for name, module in model.named_modules())
+    return {name: forward for name, forward in replaced if forward is not None}
+
+
+def adapters_of(model: nn.Module) -> list[tuple]:
+    """Which adapters of PEFT are active, disabled and merged in each layer that has some: numbers
+    of Python's, which a view of the model would not follow.
+    """
+    return _adapters_among(modules_of(model))
+
+
+def _adapters_among(modules: list[nn.Module]) -> list[tuple]:
+    """See `adapters_of`. PEFT's layers have all that is asked for in their class, where a missing
+    attribute costs a tenth of what it costs in a module.
+    """
+    found, kinds = [], {kind: hasattr(kind, "active_adapters") for kind in {*map(type, modules)}}
+    for module in modules:
+        if kinds[type(module)] and hasattr(module, "merged_adapters"):
+            names = tuple(module.active_adapters), tuple(module.merged_adapters)
+            found.append((*names, bool(getattr(module, "disable_adapters", False))))
+    return found

@@ -36,7 +36,7 @@ from specdec.drafters.vocabulary import CommonVocabulary
 from specdec.heads.correction import SelectorConfig
 from specdec.kernels import draw
 from specdec.samplers import Stream, Warp, draw_by_inversion
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 
 seeds = st.integers(0, 2**32 - 1)
 

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from specdec import EagleDrafter, Tree
 from specdec.samplers import Warp, draw_by_inversion
-from specdec.samplers.drawing import Drawing
+from specdec.samplers.noise import Drawing
 from specdec.types import Context
 
 EAGLE = os.environ.get("EAGLE_CHECKOUT")

@@ -19,7 +19,7 @@ from specdec.graphs.tree import (
     size_bytes,
     tables,
 )
-from specdec.loop.record import Record
+from specdec.loop.outcome import Record
 from specdec.samplers import Warp
 
 WIDTH = 3

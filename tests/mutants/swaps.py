@@ -58,7 +58,7 @@ def _(right, self, start, width):
 
 
 @instead_of(
-    "samplers.drawing:draw_by_race",
+    "samplers.noise:draw_by_race",
     "the drafter races one position behind (ml-explore/mlx-swift-lm#459)",
     "test_coupling.py",
 )
@@ -123,7 +123,7 @@ def _(right, self, logits, uniforms, out=None):
 
 
 @instead_of(
-    "samplers.drawing:draw_by_inversion",
+    "samplers.noise:draw_by_inversion",
     "the most likely token beside a soft distribution (transformers#32867)",
     _LAWS("tokens_drawn_many_times_match_the_probabilities_that_come_with_them"),
 )
