@@ -84,8 +84,16 @@ class FirstMatch(Drafter):
         layers = (layer for drafter in drafters for layer in drafter.feature_layers)
         self.feature_layers = tuple(dict.fromkeys(layers))
         self.has_memory = any(drafter.has_memory for drafter in drafters)
-        self.reads_target = any(drafter.reads_target for drafter in drafters)
-        self.row_inputs = tuple({n: None for drafter in drafters for n in drafter.row_inputs})
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether one of the drafters does."""
+        return any(drafter.reads_target for drafter in self.drafters)
+
+    @property
+    def row_inputs(self) -> tuple[str, ...]:
+        """The names of all drafters."""
+        return tuple(dict.fromkeys(n for drafter in self.drafters for n in drafter.row_inputs))
 
     @property
     def num_draft_tokens(self) -> int:

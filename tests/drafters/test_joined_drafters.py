@@ -116,6 +116,8 @@ def test_settings_and_memory_are_those_of_all_drafters():
     one, other = (FirstMatch(PromptLookupDrafter(4, max_ngram=n), make("mtp")) for n in (2, 3))
     assert one.settings() != other.settings()
     assert one.settings()["drafters"][0]["max_ngram"] == 2
+    # What follows from the drafters is no setting, or files of before could not be gone on with.
+    assert not {"reads_target", "row_inputs"} & one.settings().keys()
     assert FirstMatch(PromptLookupDrafter(), Odd()).has_memory
     assert not make("lookup or eagle3").has_memory
 
