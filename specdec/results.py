@@ -29,7 +29,7 @@ from specdec.arguments import check_integer, check_number
 from specdec.show.table import Table, need
 from specdec.show.text import draft_size, pieces, visible
 from specdec.show.tokens import KINDS, marked, token_span
-from specdec.types import depths_of
+from specdec.types import FilledIn, Numbers, depths_of, is_left_out
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,32 +41,33 @@ class RowStep:
         num_accepted: how many of them the sampler accepted.
         new_tokens: what the row emitted: accepted tokens, then one recovered or bonus token, cut at
             its end.
-        parents: of the nodes of a tree, see `Draft.parents`; `None` for a chain.
-        path: the nodes of a tree that were accepted; `None` for a chain.
+        parents: the token that each one follows, see `Draft.parents`; left out, those of a chain.
+        path: the tokens that were accepted, by their index; left out, the first ones.
     """
 
     draft_tokens: list[int]
     num_accepted: int
     new_tokens: list[int]
-    parents: list[int] | None = None
-    path: list[int] | None = None
+    parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
+    path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
+
+    @property
+    def is_chain(self) -> bool:
+        """Each draft token follows the one before it: `parents` was left out."""
+        return is_left_out(self, "parents")
 
     @property
     def depth(self) -> int:
         """Tokens of the longest path."""
-        if self.parents is None:
-            return len(self.draft_tokens)
         return max(depths_of(self.parents))
 
     @property
     def accepted(self) -> list[int]:
-        """The draft tokens that were accepted, by their index."""
-        return list(range(self.num_accepted)) if self.path is None else self.path
+        """Another name of `path`."""
+        return self.path
 
     def children_of(self, node: int) -> list[int]:
         """The draft tokens that follow one, or -1 for the anchor."""
-        if self.parents is None:
-            return [node + 1][: node + 1 < len(self.draft_tokens)]
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     @property
@@ -74,7 +75,7 @@ class RowStep:
         """The draft tokens that follow the last accepted one: where it has any, the emitted token
         stands in their place.
         """
-        return self.children_of(self.accepted[-1] if self.num_accepted else -1)
+        return self.children_of(self.path[-1] if self.num_accepted else -1)
 
     @property
     def kinds(self) -> list[str]:
@@ -86,24 +87,24 @@ class RowStep:
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
         """The step whose fields a file holds, in their order."""
-        drafted, accepted, new, *tree = saved
+        step = cls(*saved)
+        drafted, accepted, new = step.draft_tokens, step.num_accepted, step.new_tokens
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))
-        parents, path = tree or (None, None)
         is_cut = 1 <= len(new) <= accepted + 1
-        along = drafted if path is None else [drafted[node] for node in path]
+        along = [drafted[node] for node in step.path]
         if not is_cut or new[:accepted] != along[: min(accepted, len(new))]:
             raise ValueError(
                 f"new_tokens must be the {accepted} accepted tokens and one more, or a beginning "
                 f"of these, got {new} after the draft {drafted}"
             )
-        return cls(drafted, accepted, new, parents, path)
+        return step
 
     def saved(self) -> list:
         """Its fields for a file, those of a tree only where it is one."""
         fields = [self.draft_tokens, self.num_accepted, self.new_tokens, self.parents, self.path]
-        return fields[: 3 if self.parents is None else 5]
+        return fields[: 3 if self.is_chain else 5]
 
 
 class SpeculationStats:
@@ -154,7 +155,7 @@ class SpeculationStats:
         self.accepted: list[int] = [sum(s.num_accepted for s in row) for row in steps]
         self.emitted: list[int] = [sum(len(s.new_tokens) for s in row) for row in steps]
         everything = [step for row in steps for step in row]
-        trees = [step.depth for step in everything if step.parents is not None]
+        trees = [step.depth for step in everything if not step.is_chain]
         self.depth = max(trees, default=num_draft_tokens) if depth is None else depth
         positions = range(self.depth)
         self.accepted_at: list[int] = [
@@ -162,9 +163,8 @@ class SpeculationStats:
         ]
         """Steps, over all rows, that accepted the drafts up to and including each position.
         """
-        self.reached_at: list[int] = [
-            sum(s.num_accepted >= i + (not s.rejected) for s in everything) for i in positions
-        ]
+        reached = [s.num_accepted + bool(s.rejected) for s in everything]
+        self.reached_at: list[int] = [sum(count > i for count in reached) for i in positions]
         """Steps that accepted everything before each position and drafted a token there."""
 
     def __add__(self, other: SpeculationStats) -> SpeculationStats:

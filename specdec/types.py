@@ -6,7 +6,7 @@ Shapes, data types and devices are checked when a record is built (`TypeError`, 
 the name of the field); values are not, so no check waits for a device.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntFlag
 from functools import cached_property
@@ -36,6 +36,45 @@ class Fault(IntFlag):
     ACCEPTED_TOKEN = 128
     NUM_DRAFTED = 256
     PARENT = 512
+
+
+class FilledIn:
+    """A field of a record that may be left out: it is made where somebody reads it, so that what
+    nobody reads costs no operation.
+
+    What was made is known again. So `dataclasses.replace`, which reads all fields, gives a record
+    in which the field is still left out, and is made anew to fit the other ones.
+
+    Args:
+        make: from the record to the field's value, a tensor or a `Numbers`.
+    """
+
+    def __init__(self, make: Callable[[Any], Any]):
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, record: Any, owner: type | None = None) -> Any:
+        if record is None:  # the dataclass asks for the default
+            return None
+        if not is_left_out(record, self._name):
+            return vars(record)[self._name]
+        value = self._make(record)
+        value.was_filled_in = True
+        return value
+
+    def __set__(self, record: Any, value: Any) -> None:
+        vars(record)[self._name] = None if hasattr(value, "was_filled_in") else value
+
+
+class Numbers(list):
+    """A list that was filled in."""
+
+
+def is_left_out(record: Any, name: str) -> bool:
+    """Whether the author of a record left a `FilledIn` field out."""
+    return vars(record)[name] is None
 
 
 _IDS = (torch.long,)
@@ -106,13 +145,14 @@ class Draft:
         tokens: `[B, K]` int64; entries at or beyond `num_valid` are ignored.
         probs: `[B, K, V]` float32 or float64 over the *target's* vocabulary: `probs[b, i]` is the
             distribution from which `tokens[b, i]` was actually drawn, given the tokens before it
-            and the siblings before it: of children drawn without replacement, what its elder
+            and the siblings before it: of children drawn without replacement, what its earlier
             siblings left. `None` means a deterministic proposal, a point mass.
         num_valid: `[B]` int64, how many tokens each row proposes, or `None` for K in every row.
         parents: `[B, K]` int64, the node that each node hangs on, -1 for the anchor; a parent comes
-            before its children, and siblings are in the order in which they were drawn. `None` is
-            a chain.
-        depth: D, tokens on the longest path, known to the host; `None` for K.
+            before its children, and siblings are in the order in which they were drawn. Left out
+            it is -1, 0, 1, ..., a chain.
+        depth: D, tokens on the longest path, known to the host; K for a chain, and where it is left
+            out.
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
@@ -121,7 +161,7 @@ class Draft:
     tokens: Tensor
     probs: Tensor | None = None
     num_valid: Tensor | None = None
-    parents: Tensor | None = None
+    parents: Tensor = FilledIn(lambda draft: draft.window_parents - 1)
     depth: int | None = None
     runs: tuple[int, ...] | None = None
 
@@ -132,9 +172,9 @@ class Draft:
             check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
             check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
-        if self.depth is None or self.parents is None:
+        if self.depth is None or self.is_chain:
             object.__setattr__(self, "depth", width)
-        if self.parents is None:
+        if self.is_chain:
             return
         check_tensor("draft.parents", self.parents, (rows, width), _IDS, device=where)
         check_integer("draft.depth", self.depth, min(width, 1), width)
@@ -143,14 +183,19 @@ class Draft:
         if sum(self.runs) != width:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
 
+    @property
+    def is_chain(self) -> bool:
+        """The host knows that each token follows the one before it: `parents` was left out."""
+        return is_left_out(self, "parents")
+
     @cached_property
     def window_parents(self) -> Tensor:
         """`[B, K]`, the row of the window that each token follows: 0 for the anchor, i + 1 for
         token i.
         """
-        if self.parents is not None:
+        if not self.is_chain:
             return self.parents + 1
-        return torch.arange(self.tokens.shape[1], device=self.tokens.device).expand_as(self.tokens)
+        return _counted(self.tokens)
 
     @cached_property
     def ancestors(self) -> Tensor:
@@ -172,8 +217,8 @@ class Draft:
         return self.ancestors.sum(dim=-1) - 1
 
     @cached_property
-    def elders(self) -> Tensor:
-        """`[B, K, K]` bool: (i, j) is whether node j is an elder sibling of node i."""
+    def earlier_siblings(self) -> Tensor:
+        """`[B, K, K]` bool: (i, j) is whether node j is an earlier sibling of node i."""
         parents = self.window_parents
         return (parents[:, :, None] == parents[:, None, :]).tril(diagonal=-1)
 
@@ -221,15 +266,15 @@ class Verdict:
         faults: `[B]` int64, sums of `Fault` values, 0 for sound inputs; `None` when the sampler did
             not look.
         path: `[B, D + 1]` int64, the rows of the window that were accepted: 0, the anchor, and i +
-            1 for node i; after the accepted ones anything in 0..K. `None` for 0, 1, 2, ..., a
-            chain.
+            1 for node i; after the accepted ones anything in 0..K. Left out it is 0, 1, 2, ..., as
+            of a chain, where it does not matter.
     """
 
     tokens: Tensor
     num_accepted: Tensor
     num_drafted: Tensor | None = None
     faults: Tensor | None = None
-    path: Tensor | None = None
+    path: Tensor = FilledIn(lambda verdict: _counted(verdict.tokens))
 
     def __post_init__(self):
         shape = check_tensor("verdict.tokens", self.tokens, (None, None), _IDS).shape
@@ -238,8 +283,13 @@ class Verdict:
         for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
             if count is not None:
                 check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
-        if self.path is not None:
+        if self.has_path:
             check_tensor("verdict.path", self.path, shape, _IDS, device=where)
+
+    @property
+    def has_path(self) -> bool:
+        """The sampler named the accepted path, which it has to do for a tree."""
+        return not is_left_out(self, "path")
 
     @property
     def is_bonus(self) -> Tensor:
@@ -249,6 +299,11 @@ class Verdict:
         if self.num_drafted is None:
             return self.num_accepted == self.tokens.shape[1] - 1
         return self.num_accepted == self.num_drafted
+
+
+def _counted(tokens: Tensor) -> Tensor:
+    """0, 1, 2, ... in each row of a table."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
 
 
 def depths_of(parents: Iterable[int]) -> list[int]:

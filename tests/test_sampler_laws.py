@@ -120,7 +120,7 @@ def test_logits_processors_that_read_the_text_belong_to_the_target(sampler, kind
         key = draft.tokens.data_ptr()
         if key not in processed:
             prefixes = [PROMPT] * len(logits)
-            window = process_window(processors, logits, prefixes, draft.tokens, pad=0)
+            window = process_window(processors, logits, prefixes, draft, pad=0)
             processed[key] = draft, window
         return sampler(draft, processed[key][1], warp, noise)
 

@@ -20,10 +20,13 @@ from specdec import (
 )
 from specdec.certify.sampler.enumeration import find_flips
 from specdec.certify.sampler.worlds import WARPS, Worlds, random_worlds
+from specdec.graphs.tree import map_tensors
 from specdec.kernels import verify_tree
+from specdec.loop.step import check_verdict
+from specdec.results import RowStep
 from specdec.samplers import Noise, Warp
 from specdec.samplers.base import rule_uniforms
-from specdec.types import Draft
+from specdec.types import PAD_TOKEN, Draft, Verdict
 
 seeds = st.integers(0, 2**32 - 1)
 RULES = [RejectionSampler(), BlockSampler()]
@@ -173,8 +176,49 @@ def test_a_chain_is_a_tree_whose_nodes_have_one_child(sampler, seed, width, is_t
     assert one.num_accepted.equal(other.num_accepted)
     accepted = torch.arange(width + 1) <= other.num_accepted[:, None]
     assert other.path[accepted].equal(torch.arange(width + 1).expand(rows, -1)[accepted])
-    assert one.path is None
+    assert (draft.is_chain, tree.is_chain) == (True, False)
+    assert one.path[accepted].equal(other.path[accepted])
     assert one.faults is None or one.faults.equal(other.faults)
+
+
+def test_a_shape_that_was_left_out_is_that_of_a_chain_whatever_is_replaced_beside_it():
+    chain, seen = Draft(torch.tensor([[5, 6, 7]])), []
+    assert chain.parents.tolist() == [[-1, 0, 1]]
+    assert chain.window_parents.tolist() == [[0, 1, 2]]
+    assert (chain.depth, chain.depths.tolist()) == (3, [[0, 1, 2, 3]])
+    shorter = replace(chain, tokens=chain.tokens[:, :2])
+    assert (shorter.is_chain, shorter.depth, shorter.parents.tolist()) == (True, 2, [[-1, 0]])
+    rows = map_tensors(lambda table: (seen.append(table), table[:0])[1], chain)
+    assert (rows.is_chain, rows.parents.shape, len(seen)) == (True, (0, 3), 1)  # none was made
+    tree = replace(chain, parents=torch.tensor([[-1, -1, 0]]), depth=2)
+    assert (tree.is_chain, tree.depth, tree.parents.tolist()) == (False, 2, [[-1, -1, 0]])
+    assert not replace(tree, num_valid=torch.tensor([2])).is_chain
+
+    verdict = Verdict(torch.tensor([[5, 9, PAD_TOKEN]]), torch.tensor([1]))
+    assert (verdict.has_path, verdict.path.tolist()) == (False, [[0, 1, 2]])
+    assert not replace(verdict, num_accepted=torch.tensor([0])).has_path
+    assert replace(verdict, path=torch.tensor([[0, 2, 1]])).path.tolist() == [[0, 2, 1]]
+
+    step = RowStep([5, 6, 7], 1, [5, 9])
+    assert (step.is_chain, step.parents, step.path) == (True, [-1, 0, 1], [0])
+    assert replace(step, num_accepted=2).path == [0, 1]
+    assert replace(step, draft_tokens=[5, 6]).saved() == [[5, 6], 1, [5, 9]]
+    assert RowStep.from_saved(step.saved()).is_chain
+    branches = replace(step, parents=[-1, -1, 0], path=[0])
+    assert RowStep.from_saved(branches.saved()).parents == [-1, -1, 0]
+
+
+def test_the_path_through_a_tree_is_named_and_that_of_a_chain_may_be():
+    tokens = torch.tensor([[5, 6]])
+    tree = Draft(tokens, parents=torch.tensor([[-1, -1]]), depth=1)
+    silent = Verdict(torch.tensor([[5, 9]]), torch.tensor([1]))
+    with pytest.raises(ValueError, match="returned path=None for a tree"):
+        check_verdict(RejectionSampler(), silent, tree)
+    named = replace(silent, path=torch.tensor([[0, 1]]))
+    assert check_verdict(RejectionSampler(), named, tree) is named
+    for path in ({}, {"path": torch.tensor([[0, 1, 2]])}):
+        verdict = Verdict(torch.tensor([[5, 6, 9]]), torch.tensor([2]), **path)
+        assert check_verdict(RejectionSampler(), verdict, Draft(tokens)) is verdict
 
 
 # Other rules.

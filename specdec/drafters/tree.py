@@ -285,7 +285,7 @@ class TreePlan:
         self, proposal: Proposal, drawing: Drawing, logits: Tensor, expand: Expand
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
-        the logits without its elder siblings' tokens.
+        the logits without its earlier siblings' tokens.
         """
         drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
         for depth, level in enumerate(self.tree.levels):

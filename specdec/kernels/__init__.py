@@ -24,15 +24,9 @@ from specdec.kernels.verify.reference import (
     find_faults,
     take_rows,
     token_rule,
-    verify,
-    verify_points,
 )
-from specdec.kernels.verify.tree import (
-    longest_path,
-    verdict_of,
-    verify_tree,
-    verify_tree_points,
-)
+from specdec.kernels.verify.tree import longest_path, verdict_of, verify_tree
+from specdec.kernels.verify.verdict import verify, verify_points, verify_probs
 from specdec.kernels.write_slots.reference import write_slots, writes_slots
 
 __all__ = [
@@ -63,8 +57,8 @@ __all__ = [
     "verdict_of",
     "verify",
     "verify_points",
+    "verify_probs",
     "verify_tree",
-    "verify_tree_points",
     "warp_probs",
     "write_slots",
     "writes_slots",

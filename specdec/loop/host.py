@@ -297,13 +297,12 @@ class OutputCollector:
                 self.finish_reasons[number] = "length"
             if not tokens:
                 continue
-            path = None if row.path is None else [at - 1 for at in row.path]
-            drafted = row.draft_tokens, row.num_accepted
-            records[number] = RowStep(*drafted, tokens, row.parents, path)
-            self.steps[number].append(records[number])
+            step = RowStep(row.draft_tokens, row.num_accepted, tokens, row.parents, row.path)
+            records[number] = step
+            self.steps[number].append(step)
             for name, table in (scores or {}).items():  # of these tokens, and no others
-                path = range(len(tokens)) if row.path is None else [0, *row.path][: len(tokens)]
-                own = table[numbers.index(number), list(path)]
+                places = [0, *(node + 1 for node in step.path)][: len(tokens)]
+                own = table[numbers.index(number), places]
                 self._scores.setdefault((name, number), []).append(own)
         for rows in self._groups:
             if self._request.options.criteria:

@@ -81,7 +81,7 @@ class Acceptance:
             if step is not None:
                 most = num_draft_tokens if self._is_tree else step.num_accepted + 1
                 self._reached[: min(most, num_draft_tokens)] += 1
-                self._accepted[step.accepted] += 1
+                self._accepted[step.path] += 1
 
     @property
     def rates(self) -> list[float]:

@@ -87,8 +87,8 @@ def find_faults(
     num_drafted: np.ndarray,
     vocab_size: int,
     *,
-    path: np.ndarray | None = None,
-    parents: np.ndarray | None = None,
+    path: np.ndarray,
+    parents: np.ndarray,
 ) -> np.ndarray:
     """What is wrong with the rows of a step, as drafter and sampler returned them: `[B]` sums of
     `Fault` values, 0 for a sound row.
@@ -98,18 +98,16 @@ def find_faults(
         drafted: `[B, K]` tokens of the draft.
         num_accepted, num_valid, num_drafted: `[B]` of verdict, draft and verdict.
         vocab_size: V.
-        path: `[B, D + 1]` of the verdict, for a tree.
-        parents: `[B, K]` of the draft, for a tree.
+        path: `[B, D + 1]` of the verdict.
+        parents: `[B, K]` of the draft.
     """
     width, depth = drafted.shape[1], emitted.shape[1] - 1
     index = np.arange(max(width, depth) + 1)
     is_accepted = index[:depth] < num_accepted[:, None]
     is_emitted = index[: depth + 1] <= num_accepted[:, None].clip(min=0)
     is_drafted = index[:width] < num_valid[:, None]
-    along = drafted
-    if path is not None:
-        nodes = (path[:, 1:] - 1).clip(0, max(width - 1, 0))
-        along = np.take_along_axis(drafted, nodes, axis=1) if width else drafted[:, :0]
+    nodes = (path[:, 1:] - 1).clip(0, max(width - 1, 0))
+    along = np.take_along_axis(drafted, nodes, axis=1) if width else drafted[:, :0]
     found = {
         Fault.NUM_VALID: (num_valid < 0) | (num_valid > width),
         Fault.NUM_ACCEPTED: (num_accepted < 0) | (num_accepted > num_valid),
@@ -118,7 +116,7 @@ def find_faults(
         Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
         Fault.ACCEPTED_TOKEN: (is_accepted & (emitted[:, :depth] != along)).any(axis=1),
     }
-    if path is not None and width:
+    if width:
         is_late = (parents < -1) | (parents >= index[:width])
         found[Fault.PARENT] = (is_drafted & is_late).any(axis=1)
         follows = np.take_along_axis(parents, nodes, axis=1) + 1 == path[:, :-1]
@@ -137,10 +135,8 @@ def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size:
     num_drafted = num_valid if verdict.num_drafted is None else verdict.num_drafted
     tensors = verdict.tokens, draft.tokens, verdict.num_accepted, num_valid, num_drafted
     emitted, drafted, *counts = (tensor.cpu().numpy() for tensor in tensors)
-    tree = {}
-    if verdict.path is not None:
-        tree = {"path": verdict.path.cpu().numpy(), "parents": draft.parents.cpu().numpy()}
-    faults = find_faults(emitted, drafted, *counts, vocab_size, **tree)
+    shape = {"path": verdict.path.cpu().numpy(), "parents": draft.parents.cpu().numpy()}
+    faults = find_faults(emitted, drafted, *counts, vocab_size, **shape)
     for row in faults.nonzero()[0][:1].tolist():
         raise ValueError(
             f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted "
@@ -168,9 +164,10 @@ class Record:
         faults: `[B]` sums of `Fault` values that the sampler found.
         num_sound: `[B]` tokens before one that no distribution stands for (`Outcome.note_empty`).
         emitted: `[B, D + 1]` tokens, as the sampler returned them.
-        path: `[B, D + 1]` of the verdict on a tree; `None` for chains.
+        path: `[B, D + 1]` of the verdict; 0, 1, ... on the host for chains, without columns.
         num_valid, drafted: `[B]` and `[B, K]`, as the drafter returned them.
-        parents: `[B, K]` of the nodes of a tree; `None` for chains.
+        parents: `[B, K]` of the nodes; -1, 0, ... on the host for chains, without columns.
+        is_chain: all drafts are chains.
         verdict, proposal: all columns of the verdict and of the proposal, in the order of above.
 
     Example:
@@ -201,18 +198,26 @@ class Record:
 
     def __post_init__(self):
         table, depth = self.table, self.tree_depth
-        is_chain, width = depth is None, (self.num_draft_tokens if depth is None else depth) + 1
+        self.is_chain = is_chain = depth is None
+        width = (self.num_draft_tokens if is_chain else depth) + 1
         counts = (table[:, i] for i in range(_NUM_COUNTS))
         self.num_new, self.is_eos, self.num_accepted, self.num_drafted, *others = counts
         self.faults, self.num_sound = others
         end = _NUM_COUNTS + width
         self.emitted = table[:, _NUM_COUNTS:end]
-        self.path = None if is_chain else table[:, end : end + width]
+        self.path = _counted(table, 0, width) if is_chain else table[:, end : end + width]
         end += 0 if is_chain else width
         self.verdict, self.proposal = table[:, :end], table[:, end:]
         nodes = self.proposal[:, 1:]
         self.num_valid, self.drafted = self.proposal[:, 0], nodes[:, : self.num_draft_tokens]
-        self.parents = None if is_chain else nodes[:, self.num_draft_tokens :]
+        self.parents = nodes[:, self.num_draft_tokens :]
+        if is_chain:
+            self.parents = _counted(table, -1, self.num_draft_tokens)
+
+
+def _counted(table: Any, first: int, count: int) -> np.ndarray:
+    """Numbers from the first one on, for each row of a table."""
+    return np.full((len(table), count), np.arange(first, first + count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -250,9 +255,8 @@ class Outcome:
         """Counts the tokens that a row keeps up to the first one that comes from a row of the
         window where no token was possible, `[B, K + 1]` bool; the record holds the count.
         """
-        path, index = self.verdict.path, torch.arange(self.draft.depth + 1, device=is_empty.device)
-        if path is not None:
-            is_empty = is_empty.gather(1, path.clamp(0, is_empty.shape[1] - 1))
+        index = torch.arange(self.draft.depth + 1, device=is_empty.device)
+        is_empty = is_empty.gather(1, self.verdict.path.clamp(0, is_empty.shape[1] - 1))
         first = torch.where(is_empty, index, len(index)).amin(dim=1)
         torch.minimum(self.num_new, first, out=self.record.num_sound)
 
@@ -302,24 +306,22 @@ class PendingOutcome:
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
         step = replace(self.record, table=self.table.wait().numpy())
-        tree = {} if step.path is None else {"path": step.path, "parents": step.parents}
+        shape = {"path": step.path, "parents": step.parents}
         counts = step.num_accepted, step.num_valid, step.num_drafted
-        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, **tree)
+        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, **shape)
         faults = step.faults | found
         is_empty = step.num_sound < step.num_new
         num_sound = np.where(faults > 0, 0, step.num_sound)
         faults = faults | int(Fault.TARGET_LOGITS) * is_empty
         columns = step.num_new, step.num_valid, step.num_accepted, step.is_eos, faults, num_sound
-        columns += step.emitted, step.drafted
-        nothing = [None] * len(faults)
-        paths, parents = (tree[n].tolist() if tree else nothing for n in ("path", "parents"))
+        columns += step.emitted, step.drafted, step.parents, step.path - 1
         return [
             RowOutcome(
                 *(said[:new], ids[:valid], accepted, bool(ends), fault, sound, said, ids),
-                *((None, None) if path is None else (path[1 : accepted + 1], above[:valid])),
+                *(() if step.is_chain else (above[:valid], path[1 : accepted + 1])),
             )
-            for new, valid, accepted, ends, fault, sound, said, ids, path, above in zip(
-                *[column.tolist() for column in columns], paths, parents, strict=True
+            for new, valid, accepted, ends, fault, sound, said, ids, above, path in zip(
+                *[column.tolist() for column in columns], strict=True
             )
         ]
 
@@ -327,8 +329,8 @@ class PendingOutcome:
 class RowOutcome(NamedTuple):
     """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values,
     `num_sound` the number of new tokens before the first fault, `emitted` and `drafted` are D + 1
-    and K tokens as sampler and drafter returned them. Of a tree, `path` are
-    the accepted rows of its window (node i is row i + 1), and `parents` those of `draft_tokens`.
+    and K tokens as sampler and drafter returned them. `parents` and `path` are those of a
+    `RowStep`, which leaves them out for a chain.
     """
 
     new_tokens: list[int]
@@ -339,5 +341,5 @@ class RowOutcome(NamedTuple):
     num_sound: int
     emitted: list[int]
     drafted: list[int]
-    path: list[int] | None
-    parents: list[int] | None
+    parents: list[int] | None = None
+    path: list[int] | None = None

@@ -4,11 +4,13 @@ in plain decoding.
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
+from specdec.graphs.tree import map_tensors
 from specdec.loop.state import TokenBuffer
 from specdec.request.call import Request
 from specdec.request.processors import check_scores
@@ -25,10 +27,11 @@ def process_step(request: Request, buffer: TokenBuffer, draft: Draft, logits: Te
     table, lengths = buffer.tokens.tolist(), request.prompts.lengths
     rows = zip(request.shown_prompts, table, lengths, ends, strict=True)
     prefixes = [prompt + tokens[start:end] for prompt, tokens, start, end in rows]
+    shape = replace(draft, probs=None)  # no processor needs them
     windows = [
         process_window(
-            *(processors, logits[rows], prefixes[rows], draft.tokens[rows]),
-            parents=None if draft.parents is None else draft.parents[rows],
+            *(processors, logits[rows], prefixes[rows]),
+            map_tensors(lambda table, rows=rows: table[rows], shape),
             pad=request.options.pad,
         )
         for rows, processors in request.processors
@@ -40,9 +43,8 @@ def process_window(
     processors: Iterable[LogitsProcessor],
     logits: Tensor,
     prefixes: list[list[int]],
-    draft_tokens: Tensor,
+    draft: Draft,
     *,
-    parents: Tensor | None = None,
     pad: int,
 ) -> Tensor:
     """Processes every row of every window as HF would process it in plain decoding.
@@ -57,8 +59,7 @@ def process_window(
         processors: HF processors that map (ids `[B, t]`, scores `[B, V]`) to scores.
         logits: `[B, K + 1, V]` of the target; widened to float32 first, as HF does.
         prefixes: per row the prompt as processors are shown it, and the tokens generated so far.
-        draft_tokens: `[B, K]`.
-        parents: `[B, K]` of a tree, see `Draft.parents`; `None` for a chain.
+        draft: of the window.
         pad: fills the rectangle where a row has no token yet.
 
     Returns:
@@ -73,10 +74,9 @@ def process_window(
     ids = torch.full((rows, max(starts) + width - 1), pad, dtype=torch.long, device=logits.device)
     for row, prefix in enumerate(prefixes):
         ids[row, : len(prefix)] = torch.tensor(prefix, device=logits.device)
-        ids[row, len(prefix) : len(prefix) + width - 1] = draft_tokens[row].clamp(min=0)
-    above = [list(range(width - 1))] * rows if parents is None else (parents + 1).tolist()
+        ids[row, len(prefix) : len(prefix) + width - 1] = draft.tokens[row].clamp(min=0)
     visits: dict[tuple[int, int], list[tuple[int, list[int]]]] = defaultdict(list)
-    for row, of_row in enumerate(above):
+    for row, of_row in enumerate(draft.window_parents.tolist()):
         paths = [[0]]  # of each row of the window, from the anchor
         for node, parent in enumerate(of_row, start=1):
             paths.append([*paths[parent], node])
@@ -85,9 +85,9 @@ def process_window(
             visits[length, lengths[:index].count(length)].append((row, path))
     for (length, _), places in sorted(visits.items()):
         taking_part = [row for row, _ in places]
-        for row, path in places if parents is not None else ():
+        for row, path in () if draft.is_chain else places:  # of a chain they are there
             nodes = torch.tensor(path[1:], dtype=torch.long, device=logits.device) - 1
-            ids[row, starts[row] : length] = draft_tokens[row][nodes].clamp(min=0)
+            ids[row, starts[row] : length] = draft.tokens[row][nodes].clamp(min=0)
         row_index = torch.tensor(taking_part, device=logits.device)
         window_index = torch.tensor([path[-1] for _, path in places], device=logits.device)
         scores = logits.new_zeros(rows, logits.shape[-1])

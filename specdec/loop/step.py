@@ -75,19 +75,18 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
         draft = Draft(state.buffer.tokens[:, :0])
     columns = _num_valid(state, draft)[:, None], _filled(draft.tokens, most)
     if signature.tree_depth is not None:
-        columns += (_filled(draft.window_parents - 1, most),)
-    parents = draft.parents
-    if parents is not None:  # each comes before its children
-        index = torch.arange(-1, num_draft_tokens - 1, device=parents.device)
-        parents = torch.minimum(parents.clamp(min=-1), index)
+        columns += (_filled(draft.parents, most),)
     torch.cat(columns, dim=1, out=state.record.proposal)
-    num_valid = draft.num_valid
+    num_valid, changes = draft.num_valid, {}
+    if not draft.is_chain:  # each parent comes before its children, as in a chain
+        index = torch.arange(-1, num_draft_tokens - 1, device=state.device)
+        changes["parents"] = torch.minimum(draft.parents.clamp(min=-1), index)
     return replace(
         draft,
         tokens=draft.tokens.clamp(0, state.vocab_size - 1),
         probs=draft.probs if signature.wants_probs else None,  # they may come unasked
         num_valid=None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
-        parents=parents,
+        **changes,
     )
 
 
@@ -100,7 +99,7 @@ def _draft(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: i
     shape = state.signature.batch_size, num_draft_tokens
     _check_fit(drafter, draft, Draft, shape, state.device)
     most = state.signature.tree_depth
-    if draft.depth > state.signature.depth or (most is None and draft.parents is not None):
+    if draft.depth > state.signature.depth or (most is None and not draft.is_chain):
         raise ValueError(
             f"{name_of(drafter)} returned a draft of depth {draft.depth}, and its tree_depth is "
             f"{most}; set it to the most tokens that a path of its trees has"
@@ -128,11 +127,11 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     tables of a state have room for K draft tokens and paths of D; a shorter draft leaves the rest
     of them empty.
     """
-    signature, depth, path = state.signature, draft.depth, verdict.path
+    signature, depth = state.signature, draft.depth
     tokens = verdict.tokens.clamp(0, state.vocab_size - 1)
     is_eos = state.buffer.commit(tokens, verdict.num_accepted.clamp(0, depth))
-    if path is not None:
-        rows = path.clamp(0, draft.tokens.shape[1])
+    if not draft.is_chain:  # of a chain all is there
+        rows = verdict.path.clamp(0, draft.tokens.shape[1])
         state.cache.follow(state.buffer.start, rows)
         if features is not None:
             features = features.gather(1, rows[..., None].expand(-1, -1, features.shape[2]))
@@ -145,8 +144,7 @@ def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | 
     columns = [count[:, None] for count in counts]
     columns.append(_filled(verdict.tokens, signature.depth + 1))
     if signature.tree_depth is not None:
-        trivial = torch.arange(depth + 1, device=tokens.device).expand_as(tokens)
-        columns.append(_filled(trivial if path is None else path, signature.depth + 1))
+        columns.append(_filled(verdict.path, signature.depth + 1))
     torch.cat(columns, dim=1, out=state.record.verdict)
 
 
@@ -155,14 +153,13 @@ def check_verdict(sampler: Sampler, verdict: object, draft: Draft) -> Verdict:
 
     Raises:
         TypeError: no `Verdict`.
-        ValueError: other sizes or another device; names both sides.
+        ValueError: other sizes or another device; names both sides. No path through a tree.
     """
     _check_fit(sampler, verdict, Verdict, (len(draft.tokens), draft.depth + 1), draft.tokens.device)
-    if (verdict.path is None) != (draft.parents is None):
-        kind = "chain" if draft.parents is None else "tree"
+    if not (draft.is_chain or verdict.has_path):
         raise ValueError(
-            f"{name_of(sampler)} returned path={shown(verdict.path)} for a {kind}; Verdict.path "
-            "names the nodes of a tree that were accepted, and is None for a chain"
+            f"{name_of(sampler)} returned path=None for a tree; Verdict.path names the nodes of a "
+            "tree that were accepted, and is None for a chain"
         )
     return verdict
 

@@ -9,14 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from specdec.arguments import shown
-from specdec.kernels import (
-    VerifyUniforms,
-    verify,
-    verify_points,
-    verify_tree,
-    verify_tree_points,
-    warp_probs,
-)
+from specdec.kernels import VerifyUniforms, verify, verify_points
 from specdec.samplers.noise import DrawRule, Noise, StepNoise, Stream, draw_by_inversion
 from specdec.samplers.warp import Warp
 from specdec.settings import settings_of
@@ -85,7 +78,7 @@ class Sampler(nn.Module, ABC):
         then, without probabilities. A rule that accepts other tokens, too, overrides it.
         """
         largest, tokens = target_logits.max(dim=-1)  # the first of equal maxima
-        return judge_points(draft, tokens, largest)
+        return verify_points(draft, tokens, largest)
 
 
 def check_sampler(sampler: Sampler) -> None:
@@ -127,18 +120,7 @@ def judge(
     `Sampler.forward`.
     """
     params, uniforms = warp.params(target_logits), rule_uniforms(draft, noise)
-    if draft.parents is None:
-        return verify(draft, target_logits, params, uniforms, by_block=by_block)
-    probs, largest = warp_probs(target_logits, params), target_logits.amax(dim=-1)
-    return verify_tree(draft, probs, largest, uniforms, by_block=by_block)
-
-
-def judge_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
-    """Accepts what equals the target's own tokens `[B, N]`; `largest_logits` `[B, N]` are those of
-    the rows that these come from.
-    """
-    rule = verify_points if draft.parents is None else verify_tree_points
-    return rule(draft, target_tokens, largest_logits)
+    return verify(draft, target_logits, params, uniforms, by_block=by_block)
 
 
 def rule_uniforms(draft: Draft, noise: StepNoise) -> VerifyUniforms:

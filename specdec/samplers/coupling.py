@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from specdec.samplers.base import Sampler, judge_points
+from specdec.kernels import verify_points
+from specdec.samplers.base import Sampler
 from specdec.samplers.noise import StepNoise, draw_by_race
 from specdec.samplers.warp import Warp
 from specdec.types import Draft, Verdict
@@ -39,7 +40,7 @@ class CouplingSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Compares draws."""
-        if draft.parents is not None:
+        if not draft.is_chain:  # whose depths are its indices, as the noise has them already
             noise = noise.at_depths(draft.depths)
         winners = noise.race(target_logits, warp, index=0)
-        return judge_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, winners, target_logits.amax(dim=-1))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_number
-from specdec.kernels import find_faults, take_rows, token_rule, verify_tree
+from specdec.kernels import take_rows, verify_probs
 from specdec.samplers.base import Sampler, rule_uniforms
 from specdec.samplers.noise import StepNoise
 from specdec.samplers.warp import Warp
@@ -57,8 +57,4 @@ class EnsembleSampler(Sampler):
         # Where nothing was drafted the token is the target's alone.
         mixed = torch.where(is_drafted[..., None], mixed, probs)
         largest, uniforms = target_logits.amax(dim=-1), rule_uniforms(draft, noise)
-        if draft.parents is not None:
-            return verify_tree(draft, mixed, largest, uniforms, by_block=False)
-        tokens, num_accepted = token_rule(draft, mixed, uniforms)
-        faults = find_faults(draft, largest, num_accepted)
-        return Verdict(tokens, num_accepted, draft.num_valid, faults)
+        return verify_probs(draft, mixed, largest, uniforms, by_block=False)

@@ -63,7 +63,7 @@ def emit(token: Tensor, draft: Draft) -> Verdict:
     """A verdict that accepts nothing and emits a token `[B, 1]`."""
     none = torch.zeros_like(token[:, 0])
     rest = token.new_full((len(token), draft.depth), PAD_TOKEN)
-    path = None if draft.parents is None else token.new_zeros(len(token), draft.depth + 1)
+    path = none[:, None].expand(-1, draft.depth + 1)
     # No faults: the tokens may be the text's, and no draws from draft.probs.
     return Verdict(torch.cat([token, rest], dim=1), none, draft.num_valid, none, path)
 

@@ -212,8 +212,8 @@ class _Trial:
             yield self._later, self._states(later, self._later)
 
     def tree(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The second window once more, with an elder sibling from the other text before each token
-        but the anchor.
+        """The second window once more, with an earlier sibling from the other text before each
+        token but the anchor.
         """
         positions = self._later.repeat_interleave(2, dim=1)[:, 1:]  # anchor, sibling, token, ...
         count = positions.shape[1]

@@ -357,6 +357,6 @@ class Target(SlotModel):
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         options = {"num_attended": num_attended, "position_offset": position_offset}
-        if draft.parents is not None:
+        if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             options |= {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
         return TargetOutput(*self.forward(tokens, cache, slots, **options))

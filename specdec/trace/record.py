@@ -156,8 +156,8 @@ class Trace(Sequence):
             yield from ((row, step, numbers) for step, numbers in zip(*of_row, strict=True))
 
     def _records_of(self, row: int, step: RowStep, numbers: StepNumbers) -> Iterator[dict]:
-        accepted, drafted = step.accepted, len(step.draft_tokens)
-        parents = [*(step.parents or range(-1, drafted - 1)), accepted[-1] if accepted else -1]
+        accepted, drafted = step.path, len(step.draft_tokens)
+        parents = [*step.parents, accepted[-1] if accepted else -1]
         depths = depths_of(parents)[1:]  # the last is a bonus token's, which follows all drafted
         verdicts = dict.fromkeys(step.rejected, "rejected") | dict.fromkeys(accepted, "accepted")
         verdicts[drafted] = "bonus"

@@ -17,9 +17,8 @@ from specdec import (
     TypicalSampler,
 )
 from specdec.certify import ForeignSampler, certify, huggingface_rule
-from specdec.kernels import draw
+from specdec.kernels import draw, verify_points
 from specdec.samplers import ScriptedNoise, StepNoise, Stream, Warp
-from specdec.samplers.base import judge_points
 from specdec.types import PAD_TOKEN, Draft, Verdict
 
 FEW = ((3, 2, 6),)  # K = 2 draft tokens out of V = 3, in 6 worlds of each kind
@@ -220,7 +219,7 @@ class DrawAndCompare(Sampler):
         p = (1 - self.weight) * p + self.weight * p.square() / p.square().sum(-1, keepdim=True)
         width, last = draft.tokens.shape[1], noise.uniform(Stream.RESAMPLE)[:, :1]
         uniforms = torch.cat([last, noise.uniform(Stream.ACCEPT)[:, :width]], dim=1)
-        return judge_points(draft, draw(p, uniforms), target_logits.amax(dim=-1))
+        return verify_points(draft, draw(p, uniforms), target_logits.amax(dim=-1))
 
 
 def of_trees(batches):
@@ -288,7 +287,7 @@ class MistakenRace(CouplingSampler):
     def accept(self, draft: Draft, target_logits, warp: Warp, noise) -> Verdict:
         """A verdict, maybe with the wrong tokens."""
         logits = target_logits
-        if draft.parents is not None and self.mistake != "noise by index":
+        if not draft.is_chain and self.mistake != "noise by index":
             noise = noise.at_depths(draft.depths)
         if self.mistake == "races over the square of the law":
             logits = 2 * logits
@@ -307,7 +306,7 @@ class MistakenRace(CouplingSampler):
             passes = (chance > 0) & draft.is_valid
             tokens = torch.where(passes, draft.tokens, winners.gather(1, parents))
             winners = winners.scatter(1, parents, tokens)
-        return judge_points(draft, winners, target_logits.amax(dim=-1))
+        return verify_points(draft, winners, target_logits.amax(dim=-1))
 
 
 ON_CHAINS = (

@@ -309,7 +309,7 @@ def _(right, self, draft, target_logits):
     """Nodes among the three likeliest after their parent."""
     from specdec.kernels.verify.tree import path_of, verdict_of
 
-    if draft.parents is None:
+    if draft.is_chain:
         return right(self, draft, target_logits)
     likely = target_logits.topk(3, dim=-1).indices  # [B, N, 3]
     index = draft.window_parents[..., None].expand(-1, -1, 3)

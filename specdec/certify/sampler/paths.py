@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.certify.sampler.worlds import Worlds
+from specdec.graphs.tree import map_tensors
 from specdec.loop.outcome import check_decisions
 from specdec.loop.step import check_verdict
 from specdec.samplers import ScriptedNoise, Stream, Warp
@@ -54,8 +55,8 @@ class Paths:
         for i, above in enumerate(parents):
             law = worlds.draft[depths[above]][world, prefixes[above]]
             if not worlds.has_replacement:
-                elders = [j for j in range(i) if parents[j] == above]
-                law = _left(law, tokens[:, elders])
+                siblings = [j for j in range(i) if parents[j] == above]
+                law = _left(law, tokens[:, siblings])
             laws.append(law)
             chosen = law.gather(1, tokens[:, i : i + 1])[:, 0].double()
             weight *= torch.where(is_beyond[:, i], 1.0, chosen)
@@ -92,7 +93,7 @@ class Paths:
         of_row = self.world[rows].tolist()
         warp = {name: [v[w] for w in of_row] for name, v in self.worlds.warp.items()}
         tree = {}
-        if self.worlds.parents is not None:
+        if not self.worlds.is_chain:
             parents = torch.tensor(self.worlds.parents, device=self.device)
             tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
         draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
@@ -100,7 +101,7 @@ class Paths:
 
     def runner(self, decide: Decide, rows: Tensor) -> Callable[[Tensor | None, Tensor], Verdict]:
         """A sampler over a batch of these rows, repeated at will: a function from accepting
-        uniforms and the draws of tokens to a verdict on the CPU, which has a path for chains, too.
+        uniforms and the draws of tokens to a verdict on the CPU.
 
         The uniforms are `[n, K]`, or `None`. The draws are uniforms `[n]` or exponentials `[n, V]`
         for the extra token, or exponentials `[n, N, V]`, a race after each row of the window. All
@@ -120,10 +121,7 @@ class Paths:
             noise = ScriptedNoise(uniforms.to(self.device), races)
             verdict = check_verdict(decide, decide(draft, logits, warp, noise), draft)
             check_decisions(decide, verdict, draft, logits.shape[-1])
-            path = verdict.path
-            if path is None:
-                path = torch.arange(verdict.tokens.shape[1]).expand_as(verdict.tokens)
-            return Verdict(verdict.tokens.cpu(), verdict.num_accepted.cpu(), path=path.cpu())
+            return map_tensors(Tensor.cpu, verdict)
 
         return run
 

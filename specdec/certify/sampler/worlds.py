@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from specdec.types import depths_of
+from specdec.types import FilledIn, Numbers, depths_of, is_left_out
 
 DraftKind = Literal["soft", "point-mass", "short point-mass", "mixed"]
 
@@ -52,11 +52,11 @@ class Worlds:
     target: list[Tensor] | None = None  # laws after the warp, 0..D; the softmax of the logits
     num_valid: list[int] | None = None  # tokens that each world drafts, K by default
     is_point_mass: bool = False  # the sampler is not told the draft laws
-    parents: tuple[int, ...] | None = None  # of a tree's nodes, see `Draft.parents`
+    parents: Sequence[int] = FilledIn(lambda worlds: Numbers(range(-1, len(worlds.draft) - 1)))
     has_replacement: bool = False
-    """Siblings are drawn independently. Else each is drawn from what the tokens of its elder
-    siblings leave of the draft law, renormalised, and where that is nothing it is the lowest id
-    that is left, a point mass."""
+    """Siblings are drawn independently. Else each is drawn from what the tokens of its
+    earlier siblings leave of the draft law, renormalised, and where that is nothing it is the
+    lowest id that is left, a point mass."""
     warp: dict[str, list] = field(default_factory=dict)  # arguments of `Warp`, a value per world
     name: str = "worlds"
 
@@ -70,14 +70,17 @@ class Worlds:
     @property
     def num_draft_tokens(self) -> int:
         """K."""
-        return len(self.draft if self.parents is None else self.parents)
+        return len(self.parents)
+
+    @property
+    def is_chain(self) -> bool:
+        """`parents` was left out, so that rules get no tree."""
+        return is_left_out(self, "parents")
 
     @property
     def window_parents(self) -> tuple[int, ...]:
         """The row of the window that each token follows, see `Draft.window_parents`."""
-        return tuple(
-            range(len(self.draft)) if self.parents is None else (p + 1 for p in self.parents)
-        )
+        return tuple(parent + 1 for parent in self.parents)
 
     @property
     def vocab_size(self) -> int:
@@ -90,7 +93,7 @@ class Worlds:
         warp = "".join(f", {n}={v:g}" for n, v in warp.items() if v != NEUTRAL[n])
         valid = f", {self.num_valid[world]} drafted" if self.num_valid else ""
         sizes = f"K = {self.num_draft_tokens}, V = {self.vocab_size}"
-        sizes += f", parents {self.parents}" if self.parents else ""
+        sizes += "" if self.is_chain else f", parents {self.parents}"
         return f"{self.name} ({sizes}{valid}{warp}), world {world}"
 
     def text_of(self, code: int, length: int) -> tuple[int, ...]:

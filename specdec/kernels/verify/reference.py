@@ -1,5 +1,5 @@
-"""The three rules that accept a prefix of a draft and draw one more token, in plain PyTorch, and
-what may be wrong with the inputs.
+"""The three rules that accept a prefix of a chain and draw one more token, in plain PyTorch, and
+what may be wrong with the inputs. `verdict` chooses between these and those of trees.
 
 Legend: B rows, K draft tokens, V vocabulary.
 """
@@ -8,50 +8,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.sample.reference import draw
-from specdec.kernels.truncate.reference import warp_probs
-from specdec.kernels.types import SUM_TOLERANCE, VerifyUniforms, WarpParams, suits_kernels
-from specdec.types import PAD_TOKEN, Draft, Fault, Verdict
-
-
-def verify(
-    draft: Draft, logits: Tensor, params: WarpParams, uniforms: VerifyUniforms, *, by_block: bool
-) -> Verdict:
-    """Accepts a prefix of a draft by `block_rule`, or else by `token_rule`, draws one more token,
-    and says what is wrong with the inputs.
-
-    For drafts without probabilities or tokens both rules are the same. On a GPU the token rule
-    judges `Fault.DRAFT_PROBS` at each row's rejected token only: it reads no other row of draft
-    probabilities in full.
-
-    Args:
-        draft: K tokens per row.
-        logits: `[B, K + 1, V]` of the target.
-        params: how they become probabilities.
-        uniforms: to accept and to resample.
-        by_block: which rule.
-    """
-    if logits.is_cuda and suits_kernels(logits):
-        from specdec.kernels.verify import triton
-
-        return triton.verify(draft, logits, params, uniforms, by_block=by_block)
-    has_blocks = draft.probs is not None and draft.tokens.shape[1] > 0
-    rule = block_rule if by_block and has_blocks else token_rule
-    tokens, num_accepted = rule(draft, warp_probs(logits, params), uniforms)
-    faults = find_faults(draft, logits.amax(dim=-1), num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
-
-
-def verify_points(draft: Draft, target_tokens: Tensor, largest_logits: Tensor) -> Verdict:
-    """`point_rule`, with what is wrong with the target's logits.
-
-    Args:
-        draft: K tokens per row; probabilities are not used, so they cannot be wrong.
-        target_tokens: `[B, K + 1]`.
-        largest_logits: `[B, K + 1]`, the largest logits of the rows that the tokens come from.
-    """
-    tokens, num_accepted = point_rule(draft, target_tokens)
-    faults = find_target_faults(largest_logits, num_accepted)
-    return Verdict(tokens, num_accepted, draft.num_valid, faults)
+from specdec.kernels.types import SUM_TOLERANCE, VerifyUniforms
+from specdec.types import PAD_TOKEN, Draft, Fault
 
 
 def token_rule(

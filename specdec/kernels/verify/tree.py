@@ -55,7 +55,7 @@ def path_of(draft: Draft, is_taken: Tensor) -> Path:
         Path(num_accepted=tensor([2]), rows=tensor([[0, 2, 4]]))
     """
     is_taken = is_taken & draft.is_valid
-    is_first = is_taken & ~(draft.elders & is_taken[:, None]).any(dim=2)
+    is_first = is_taken & ~(draft.earlier_siblings & is_taken[:, None]).any(dim=2)
     return path_along(draft, ~(draft.ancestors[:, 1:, 1:] & ~is_first[:, None]).any(dim=2))
 
 
@@ -95,8 +95,7 @@ def verdict_of(
     tokens = append_token(tokens, path.num_accepted, extra)
     faults = find_target_faults(largest_logits.gather(1, path.rows), path.num_accepted)
     faults = faults + draft_faults
-    rows = None if draft.parents is None else path.rows
-    return Verdict(tokens, path.num_accepted, draft.num_valid, faults, rows)
+    return Verdict(tokens, path.num_accepted, draft.num_valid, faults, path.rows)
 
 
 def verify_tree(
@@ -147,16 +146,16 @@ def verify_tree_points(draft: Draft, target_tokens: Tensor, largest_logits: Tens
 
 def _points(draft: Draft, target_probs: Tensor, accept: Tensor):
     """Nodes that are point masses: child after child is accepted with the share that its token has
-    of what its elder siblings left. Needs the probabilities of the tokens only.
+    of what its earlier siblings left. Needs the probabilities of the tokens only.
     """
     rows, vocab_size = draft.tokens.shape[0], target_probs.shape[2]
     index = draft.window_parents * vocab_size + draft.tokens.clamp(min=0)
     probs = target_probs.flatten(1).gather(1, index).double()  # [B, K]
     # What stands there twice was rejected once, and has nothing left.
-    elders = draft.elders & draft.is_valid[:, None]
-    is_repeated = (elders & (draft.tokens[:, :, None] == draft.tokens[:, None])).any(dim=2)
+    siblings = draft.earlier_siblings & draft.is_valid[:, None]
+    is_repeated = (siblings & (draft.tokens[:, :, None] == draft.tokens[:, None])).any(dim=2)
     probs = probs.masked_fill(is_repeated, 0.0)
-    left = 1 - (elders * probs[:, None]).sum(dim=2)
+    left = 1 - (siblings * probs[:, None]).sum(dim=2)
     is_taken = accept * left.clamp(min=0) < probs
 
     def residual(end: Tensor) -> Tensor:
@@ -226,7 +225,7 @@ class _NodeRun(NamedTuple):
 
     nodes: slice
     parents: Tensor  # [B, W] rows of the window
-    target: Tensor  # [B, W, V] of their parents, after elder siblings
+    target: Tensor  # [B, W, V] of their parents, after earlier siblings
     draft: Tensor  # [B, W, V]
     target_of_token: Tensor  # [B, W] float64
     draft_of_token: Tensor  # [B, W] float64
