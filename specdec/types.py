@@ -198,6 +198,24 @@ class Draft:
         return _counted(self.tokens)
 
     @cached_property
+    def token_probs(self) -> Tensor | float:
+        """`[B, K]`, the probability of each token under the distribution that it was drawn from;
+        the number 1 for point masses.
+        """
+        if self.probs is None:
+            return 1.0
+        return self.probs.gather(-1, self.tokens.clamp(min=0)[..., None])[..., 0]
+
+    def probs_like(self, table: Tensor) -> Tensor:
+        """`[B, K, V]`: `probs`, or one-hot rows for point masses, in the type of a table
+        `[..., V]`.
+        """
+        if self.probs is not None:
+            return self.probs
+        ids = self.tokens.clamp(0, table.shape[-1] - 1)[..., None]
+        return table.new_zeros(*self.tokens.shape, table.shape[-1]).scatter_(-1, ids, 1)
+
+    @cached_property
     def ancestors(self) -> Tensor:
         """`[B, N, N]` bool: (i, j) is whether row j of the window is row i or comes before it on
         its path.

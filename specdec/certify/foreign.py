@@ -99,9 +99,7 @@ class ForeignBatchSampler(Sampler):
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """One call of the rule for all rows with as many draft tokens."""
         target, drafted = warp(target_logits), draft.tokens.clamp(min=0)
-        laws = draft.probs
-        if laws is None:
-            laws = torch.nn.functional.one_hot(drafted, target.shape[-1]).to(target)
+        laws = draft.probs_like(target)
         accept, resample = (
             (noise.uniform(stream) * 2**self.bits).floor() * 2.0**-self.bits
             for stream in (Stream.ACCEPT, Stream.RESAMPLE)

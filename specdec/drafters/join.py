@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from specdec.drafters.base import (
     Drafter,
@@ -160,17 +160,9 @@ def _first_of(first: Draft, other: Draft) -> Draft:
     probabilities, a deterministic one has point masses.
     """
     has_any, probs = first.num_valid > 0, None
-    like = other.probs if first.probs is None else first.probs
-    if like is not None:
-        pair = (
-            _point_masses(d.tokens, like) if d.probs is None else d.probs for d in (first, other)
-        )
+    known = [draft.probs for draft in (first, other) if draft.probs is not None]
+    if known:
+        pair = (draft.probs_like(known[0]) for draft in (first, other))
         probs = torch.where(has_any[:, None, None], *pair)
     tokens = torch.where(has_any[:, None], first.tokens, other.tokens)
     return Draft(tokens, probs, torch.where(has_any, first.num_valid, other.num_valid))
-
-
-def _point_masses(tokens: Tensor, like: Tensor) -> Tensor:
-    """`[B, K, V]`: one-hot rows of tokens `[B, K]`; what is no token of a draft may be no id."""
-    ids = tokens.clamp(0, like.shape[2] - 1)[..., None]
-    return torch.zeros_like(like).scatter_(2, ids, 1)

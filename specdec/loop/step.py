@@ -77,16 +77,16 @@ def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: 
     if signature.tree_depth is not None:
         columns += (_filled(draft.parents, most),)
     torch.cat(columns, dim=1, out=state.record.proposal)
-    num_valid, changes = draft.num_valid, {}
-    if not draft.is_chain:  # each parent comes before its children, as in a chain
+    num_valid, parents = draft.num_valid, None  # a chain's are left out and cost nothing
+    if not draft.is_chain:  # each comes before its children, as in a chain
         index = torch.arange(-1, num_draft_tokens - 1, device=state.device)
-        changes["parents"] = torch.minimum(draft.parents.clamp(min=-1), index)
+        parents = torch.minimum(draft.parents.clamp(min=-1), index)
     return replace(
         draft,
         tokens=draft.tokens.clamp(0, state.vocab_size - 1),
         probs=draft.probs if signature.wants_probs else None,  # they may come unasked
         num_valid=None if num_valid is None else num_valid.clamp(0, num_draft_tokens),
-        **changes,
+        parents=parents,
     )
 
 

@@ -45,11 +45,8 @@ class EnsembleSampler(Sampler):
 
     def accept(self, draft: Draft, target_logits: Tensor, warp: Warp, noise: StepNoise) -> Verdict:
         """Token by token, against the mixture."""
-        probs, w, vocab_size = warp(target_logits), self.target_weight, target_logits.shape[-1]
-        of_draft = draft.probs
-        if of_draft is None:
-            index = draft.tokens.clamp(min=0)[..., None]
-            of_draft = probs.new_zeros(*draft.tokens.shape, vocab_size).scatter_(-1, index, 1.0)
+        probs, w = warp(target_logits), self.target_weight
+        of_draft = draft.probs_like(probs)
         first, is_drafted = draft.first_children
         mixed = take_rows(of_draft, first) * (1 - w) + w * probs if of_draft.shape[1] else probs
         if warp.greedy_rows is not None:

@@ -4,6 +4,7 @@ That the Triton kernels say the same is in `test_kernels_verify`.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -23,9 +24,10 @@ def sound_draft(rows=3, width=2, vocab=5, *, num_valid=None):
 
 def changed(draft, *entries):
     """With other probabilities of row 1, index 1, whose draft token is 3; `(token, value)` each."""
+    probs = draft.probs.clone()
     for token, value in entries:
-        draft.probs[1, 1, token] = value
-    return draft
+        probs[1, 1, token] = value
+    return replace(draft, probs=probs)
 
 
 CHANGES = {

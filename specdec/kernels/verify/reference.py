@@ -35,8 +35,7 @@ def token_rule(
     """
     width = draft.tokens.shape[1]
     target_of_draft = _at(target_probs[:, :width], draft.tokens)  # [B, K]
-    draft_of_draft = 1.0 if draft.probs is None else _at(draft.probs, draft.tokens)
-    is_accepted = uniforms.accept * draft_of_draft < target_of_draft
+    is_accepted = uniforms.accept * draft.token_probs < target_of_draft
     if draft.num_valid is not None:
         is_accepted = is_accepted & draft.is_valid
     num_accepted = is_accepted.cumprod(dim=-1, dtype=torch.long).sum(dim=-1)  # [B]
@@ -61,7 +60,7 @@ def block_rule(
     """
     width = draft.tokens.shape[1]
     ratio = _at(target_probs[:, :width], draft.tokens).double()
-    ratio = ratio / _at(draft.probs, draft.tokens)
+    ratio = ratio / draft.token_probs
     path = [torch.ones_like(ratio[:, 0])]  # P_0
     for i in range(width):
         path.append((path[-1] * ratio[:, i]).clamp(max=1))
@@ -140,7 +139,7 @@ def find_draft_faults(draft: Draft) -> Tensor | int:
         return 0
     is_off = ~((draft.probs.sum(dim=-1) - 1).abs() <= SUM_TOLERANCE)  # NaN is off
     is_off = is_off | (draft.probs.amin(dim=-1) < 0)  # [B, K]
-    is_impossible = ~(_at(draft.probs, draft.tokens) > 0)
+    is_impossible = ~(draft.token_probs > 0)
     if draft.num_valid is not None:
         is_valid = draft.is_valid
         is_off, is_impossible = is_off & is_valid, is_impossible & is_valid

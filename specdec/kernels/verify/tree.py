@@ -250,7 +250,7 @@ def _runs(draft: Draft, target_probs: Tensor):
         first += count
         parents, tokens = draft.window_parents[:, nodes], draft.tokens[:, nodes, None].clamp(min=0)
         target, probs = take_rows(target_probs, parents), draft.probs[:, nodes]
-        of_token = (table.gather(2, tokens)[..., 0].double() for table in (target, probs))
+        of_token = target.gather(2, tokens)[..., 0].double(), draft.token_probs[:, nodes].double()
         yield _NodeRun(
             *(nodes, parents, target, probs, *of_token, draft.is_valid[:, nodes]), target_probs
         )
