@@ -87,8 +87,7 @@ def find_faults(
     num_drafted: np.ndarray,
     vocab_size: int,
     *,
-    path: np.ndarray,
-    parents: np.ndarray,
+    tree: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What is wrong with the rows of a step, as drafter and sampler returned them: `[B]` sums of
     `Fault` values, 0 for a sound row.
@@ -98,31 +97,33 @@ def find_faults(
         drafted: `[B, K]` tokens of the draft.
         num_accepted, num_valid, num_drafted: `[B]` of verdict, draft and verdict.
         vocab_size: V.
-        path: `[B, D + 1]` of the verdict.
-        parents: `[B, K]` of the draft.
+        tree: `[B, D + 1]` path of the verdict, and `[B, K]` parents of the draft. Of chains they
+            are known, and nothing is looked up: this runs once in every step.
     """
     width, depth = drafted.shape[1], emitted.shape[1] - 1
     index = np.arange(max(width, depth) + 1)
     is_accepted = index[:depth] < num_accepted[:, None]
     is_emitted = index[: depth + 1] <= num_accepted[:, None].clip(min=0)
     is_drafted = index[:width] < num_valid[:, None]
-    nodes = (path[:, 1:] - 1).clip(0, max(width - 1, 0))
-    along = np.take_along_axis(drafted, nodes, axis=1) if width else drafted[:, :0]
     found = {
         Fault.NUM_VALID: (num_valid < 0) | (num_valid > width),
         Fault.NUM_ACCEPTED: (num_accepted < 0) | (num_accepted > num_valid),
         Fault.NUM_DRAFTED: (num_drafted < num_accepted) | (num_drafted > num_valid),
         Fault.DRAFT_ID: (is_drafted & ((drafted < 0) | (drafted >= vocab_size))).any(axis=1),
         Fault.EMITTED_ID: (is_emitted & ((emitted < 0) | (emitted >= vocab_size))).any(axis=1),
-        Fault.ACCEPTED_TOKEN: (is_accepted & (emitted[:, :depth] != along)).any(axis=1),
     }
-    if width:
+    along, is_off = drafted, False
+    if tree is not None and width:
+        path, parents = tree
+        nodes = (path[:, 1:] - 1).clip(0, width - 1)
+        along = np.take_along_axis(drafted, nodes, axis=1)
         is_late = (parents < -1) | (parents >= index[:width])
         found[Fault.PARENT] = (is_drafted & is_late).any(axis=1)
         follows = np.take_along_axis(parents, nodes, axis=1) + 1 == path[:, :-1]
         is_off = ~follows | (path[:, 1:] < 1) | (path[:, 1:] > num_valid[:, None])
         found[Fault.NUM_ACCEPTED] |= num_accepted > depth
-        found[Fault.ACCEPTED_TOKEN] |= (is_accepted & is_off).any(axis=1)
+    is_off = is_off | (emitted[:, :depth] != along)
+    found[Fault.ACCEPTED_TOKEN] = (is_accepted & is_off).any(axis=1)
     return np.stack(list(found.values()), axis=1) @ np.array(list(found), dtype=np.int64)
 
 
@@ -135,8 +136,8 @@ def check_decisions(sampler: object, verdict: Verdict, draft: Draft, vocab_size:
     num_drafted = num_valid if verdict.num_drafted is None else verdict.num_drafted
     tensors = verdict.tokens, draft.tokens, verdict.num_accepted, num_valid, num_drafted
     emitted, drafted, *counts = (tensor.cpu().numpy() for tensor in tensors)
-    shape = {"path": verdict.path.cpu().numpy(), "parents": draft.parents.cpu().numpy()}
-    faults = find_faults(emitted, drafted, *counts, vocab_size, **shape)
+    tree = None if draft.is_chain else (verdict.path.cpu().numpy(), draft.parents.cpu().numpy())
+    faults = find_faults(emitted, drafted, *counts, vocab_size, tree=tree)
     for row in faults.nonzero()[0][:1].tolist():
         raise ValueError(
             f"in row {row} {fault_text(int(faults[row]), None, sampler)} (drafted "
@@ -164,9 +165,9 @@ class Record:
         faults: `[B]` sums of `Fault` values that the sampler found.
         num_sound: `[B]` tokens before one that no distribution stands for (`Outcome.note_empty`).
         emitted: `[B, D + 1]` tokens, as the sampler returned them.
-        path: `[B, D + 1]` of the verdict; 0, 1, ... on the host for chains, without columns.
+        path: `[B, D + 1]` of the verdict on a tree; `[B, 0]` for chains, whose path is known.
         num_valid, drafted: `[B]` and `[B, K]`, as the drafter returned them.
-        parents: `[B, K]` of the nodes; -1, 0, ... on the host for chains, without columns.
+        parents: `[B, K]` of the nodes of a tree; `[B, 0]` for chains.
         is_chain: all drafts are chains.
         verdict, proposal: all columns of the verdict and of the proposal, in the order of above.
 
@@ -205,19 +206,12 @@ class Record:
         self.faults, self.num_sound = others
         end = _NUM_COUNTS + width
         self.emitted = table[:, _NUM_COUNTS:end]
-        self.path = _counted(table, 0, width) if is_chain else table[:, end : end + width]
-        end += 0 if is_chain else width
+        self.path = table[:, end : end + (0 if is_chain else width)]
+        end += self.path.shape[1]
         self.verdict, self.proposal = table[:, :end], table[:, end:]
         nodes = self.proposal[:, 1:]
         self.num_valid, self.drafted = self.proposal[:, 0], nodes[:, : self.num_draft_tokens]
         self.parents = nodes[:, self.num_draft_tokens :]
-        if is_chain:
-            self.parents = _counted(table, -1, self.num_draft_tokens)
-
-
-def _counted(table: Any, first: int, count: int) -> np.ndarray:
-    """Numbers from the first one on, for each row of a table."""
-    return np.full((len(table), count), np.arange(first, first + count))
 
 
 @dataclass(frozen=True, eq=False)
@@ -306,9 +300,9 @@ class PendingOutcome:
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
         step = replace(self.record, table=self.table.wait().numpy())
-        shape = {"path": step.path, "parents": step.parents}
+        tree = None if step.is_chain else (step.path, step.parents)
         counts = step.num_accepted, step.num_valid, step.num_drafted
-        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, **shape)
+        found = find_faults(step.emitted, step.drafted, *counts, self.vocab_size, tree=tree)
         faults = step.faults | found
         is_empty = step.num_sound < step.num_new
         num_sound = np.where(faults > 0, 0, step.num_sound)

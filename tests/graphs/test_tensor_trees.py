@@ -100,10 +100,6 @@ def test_a_record_names_every_column_once_on_the_device_and_on_the_host(k, depth
     names = [*counts, "emitted", "path", "num_valid", "drafted", "parents"]
     for name in names:
         assert getattr(record, name).tolist() == getattr(host, name).tolist()
-    if depth is None:  # shapes of chains are known and have no columns
-        assert host.path.tolist() == [list(range(k + 1))] * 2
-        assert host.parents.tolist() == [list(range(-1, k - 1))] * 2
-        names = [name for name in names if name not in ("path", "parents")]
     shown = torch.cat([getattr(record, name).view(2, -1) for name in names], dim=1)
     assert shown.equal(record.table)
     assert torch.cat([record.verdict, record.proposal], dim=1).equal(record.table)
@@ -111,3 +107,5 @@ def test_a_record_names_every_column_once_on_the_device_and_on_the_host(k, depth
     assert record.emitted.shape == (2, path + 1)
     assert record.drafted.shape == (2, k)
     assert record.is_chain == (depth is None)
+    assert record.path.shape[1] == (0 if depth is None else path + 1)
+    assert record.parents.shape[1] == (0 if depth is None else k)
