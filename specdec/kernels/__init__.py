@@ -18,6 +18,7 @@ from specdec.kernels.types import (
     VerifyUniforms,
     WarpParams,
 )
+from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
 from specdec.kernels.verify.reference import (
     append_token,
     find_draft_faults,
@@ -62,7 +63,9 @@ __all__ = [
     "token_rule",
     "verdict_of",
     "verify",
+    "verify_greedy_path",
     "verify_points",
+    "verify_sequential_paths",
     "verify_tree",
     "verify_tree_points",
     "warp_probs",

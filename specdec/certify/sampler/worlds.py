@@ -80,6 +80,15 @@ class Worlds:
         )
 
     @property
+    def num_paths(self) -> int | None:
+        """P of a tree of independent paths, see `Draft.num_paths`."""
+        if self.parents is None or not self.has_replacement:
+            return None
+        count = self.parents.count(-1)
+        paths = tuple(max(node - count, -1) for node in range(len(self.parents)))
+        return count if self.parents == paths else None
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         return self.logits[0].shape[-1]
