@@ -25,7 +25,7 @@ def verify_greedy_path(
     largest target / draft; of equal ones, that whose second token has; and so on.
 
     The best path is drawn from `best_of` the draft distributions, so these take the place of the
-    draft's own in `block_rule`.
+    draft's own in `block_rule`. A depth that not all paths reach is left out, but the first.
 
     Args:
         draft: independent paths with probabilities.
@@ -36,30 +36,33 @@ def verify_greedy_path(
     Reference: Thomas, Pal, arXiv:2602.16961.
     """
     of_paths = _OfPaths(draft, target_probs)
-    is_best = torch.ones_like(of_paths.tokens[:, 0], dtype=torch.bool)  # [B, P]
-    for ratios, tokens in zip(of_paths.ratios.unbind(1), of_paths.tokens.unbind(1), strict=True):
-        for score in (ratios, tokens):
+    is_best, num_valid = of_paths.is_valid[:, 0], 0  # [B, P], [B]
+    for i in range(of_paths.depth):
+        is_there = of_paths.is_valid[:, i, -1:] if i else is_best.any(dim=1, keepdim=True)
+        num_valid = num_valid + is_there[:, 0].long()
+        for score in (of_paths.ratios[:, i], of_paths.tokens[:, i]):
             score = score.masked_fill(~is_best, -1)
-            is_best = score == score.amax(dim=1, keepdim=True)
+            is_best = is_best & ((score == score.amax(dim=1, keepdim=True)) | ~is_there)
     nodes = of_paths.nodes(is_best)
     target = take_rows(target_probs, F.pad(nodes + 1, (1, 0)))  # [B, D + 1, V]
     tokens, probs = draft.tokens.gather(1, nodes), take_rows(draft.probs, nodes)
-    probs = best_of(of_paths.count, tokens, probs, target[:, :-1])
+    probs = best_of(of_paths.count, of_paths.most, tokens, probs, target[:, :-1])
     uniforms = VerifyUniforms(uniforms.accept.gather(1, nodes), uniforms.resample)
-    tokens, count = block_rule(Draft(tokens, probs, of_paths.num_valid), target, uniforms)
+    tokens, count = block_rule(Draft(tokens, probs, num_valid), target, uniforms)
     extra = tokens.gather(1, count[:, None])[:, 0]
     return of_paths.verdict(nodes, count, extra, largest_logits)
 
 
-def best_of(count: int, tokens: Tensor, probs: Tensor, target: Tensor) -> Tensor:
-    """`[B, D, V]`: the distributions of the tokens of the best one of `count` paths.
+def best_of(count: Tensor, most: int, tokens: Tensor, probs: Tensor, target: Tensor) -> Tensor:
+    """`[B, D, V]`: the distributions of the tokens of the best one of some paths.
 
     The paths that begin with a prefix are an interval `(low, high]` of the cumulative distribution
     of paths, in the order in which they are better. The best of P is there with probability
     `high ** P - low ** P`; of the tokens after a prefix only low / high has to be known.
 
     Args:
-        count: P.
+        count: `[B]`, how many paths.
+        most: P, of any row.
         tokens: `[B, D]` of the best path.
         probs: `[B, D, V]`, the distributions that they were drawn from.
         target: `[B, D, V]`; the order is that of target / draft, and of ids where it is equal.
@@ -77,17 +80,15 @@ def best_of(count: int, tokens: Tensor, probs: Tensor, target: Tensor) -> Tensor
         start, end = (start + (1 - start) * x[:, i] for x in (low_of_token, high_of_token))
         of_prefix.append(start / end)
     start = torch.stack(of_prefix, dim=1)  # [B, D, 1]
-    share = _mean_power(count, start + (1 - start) * low, start + (1 - start) * high)
-    return (wide * share / _mean_power(count, start, torch.ones_like(start))).to(probs.dtype)
-
-
-def _mean_power(count: int, low: Tensor, high: Tensor) -> Tensor:
-    """`(high ** P - low ** P) / (high - low)`, without a difference that could cancel."""
-    total, power = torch.ones_like(high), torch.ones_like(low)
-    for _ in range(count - 1):
+    # (high ** P - low ** P) / (high - low), without a difference that could cancel: of tokens, and
+    # of the prefix, whose high is 1.
+    low, high = (F.pad(x, (0, 1), value=v) for x, v in ((low, 0.0), (high, 1.0)))
+    low, high = (start + (1 - start) * x for x in (low, high))
+    share, power = torch.ones_like(high), torch.ones_like(low)
+    for i in range(1, most):
         power = power * low
-        total = total * high + power
-    return total
+        share = torch.where(i < count[:, None, None], share * high + power, share)
+    return (wide * share[..., :-1] / share[..., -1:]).to(probs.dtype)
 
 
 def verify_sequential_paths(
@@ -105,17 +106,19 @@ def verify_sequential_paths(
     it is derived in README.md.
     """
     of_paths = _OfPaths(draft, target_probs)
-    divisor, rest = k_sequential(of_paths.count, target_probs[:, 0], draft.probs[:, 0])
-    chances = [(1 / divisor)[:, None].expand(-1, of_paths.count)]  # P_0, P_1, .. of [B, P]
+    # A zero row after the last token of each path: there nothing is subtracted.
+    probs = of_paths.levels(draft.probs).masked_fill(~of_paths.is_valid[..., None], 0.0)
+    divisor, rest = k_sequential(of_paths.count, target_probs[:, 0], probs[:, 0, 0])
+    chances = [(1 / divisor)[:, None].expand(-1, of_paths.most)]  # P_0, P_1, .. of [B, P]
     for ratios in of_paths.ratios.unbind(1):
         chances.append((chances[-1] * ratios).clamp(max=1))
     chances = torch.stack(chances[1:], dim=1)  # [B, D, P]
     accept, target = (of_paths.levels(x) for x in (uniforms.accept, target_probs[:, 1:]))
     is_accepted = accept < chances  # of whole paths
     residual = chances[..., None].to(target.dtype) * target  # what a path leaves after each token
-    residual[:, :-1] -= of_paths.levels(draft.probs)[:, 1:]
+    residual[:, :-1] -= probs[:, 1:]
     mass = residual.clamp_(min=0).sum(dim=-1, dtype=torch.float64)
-    is_end = of_paths.lengths == of_paths.limit
+    is_end = of_paths.lengths == of_paths.is_valid.sum(dim=1, keepdim=True)
     is_accepted = torch.where(is_end, is_accepted, accept * (mass + 1 - chances) < mass)
     lengths = (is_accepted & of_paths.is_valid) * of_paths.lengths
     lengths = lengths.amax(dim=1)  # [B, P]
@@ -123,17 +126,16 @@ def verify_sequential_paths(
     nodes, count = of_paths.nodes(is_first), (lengths * is_first).sum(dim=1)
     end = F.pad(nodes + 1, (1, 0)).gather(1, count[:, None])  # [B, 1]
     left = take_rows(torch.cat([rest[:, None], residual.flatten(1, 2)], dim=1), end)
-    is_whole = (count[:, None] == of_paths.limit[:, :, 0])[..., None] | ~(left.sum(-1, True) > 0)
-    left = torch.where(is_whole, take_rows(target_probs, end), left)
+    left = torch.where(left.sum(-1, keepdim=True) > 0, left, take_rows(target_probs, end))
     return of_paths.verdict(nodes, count, draw(left[:, 0], uniforms.resample), largest_logits)
 
 
-def k_sequential(count: int, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
-    """SpecTr's selection among `count` tokens drawn from the same distribution: one after the other
-    is accepted with probability `min(1, target / (divisor * draft))`.
+def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, Tensor]:
+    """SpecTr's selection among tokens drawn from the same distribution: one after the other is
+    accepted with probability `min(1, target / (divisor * draft))`.
 
     Args:
-        count: P.
+        count: `[B]`, how many tokens.
         target: `[B, V]`.
         probs: `[B, V]`, what each token is drawn from.
 
@@ -143,7 +145,8 @@ def k_sequential(count: int, target: Tensor, probs: Tensor) -> tuple[Tensor, Ten
 
     Reference: Sun et al., arXiv:2310.15141, Alg. 3 (their rho, beta are our divisor, overlap).
     """
-    low, high = (target.new_full(target.shape[:1], x, dtype=torch.float64) for x in (1, count))
+    high = count.clamp(min=1).double().expand(len(target))
+    low = torch.ones_like(high)
 
     def selected(divisor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scaled = torch.minimum(probs, target / divisor[:, None].to(target.dtype))
@@ -161,37 +164,34 @@ def k_sequential(count: int, target: Tensor, probs: Tensor) -> tuple[Tensor, Ten
 
 
 class _OfPaths:
-    """The nodes of paths as `[B, D, P]`; a depth that not all paths reach is left out."""
+    """The nodes of paths as `[B, D, P]`; the last paths of a row may be shorter by a token."""
 
     def __init__(self, draft: Draft, target_probs: Tensor):
-        self.draft, self.count = draft, draft.num_paths
-        self.depth = draft.tokens.shape[1] // self.count
-        self.num_valid = None if draft.num_valid is None else draft.num_valid // self.count
+        self.draft, self.most, self.depth = draft, draft.num_paths, draft.depth
         self.lengths = torch.arange(1, self.depth + 1, device=draft.tokens.device)[:, None]
-        limit = self.lengths[-1] if self.num_valid is None else self.num_valid
-        self.limit = limit[:, None, None]
-        self.is_valid = self.lengths <= self.limit  # [B, D, 1]
-        tokens = draft.tokens.clamp(min=0)
+        self.is_valid, tokens = self.levels(draft.is_valid), draft.tokens.clamp(min=0)
+        self.count = self.is_valid[:, 0].sum(dim=1)  # [B] paths
         rows = draft.window_parents * target_probs.shape[2] + tokens
         target = target_probs.flatten(1).gather(1, rows)
         ratios = _ratio(target, draft.probs.gather(2, tokens[..., None])[..., 0])
-        self.ratios = self.levels(ratios).masked_fill(~self.is_valid, 0.0)
-        self.tokens = self.levels(tokens).masked_fill(~self.is_valid, 0)
+        self.ratios, self.tokens = self.levels(ratios), self.levels(tokens)
 
     def levels(self, of_nodes: Tensor) -> Tensor:
         """`[B, D, P, ...]` of `[B, K, ...]`."""
-        return of_nodes[:, : self.depth * self.count].unflatten(1, (self.depth, self.count))
+        missing = self.depth * self.most - of_nodes.shape[1]
+        if missing:
+            of_nodes = F.pad(of_nodes, (0, 0) * (of_nodes.dim() - 2) + (0, missing))
+        return of_nodes.unflatten(1, (self.depth, self.most))
 
     def nodes(self, is_chosen: Tensor) -> Tensor:
         """`[B, D]`, the nodes on the first path that is chosen, `[B, P]` bool."""
-        first = is_chosen.long().argmax(dim=1, keepdim=True)
-        return first + self.count * (self.lengths[:, 0] - 1)
+        nodes = is_chosen.long().argmax(dim=1, keepdim=True) + self.most * (self.lengths[:, 0] - 1)
+        return nodes.clamp(max=self.draft.tokens.shape[1] - 1)
 
     def verdict(self, nodes: Tensor, count: Tensor, extra: Tensor, largest: Tensor) -> Verdict:
         """That the first `count` `[B]` of these nodes are accepted, with an extra token."""
-        rows = F.pad(nodes + 1, (1, self.draft.depth - self.depth))
-        faults = find_draft_faults(self.draft)
-        return verdict_of(self.draft, Path(count, rows), extra, largest, faults)
+        path, faults = Path(count, F.pad(nodes + 1, (1, 0))), find_draft_faults(self.draft)
+        return verdict_of(self.draft, path, extra, largest, faults)
 
 
 def _ratio(target: Tensor, probs: Tensor) -> Tensor:
