@@ -140,8 +140,8 @@ def k_sequential(count: Tensor, target: Tensor, probs: Tensor) -> tuple[Tensor, 
         probs: `[B, V]`, what each token is drawn from.
 
     Returns:
-        divisor `[B]` float64 in 1..P, the least that leaves no negative weight, or by a rounding
-        more; and the weights `[B, V]` of the token after P rejections.
+        divisor `[B]` float64 in 1..P, the least that leaves no negative weight, up to rounding of
+        the weights; and these, the weights `[B, V]` of the token after P rejections.
 
     Reference: Sun et al., arXiv:2310.15141, Alg. 3 (their rho, beta are our divisor, overlap).
     """
