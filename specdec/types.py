@@ -156,6 +156,9 @@ class Draft:
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
+        num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
+            others, so that two may agree: node i follows node i - P, and the first P the anchor.
+            Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
     """
 
     tokens: Tensor
@@ -164,6 +167,7 @@ class Draft:
     parents: Tensor = FilledIn(lambda draft: draft.window_parents - 1)
     depth: int | None = None
     runs: tuple[int, ...] | None = None
+    num_paths: int | None = None
 
     def __post_init__(self):
         rows, width = check_tensor("draft.tokens", self.tokens, (None, None), _IDS).shape
@@ -182,6 +186,8 @@ class Draft:
             object.__setattr__(self, "runs", (1,) * width)
         if sum(self.runs) != width:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
+        if self.num_paths is not None:
+            check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
 
     @property
     def is_chain(self) -> bool:

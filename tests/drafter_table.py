@@ -71,7 +71,8 @@ TREES = [
     f"{name}, tree"
     for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn")
 ]
-DRAFTERS = [*CHAINS, *TREES]
+PATHS = [f"{name}, paths" for name in ("model", "eagle3, fewer ids", "dspark, rnn")]
+DRAFTERS = [*CHAINS, *TREES, *PATHS]
 WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
 ONE_OF_EACH = [
     "model",
@@ -96,6 +97,8 @@ def make(name, num_draft_tokens=4, **options):
         if name == "lookup, tree":
             return PromptLookupDrafter(6, max_ngram=2, num_continuations=2)
         return make(name.removesuffix(", tree"), tree=TREE, **options)
+    if name in PATHS:
+        return make(name.removesuffix(", paths"), tree="2x3 paths", **options)
     if name in JOINED:
         first, *others = name.split(" or ")
         shorter = max(num_draft_tokens - len(others) + 1, 1)

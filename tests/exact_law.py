@@ -46,12 +46,6 @@ def emitted(flips: Flips, length: int) -> Tensor:
     return law
 
 
-def expected_accepted(flips: Flips) -> Tensor:
-    """`[W]` mean number of accepted tokens."""
-    mean = torch.zeros(len(flips.paths.worlds), dtype=torch.float64)
-    return mean.index_add(0, flips.paths.world[flips.row], flips.weight * flips.num_accepted)
-
-
 def law_error(sampler: Callable[..., Verdict], worlds: Worlds, target: list[Tensor]) -> float:
     """Largest deviation of the sampler's completed one-round law from the target's joint law."""
     law = find_flips(sampler, replace(worlds, target=target)).completed_law()

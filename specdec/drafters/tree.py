@@ -17,7 +17,7 @@ from torch import Tensor
 
 from specdec.arguments import check_integer, check_number, shown
 from specdec.drafters.proposal import Proposal
-from specdec.samplers.noise import Drawing
+from specdec.samplers.noise import Drawing, draw_by_race
 from specdec.types import Draft, depths_of
 
 
@@ -43,6 +43,8 @@ class Tree:
         rates: of the fixed shape: about how likely a first child is accepted, a second one, ....
         parents: a fixed shape to use instead of that of `rates`, of exactly so many nodes and that
             depth; see `Draft.parents`. The dynamic tree is not affected by it.
+        num_paths: a fixed shape of so many paths of `depth` tokens, each drawn independently of the
+            others, for the rules that need such drafts; see `Tree.paths`.
 
     Raises:
         ValueError: a number out of range, or more nodes than the rest allows.
@@ -60,6 +62,7 @@ class Tree:
     top_k: int = 8
     rates: tuple[float, ...] = (0.6, 0.2, 0.1, 0.05)
     parents: tuple[int, ...] | None = None
+    num_paths: int | None = None
 
     def __post_init__(self):
         check_integer("Tree.depth", self.depth, 1)
@@ -71,7 +74,9 @@ class Tree:
         for rate in self.rates:
             check_number("a rate of Tree.rates", rate, above=0, below=1)
         self._check_candidates(self.top_k)
-        if self.parents is not None:
+        if self.num_paths is not None:
+            self._check_paths(self.num_paths)
+        elif self.parents is not None:
             self._check_parents(self.parents)
         elif len(self._best_paths()) < self.nodes:
             raise ValueError(
@@ -80,9 +85,30 @@ class Tree:
             )
 
     @classmethod
+    def paths(cls, num_paths: int, depth: int) -> Tree:
+        """Several paths from the anchor, each drawn independently of the others: the drafts that
+        GBV and SpecTr are made for. Paths may agree; where tokens are point masses all would, and
+        the dynamic tree of as many nodes is drafted instead.
+
+        Args:
+            num_paths: P.
+            depth: D, tokens of each.
+
+        Raises:
+            ValueError: a number below 1.
+
+        Example:
+            >>> Tree.paths(2, 3).shape
+            (-1, -1, 0, 1, 2, 3)
+        """
+        check_integer("num_paths", num_paths, 1)
+        check_integer("depth", depth, 1)
+        return cls(num_paths * depth, depth, max(cls.top_k, num_paths), num_paths=num_paths)
+
+    @classmethod
     def of(cls, shape: Tree | str | None) -> Tree | None:
-        """A tree as users write it: itself, "32x6" for `Tree(nodes=32, depth=6)`, or `None` for
-        chains.
+        """A tree as users write it: itself, "32x6" for `Tree(nodes=32, depth=6)`, "4x5 paths" for
+        `Tree.paths(4, 5)`, or `None` for chains.
 
         Raises:
             ValueError: another text, or a shape that cannot be.
@@ -99,13 +125,23 @@ class Tree:
                 'tree must be Tree(nodes=32, depth=6), "32x6" for the same, or None for chains, '
                 f"got {shown(shape)}"
             )
-        sizes = shape.split("x")
+        text = shape.removesuffix(" paths")
+        sizes = text.split("x")
         if len(sizes) != 2 or not all(size.isdecimal() for size in sizes):
             raise ValueError(
                 f"tree={shape!r} is no shape; write nodes and depth with an x between them: "
-                'tree="32x6" has 32 nodes and paths of up to 6 tokens'
+                'tree="32x6" has 32 nodes and paths of up to 6 tokens, "4x5 paths" 4 paths of 5'
             )
-        return cls(*map(int, sizes))
+        return (cls if text == shape else cls.paths)(*map(int, sizes))
+
+    def _check_paths(self, num_paths: int) -> None:
+        check_integer("Tree.num_paths", num_paths, 1)
+        if self.parents is not None or self.nodes != num_paths * self.depth:
+            raise ValueError(
+                f"{num_paths} paths of {self.depth} tokens have {num_paths * self.depth} nodes and "
+                f"no other parents, got nodes={self.nodes} and parents={shown(self.parents)}; "
+                f"write Tree.paths({num_paths}, {self.depth})"
+            )
 
     def _check_parents(self, parents: tuple[int, ...]) -> None:
         for node, parent in enumerate(parents):
@@ -157,6 +193,10 @@ class Tree:
     @cached_property
     def levels(self) -> tuple[Level, ...]:
         """The fixed shape, depth by depth."""
+        if (count := self.num_paths) is not None:
+            firsts = range(0, self.nodes - count, count)
+            above = [(-1,) * count, *(tuple(range(i, i + count)) for i in firsts)]
+            return tuple(Level(parents, (count,)) for parents in above)
         children: dict[tuple, list] = {}
         if self.parents is None:
             for path in sorted(self._best_paths()):
@@ -194,7 +234,8 @@ class Level(NamedTuple):
     """A depth of a fixed shape.
 
     Args:
-        parents: the nodes above that have children, those with the most first; -1 is the anchor.
+        parents: the nodes above that have children, those with the most first; -1 is the anchor,
+            once for each of independent paths.
         widths: how many of them have a first child, a second one, ....
     """
 
@@ -285,8 +326,13 @@ class TreePlan:
         self, proposal: Proposal, drawing: Drawing, logits: Tensor, expand: Expand
     ) -> Draft:
         """The fixed shape, siblings drawn without replacement: each child from the distribution of
-        the logits without its earlier siblings' tokens.
+        the logits without its earlier siblings' tokens. Those of independent paths have none.
         """
+        if self.tree.num_paths is not None and drawing.rule is draw_by_race:
+            raise ValueError(
+                "paths that are drawn by one race (CouplingSampler) are all the same; draft a tree "
+                f"without replacement, such as Tree({self.tree.nodes}, {self.tree.depth})"
+            )
         drafting, count, runs, num_read = proposal.begin(drawing), 0, [], 0
         for depth, level in enumerate(self.tree.levels):
             if depth:
@@ -302,14 +348,15 @@ class TreePlan:
                 own = left[:, :width]
                 tokens = drafting.draw(own.contiguous(), depth=depth)
                 own.scatter_(2, tokens[..., None], -torch.inf)
-                runs.append(width)
+                runs += [1] * width if depth == 0 else [width]  # siblings have a run each
                 count += width
                 if count == drawing.num_draft_tokens:
                     break
             if count == drawing.num_draft_tokens:
                 break
-        parents = self._parents[:count].expand(len(logits), -1)
-        return drafting.end(parents=parents, depth=depth + 1, runs=tuple(runs))
+        shape = {"parents": self._parents[:count].expand(len(logits), -1), "depth": depth + 1}
+        num_paths = self.tree.num_paths and min(self.tree.num_paths, count)
+        return drafting.end(**shape, runs=tuple(runs), num_paths=num_paths)
 
     def _grow_best(
         self, count: int, logits: Tensor, expand: Expand, own_ids: Tensor | None

@@ -18,6 +18,7 @@ from specdec.kernels.types import (
     VerifyUniforms,
     WarpParams,
 )
+from specdec.kernels.verify.paths import verify_greedy_path, verify_sequential_paths
 from specdec.kernels.verify.reference import (
     append_token,
     find_draft_faults,
@@ -56,8 +57,10 @@ __all__ = [
     "token_rule",
     "verdict_of",
     "verify",
+    "verify_greedy_path",
     "verify_points",
     "verify_probs",
+    "verify_sequential_paths",
     "verify_tree",
     "warp_probs",
     "write_slots",

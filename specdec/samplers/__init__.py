@@ -14,6 +14,7 @@ from specdec.samplers.noise import (
     draw_by_inversion,
     draw_by_race,
 )
+from specdec.samplers.paths import GBVSampler, SpecTrSampler
 from specdec.samplers.rejection import RejectionSampler
 from specdec.samplers.typical import TypicalSampler
 from specdec.samplers.warp import Warp
@@ -23,6 +24,8 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "block": BlockSampler,
     "rejection": RejectionSampler,
     "coupling": CouplingSampler,
+    "gbv": GBVSampler,
+    "spectr": SpecTrSampler,
     "typical": TypicalSampler,
     "ensemble": EnsembleSampler,
 }
@@ -33,10 +36,12 @@ __all__ = [
     "CouplingSampler",
     "Drawing",
     "EnsembleSampler",
+    "GBVSampler",
     "Noise",
     "RejectionSampler",
     "Sampler",
     "ScriptedNoise",
+    "SpecTrSampler",
     "StepNoise",
     "Stream",
     "TypicalSampler",

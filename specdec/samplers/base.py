@@ -33,6 +33,7 @@ class Sampler(nn.Module, ABC):
             probabilities.
         noise_type: where its random numbers come from.
         takes_trees: it verifies drafts with `parents`, and names the accepted path.
+        needs_paths: of trees whose tokens were sampled, those with `num_paths` alone.
     """
 
     lossless: bool
@@ -41,6 +42,7 @@ class Sampler(nn.Module, ABC):
     uses_accept_draws: bool = True
     noise_type: type[Noise] = Noise
     takes_trees: bool = False
+    needs_paths: bool = False
 
     def settings(self) -> dict[str, Any]:
         """What distinguishes this rule from others, as plain values: its class, its own public

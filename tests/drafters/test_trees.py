@@ -333,7 +333,7 @@ def test_the_tree_of_a_head_is_that_of_its_wiring_recomputed_without_cache(name,
 
 
 def check_drawn(draft, noise, logits_after, warp):
-    """Law 8: each node was drawn by its uniform from what its elder siblings left."""
+    """Law 8: each node was drawn by its uniform from what its earlier siblings left."""
     parents, tokens = draft.parents[0].tolist(), draft.tokens[0].tolist()
     paths = []
     for node, parent in enumerate(parents):
@@ -389,7 +389,7 @@ def test_a_head_that_knows_the_target_is_given_the_features_of_the_accepted_path
 @torch.no_grad()
 def test_corrected_nodes_follow_their_own_paths(name):
     """Every node's distribution is that of the wiring recomputed for the path above it, without the
-    tokens of its elder siblings.
+    tokens of its earlier siblings.
     """
     config = mask_heads.WIRINGS[name]
     head, target = mask_heads.random_head(config), stand_in(config)

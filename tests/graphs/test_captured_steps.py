@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 from architectures import VOCAB, build
-from drafter_table import MODEL, ONE_OF_EACH, TREES, make
+from drafter_table import MODEL, ONE_OF_EACH, PATHS, TREES, make
 from drafting import perturbed, ragged_prompts
 from steps import account, texts_beside_poison, texts_by_many_lengths
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
@@ -38,6 +38,7 @@ LONG = {"max_new_tokens": 18, "eos_token_id": None, "pad_token_id": 0}
 ROOM = LONG | {"max_new_tokens": 4 * (NUM_EAGER + 3) + 1}  # for so many steps, all accepted
 
 PAIRS = [*zip(("none", *ONE_OF_EACH, *TREES), itertools.cycle(SAMPLERS), strict=False)]
+PAIRS += zip(PATHS, ("gbv", "spectr", "gbv"), strict=True)
 """Every drafter with one sampler, every sampler with chains and a tree."""
 
 

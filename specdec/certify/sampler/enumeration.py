@@ -151,6 +151,12 @@ class Flips:
         chance = torch.where(self.is_below, threshold, 1 - threshold).prod(dim=1)
         return self.paths.weight[self.row] * chance
 
+    @property
+    def mean_accepted(self) -> Tensor:
+        """`[W]`, of the number of accepted tokens in each world."""
+        mean = torch.zeros(len(self.paths.worlds), dtype=torch.float64)
+        return mean.index_add(0, self.paths.world[self.row], self.weight * self.num_accepted)
+
     def above_zero(self) -> "Flips":
         """The same decisions at uniforms above 0: what they do at 0 alone has probability 0."""
         smallest = 2.0**-self.draws.bits

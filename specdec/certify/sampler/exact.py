@@ -17,6 +17,7 @@ from specdec.certify.sampler.enumeration import (
     joint_law,
     mispredictions,
 )
+from specdec.certify.sampler.optimum import most_accepted
 from specdec.certify.sampler.paths import Paths
 from specdec.certify.sampler.races import Races, find_races, wrong_winners
 from specdec.certify.sampler.report import DrawnEvidence, Failure, SamplerReport
@@ -32,6 +33,9 @@ FOREIGN_SIZES: Sizes = ((3, 1, 6), (2, 2, 6), (3, 2, 2))
 TREES = ((-1, -1, 1), (-1, 0, 0, -1), (-1, -1, 0, 1))
 """Shapes that rules for trees are tried on, besides."""
 
+PATHS = ((3, 1), (2, 2))
+"""Independent paths (how many, of how many tokens) that they are tried on, too."""
+
 NUM_DRAWS, NUM_FOREIGN_DRAWS = 16384, 1024
 """Texts per world, where a sampler has to be tested by draws."""
 
@@ -46,6 +50,7 @@ def certify_sampler(
     *,
     sizes: Sizes | None = None,
     trees: tuple[tuple[int, ...], ...] | None = None,
+    paths: tuple[tuple[int, int], ...] | None = None,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float64,
     num_draws: int | None = None,
@@ -65,6 +70,8 @@ def certify_sampler(
             vocabulary ** draft tokens. `None` is `SIZES`, or `FOREIGN_SIZES`.
         trees: parents of the nodes of each shape, see `Draft.parents`, with vocabulary and worlds
             of the last size. `None` is `TREES` without `sizes`, for a rule that takes trees.
+        paths: numbers of independent paths and of their tokens, see `Draft.num_paths`; likewise,
+            `None` is `PATHS` without `sizes` and `trees`.
         device: where it runs.
         dtype: float64, or float32 with a tolerance for its rounding.
         num_draws: texts per world of the tests by draws; `None` is `NUM_DRAWS`, or
@@ -74,7 +81,7 @@ def certify_sampler(
 
     Raises:
         ValueError: another dtype, sizes or trees too large to enumerate, a number out of range, or
-            trees for a rule that does not take them.
+            trees or paths for a rule that does not take them.
     """
     check_choice("dtype", dtype, TOLERANCE)
     check_sampler(sampler)
@@ -85,19 +92,24 @@ def certify_sampler(
     check_integer("num_draws", num_draws, 1)
     check_number("false_alarm", false_alarm, above=0, below=1)
     name = sampler.name if is_foreign else type(sampler).__name__
+    is_usual = sizes is None and sampler.takes_trees
+    if paths is None:
+        paths = PATHS if is_usual and trees is None else ()
     if trees is None:
-        trees = TREES if sizes is None and sampler.takes_trees else ()
+        trees = TREES if is_usual and not sampler.needs_paths else ()
     if sizes is None:
         sizes = FOREIGN_SIZES if is_slow else SIZES
-    _check_sizes(sizes, trees)
-    if trees and not sampler.takes_trees:
+    _check_sizes(sizes, trees, paths)
+    if (trees or paths) and not sampler.takes_trees:
         raise ValueError(f"{name} verifies chains (takes_trees is False); pass no trees")
+    if trees and sampler.needs_paths:
+        raise ValueError(f"{name} verifies independent paths; pass paths=((2, 3),), and no trees")
     draws, rounding = ExtraDraws(), 0.0
     if is_foreign:
         draws, rounding = ExtraDraws(sampler.bits, sampler.races), sampler.tolerance
     report = SamplerReport(name, max(TOLERANCE[dtype], rounding))
     is_race = sampler.draw_draft is draw_by_race
-    batches = list(standard_worlds(sizes, trees, dtype=dtype))
+    batches = list(standard_worlds(sizes, trees, paths, dtype=dtype))
     for worlds in progress(batches):
         report.num_worlds += len(worlds)
         try:
@@ -106,6 +118,9 @@ def certify_sampler(
             else:
                 flips = find_flips(sampler, worlds, device=device, draws=draws)
                 reason = _examine_chances(report, flips, sampler)
+                if reason is None and report.passed:
+                    accepted = flips.mean_accepted, most_accepted(flips.paths)
+                    report.accepted.append((worlds, *accepted))
         except (RuntimeError, IndexError) as error:  # torch's own, which name no world
             raise RuntimeError(
                 f"{name} fails on {worlds.describe(0)}: {error}; if it needs a larger vocabulary, "
@@ -123,7 +138,7 @@ def certify_sampler(
     return report
 
 
-def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
+def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]], paths: Sequence) -> None:
     """Refuses what cannot be enumerated: each text of K + 1 tokens has a probability, and each
     pattern of accepting uniforms a row.
     """
@@ -132,7 +147,10 @@ def _check_sizes(sizes: Sizes, trees: Sequence[tuple[int, ...]]) -> None:
     for parents in trees:
         for node, parent in enumerate(parents):
             check_integer(f"the parent of node {node} in trees", parent, -1, node - 1)
-    of_trees = [(sizes[-1][0], len(parents), sizes[-1][2]) for parents in trees]
+    for number in (number for shape in paths for number in shape):
+        check_integer("a number in paths", number, 1)
+    nodes = [*map(len, trees), *(count * depth for count, depth in paths)]
+    of_trees = [(sizes[-1][0], count, sizes[-1][2]) for count in nodes]
     for vocab, num_draft_tokens, num_worlds in (*sizes, *of_trees):
         check_integer("a vocabulary in sizes", vocab, 2)
         check_integer("a number of draft tokens in sizes", num_draft_tokens, 0)

@@ -96,6 +96,7 @@ class Paths:
         if not self.worlds.is_chain:
             parents = torch.tensor(self.worlds.parents, device=self.device)
             tree = {"parents": parents.expand(len(rows), -1), "depth": max(self.depths)}
+            tree["num_paths"] = self.worlds.num_paths if self.laws is not None else None
         draft = Draft(take(self.tokens), take(self.laws), take(self.valid), **tree)
         return draft, take(self.logits), Warp(len(rows), device=self.device, **warp)
 

@@ -1,9 +1,14 @@
 """What `certify_sampler` found, in words and numbers."""
 
+import math
 from dataclasses import dataclass, field
 from textwrap import fill
 
+import torch
+from torch import Tensor
+
 from specdec.certify.chisquare import DETECTABLE
+from specdec.certify.sampler.worlds import Worlds
 
 KINDS = {
     "law": (
@@ -88,6 +93,8 @@ class SamplerReport:
         num_worlds: contexts tried.
         num_paths: drafted paths tried.
         failures: empty for a lossless sampler.
+        accepted: of each batch of worlds, until a failure, the mean number of accepted `[W]`,
+            and the most that any lossless rule accepts of these drafts, `[W]`.
         drawn: `None` if the law was enumerated; else the verdict is that of tests by draws, and
             `deviation` and `total_variation` are NaN.
     """
@@ -99,6 +106,7 @@ class SamplerReport:
     num_worlds: int = 0
     num_paths: int = 0
     failures: list[Failure] = field(default_factory=list)
+    accepted: list[tuple[Worlds, Tensor, Tensor]] = field(default_factory=list, repr=False)
     drawn: DrawnEvidence | None = None
 
     @property
@@ -111,6 +119,32 @@ class SamplerReport:
         """The verdict is about the law itself, not about draws from it."""
         return self.drawn is None
 
+    @property
+    def distance(self) -> float:
+        """Tokens per step by which the best lossless rule accepts more, where it is most; NaN where
+        that was not found.
+        """
+        most = max(
+            (float((most - mean).max()) for _, mean, most in self.accepted), default=math.nan
+        )
+        return most if self.passed else math.nan
+
+    def _acceptance(self) -> str:
+        """How much it accepts, beside the most that any lossless rule does."""
+        families: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        for worlds, mean, most in self.accepted:
+            families.setdefault(worlds.family, []).append((mean, most))
+        shares = []
+        for family, tables in families.items():
+            mean, most = (torch.cat(x).mean().item() for x in zip(*tables, strict=True))
+            shares.append(f"{family} {mean:.4f} of {most:.4f}")
+        worlds, mean, most = max(self.accepted, key=lambda batch: (batch[2] - batch[1]).max())
+        where = worlds.describe(int((most - mean).argmax()))
+        text = "accepted per step, of the most that any lossless rule accepts: " + ", ".join(shares)
+        if self.distance < 1e-6:
+            return f"{text}; in no world less"
+        return f"{text}; at most {self.distance:.3f} less, in {where}"
+
     def __repr__(self) -> str:
         return str(self)
 
@@ -122,6 +156,8 @@ class SamplerReport:
                 f"deviation {self.deviation:.1e} (tolerance {self.tolerance:.0e}), "
                 f"total variation {self.total_variation:.1e}"
             )
+            if self.passed and self.accepted:
+                lines.append(self._acceptance())
         else:
             tried = f"by draws, {drawn.num_draws} texts in each of {self.num_worlds} worlds"
             lines.append(f"enumeration is inconclusive: {drawn.reason}")

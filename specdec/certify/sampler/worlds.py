@@ -83,6 +83,22 @@ class Worlds:
         return tuple(parent + 1 for parent in self.parents)
 
     @property
+    def num_paths(self) -> int | None:
+        """P of a tree of independent paths, see `Draft.num_paths`."""
+        if self.is_chain or not self.has_replacement:
+            return None
+        count = self.parents.count(-1)
+        paths = tuple(max(node - count, -1) for node in range(len(self.parents)))
+        return count if self.parents == paths else None
+
+    @property
+    def family(self) -> str:
+        """What is drafted, in a word or two."""
+        if self.is_chain:
+            return "chains"
+        return "trees" if self.num_paths is None else "independent paths"
+
+    @property
     def vocab_size(self) -> int:
         """V."""
         return self.logits[0].shape[-1]
@@ -122,6 +138,7 @@ class Worlds:
 def standard_worlds(
     sizes: tuple[tuple[int, int, int], ...],
     trees: tuple[tuple[int, ...], ...] = (),
+    paths: tuple[tuple[int, int], ...] = (),
     *,
     dtype: torch.dtype = torch.float64,
 ) -> Iterator[Worlds]:
@@ -133,17 +150,21 @@ def standard_worlds(
         sizes: (V, K, W) of each batch.
         trees: parents of their nodes, see `Draft.parents`; siblings are drawn without replacement
             and, in every second tree, with it.
+        paths: (P, D) of independent paths, over the vocabulary and with the worlds of the last
+            size, too.
         dtype: of logits and draft laws.
     """
     vocab, _, count = sizes[-1]
     shapes = [(*size, None) for size in sizes]
     shapes += [(vocab, max(depths_of(parents)), count, parents) for parents in trees]
+    shapes += [(vocab, d, count, tuple(max(n - p, -1) for n in range(p * d))) for p, d in paths]
     for number, (vocab, width, count, parents) in enumerate(shapes):
         generator = torch.Generator().manual_seed(number)
         for kind, warps in BATCHES:
             options = {"kind": kind, "warps": warps, "parents": parents}
             worlds = random_worlds(vocab, width, count, generator, **options)
-            worlds.has_replacement = number % 2 == 1 and not worlds.is_point_mass
+            is_drawn = number % 2 == 1 or number >= len(shapes) - len(paths)
+            worlds.has_replacement = is_drawn and not worlds.is_point_mass
             worlds.logits = [level.to(dtype) for level in worlds.logits]
             worlds.draft = [level.to(dtype) for level in worlds.draft]
             yield worlds
