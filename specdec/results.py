@@ -87,8 +87,9 @@ class RowStep:
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
         """The step whose fields a file holds, in their order."""
-        step = cls(*saved)
-        drafted, accepted, new = step.draft_tokens, step.num_accepted, step.new_tokens
+        drafted, accepted, new, *tree = saved
+        parents, path = tree or (None, None)
+        step = cls(drafted, accepted, new, parents, path)
         for token in [*drafted, *new]:
             check_integer("a token", token, 0)
         check_integer("num_accepted", accepted, 0, len(drafted))

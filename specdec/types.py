@@ -156,6 +156,8 @@ class Draft:
         runs: sizes of consecutive runs of nodes, K in all, in which no node hangs on another one or
             on the same one as another: rules that look at probabilities take one run at a time.
             `None` for runs of one node.
+        is_chain: set by the record itself: `parents` was left out, so the host knows that each
+            token follows the one before it.
         num_paths: P, where the tree is P paths from the anchor, each drawn independently of the
             others, so that two may agree: node i follows node i - P, and the first P the anchor.
             Rules for such paths must be told, since `probs` cannot show it. `None` for other trees.
@@ -176,9 +178,11 @@ class Draft:
             check_tensor("draft.probs", self.probs, (rows, width, None), _PROBS, device=where)
         if self.num_valid is not None:
             check_tensor("draft.num_valid", self.num_valid, (rows,), _IDS, device=where)
-        if self.depth is None or self.is_chain:
+        is_chain = vars(self)["parents"] is None
+        object.__setattr__(self, "is_chain", is_chain)
+        if self.depth is None or is_chain:
             object.__setattr__(self, "depth", width)
-        if self.is_chain:
+        if is_chain:
             return
         check_tensor("draft.parents", self.parents, (rows, width), _IDS, device=where)
         check_integer("draft.depth", self.depth, min(width, 1), width)
@@ -188,11 +192,6 @@ class Draft:
             raise ValueError(f"draft.runs must sum to {width} nodes, got {self.runs}")
         if self.num_paths is not None:
             check_integer("draft.num_paths", self.num_paths, min(width, 1), width)
-
-    @property
-    def is_chain(self) -> bool:
-        """The host knows that each token follows the one before it: `parents` was left out."""
-        return is_left_out(self, "parents")
 
     @cached_property
     def window_parents(self) -> Tensor:
@@ -307,7 +306,7 @@ class Verdict:
         for name, count in (("num_drafted", self.num_drafted), ("faults", self.faults)):
             if count is not None:
                 check_tensor(f"verdict.{name}", count, shape[:1], _IDS, device=where)
-        if self.has_path:
+        if vars(self)["path"] is not None:
             check_tensor("verdict.path", self.path, shape, _IDS, device=where)
 
     @property
