@@ -121,6 +121,10 @@ def check_drafter(drafter: Drafter) -> None:
             f"{name}.feature_layers must be a tuple of boundaries and 'final', () for none, got "
             f"{shown(layers)}"
         )
+    inputs = drafter.row_inputs
+    if not isinstance(inputs, tuple) or not all(isinstance(n, str) for n in inputs):
+        got = shown(inputs)
+        raise TypeError(f'{name}.row_inputs must be a tuple of names, such as ("bias",), got {got}')
     for flag in ("has_memory", "reads_target"):
         if not isinstance(getattr(drafter, flag), bool):
             got = shown(getattr(drafter, flag))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdec.graphs import Captured, CaptureError, GraphPool
+from specdec.graphs import Captured, CaptureError, GraphPool, stable_storage
 from specdec.graphs.tree import size_bytes
 from specdec.loop.outcome import Outcome
 from specdec.loop.prefill import captured_sizes, chunk_sizes, prefill, prefill_chunk
@@ -148,6 +148,7 @@ class StepRunner:
 
         Raises:
             CaptureError: it cannot be captured.
+            StorageMovedError: it replaces a tensor of the state.
         """
         if key not in self._captured:
             if self._num_eager[key] < self._num_before:
@@ -161,9 +162,11 @@ class StepRunner:
         return self._captured[key]()
 
     def _run_eagerly(self, function: Callable[[], Any], is_last: bool) -> Any:
+        if not is_last:
+            return self._pool.run(function)
         # Compiled code runs uncompiled under a guard, and would round otherwise in this one step.
-        is_guarded = is_last and not self.parts.target.is_fused
-        return self._pool.run(function, is_guarded=is_guarded)
+        with stable_storage(self.state):  # a graph would go on with tensors that were replaced
+            return self._pool.run(function, is_guarded=not self.parts.target.is_fused)
 
     @property
     def graphs(self) -> dict[int, Captured]:

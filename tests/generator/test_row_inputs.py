@@ -90,6 +90,14 @@ def test_a_drafter_reads_its_own_and_rows_keep_theirs_when_others_have_ended(gra
     assert len({len(row) for row in result.steps}) > 1
 
 
+@pytest.mark.parametrize("names", ["favourite", ["favourite"], (1,)])
+def test_what_a_drafter_reads_is_a_tuple_of_names(names):
+    drafter = Echo()
+    drafter.row_inputs = names
+    with pytest.raises(TypeError, match=r"Echo\.row_inputs must be a tuple of names"):
+        SpeculativeGenerator(build("llama"), drafter)
+
+
 def test_rows_of_one_prompt_share_its_values():
     values = {"adapter": [0, 2], "style": torch.rand(4, 3)}
     found = read_row_inputs(values, rows=4, copies=2)
