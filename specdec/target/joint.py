@@ -73,13 +73,6 @@ def separate_weights(model: nn.Module, groups: Sequence[Group]) -> None:
             parameter.data = parameter.data.clone()
 
 
-def addresses(model: nn.Module, groups: Sequence[Group]) -> list[int]:
-    """Where the joined parameters are. They are elsewhere after they were replaced, cast or moved,
-    while the views of the model still compute with the buffers.
-    """
-    return [p.data_ptr() for g in groups for m in g.of(model) for p in m.parameters()]
-
-
 class JointProduct:
     """The product of a group of a view.
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
+from specdec.graphs.storage import weight_addresses
 from specdec.hf import position_limit
 from specdec.target.cache import Chunk, SlotCache, check_room
 from specdec.target.discovery import find_route
 from specdec.target.features import FeatureLayer, check_layers
-from specdec.target.joint import addresses
 from specdec.target.route import Route
 from specdec.target.views import Views, forward, open_views
 from specdec.target.wrappers import (
@@ -130,14 +130,15 @@ class SlotModel:
         """
         name, views = type(self.model).__name__, vars(self).get("_views")
         (modules, adapters), (old_modules, old_adapters) = structure(self.model), self._structure
-        joined, change = self.route.choices.joined, None
+        layers, places = views.joined if views else ((), ())
+        change = None
         if self.model.dtype != self._dtype:
             change = f"was {self._dtype} when specdec wrapped it and is {self.model.dtype} now"
         elif modules != old_modules or self.config.vocab_size != self.vocab_size:
             change = "was edited after specdec wrapped it (a module replaced, added or resized)"
         elif adapters != old_adapters:
             change = "had its adapters switched or merged after specdec wrapped it"
-        elif joined and views and addresses(self.model, joined) != views.addresses:
+        elif weight_addresses(*layers) != places:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
             raise ValueError(f"{name} {change}; {advice}")

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from specdec.graphs.storage import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, memory_of
 from specdec.target.experts import set_experts
 from specdec.target.features import FeatureLayer, Features, decoder_layers
-from specdec.target.joint import JointProduct, addresses, join_weights
+from specdec.target.joint import JointProduct, join_weights
 from specdec.target.memory import remember
 from specdec.target.route import Route
 from specdec.target.view import private_view, wrap_forward
@@ -36,7 +37,9 @@ class Views(NamedTuple):
         chunk: for chunks of prompts.
         route: by which they were opened.
         feature_layers: hidden states that they hand out.
-        addresses: of the joined parameters.
+        joined: layers of the model whose weights are views of a buffer, and the addresses of these.
+            Weights are elsewhere after they were replaced, cast or moved, while the views still
+            compute with the buffers.
         arguments: names that forwards take.
         cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
@@ -46,7 +49,7 @@ class Views(NamedTuple):
     chunk: PreTrainedModel
     route: Route
     feature_layers: tuple[FeatureLayer, ...]
-    addresses: list[int]
+    joined: tuple[list[nn.Module], tuple[int, ...]]
     arguments: Collection[str]
     cache_name: str
     max_positions: int | None
@@ -76,11 +79,12 @@ def open_views(
     if route.choices.experts is not None:
         own_experts = replace(route, choices=replace(route.choices, experts=None))
         chunk = open_view(model, own_experts, feature_layers, layers)
-    joined_at = addresses(model, route.choices.joined)
+    joined = [layer for group in route.choices.joined for layer in group.of(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
-    return Views(step, chunk, route, feature_layers, joined_at, *names, limit)
+    places = joined, weight_addresses(*joined)
+    return Views(step, chunk, route, feature_layers, places, *names, limit)
 
 
 def open_view(
