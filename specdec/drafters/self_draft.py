@@ -137,7 +137,10 @@ class SelfDrafter(Drafter):
         for i in range(drawing.num_draft_tokens):
             logits, _ = text.forward(self._runs, tokens, offset=i)
             tokens = drafting.draw(logits)
-        return drafting.end()
+        if not self.feature_layers:
+            return drafting.end()
+        has_queries = context.num_new > 0  # of a token that the target has read
+        return drafting.end(torch.where(has_queries, drawing.num_draft_tokens, 0))
 
     def _visible_text(self, context: Context, state: VisibleTable) -> TargetText:
         """The text as far as it is visible: tokens in consecutive slots of the table, whose keys

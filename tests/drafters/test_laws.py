@@ -52,9 +52,12 @@ from specdec import (
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
+    Recent,
     RejectionSampler,
+    SelfDrafter,
     SpeculativeGenerator,
     SuffixDrafter,
+    TopSlots,
     Tree,
 )
 from specdec.graphs.tree import fill, keep_rows, tables
@@ -113,6 +116,8 @@ OF_TINY = {
         PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
     ),
     "suffix": remembering_samples,
+    "self, top": lambda model: SelfDrafter(model, 2, visible=Recent(1) + TopSlots(1)),
+    "self, recent": lambda model: SelfDrafter(model, 2, visible=Recent(2)),
 }
 PAIRS = [
     *((name, "truncated" if "fewer" in name else "plain", "auto") for name in OF_TINY),
