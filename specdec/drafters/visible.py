@@ -109,6 +109,16 @@ class TopSlots(Visible):
         super().__init__(top=count)
 
 
+def draft_cache(count: int) -> Visible:
+    """So many visible tokens in all: four sinks, and recent ones.
+
+    Example:
+        >>> draft_cache(1024)
+        Visible(sinks=4, top=0, recent=1020)
+    """
+    return Sinks(4) + Recent(check_integer("the draft cache", count, 5) - 4)
+
+
 def attention_scores(query: Tensor, keys: Tensor, lengths: Tensor) -> Tensor:
     """How much attention one query of each row pays to each slot, by head of keys.
 
