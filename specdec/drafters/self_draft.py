@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -19,17 +19,6 @@ from specdec.target.features import Queries
 from specdec.target.target import Target
 from specdec.target.text import TargetText
 from specdec.types import Context, Draft
-
-
-@dataclass(frozen=True, eq=False)
-class VisibleTable:
-    """The keys and values that a proposal sees, side by side, so that no others are read.
-
-    Args:
-        cache: the first slots are gathered anew by each proposal; behind them it drafts.
-    """
-
-    cache: SlotCache
 
 
 class SelfDrafter(Drafter):
@@ -95,7 +84,7 @@ class SelfDrafter(Drafter):
         if model is not None:
             self._runs = Target(model)
             self.model = self._runs.model
-            _check_same(self._runs, target)
+            _check_same(self._runs, target, "model is the same architecture with other weights")
         if self.layers is not None:
             self._runs = self._runs.part(self.layers)
             self._shapes = {i: s for i, s in self._shapes.items() if i in self.layers}
@@ -107,30 +96,30 @@ class SelfDrafter(Drafter):
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, and a model that was edited since."""
-        own = self._target
-        if vocab_size != own.vocab_size:
+        if vocab_size != self._target.vocab_size:
             raise ValueError(
-                f"a SelfDrafter over a target of {own.vocab_size} ids cannot draft for one of "
-                f"{vocab_size}; make it with the generator's target"
+                f"a SelfDrafter over a target of {self._target.vocab_size} ids cannot draft for "
+                f"one of {vocab_size}; make it with the generator's target"
             )
         check_placement("the model that drafts", self._runs.device, device)
         self._runs.check_unchanged("make the SelfDrafter and its generator again")
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
-    ) -> VisibleTable | None:
-        """Storage for the visible slots and the draft; `None` where all of the text is seen."""
+    ) -> SlotCache | None:
+        """A table for the visible slots and the draft; `None` where all of the text is seen."""
         if self.visible is None:
             return None
         num_slots = min(self.visible.count, max_length) + max(self.num_draft_tokens, 1)
-        return VisibleTable(SlotCache(batch_size, num_slots, self._shapes))
+        return SlotCache(batch_size, num_slots, self._shapes)
 
-    def prefill(self, context: Context, state: VisibleTable | None) -> None:
+    def prefill(self, context: Context, state: SlotCache | None) -> None:
         """The target has read the prompt."""
 
-    def propose(self, context: Context, state: VisibleTable | None, drawing: Drawing) -> Draft:
+    def propose(self, context: Context, state: SlotCache | None, drawing: Drawing) -> Draft:
         """K forwards of one token each, the first of which reads the last committed token."""
-        self._check_text(context.target)
+        if context.target.target.route is not self._target.route:
+            _check_same(context.target.target, self._target, "make it with the generator's target")
         text = context.target if state is None else self._visible_text(context, state)
         tokens = context.tokens.gather(1, context.num_new.clamp(min=0)[:, None])
         drafting = self.proposal.begin(drawing)
@@ -142,11 +131,11 @@ class SelfDrafter(Drafter):
         has_queries = context.num_new > 0  # of a token that the target has read
         return drafting.end(torch.where(has_queries, drawing.num_draft_tokens, 0))
 
-    def _visible_text(self, context: Context, state: VisibleTable) -> TargetText:
+    def _visible_text(self, context: Context, table: SlotCache) -> TargetText:
         """The text as far as it is visible: tokens in consecutive slots of the table, whose keys
         are those of their own positions, and behind them the draft, whose positions go on.
         """
-        text, visible, table = context.target, self.visible, state.cache
+        text, visible = context.target, self.visible
         width, lengths = table.num_slots + 1, text.lengths
         near = Recent(visible.count).slots(lengths, width)
         far = dict.fromkeys(self._shapes, visible.slots(lengths, width))
@@ -183,14 +172,6 @@ class SelfDrafter(Drafter):
         pairs = zip(layers, top, strict=True)
         return {layer: self.visible.slots(lengths, width, chosen) for layer, chosen in pairs}
 
-    def _check_text(self, text: TargetText) -> None:
-        if text.target.route.shapes != self._target.route.shapes:
-            raise ValueError(
-                f"this SelfDrafter drafts for {type(self._target.model).__name__}, and the "
-                f"generator's target, {type(text.target.model).__name__}, has other keys and "
-                "values; make it with the generator's target"
-            )
-
 
 def _layers_that_run(target: Target, layers: int | Sequence[int] | None) -> tuple[int, ...] | None:
     """As indices in order."""
@@ -226,19 +207,17 @@ def _check_visible(target: Target, visible: Visible) -> None:
         )
 
 
-def _check_same(model: Target, target: Target) -> None:
+def _check_same(model: Target, target: Target, advice: str) -> None:
     """Refuses a model that cannot run over the target's keys and values."""
-    for what in ("vocab_size", "num_layers"):
-        own, theirs = getattr(model, what), getattr(target, what)
-        if own != theirs:
-            raise ValueError(
-                f"model has {what} {own} and the target {theirs}; it must be the target's "
-                "architecture with other weights"
-            )
-    for layer, shape in target.route.shapes.items():
-        if model.route.shapes.get(layer) != shape:
-            raise ValueError(
-                f"model stores {model.route.shapes.get(layer)} in layer {layer} and the target "
-                f"{shape}; it must be the target's architecture with other weights, in its data "
-                "type and on its devices"
-            )
+    own, theirs = (one.route.shapes for one in (model, target))
+    if model.vocab_size == target.vocab_size and own == theirs:
+        return
+    layer = next((i for i in {**own, **theirs} if own.get(i) != theirs.get(i)), 0)
+    found, expected = (
+        f"{one.vocab_size} ids and in layer {layer} {one.route.shapes.get(layer)}"
+        for one in (model, target)
+    )
+    raise ValueError(
+        f"a SelfDrafter runs over its target's keys and values, which has {expected}, and "
+        f"{type(model.model).__name__} stores others, {found}; {advice}"
+    )

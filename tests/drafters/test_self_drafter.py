@@ -165,8 +165,8 @@ def test_what_cannot_be_drafted_with_is_refused():
         ("visible must be like", TypeError, (target,), {"visible": 1024}),
         ("attend by chunks", ValueError, (chunked,), {"visible": SEEN}),
         ("queries are not known", ValueError, (wide,), {"visible": TopSlots(4)}),
-        ("must be the target's architecture", ValueError, (target,), {"model": other}),
-        ("must be the target's architecture", ValueError, (target,), {"model": fine}),
+        ("stores others .*same architecture", ValueError, (target,), {"model": other}),
+        ("stores others .*same architecture", ValueError, (target,), {"model": fine}),
         ("num_draft_tokens must be", ValueError, (target, -1), {}),
     ]
     for message, kind, arguments, options in cases:
@@ -179,5 +179,5 @@ def test_what_cannot_be_drafted_with_is_refused():
     with pytest.raises(TypeError):
         Sinks(4) + 3
     drafter = SelfDrafter(target, K)
-    with pytest.raises(ValueError, match="has other keys and values"):
+    with pytest.raises(ValueError, match="make it with the generator's target"):
         SpeculativeGenerator(other, drafter).generate(BATCH[3:], max_new_tokens=4)
