@@ -11,9 +11,12 @@ from specdec.cli.options import (
     Target,
     Temperature,
     count,
+    given,
     refuse,
     several,
 )
+
+OF_SELF = "tokens, for --drafter self; default:"
 
 
 def plan(
@@ -23,8 +26,8 @@ def plan(
     max_new_tokens: Annotated[int, count("of each prompt")] = 64,
     temperature: Temperature = 0.0,
     batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
-    contexts: Annotated[Any, several("tokens, for --drafter self", int, "4096,32768")] = None,
-    draft_caches: Annotated[Any, several("tokens, likewise", int, "256,1024")] = "256,1024,4096",
+    contexts: Annotated[Any, several(f"{OF_SELF} 4096,32768", int, "4096,32768")] = None,
+    draft_caches: Annotated[Any, several(f"{OF_SELF} 256,1024,4096", int, "256,1024")] = None,
     rounds: Annotated[int, count("how often each batch is generated")] = 3,
     parts: Parts,
 ) -> None:
@@ -39,20 +42,13 @@ def plan(
     batch size and --contexts, predicted from acceptance on the prompts, which should be as long,
     and from times of steps.
     """
+    of_self = {"contexts": contexts, "draft_caches": draft_caches}
     if parts.drafter == "self":
+        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "rounds": rounds}
         return plan_self(
-            target,
-            prompts,
-            parts,
-            contexts,
-            draft_caches,
-            batch_sizes,
-            rounds=rounds,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
+            target, prompts, parts, batch_sizes=batch_sizes, **given(of_self), **options
         )
-    if contexts is not None:
-        raise ValueError("--contexts belongs to --drafter self")
+    refuse(of_self, "belongs to --drafter self")
     from specdec.evaluation import sweep
     from specdec.loading import load_sampler
     from specdec.loop.lengths import lengths_to_measure
@@ -94,9 +90,6 @@ def plan_self(
     target: str,
     prompts: Path | None,
     parts: Parts,
-    contexts: list[int] | None,
-    draft_caches: list[int],
-    batch_sizes: list[int],
     **options: Any,
 ) -> None:
     """Prints the best draft cache and K by batch size and context."""
@@ -108,16 +101,11 @@ def plan_self(
 
     names = ("tree", "proposal", "draft_temperature", "target_weight")
     refuse({name: getattr(parts, name) for name in names}, "does not belong to --drafter self")
-    if contexts is None:
-        raise ValueError("--drafter self costs what the context does; pass --contexts 4096,32768")
     model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
     records = own_prompts() if prompts is None else read_prompts(prompts)
     found = plan_draft_caches(
         Wrapped(model),
         [encode(prompt, [], tokenizer) for prompt in records],
-        draft_caches=draft_caches,
-        batch_sizes=batch_sizes,
-        contexts=contexts,
         num_draft_tokens=parts.num_draft_tokens or 4,
         **options,
     )

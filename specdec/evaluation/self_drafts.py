@@ -31,6 +31,8 @@ from specdec.trace import Trace
 
 PATIENCE = 3
 """A search ends after so many sets of layers that are no faster than the best one."""
+ROWS = 8
+"""Prompts that are read together, at most."""
 
 
 class LayerChoice(NamedTuple):
@@ -187,31 +189,36 @@ class _Texts:
         self, target: Target, prompts: Sequence[Sequence[int]], most: int, options: dict[str, Any]
     ):
         self._target, self._most = target, check_integer("num_draft_tokens", most, 1)
-        self._inputs = left_padded(prompts, target.device)
-        self._options = {"max_new_tokens": 64, "do_sample": False, "neutral": True} | options
-        if self._options.get("temperature"):
-            self._options |= {"do_sample": True, "seed": [*range(len(self._inputs[0]))]} | options
+        starts = range(0, len(prompts), ROWS)
+        self._batches = [left_padded(prompts[i : i + ROWS], target.device) for i in starts]
+        self._options = {"max_new_tokens": 64, "temperature": 0.0, "neutral": True} | options
 
     def settings(self) -> dict[str, Any]:
         """What the results come from."""
-        weights = fingerprint([*self._target.model.parameters(), *self._inputs])
+        ids = (ids for batch in self._batches for ids in batch)
+        weights = fingerprint([*self._target.model.parameters(), *ids])
         return {"weights": weights, "most": self._most, "options": plain(self._options)}
 
     @cached_property
-    def _trace(self) -> Trace:
-        plainly = SpeculativeGenerator(self._target, None)
-        return plainly.generate(*self._inputs, trace=True, **self._options).trace
+    def _traces(self) -> list[Trace]:
+        plainly, options = SpeculativeGenerator(self._target, None), dict(self._options)
+        traces = []
+        for index, batch in enumerate(self._batches):
+            if options["temperature"]:
+                options["seed"] = [ROWS * index + row for row in range(len(batch[0]))]
+            traces.append(plainly.generate(*batch, trace=True, **options).trace)
+        return traces
 
-    def read(self, generator: SpeculativeGenerator) -> Trace:
+    def read(self, generator: SpeculativeGenerator) -> list[Trace]:
         """The texts with what a drafter makes of every token."""
-        return every_anchor(generator, self._trace)
+        return [every_anchor(generator, trace) for trace in self._traces]
 
     def costs(self, generator: SpeculativeGenerator, rounds: int) -> CostCurve:
-        """Of steps with 0..K tokens after these prompts."""
+        """Of steps with 0..K tokens after the first of these prompts."""
         lengths = range(self._most + 1)
-        return measure_costs(generator, *self._inputs, draft_lengths=lengths, rounds=rounds)
+        return measure_costs(generator, *self._batches[0], draft_lengths=lengths, rounds=rounds)
 
-    def best(self, read: Trace, curve: CostCurve) -> tuple[int, float]:
+    def best(self, read: list[Trace], curve: CostCurve) -> tuple[int, float]:
         """The fastest K, and its speed over plain decoding."""
         lengths, rule = range(1, self._most + 1), BlockSampler()
         replays = (replay(read, num_draft_tokens=k, sampler=rule) for k in lengths)

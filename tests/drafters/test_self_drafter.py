@@ -165,8 +165,8 @@ def test_what_cannot_be_drafted_with_is_refused():
         ("visible must be like", TypeError, (target,), {"visible": 1024}),
         ("attend by chunks", ValueError, (chunked,), {"visible": SEEN}),
         ("queries are not known", ValueError, (wide,), {"visible": TopSlots(4)}),
-        ("stores others .*same architecture", ValueError, (target,), {"model": other}),
-        ("stores others .*same architecture", ValueError, (target,), {"model": fine}),
+        ("stores others", ValueError, (target,), {"model": other}),
+        ("float64.*same architecture", ValueError, (target,), {"model": fine}),
         ("num_draft_tokens must be", ValueError, (target, -1), {}),
     ]
     for message, kind, arguments, options in cases:
