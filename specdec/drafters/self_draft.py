@@ -205,6 +205,11 @@ def _check_visible(target: Target, visible: Visible) -> None:
             f"{name} does not call HF's attention interface, so its queries are not known; use "
             "Sinks and Recent"
         )
+    if visible.top and getattr(target.config, "kv_lora_rank", None):
+        raise ValueError(
+            f"{name} stores latents in place of keys, with which no query can be multiplied; use "
+            "Sinks and Recent"
+        )
 
 
 def _check_same(model: Target, target: Target, advice: str) -> None:

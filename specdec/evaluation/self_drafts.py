@@ -7,6 +7,7 @@ replayed, and what its steps take is timed.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -106,10 +107,9 @@ def choose_layers(
 
     file = None if output is None else Path(output)
     settings = texts.settings() | {"visible": plain(visible)}
-    lines = _read(file, settings) or [
-        {"settings": settings, "ms": [times(total), times(total // 2)]}
-    ]
-    if len(lines) == 1:
+    lines = _read(file, settings)
+    if not lines:
+        lines = [{"settings": settings, "ms": [times(total), times(total // 2)]}]
         _append(file, lines[0])
     full, half = np.array(lines[0]["ms"])  # [K + 2, rounds]
     found = {tuple(line[0]): LayerChoice(tuple(line[0]), *line[1:]) for line in lines[1:]}
@@ -230,11 +230,12 @@ def _read(file: Path | None, settings: dict[str, Any]) -> list[Any]:
     """Lines of an earlier search, whose settings must be these."""
     if file is None or not file.exists():
         return []
-    written = file.read_bytes()
-    file.write_bytes(written[: written.rfind(b"\n") + 1])  # without a line that was cut short
-    lines = [line for _, line in read_lines(file)]
-    if lines and (off := differences(lines[0]["settings"], settings)):
+    lines = [line for _, line in read_lines(file, only_whole=True)]
+    if not lines or not isinstance(lines[0], dict) or "settings" not in lines[0]:
+        raise ValueError(f"{file} is no search of layers and would be lost; name another file")
+    if off := differences(lines[0]["settings"], settings):
         raise ValueError(f"{file} holds another search, by {'; '.join(off)}; name another file")
+    os.truncate(file, file.read_bytes().rfind(b"\n") + 1)  # a line that was cut short
     return lines
 
 

@@ -301,19 +301,20 @@ class SlotCache(Cache):
             slots: by layer `[B, S + 1]` int64, which slot of the other each of these is a copy of,
                 the padding slot's included; `[B, S + 1, heads]` where heads take their own.
         """
+        flat: dict[tuple, Tensor] = {}  # lines of a flat list, once for layers that share slots
         for layer, sources in slots.items():
-            heads = 1 if sources.dim() == 2 else sources.shape[2]
-            sources = sources.view(*sources.shape[:2], heads)
-            sources = sources.to(self.keys[layer].device)
-            starts = other._row_starts[sources.device][..., None]
-            lines = (sources + starts) * heads + torch.arange(heads, device=sources.device)
+            device, heads = self.keys[layer].device, sources.shape[2] if sources.dim() == 3 else 1
+            if (name := (id(sources), device)) not in flat:
+                lines = sources.to(device).view(*sources.shape[:2], heads)
+                lines = (lines + other._row_starts[device][..., None]) * heads
+                flat[name] = (lines + torch.arange(heads, device=device)).flatten()
             for mine, theirs in (
                 (self.keys[layer], other.keys[layer]),
                 (self.values[layer], other.values[layer]),
             ):
                 width = mine.shape[2] * mine.shape[3] // heads
                 mine, theirs = mine.view(-1, width), theirs.view(-1, width)
-                torch.index_select(theirs, 0, lines.flatten(), out=mine)
+                torch.index_select(theirs, 0, flat[name], out=mine)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns

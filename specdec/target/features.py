@@ -41,8 +41,8 @@ def check_layers(layers: Sequence[FeatureLayer], num_layers: int) -> tuple[Featu
         has_queries = isinstance(layer, Queries) and layer.layer in range(num_layers)
         if layer != "final" and not is_boundary and not has_queries:
             raise ValueError(
-                f"feature layer {layer!r} does not exist: expected 'final', a boundary "
-                f"0..{num_layers}, or Queries of a layer below {num_layers}"
+                f"feature layer {layer!r} does not exist: expected Queries of a layer below "
+                f"{num_layers}, 'final' or a boundary 0..{num_layers}"
             )
     return tuple(layers)
 

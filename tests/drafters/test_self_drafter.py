@@ -155,7 +155,7 @@ def test_from_which_nothing_is_hidden_accepts_all(name, graphs, visible):
 
 
 def test_what_cannot_be_drafted_with_is_refused():
-    target, chunked = own_target(), Target(build("llama4"))
+    target, chunked, latent = own_target(), Target(build("llama4")), Target(build("deepseek_v3"))
     other, wide, fine = build("gemma3"), build("falcon_gqa"), copy.deepcopy(MODEL).double()
     cases = [
         ("keeps a recurrent state", ValueError, (Target(build("qwen3_5")),), {}),
@@ -165,6 +165,7 @@ def test_what_cannot_be_drafted_with_is_refused():
         ("visible must be like", TypeError, (target,), {"visible": 1024}),
         ("attend by chunks", ValueError, (chunked,), {"visible": SEEN}),
         ("queries are not known", ValueError, (wide,), {"visible": TopSlots(4)}),
+        ("stores latents", ValueError, (latent,), {"visible": TopSlots(4)}),
         ("stores others", ValueError, (target,), {"model": other}),
         ("float64.*same architecture", ValueError, (target,), {"model": fine}),
         ("num_draft_tokens must be", ValueError, (target, -1), {}),

@@ -53,9 +53,15 @@ def test_a_search_that_was_interrupted_goes_on_and_refuses_other_settings(tmp_pa
     file.write_bytes(b"".join(lines[:4]) + lines[4][:9])  # in the middle of a line
     again = choose_layers(TARGET, PROMPTS, output=file, **FEW)
     assert (again.layers, again.num_draft_tokens) == (whole.layers, whole.num_draft_tokens)
+    file.write_bytes(lines[0])
+    choose_layers(TARGET, PROMPTS, output=file, **FEW)
     assert file.read_bytes() == b"".join(lines)  # times are those of the file, texts are greedy
     with pytest.raises(ValueError, match="holds another search, by most"):
         choose_layers(TARGET, PROMPTS, output=file, **FEW | {"num_draft_tokens": 1})
+    file.write_text("a diary")
+    with pytest.raises(ValueError, match="would be lost"):
+        choose_layers(TARGET, PROMPTS, output=file, **FEW)
+    assert file.read_text() == "a diary"
 
 
 def test_acceptance_that_is_replayed_is_that_of_a_run():
