@@ -7,9 +7,20 @@ import torch
 from architectures import VOCAB, build
 from drafter_table import MODEL, own_target
 from drafting import perturbed, ragged_prompts
+from target_readers import QueryDrafter
 from transformers import DynamicCache
 
-from specdec import Recent, SelfDrafter, Sinks, SpeculativeGenerator, Target, TopSlots, certify
+from specdec import (
+    FirstMatch,
+    PromptLookupDrafter,
+    Recent,
+    SelfDrafter,
+    Sinks,
+    SpeculativeGenerator,
+    Target,
+    TopSlots,
+    certify,
+)
 from specdec.drafters import Visible
 from specdec.samplers import CouplingSampler
 
@@ -152,6 +163,28 @@ def test_from_which_nothing_is_hidden_accepts_all(name, graphs, visible):
         generation.num_draft_tokens = length
         found = generator.step(generation).fetch().read()
         assert [row.num_accepted for row in found] == [length] * len(found)
+
+
+def test_queries_of_another_width_reach_the_drafter_that_joined():
+    """Beside hidden states, in `FirstMatch`: the same drafts as alone."""
+    config = copy.deepcopy(MODEL.config)
+    config.head_dim = 16  # queries are twice as wide as the model
+    torch.manual_seed(0)
+    target = Target(type(MODEL)(config).eval())
+    top = SelfDrafter(target, K, **HIDDEN["top"])
+    other, lookup = QueryDrafter(target, K), PromptLookupDrafter(1, min_ngram=50, max_ngram=50)
+    assert target.feature_widths([*other.feature_layers, *top.feature_layers]) == [32, 64, 64, 64]
+    for joined in (FirstMatch(top, other), FirstMatch(lookup, other, top)):
+        own = top if joined.drafters[0] is top else other
+        found, alone = (
+            SpeculativeGenerator(target, drafter).generate(BATCH, MASK, trace=True, **OPTIONS)
+            for drafter in (joined, own)
+        )
+        drafts, expected = (
+            [[step.draft_tokens for step in row] for row in result.trace.steps[1:]]
+            for result in (found, alone)
+        )
+        assert drafts == expected
 
 
 def test_what_cannot_be_drafted_with_is_refused():
