@@ -50,7 +50,8 @@ OTHERS = {  # sizes of experts and of gated delta nets, with those of small mode
 def shape(name: str, **changed) -> PreTrainedModel:
     """A model of SHAPES in bfloat16, built where it runs; without a GPU a small one of its kind."""
     is_small = DEVICE == "cpu"
-    sizes = dict(zip(NAMES, SHAPES[name], strict=True)) | changed
+    sizes = dict(zip(NAMES, SHAPES[name], strict=True))
+    sizes |= {"max_position_embeddings": 16384} | changed
     sizes |= {key: pair[is_small] for key, pair in OTHERS.get(name, {}).items()}
     if is_small:
         sizes |= {key: min(sizes[key], size) for key, size in SMALL.items()}
@@ -58,7 +59,6 @@ def shape(name: str, **changed) -> PreTrainedModel:
     config = AutoConfig.for_model(
         **sizes,
         **special,
-        max_position_embeddings=16384,
         tie_word_embeddings=name == "0.6B",
     )
     torch.manual_seed(0)

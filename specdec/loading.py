@@ -31,11 +31,13 @@ from specdec.drafters import (
     Drafter,
     ModelDrafter,
     PromptLookupDrafter,
+    SelfDrafter,
     SuffixDrafter,
     Tree,
     head_drafters,
 )
 from specdec.drafters.model import check_same_tokenizer
+from specdec.drafters.visible import draft_cache
 from specdec.samplers import SAMPLERS, Sampler
 from specdec.show.text import one_line, printable
 from specdec.target import Target
@@ -44,7 +46,7 @@ MakeDrafter = Callable[..., Drafter | None]
 """(target, *, tokenizer, dtype, device) -> the drafter of a name that was found."""
 
 NAMES = (
-    "none, lookup, suffix, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
+    "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
     "mask-token:PATH, mtp:PATH, PATH_OR_ID, mine.py:make or package.module:function"
 )
 _ADVICE = (
@@ -105,7 +107,8 @@ def load_drafter(
     """Makes the drafter of a name.
 
     Args:
-        name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; the folder or
+        name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; `"self:1024"`, the
+            target itself over a draft cache of so many tokens; the folder or
             Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`
             or `"mtp:PATH"` (in folders the first two are recognised); or your own as
             `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
@@ -163,6 +166,11 @@ def find_drafter(
     if name in ("lookup", "suffix"):
         drafter = _of_text(name, **given)
         return lambda target, **_: drafter
+    if kind == "self":
+        if not path.isdecimal() or tree is not None:
+            raise ValueError("self drafts chains over a draft cache, self:1024 for instance")
+        given["visible"] = draft_cache(int(path))
+        return lambda target, **_: SelfDrafter(target, **given)
     if kind == "zoo" and path:
         from specdec import zoo
 

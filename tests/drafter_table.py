@@ -1,5 +1,6 @@
 """Every drafter of the library, one of a user's own, and drafters that are always right."""
 
+import copy
 from dataclasses import replace
 from functools import cache
 
@@ -13,6 +14,7 @@ from eagle_oracle import oracle_drafter as eagle_oracle
 from mtp_oracle import TARGET as ORACLE_TARGET
 from mtp_oracle import oracle_drafter as mtp_oracle
 from plain_loop import PlainLoop
+from target_loop import TargetLoop
 from toy_mask_token import ToyDrafter, new_head
 
 from specdec import (
@@ -24,7 +26,12 @@ from specdec import (
     MTPDrafter,
     NoDrafter,
     PromptLookupDrafter,
+    Recent,
+    SelfDrafter,
+    Sinks,
     SuffixDrafter,
+    Target,
+    TopSlots,
 )
 from specdec.drafters.tree import Tree
 from specdec.samplers import Noise, Warp
@@ -63,9 +70,17 @@ HEADS = {
 FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
 RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
 """With attention and gates that are known, and without either: read token by token."""
+SELF = {
+    "self, recent": lambda: {"visible": Sinks(1) + Recent(3)},
+    "self, top": lambda: {"visible": Sinks(1) + TopSlots(2) + Recent(1)},
+    "self, layers": lambda: {"layers": (0, 2)},
+    "self, exit, recent": lambda: {"layers": 2, "visible": Recent(4)},
+    "self, weights, recent": lambda: {"model": perturbed(MODEL), "visible": Recent(6)},
+}
+"""What is hidden from the target where it drafts for itself."""
 JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
 WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
-CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS]
+CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 TREES = [
     f"{name}, tree"
@@ -84,11 +99,14 @@ ONE_OF_EACH = [
     "dflash",
     "mtp, looped",
     "own",
+    "self, recent",
+    "self, top",
 ]
 """A drafter of every kind, for laws of the loop."""
 
 head_of = cache(lambda name: HEADS[name]())
 recurrent = cache(build)
+own_target = cache(lambda: Target(MODEL))
 
 
 def make(name, num_draft_tokens=4, **options):
@@ -107,6 +125,8 @@ def make(name, num_draft_tokens=4, **options):
         )
     if name == "lookup":
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
+    if name in SELF:
+        return SelfDrafter(own_target(), num_draft_tokens, **SELF[name](), **options)
     if name == "suffix":
         return remembering(num_draft_tokens)
     if name in HEADS:
@@ -135,6 +155,8 @@ def loop_of(drafter, prompts, seed=0, *, hidden_size=32, dtype=torch.float32, **
     """The loop as the drafter sees it, with random features where it reads any."""
     width, layers = drafter.num_draft_tokens, drafter.feature_layers
     others["depth"] = drafter.tree_depth
+    if drafter.reads_target:
+        return TargetLoop(prompts, width, own_target().with_features(layers), **others)
     if not layers:
         return PlainLoop(prompts, width, **others)
     generator = torch.Generator().manual_seed(seed)
@@ -269,6 +291,13 @@ ORACLES = {
         for name, model in RECURRENT.items()
     },
     "scribe": lambda: (MODEL, Scribe()),
+    "self": lambda: (MODEL, SelfDrafter(MODEL, MOST)),
+    "self, all recent": lambda: (MODEL, SelfDrafter(MODEL, MOST, visible=Sinks(4) + Recent(80))),
+    "self, all top": lambda: (MODEL, SelfDrafter(MODEL, MOST, visible=TopSlots(70))),
+    "self, copied weights": lambda: (
+        MODEL,
+        SelfDrafter(MODEL, MOST, model=copy.deepcopy(MODEL), visible=Recent(90)),
+    ),
     "eagle1": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle1", MOST)),
     "eagle3": lambda: (ORACLE_TARGET, eagle_oracle(ORACLE_TARGET, "eagle3", MOST)),
     "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),

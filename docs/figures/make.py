@@ -16,7 +16,18 @@ from rich.console import Console
 from rich.terminal_theme import DEFAULT_TERMINAL_THEME
 from rich.text import Text
 
-from specdec import BlockSampler, Draft, SpeculativeGenerator, Warp, zoo
+from specdec import (
+    BlockSampler,
+    Draft,
+    Recent,
+    SelfDrafter,
+    Sinks,
+    SpeculativeGenerator,
+    Target,
+    TopSlots,
+    Warp,
+    zoo,
+)
 from specdec.evaluation import plots, read_study, sweep
 from specdec.samplers import Noise
 
@@ -99,6 +110,42 @@ def bets(*, file: str, names: list[str], way: str) -> None:
     ax.axhline(math.log(1000), color="#999999", linestyle=":", label="e = 1 000")
     ax.set(xlabel="tokens", ylabel="log e-value", xscale="log", ylim=(-3, 25))
     ax.legend(fontsize=7, loc="upper left")
+
+
+def hiding(*, seen: list[int], depths: list[int], tokens: int, options: dict) -> None:
+    """Acceptance of the zoo's target where it drafts for itself, over how much of long texts it
+    sees and over how many layers run; the study runs first, or goes on.
+    """
+    prompts = [TOKENIZER(p).input_ids[-tokens:] for p in zoo.heldout_prompts(8, num_lines=160)]
+    prompts = [ids for ids in prompts if len(ids) == tokens]
+    kinds = {
+        "sinks and recent": {n: {"visible": Sinks(4) + Recent(n - 4)} for n in seen},
+        "half of them by attention": {
+            n: {"visible": Sinks(4) + TopSlots(n // 2) + Recent(n // 2 - 4)} for n in seen
+        },
+        "early exit": {n: {"layers": n} for n in depths},
+    }
+    target = Target(TARGET)
+    drafters = {
+        f"{kind}, {n}": SelfDrafter(target, 4, **own)
+        for kind, of in kinds.items()
+        for n, own in of.items()
+    }
+    output = FOLDER.parents[1] / "build" / "self-drafting"
+    found = sweep(target, prompts, drafters=drafters, output=output, progress=True, **options)
+    _, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained", sharey=True)
+    for kind, of in kinds.items():
+        ax, means = axes[int(kind == "early exit")], []
+        for n in of:
+            means.append(found.run(drafter=f"{kind}, {n}").stats.acceptance_length)
+            print(f"{kind}, {n}: {means[-1]:.2f} of {len(prompts)} texts")
+        ax.plot(list(of), means, marker=".", label=kind)
+    axes[0].set(
+        xlabel=f"visible slots, texts of {tokens} tokens", xscale="log", ylabel="tokens per step"
+    )
+    axes[1].set(xlabel="layers of 16 that run")
+    for ax in axes:
+        ax.legend(fontsize=7)
 
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
-from specdec.cli.options import Parts, PromptFile, Target, Temperature, count, several
+from specdec.cli.options import (
+    Parts,
+    PromptFile,
+    Target,
+    Temperature,
+    count,
+    given,
+    refuse,
+    several,
+)
+
+OF_SELF = "tokens, for --drafter self; default:"
 
 
 def plan(
@@ -14,6 +26,8 @@ def plan(
     max_new_tokens: Annotated[int, count("of each prompt")] = 64,
     temperature: Temperature = 0.0,
     batch_sizes: Annotated[Any, several("rows", int, "1,8")] = "1,8",
+    contexts: Annotated[Any, several(f"{OF_SELF} 4096,32768", int, "4096,32768")] = None,
+    draft_caches: Annotated[Any, several(f"{OF_SELF} 256,1024,4096", int, "256,1024")] = None,
     rounds: Annotated[int, count("how often each batch is generated")] = 3,
     parts: Parts,
 ) -> None:
@@ -23,7 +37,18 @@ def plan(
     --num-draft-tokens (default 8), and with trees of such sizes up to --tree's, all of which take
     turns on the same prompts; and names the best, with those that cannot be told apart from it.
     It generates from every prompt once more than --rounds, per K and batch size.
+
+    With --drafter self the target drafts for itself: names the best of --draft-caches and K by
+    batch size and --contexts, predicted from acceptance on the prompts, which should be as long,
+    and from times of steps.
     """
+    of_self = {"contexts": contexts, "draft_caches": draft_caches}
+    if parts.drafter == "self":
+        options = {"max_new_tokens": max_new_tokens, "temperature": temperature, "rounds": rounds}
+        return plan_self(
+            target, prompts, parts, batch_sizes=batch_sizes, **given(of_self), **options
+        )
+    refuse(of_self, "belongs to --drafter self")
     from specdec.evaluation import sweep
     from specdec.loading import load_sampler
     from specdec.loop.lengths import lengths_to_measure
@@ -59,3 +84,34 @@ def plan(
         alike = f"; not told apart from it: {'; '.join(others)}" if others else ""
         pays = "" if "none" not in (best, *others) else " (drafting is not shown to pay)"
         print(f"fastest with batches of {rows}: {best}{alike}{pays}")
+
+
+def plan_self(
+    target: str,
+    prompts: Path | None,
+    parts: Parts,
+    **options: Any,
+) -> None:
+    """Prints the best draft cache and K by batch size and context."""
+    from specdec.evaluation import own_prompts, plan_draft_caches, read_prompts
+    from specdec.evaluation.intervals import counted
+    from specdec.evaluation.prompts import encode
+    from specdec.loading import load_target
+    from specdec.target import Target as Wrapped
+
+    names = ("tree", "proposal", "draft_temperature", "target_weight")
+    refuse({name: getattr(parts, name) for name in names}, "does not belong to --drafter self")
+    model, tokenizer = load_target(target, dtype=parts.dtype, device=parts.device)
+    records = own_prompts() if prompts is None else read_prompts(prompts)
+    found = plan_draft_caches(
+        Wrapped(model),
+        [encode(prompt, [], tokenizer) for prompt in records],
+        num_draft_tokens=parts.num_draft_tokens or 4,
+        **options,
+    )
+    for (rows, tokens), best in found.items():
+        pays = "" if best.speedup > 1 else "; drafting does not pay"
+        print(
+            f"at {tokens} tokens and {counted(rows, 'row')}: a draft cache of {best.draft_cache}, "
+            f"K = {best.num_draft_tokens}, {best.speedup:.2f} x plain decoding{pays}"
+        )

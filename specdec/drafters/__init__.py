@@ -10,8 +10,10 @@ from specdec.drafters.join import FirstMatch
 from specdec.drafters.lookup import PromptLookupDrafter
 from specdec.drafters.model import ModelDrafter
 from specdec.drafters.proposal import Proposal
+from specdec.drafters.self_draft import SelfDrafter
 from specdec.drafters.suffix import SuffixDrafter
 from specdec.drafters.tree import Tree
+from specdec.drafters.visible import Recent, Sinks, TopSlots, Visible
 from specdec.drafters.vocabulary import CommonVocabulary
 
 if TYPE_CHECKING:
@@ -53,8 +55,13 @@ __all__ = [
     "NoDrafter",
     "PromptLookupDrafter",
     "Proposal",
+    "Recent",
+    "SelfDrafter",
+    "Sinks",
     "SuffixDrafter",
+    "TopSlots",
     "Tree",
+    "Visible",
     "head_drafters",
 ]
 

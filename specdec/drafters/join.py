@@ -142,6 +142,9 @@ class FirstMatch(Drafter):
         if context.features is None or layers == self.feature_layers:
             return context
         pieces = context.features.chunk(len(self.feature_layers), dim=2)
+        if context.target is not None:  # queries among them are of other widths
+            widths = context.target.target.feature_widths(self.feature_layers)
+            pieces = context.features.split(widths, dim=2)
         of_layer = dict(zip(self.feature_layers, pieces, strict=True))
         features = torch.cat([of_layer[layer] for layer in layers], dim=2) if layers else None
         return replace(context, features=features)

@@ -12,6 +12,7 @@ from specdec.evaluation.prompts import Prompt, find_set, own_prompts, read_promp
 from specdec.evaluation.protocols import Figures, Protocol, Reproduction, reproduce
 from specdec.evaluation.replay import Replay, replay
 from specdec.evaluation.run_file import EvaluatedBatch, EvaluatedRow
+from specdec.evaluation.self_drafts import choose_layers, plan_draft_caches
 from specdec.evaluation.study import Study
 from specdec.evaluation.sweep import compare, read_study, sweep
 from specdec.show.table import Table
@@ -31,6 +32,7 @@ __all__ = [
     "Study",
     "Table",
     "bootstrap",
+    "choose_layers",
     "compare",
     "costs",
     "difference",
@@ -39,6 +41,7 @@ __all__ = [
     "find_set",
     "measure_costs",
     "own_prompts",
+    "plan_draft_caches",
     "quotient",
     "read_prompts",
     "read_study",

@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from specdec.kernels import AttentionOptions, attends_raggedly, ragged_attention
 from specdec.target.cache import Chunk, Window
+from specdec.target.features import Queries
 
 ATTENTION = "specdec_slots"
 """The name under which models run."""
@@ -42,6 +43,7 @@ def slot_attention(
     """Attention of a window of queries over the slots of its rows, as HF modules call it: with
     their `layer_idx`, their words for `AttentionOptions` (`s_aux` are sinks), the window of the
     current forward, and no mask. Returns what `attend` does, and `None` for attention weights.
+    Queries that are wanted as features are noted in the window.
 
     Raises:
         ValueError: the model brings a mask of its own, or drops the window on the way.
@@ -51,6 +53,9 @@ def slot_attention(
     window = slot_window.layer_windows.get(module.layer_idx)
     if getattr(module, "tempers_queries", False):
         query = _tempered(module, query, slot_window)
+    if (name := Queries(module.layer_idx)) in slot_window.feature_layers:
+        scaled = query * (query.shape[-1] ** -0.5 if scaling is None else scaling)
+        slot_window.features[name] = scaled.transpose(1, 2).flatten(2)
     options = AttentionOptions(scaling, softcap, s_aux, window)
     return attend(slot_window, query, key, value, options), None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -82,6 +82,7 @@ class Window:
             both directions. Slots before `first` are seen by all. `None` is causal.
         layer_windows: sliding window of each attention layer by its index, in positions, or its
             `Chunk`; `None` for full attention, also of layers that are left out.
+        feature_layers: of the hidden states that are wanted.
         has_kernels: attention over the window may be `ragged_attention`.
 
     Attributes:
@@ -98,13 +99,15 @@ class Window:
         offset: Tensor | None = None,
         visible: Tensor | None = None,
         layer_windows: Mapping[int, int | Chunk | None] | None = None,
+        feature_layers: Sequence[Any] = (),
         has_kernels: bool = False,
     ):
         self.slots, self.num_attended = slots, num_attended
         self.positions, self.offset, self.visible = positions, offset, visible
         self.layer_windows, self.has_kernels = layer_windows or {}, has_kernels
+        self.feature_layers = feature_layers
         self.masks: dict[tuple, Tensor] = {}
-        self.features: dict[int | str, Tensor] = {}
+        self.features: dict[Any, Tensor] = {}
         self.flat_slots: Tensor | None = None  # in a list of the slots of all rows
         self._elsewhere: dict[torch.device, Window] = {}
 
@@ -289,6 +292,29 @@ class SlotCache(Cache):
             starts = self._row_starts[store.device]
             here, there = ((s.to(store.device) + starts).flatten() for s in (sources, targets))
             lines.index_copy_(1, there, lines.index_select(1, here))
+
+    def take(self, other: SlotCache, slots: Mapping[int, Tensor]) -> None:
+        """Copies some slots of another cache's rows over all of these rows' slots.
+
+        Args:
+            other: of as many rows.
+            slots: by layer `[B, S + 1]` int64, which slot of the other each of these is a copy of,
+                the padding slot's included; `[B, S + 1, heads]` where heads take their own.
+        """
+        flat: dict[tuple, Tensor] = {}  # lines of a flat list, once for layers that share slots
+        for layer, sources in slots.items():
+            device, heads = self.keys[layer].device, sources.shape[2] if sources.dim() == 3 else 1
+            if (name := (id(sources), device)) not in flat:
+                lines = sources.to(device).view(*sources.shape[:2], heads)
+                lines = (lines + other._row_starts[device][..., None]) * heads
+                flat[name] = (lines + torch.arange(heads, device=device)).flatten()
+            for mine, theirs in (
+                (self.keys[layer], other.keys[layer]),
+                (self.values[layer], other.values[layer]),
+            ):
+                width = mine.shape[2] * mine.shape[3] // heads
+                mine, theirs = mine.view(-1, width), theirs.view(-1, width)
+                torch.index_select(theirs, 0, flat[name], out=mine)
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args, **kwargs):
         """HF's entry: writes `[B, heads, N, width]` states at the window's slots, returns

@@ -1,17 +1,28 @@
 """Hidden states of an HF model, for the drafters that read them.
 
 Layers are named by boundary: boundary b is the residual stream after b decoder layers (0: the
-embeddings, L: before the final norm); `"final"` is the state after the final norm.
+embeddings, L: before the final norm); `"final"` is the state after the final norm. `Queries(i)` are
+those of decoder layer i.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from specdec.arguments import shown
 
-FeatureLayer = int | str
+
+class Queries(NamedTuple):
+    """The queries of a layer's attention, of all heads side by side, as they are multiplied by the
+    keys of the cache: with their positions, and scaled.
+    """
+
+    layer: int
+
+
+FeatureLayer = int | str | Queries
 Features = dict[FeatureLayer, Tensor]
 
 
@@ -27,10 +38,11 @@ def check_layers(layers: Sequence[FeatureLayer], num_layers: int) -> tuple[Featu
         raise TypeError(f"feature_layers must be a tuple, {got}; boundaries, or 'final'")
     for layer in layers:
         is_boundary = type(layer) is int and 0 <= layer <= num_layers
-        if layer != "final" and not is_boundary:
+        has_queries = isinstance(layer, Queries) and layer.layer in range(num_layers)
+        if layer != "final" and not is_boundary and not has_queries:
             raise ValueError(
-                f"feature layer {layer!r} does not exist: expected 'final' or a boundary "
-                f"0..{num_layers}"
+                f"feature layer {layer!r} does not exist: expected Queries of a layer below "
+                f"{num_layers}, 'final' or a boundary 0..{num_layers}"
             )
     return tuple(layers)
 

@@ -18,7 +18,7 @@ from specdec.graphs.storage import weight_addresses
 from specdec.hf import position_limit
 from specdec.target.cache import Chunk, SlotCache, check_room
 from specdec.target.discovery import find_route
-from specdec.target.features import FeatureLayer, check_layers
+from specdec.target.features import FeatureLayer, Queries, check_layers
 from specdec.target.route import Route
 from specdec.target.views import Views, forward, open_views
 from specdec.target.wrappers import (
@@ -284,7 +284,16 @@ class Target(SlotModel):
     @property
     def feature_width(self) -> int:
         """Width F of the features, 0 when there are none."""
-        return len(self.feature_layers) * self.config.hidden_size
+        return sum(self.feature_widths(self.feature_layers))
+
+    def feature_widths(self, layers: Sequence[FeatureLayer]) -> list[int]:
+        """Width of each of these features."""
+        return [
+            self.config.num_attention_heads * self.route.shapes[layer.layer].key_width
+            if isinstance(layer, Queries)
+            else self.config.hidden_size
+            for layer in layers
+        ]
 
     def prefill(
         self,

@@ -22,7 +22,7 @@ from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_impl
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, memory_of
 from specdec.target.experts import set_experts
-from specdec.target.features import FeatureLayer, Features, decoder_layers
+from specdec.target.features import FeatureLayer, Features, Queries, decoder_layers
 from specdec.target.joint import JointProduct, join_weights
 from specdec.target.memory import remember
 from specdec.target.route import Route
@@ -182,6 +182,7 @@ def forward(
         offset=position_offset,
         visible=visible,
         layer_windows=views.route.layer_windows,
+        feature_layers=views.feature_layers,
         is_chunk=is_chunk,
     )
     view = views.chunk if is_chunk else views.step
@@ -228,8 +229,10 @@ def catch_features(
     find_sink: Callable[[tuple, dict], Features],
 ) -> None:
     """Makes the forwards of a private view hand out hidden states, to where `find_sink` says, given
-    the positional and keyword arguments of the module that has them.
+    the positional and keyword arguments of the module that has them. Queries are handed out where
+    attention is called, see `slot_attention`.
     """
+    layers = [layer for layer in layers if not isinstance(layer, Queries)]
     if not layers:
         return
     backbone, blocks = decoder_layers(view)

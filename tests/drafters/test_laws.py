@@ -52,15 +52,18 @@ from specdec import (
     ModelDrafter,
     MTPDrafter,
     PromptLookupDrafter,
+    Recent,
     RejectionSampler,
+    SelfDrafter,
     SpeculativeGenerator,
     SuffixDrafter,
+    TopSlots,
     Tree,
 )
 from specdec.graphs.tree import fill, keep_rows, tables
 from specdec.kernels import draw
 from specdec.samplers import CouplingSampler, Stream
-from specdec.target.cache import round_up
+from specdec.target.cache import SlotCache, round_up
 
 WARPS = {
     "plain": {},
@@ -113,6 +116,8 @@ OF_TINY = {
         PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
     ),
     "suffix": remembering_samples,
+    "self, top": lambda model: SelfDrafter(model, 2, visible=Recent(1) + TopSlots(1)),
+    "self, recent": lambda model: SelfDrafter(model, 2, visible=Recent(2)),
 }
 PAIRS = [
     *((name, "truncated" if "fewer" in name else "plain", "auto") for name in OF_TINY),
@@ -565,6 +570,9 @@ def poison(drafter, state, context):
         slots = torch.arange(state.tokens.shape[1])
         state.tokens.masked_fill_(slots >= context.start[:, None], 1)
     cache, past = getattr(state, "cache", None), getattr(state, "past", None)
+    if isinstance(state, SlotCache):  # a table, which each proposal gathers anew
+        for store in state.stores:
+            store.fill_(torch.nan)
     if past is not None:
         before = torch.arange(-past.tokens.shape[1], 0) + context.start[:, None] < 0
         past.features[before], past.tokens[before] = torch.nan, 10**9

@@ -5,6 +5,9 @@ lists last; boundary L, before the final norm, is caught by a hook on the last d
 are ragged, rejected drafts lie in the cache, and verification continues what prefill has read.
 """
 
+import copy
+import re
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -15,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdec import SpeculativeGenerator, Target
 from specdec.drafters import NoDrafter
+from specdec.target.features import Queries
 from specdec.types import Draft
 
 NAMES = ["llama", "gpt2", "gemma3", "opt", "gptj", "falcon_gqa", "mpt", "gpt_oss", "deepseek_v3"]
@@ -79,9 +83,37 @@ def test_features_of_prefill_and_verification_are_hfs_hidden_states(model, chunk
         torch.testing.assert_close(seen, wanted, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("layer", [4, -1, "last", 1.0, None])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "granite", "opt"])
+@torch.no_grad()
+def test_queries_times_keys_of_the_cache_are_hfs_attention(name):
+    """Through softmax, which hides neither a scale nor a position; up to the last token's text,
+    which the sliding windows of these layers do not cut.
+    """
+    model, length = build(name), 6
+    last = model.config.num_hidden_layers - 1
+    target = Target(model, feature_layers=(Queries(0), "final", Queries(last)))
+    cache = target.init_cache(1, 32)
+    ids = IDS[1:2, :length]
+    features = target.prefill(cache, ids, torch.tensor([length]), offset=0)
+    widths = target.feature_widths(target.feature_layers)
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    expected = eager(ids, output_attentions=True).attentions
+    pieces = features.split(widths, dim=2)
+    for layer, queries in ((0, pieces[0]), (last, pieces[2])):
+        keys = cache.keys[layer][:, :length].transpose(1, 2)  # [1, h, T, D]
+        heads = model.config.num_attention_heads
+        queries = queries.unflatten(2, (heads, -1)).transpose(1, 2)
+        keys = keys.repeat_interleave(heads // keys.shape[1], dim=1)
+        seen = (queries @ keys.transpose(2, 3))[:, :, -1].softmax(dim=-1)
+        torch.testing.assert_close(seen, expected[layer][:, :, -1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("layer", [4, -1, "last", 1.0, None, Queries(3)])
 def test_a_feature_layer_that_does_not_exist_is_refused(layer):
-    with pytest.raises(ValueError, match=rf"{layer!r} does not exist: .*'final' or .* 0\.\.3"):
+    with pytest.raises(
+        ValueError, match=rf"{re.escape(repr(layer))} does not exist: .*'final' or .* 0\.\.3"
+    ):
         Target(build("llama"), feature_layers=(0, layer))
     with pytest.raises(TypeError, match="feature_layers"):
         Target(build("llama"), feature_layers="final")

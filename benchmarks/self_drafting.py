@@ -1,0 +1,200 @@
+"""An 8B shape that drafts for itself with a part of its text, beside plain decoding.
+
+    PYTHONPATH=. python benchmarks/self_drafting.py            # minutes on an H200; OUT=folder
+
+First it is checked that captured steps are the eager ones, and that a drafter from which nothing is
+hidden is never rejected. Then steps are timed at several contexts and batches: weights are random,
+keys and values are noise (prompts are not read), acceptance is synthetic, costs are real. All sides
+of a context share one cache; those that do not fit into the device's memory are left out by name.
+Without a GPU shapes are small. A short table comes last; all figures are in `$OUT/*.json` too.
+"""
+
+import argparse
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import gpu
+import torch
+from gpu_check import check
+from models import DialledSampler, prompt, shape
+from timing import DEVICE, Turns, about, replay, show
+
+from specdec import Recent, SelfDrafter, Sinks, SpeculativeGenerator, Target, TopSlots
+from specdec.target.cache import SlotCache
+from specdec.target.text import TargetText
+from specdec.types import Context
+
+IS_GPU = DEVICE == "cuda"
+NUM_DRAFT_TOKENS, ACCEPTANCE, NAME = 3, 0.9, "Qwen3-8B"
+NUM_SEEN = 1024 if IS_GPU else 8
+RECENT = Sinks(4) + Recent(NUM_SEEN)
+CONTEXTS = (4096, 8192, 16384, 32768, 65536, 131072) if IS_GPU else (16, 24)
+MAIN = 32768 if IS_GPU else 24
+ROWS = (8, 1)
+SPARE_BYTES = 12e9  # beside weights and cache: graphs, tables, logits
+
+
+def check_all() -> Iterator[str]:
+    """What was checked, on few layers: replays are eager steps, and the perfect control."""
+    target = Target(shape(NAME, num_hidden_layers=4), fuse=IS_GPU)
+    drafters = {
+        "sinks and recent": {"visible": Sinks(4) + Recent(16)},
+        "slots by attention": {"visible": Sinks(2) + TopSlots(8) + Recent(4)},
+        "layers": {"layers": (0, 1, 3)},
+        "early exit, recent": {"layers": 2, "visible": Recent(16)},
+    }
+    for name, options in drafters.items():
+        drafter = SelfDrafter(target, NUM_DRAFT_TOKENS, **options)
+        sampler = DialledSampler(0.8)
+        make = SpeculativeGenerator(target, drafter, sampler, graphs=True)
+        yield f"captured = eager, {name}: {check(lambda make=make: make)}"
+    exact = Target(shape(NAME, num_hidden_layers=4).float())
+    ids = prompt(exact.model, 300, 4)
+    for name, visible in {"all slots": None, "a table of all": Sinks(4) + Recent(600)}.items():
+        drafter = SelfDrafter(exact, NUM_DRAFT_TOKENS, visible=visible)
+        generator = SpeculativeGenerator(exact, drafter, graphs=True)
+        options = {"max_new_tokens": 200 if IS_GPU else 6, "eos_token_id": None}
+        stats = generator.generate(ids, do_sample=False, **options).stats
+        if stats.acceptance_rate < 0.995:  # a draw may be lost where two forwards round apart
+            raise AssertionError(f"{name}: nothing is hidden, and {stats.acceptance_rate} accepted")
+        yield f"nothing hidden, {name}: {sum(stats.accepted)} of {sum(stats.drafted)} accepted"
+
+
+@contextmanager
+def shared_cache(target: Target, rows: int, context: int) -> Iterator[SlotCache]:
+    """All generations of the block have one cache, full of noise, and read no prompt."""
+    room = (gpu.NUM_STEPS * (gpu.ROUNDS + 1) + 16) * (NUM_DRAFT_TOKENS + 1) + 64
+    cache = target.init_cache(rows, context + room)
+    same = patch.object(Target, "init_cache", lambda self, *sizes, **options: cache)
+    with same, patch("specdec.loop.runner.prefill", lambda *args, **options: None):
+        yield cache
+
+
+def noise(cache: SlotCache) -> None:
+    """What keys and values hold instead of a text's."""
+    for store in cache.stores:
+        store.normal_()
+
+
+def fits(target: Target, rows: int, context: int) -> bool:
+    """Whether the cache does, beside what is there."""
+    if not IS_GPU:
+        return True
+    shapes = target.route.shapes.values()
+    of_token = sum(s.num_heads * (s.key_width + s.value_width) * s.dtype.itemsize for s in shapes)
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    return rows * (context + 2048) * of_token + SPARE_BYTES < free
+
+
+def sides_of(target: Target, is_main: bool) -> dict[str, SelfDrafter | None]:
+    """Drafters by name, the one that is asked for first."""
+    found = {"plain": None, f"recent {NUM_SEEN}": {"visible": RECENT}}
+    if is_main:
+        depth = target.num_layers
+        top = Sinks(4) + TopSlots(NUM_SEEN // 4) + Recent(NUM_SEEN // 4)
+        found |= {
+            "all slots": {},
+            f"recent {NUM_SEEN // 4}": {"visible": Sinks(4) + Recent(NUM_SEEN // 4)},
+            "top slots": {"visible": top},
+            f"{depth // 2} of {depth} layers": {"layers": depth // 2},
+            f"{depth // 2} layers, recent": {"layers": depth // 2, "visible": RECENT},
+        }
+    return {
+        name: None if options is None else SelfDrafter(target, NUM_DRAFT_TOKENS, **options)
+        for name, options in found.items()
+    }
+
+
+def gathering(target: Target, cache: SlotCache, rows: int, context: int) -> float:
+    """Milliseconds of gathering the table of visible slots."""
+    drafter = SelfDrafter(target, NUM_DRAFT_TOKENS, visible=RECENT)
+    sizes = {"vocab_size": target.vocab_size, "device": target.device}
+    state = drafter.init_state(rows, context, **sizes)
+    lengths = torch.full((rows,), context - 1, device=target.device)
+    text = TargetText(target, cache, lengths, cache.num_slots)
+    zeros = torch.zeros(rows, 2, dtype=torch.long, device=target.device)
+    seen = Context(zeros, None, lengths, zeros[:, 0], cache.num_slots, text)
+    side = replay([lambda: (drafter._visible_text(seen, state).lengths,)] * 4)
+    return Turns().run({"take": side}, 5).ms("take")
+
+
+@torch.inference_mode()
+def measure(target: Target, rows: int, context: int) -> list[dict]:
+    """Every side of one context and batch."""
+    found = []
+    with shared_cache(target, rows, context) as cache:
+        ids, sides = prompt(target.model, context, rows), {}
+        for name, drafter in sides_of(target, context == MAIN).items():
+            sampler = DialledSampler(ACCEPTANCE)
+            sides[name] = gpu.Steps(
+                target, drafter, ids, sampler, do_sample=True, seed=[*range(rows)]
+            )
+        noise(cache)
+        take = gathering(target, cache, rows, context)
+        for side in sides.values():
+            side.num_tokens = side.num_steps = 0
+        times = Turns().run(sides, gpu.ROUNDS)
+        plain = sides["plain"]
+        for name, side in sides.items():
+            per_step, of_plain = (s.num_tokens / s.num_steps for s in (side, plain))
+            speedup = times.ratio("plain", name) * per_step / of_plain
+            found.append(
+                {
+                    **{"rows": rows, "context": context, "drafter": name},
+                    **{"step_ms": times[name], "tokens_per_step": per_step},
+                    "tokens_per_s": per_step / times.ms(name) * 1e3,
+                    **{"x": speedup, "gathering_ms": take, "captured": side.about()[1]},
+                }
+            )
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def main() -> int:
+    """As on the command line; 1 where something failed or was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=330, help="no context begins later")
+    seconds, start = parser.parse_args().seconds, time.perf_counter()
+    out = Path(os.environ["OUT"]) if os.environ.get("OUT") else None
+    report = {"about": about(), "checks": [], "measured": [], "left_out": []}
+    print(report["about"], flush=True)
+    gpu.NUM_STEPS, gpu.ROUNDS = (24, 3) if IS_GPU else (2, 1)
+    for said in check_all():
+        report["checks"].append(said)
+        print(f"{said} ({time.perf_counter() - start:.0f} s)", flush=True)
+    target = Target(shape(NAME, max_position_embeddings=max(CONTEXTS) + 4096), fuse=IS_GPU)
+    order = [(rows, MAIN) for rows in ROWS]
+    order += [(rows, context) for context in CONTEXTS for rows in ROWS if context != MAIN]
+    for rows, context in order:
+        late = time.perf_counter() - start > seconds
+        if late or not fits(target, rows, context):
+            why = "no time left" if late else "the cache does not fit"
+            report["left_out"].append(f"{rows} rows of {context} tokens: {why}")
+            continue
+        report["measured"] += measure(target, rows, context)
+        if out is not None:
+            (out / "self_drafting.json").write_text(json.dumps(report, indent=1))
+        gc.collect()
+    print(f"\n{NAME}, K = {NUM_DRAFT_TOKENS}, acceptance {ACCEPTANCE}, {report['about']}\n")
+    rows = [
+        [m["rows"], m["context"], m["drafter"], f"{Turns(a=m['step_ms']).ms('a'):.2f}"]
+        + [f"{m[name]:.2f}" for name in ("tokens_per_step", "tokens_per_s", "x", "gathering_ms")]
+        + [m["captured"]]
+        for m in sorted(report["measured"], key=lambda m: (-m["rows"], m["context"]))
+    ]
+    show("rows|context|drafter|ms|tokens per step|tokens/s|x plain|gathering, ms|captured", rows)
+    print(*report["left_out"], f"{time.perf_counter() - start:.0f} s", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
