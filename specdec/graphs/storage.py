@@ -6,9 +6,9 @@ a new tensor (`x = x + 1` instead of `x += 1`) works eagerly, and freezes when i
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from specdec.graphs.tree import modules_of, owned_tensors
+from specdec.graphs.tree import owned_tensors
 
 
 class StorageMovedError(RuntimeError):
@@ -78,29 +78,6 @@ class stable_storage:  # noqa: N801 - a context manager, used like a function (a
     def __exit__(self, error: type | None, *rest) -> None:
         if error is None:
             self.check()
-
-
-def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
-    """Addresses of all parameters and buffers: a graph that was captured over other ones must not
-    be replayed.
-
-    Example:
-        >>> layer = nn.Linear(2, 2)
-        >>> before = weight_addresses(layer)
-        >>> _ = layer.weight.data.add_(1)
-        >>> weight_addresses(layer) == before
-        True
-        >>> layer.weight = nn.Parameter(layer.weight.clone())
-        >>> weight_addresses(layer) == before
-        False
-    """
-    tensors: list[Tensor | None] = []
-    for part in modules_of(*modules):  # faster than parameters(), and made in every call
-        if table := part._parameters:
-            tensors += table.values()
-        if table := part._buffers:
-            tensors += table.values()
-    return tuple([tensor.data_ptr() for tensor in tensors if tensor is not None])
 
 
 def _place(tensor: Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:

@@ -244,6 +244,29 @@ def modules_of(*modules: nn.Module) -> list[nn.Module]:
     return list(found)
 
 
+def weight_addresses(*modules: nn.Module) -> tuple[int, ...]:
+    """Addresses of all parameters and buffers: a graph that was captured over other ones must not
+    be replayed.
+
+    Example:
+        >>> layer = nn.Linear(2, 2)
+        >>> before = weight_addresses(layer)
+        >>> _ = layer.weight.data.add_(1)
+        >>> weight_addresses(layer) == before
+        True
+        >>> layer.weight = nn.Parameter(layer.weight.clone())
+        >>> weight_addresses(layer) == before
+        False
+    """
+    tensors: list[Tensor | None] = []
+    for part in modules_of(*modules):  # faster than parameters(), and made in every call
+        if table := part._parameters:
+            tensors += table.values()
+        if table := part._buffers:
+            tensors += table.values()
+    return tuple([tensor.data_ptr() for tensor in tensors if tensor is not None])
+
+
 def _parts(tree: Any, with_shared: bool = True) -> list[tuple[str, Any]] | None:
     """Named children of a container, `None` for anything else."""
     if isinstance(tree, dict):

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec.arguments import check_choice, check_integer
-from specdec.graphs.storage import weight_addresses
+from specdec.graphs.tree import weight_addresses
 from specdec.hf import position_limit
 from specdec.target.cache import Chunk, SlotCache, check_room
 from specdec.target.discovery import find_route

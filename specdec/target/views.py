@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from specdec.graphs.storage import weight_addresses
+from specdec.graphs.tree import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, memory_of
