@@ -47,7 +47,8 @@ class GenerateOptions(TypedDict, total=False):
     its new tokens. (Through HF's hook they see the padded batch, as HF shows it.) As in HF, a stop
     string may begin in the prompt.
     `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
-    model returns them and as they were sampled from.
+    model returns them and as they were sampled from; `output_logprobs` keeps two numbers of each
+    instead, its log-probability in both.
 
     `draft_probs=False` keeps the probabilities of draft tokens from the sampler: they become point
     masses, which is lossless too and accepts less. It is there to measure the difference.
@@ -75,6 +76,7 @@ class GenerateOptions(TypedDict, total=False):
         num_return_sequences: n rows for each prompt.
         output_scores: keep the logits that were sampled from.
         output_logits: keep the logits as the model returns them.
+        output_logprobs: keep the log-probabilities of the new tokens.
         generation_config: HF's, for everything that is left out.
         neutral: what is left out is at its neutral value (temperature 1, nothing truncated, no
             penalties), not the target's own or HF's (which is 50 for `top_k`); of the target's
@@ -105,6 +107,7 @@ class GenerateOptions(TypedDict, total=False):
     num_return_sequences: int
     output_scores: bool
     output_logits: bool
+    output_logprobs: bool
     generation_config: GenerationConfig
     neutral: bool
     draft_probs: bool
@@ -118,7 +121,8 @@ _LEAST = {
     "min_new_tokens": 0,
     "num_draft_tokens": 0,
 }
-_FLAGS = {"do_sample", "output_scores", "output_logits", "neutral", "draft_probs"}
+_OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
+_FLAGS = {"do_sample", "neutral", "draft_probs"} | _OUTPUTS
 
 
 @dataclass(frozen=True, eq=False)
