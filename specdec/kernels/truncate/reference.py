@@ -44,7 +44,9 @@ def warp_logits(logits: Tensor, params: WarpParams) -> Tensor:
     are as all others.
     """
     scaled = scale(logits, params.temperature)
-    return scaled if params.cutoff is None else drop_below(scaled, params.cutoff)
+    if params.cutoff is None:
+        return scaled
+    return scaled.masked_fill(~is_kept(scaled, params.cutoff), -torch.inf)
 
 
 def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
