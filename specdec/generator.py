@@ -40,6 +40,7 @@ from specdec.loop.pool import RunnerPool, signature_of
 from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
+from specdec.request.call import with_options
 from specdec.request.hook import HookOutput, check_hook
 from specdec.request.options import LastOptions, Options, with_stop_strings
 from specdec.request.prompts import refuse_unknown
@@ -253,6 +254,7 @@ class SpeculativeGenerator:
         """
         return "\n".join([*self._runners.describe(), *self.target.notes, *self._lengths.describe()])
 
+    @with_options
     def start(
         self,
         input_ids: Tensor,
@@ -274,6 +276,7 @@ class SpeculativeGenerator:
         request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
         return self._begin(request)
 
+    @with_options
     def stream(
         self,
         input_ids: Tensor,
@@ -292,6 +295,7 @@ class SpeculativeGenerator:
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), self.step, choose)
 
+    @with_options
     def generate(
         self,
         input_ids: Tensor,

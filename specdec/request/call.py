@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ from specdec.request.processors import refuse_stateful
 from specdec.request.prompts import Prompts, check_ids, offsets_among, read_row_inputs
 from specdec.samplers.warp import Warp
 from specdec.target import Target
+
+Method = TypeVar("Method", bound=Callable)
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -113,6 +116,20 @@ class GenerateOptions(TypedDict, total=False):
     draft_probs: bool
     num_draft_tokens: int
     row_inputs: Mapping[str, Tensor | Sequence]
+
+
+def with_options(method: Method) -> Method:
+    """Lists the options one by one in a method's signature, in place of `**options`, so that help
+    and completion show them; `None` is the same as left out.
+    """
+    signature, kind = inspect.signature(method), inspect.Parameter.KEYWORD_ONLY
+    *own, _ = signature.parameters.values()
+    own += [
+        inspect.Parameter(name, kind, default=None, annotation=f"{one.__forward_arg__} | None")
+        for name, one in GenerateOptions.__annotations__.items()
+    ]
+    method.__signature__ = signature.replace(parameters=own)
+    return method
 
 
 _LEAST = {
