@@ -322,6 +322,8 @@ class GenerationResult:
             row's end, so that a row's sum is that of its text; else `None`.
         raw_logprobs: likewise, in the model's own distribution (the softmax of their `logits`).
         tokenizer: of the target, where the call named it.
+        prompts: ids of each row's prompt, without padding.
+        sampling: what the tokens were drawn from (`specdec.request.Sampling`).
     """
 
     sequences: Tensor
@@ -337,6 +339,8 @@ class GenerationResult:
     logprobs: Tensor | None = None
     raw_logprobs: Tensor | None = None
     tokenizer: Any = None
+    prompts: list[list[int]] = field(default_factory=list)
+    sampling: Any = None
 
     @property
     def new_tokens(self) -> Tensor:

@@ -341,6 +341,8 @@ class OutputCollector:
             logprobs=self._per_token("logprobs"),
             raw_logprobs=self._per_token("raw_logprobs"),
             tokenizer=self._request.options.tokenizer,
+            prompts=self._request.prompts.rows,
+            sampling=self._request.options.sampling,
         )
 
     def _columns(self, name: str) -> tuple[Tensor, ...] | None:

@@ -80,8 +80,6 @@ class StepTracer:
         """The finished trace."""
         generation, request = self._generation, self._generation.request
         target, drafter = generation.parts.target, generation.parts.drafter
-        prompts = request.prompts
-        tokens = [ids[:n] for ids, n in zip(prompts.tokens.tolist(), prompts.lengths, strict=True)]
         about = {
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
@@ -94,7 +92,7 @@ class StepTracer:
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
         times = self._step_times()[: self._num_added]
-        return Trace(self._steps, self._numbers, times, tokens, about)
+        return Trace(self._steps, self._numbers, times, request.prompts.rows, about)
 
     def _step_times(self) -> list[StepTimes]:
         """Of all steps; waits for the device."""

@@ -176,10 +176,7 @@ class Request:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        if not self.is_alone:
-            return self.prompts.padded.tolist()
-        rows = zip(self.prompts.tokens.tolist(), self.prompts.lengths, strict=True)
-        return [row[:length] for row, length in rows]
+        return self.prompts.rows if self.is_alone else self.prompts.padded.tolist()
 
     def filled_to(self, rows: int) -> Request:
         """The call with inert rows after its own, up to so many: prompts of one token, the sampling
