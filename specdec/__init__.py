@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     )
     from specdec.evaluation import Evaluation, evaluate
     from specdec.generator import SpeculativeGenerator
+    from specdec.request import GenerateOptions
     from specdec.request.grammar import GrammarProcessor
     from specdec.results import GenerationResult, SpeculationStats
     from specdec.samplers import (
@@ -56,6 +57,7 @@ __all__ = [
     "EnsembleSampler",
     "Evaluation",
     "FirstMatch",
+    "GenerateOptions",
     "GenerationResult",
     "GrammarProcessor",
     "MTPDrafter",
@@ -85,7 +87,7 @@ __all__ = [
 ]
 
 _HOMES = (
-    *("types", "results", "samplers", "target", "drafters", "request.grammar"),
+    *("types", "results", "samplers", "target", "drafters", "request", "request.grammar"),
     *("generator", "evaluation"),
 )
 """Rooms that define the names, from the ground up."""

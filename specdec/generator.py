@@ -20,7 +20,6 @@ from transformers import (
     PreTrainedModel,
     StoppingCriteriaList,
 )
-from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
 from specdec.arguments import check_choice, check_integer, shown
@@ -41,7 +40,8 @@ from specdec.loop.pool import RunnerPool, signature_of
 from specdec.loop.state import Parts
 from specdec.loop.tracer import StepTracer
 from specdec.request import GenerateOptions, Request
-from specdec.request.hook import check_hook
+from specdec.request.call import with_options
+from specdec.request.hook import HookOutput, check_hook
 from specdec.request.options import LastOptions, Options, with_stop_strings
 from specdec.request.prompts import refuse_unknown
 from specdec.results import GenerationResult
@@ -254,6 +254,7 @@ class SpeculativeGenerator:
         """
         return "\n".join([*self._runners.describe(), *self.target.notes, *self._lengths.describe()])
 
+    @with_options
     def start(
         self,
         input_ids: Tensor,
@@ -275,6 +276,7 @@ class SpeculativeGenerator:
         request = Request.read(self.target, input_ids, attention_mask, options, self._resolve)
         return self._begin(request)
 
+    @with_options
     def stream(
         self,
         input_ids: Tensor,
@@ -293,6 +295,7 @@ class SpeculativeGenerator:
         generation = self._begin(request)
         return self._run(generation, OutputCollector(generation), self.step, choose)
 
+    @with_options
     def generate(
         self,
         input_ids: Tensor,
@@ -348,17 +351,19 @@ class SpeculativeGenerator:
         streamer: BaseStreamer | None = None,
         stop_strings: str | list[str] | None = None,
         seed: int | list[int] | None = None,
+        output_logprobs: bool = False,
         **model_kwargs: Any,
-    ) -> Tensor | GenerateDecoderOnlyOutput:
+    ) -> Tensor | HookOutput:
         """HF's decoding hook: `model.generate(**inputs, custom_generate=generator)`.
 
-        Args are HF's for a decoding method; `seed=` may be passed to `model.generate` as well, and
-        `stop_strings=` with `tokenizer=`. HF passes neither its `streamer` nor its `tokenizer` on,
-        so they are taken from the call of `generate` itself. `last_result` is what `generate` of
-        this class would have returned, with the statistics.
+        Args are HF's for a decoding method; `seed=` and `output_logprobs=` may be passed to
+        `model.generate` as well, and `stop_strings=` with `tokenizer=`. HF passes neither its
+        `streamer` nor its `tokenizer` on, so they are taken from the call of `generate` itself.
+        `last_result` is what `generate` of this class would have returned, with the statistics.
 
         Returns:
-            Sequences, or HF's output record with `return_dict_in_generate=True`.
+            Sequences, or with `return_dict_in_generate=True` HF's output record, which has
+            log-probabilities besides.
 
         Raises:
             ValueError: another model than the generator's target, or inputs that specdec does not
@@ -367,10 +372,12 @@ class SpeculativeGenerator:
         call, config = call_of_generate(), generation_config
         streamer = call.get("streamer") if streamer is None else streamer
         with _ending(streamer):
+            check_choice("output_logprobs", output_logprobs, (True, False))
             criteria = with_stop_strings(stopping_criteria, stop_strings, call.get("tokenizer"))
             resolved = Options.from_resolved(
                 logits_processor, criteria, config, call.get("tokenizer")
             )
+            resolved = replace(resolved, keeps_logprobs=output_logprobs)
             check_hook(self.target, model, call, synced_gpus, model_kwargs)
             if not config.return_dict_in_generate:  # as in HF, nobody would see them
                 resolved = replace(resolved, keeps_scores=False, keeps_logits=False)
@@ -378,9 +385,8 @@ class SpeculativeGenerator:
             request = Request.from_hook(self.target, input_ids, mask, resolved, seed)
             result = self._generate(request, streamer=streamer)
         if config.return_dict_in_generate:
-            return GenerateDecoderOnlyOutput(
-                sequences=result.sequences, scores=result.scores, logits=result.logits
-            )
+            names = "sequences", "scores", "logits", "logprobs", "raw_logprobs"
+            return HookOutput(**{name: getattr(result, name) for name in names})
         return result.sequences
 
     def _generate(

@@ -43,6 +43,8 @@ class RowStep:
             its end.
         parents: the token that each one follows, see `Draft.parents`; left out, those of a chain.
         path: the tokens that were accepted, by their index; left out, the first ones.
+        logprobs: with `output_logprobs`, of each new token as it was drawn; else `None`.
+        raw_logprobs: likewise, by the softmax of the target's own logits.
     """
 
     draft_tokens: list[int]
@@ -50,6 +52,8 @@ class RowStep:
     new_tokens: list[int]
     parents: list[int] = FilledIn(lambda step: Numbers(range(-1, len(step.draft_tokens) - 1)))
     path: list[int] = FilledIn(lambda step: Numbers(range(step.num_accepted)))
+    logprobs: list[float] | None = field(default=None, kw_only=True)
+    raw_logprobs: list[float] | None = field(default=None, kw_only=True)
 
     @property
     def is_chain(self) -> bool:
@@ -83,6 +87,12 @@ class RowStep:
         last = "recovered" if self.rejected else "bonus"
         kinds = ["accepted"] * self.num_accepted + [last]
         return kinds[: len(self.new_tokens)]
+
+    def cut(self, count: int) -> None:
+        """Drops all but the first new tokens, of a row that ends after them."""
+        for values in (self.new_tokens, self.logprobs, self.raw_logprobs):
+            if values is not None:
+                del values[count:]
 
     @classmethod
     def from_saved(cls, saved: list) -> RowStep:
@@ -307,7 +317,13 @@ class GenerationResult:
             were sampled from (after processors, temperature and truncation), NaN where a row has
             ended; else `None`.
         logits: likewise, with `output_logits`, as the target returned them.
+        logprobs: with `output_logprobs`, `[B, M]` float32: log-probabilities of the new tokens in
+            the distribution that they were drawn from (the softmax of their `scores`), 0 after a
+            row's end, so that a row's sum is that of its text; else `None`.
+        raw_logprobs: likewise, in the model's own distribution (the softmax of their `logits`).
         tokenizer: of the target, where the call named it.
+        prompts: ids of each row's prompt, without padding.
+        sampling: what the tokens were drawn from (`specdec.request.Sampling`).
     """
 
     sequences: Tensor
@@ -320,7 +336,11 @@ class GenerationResult:
     origins: list[list[str]] = field(default_factory=list)
     scores: tuple[Tensor, ...] | None = None
     logits: tuple[Tensor, ...] | None = None
+    logprobs: Tensor | None = None
+    raw_logprobs: Tensor | None = None
     tokenizer: Any = None
+    prompts: list[list[int]] = field(default_factory=list)
+    sampling: Any = None
 
     @property
     def new_tokens(self) -> Tensor:

@@ -3,10 +3,12 @@ name leads to.
 """
 
 import inspect
+import pydoc
 import tomllib
 from pathlib import Path
 from typing import get_args, get_overloads
 
+import pytest
 import torch
 
 import specdec
@@ -44,6 +46,30 @@ def test_names_of_the_zoo_are_literals_and_lead_to_their_classes():
         drafter = zoo.load_drafter(name, target, tree=None if name == "mtp" else "4x2")
         assert one.__annotations__["return"] == type(drafter).__name__
     assert keywords_of(zoo.load_drafter).keys() == zoo.DrafterOptions.__annotations__.keys()
+
+
+def test_every_option_of_a_call_completes_and_helps():
+    names = specdec.GenerateOptions.__annotations__.keys()
+    own = {"generate": {"streamer", "trace", "check"}, "stream": set(), "start": set()}
+    for name, others in own.items():
+        method = getattr(specdec.SpeculativeGenerator, name)
+        parameters = inspect.signature(method).parameters
+        assert [*parameters][:3] == ["self", "input_ids", "attention_mask"]
+        assert keywords_of(method).keys() == others | names
+        assert all(keywords_of(method)[option] is None for option in names)
+        assert parameters["seed"].annotation == "int | list[int] | None"
+        assert "output_logprobs: 'bool | None' = None" in pydoc.plain(pydoc.render_doc(method))
+        with pytest.raises(TypeError, match="typo"):
+            inspect.signature(method).bind(None, None, typo=1)
+
+
+def test_an_option_that_is_none_is_left_out():
+    generator = specdec.SpeculativeGenerator(zoo.load_target(), None)
+    names = specdec.GenerateOptions.__annotations__
+    options = dict.fromkeys(names) | {"max_new_tokens": 4}
+    ids = torch.tensor([[7, 8, 9]])
+    found = [generator.generate(ids, **o) for o in (options, {"max_new_tokens": 4})]
+    assert found[0].sequences.equal(found[1].sequences)
 
 
 def test_a_foreign_sampler_and_a_batch_of_it_take_the_same():

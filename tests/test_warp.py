@@ -140,3 +140,28 @@ def test_the_probabilities_that_come_with_a_draw_are_those_of_the_draw(options, 
     drawn = cuts.diff(prepend=torch.zeros(1, dtype=torch.float64))
     _, returned = warp.draw(logits.expand(vocab, -1), torch.zeros(vocab, dtype=torch.float64))
     torch.testing.assert_close(returned[0].double(), drawn, rtol=0, atol=1e-6)
+
+
+@given(st.lists(warps, min_size=1, max_size=4), st.integers(1, 3), st.integers(1, 33), seeds)
+def test_log_probabilities_are_those_of_huggingfaces_law(warps, width, vocab, seed):
+    """Of the rows that sample; greedy ones have the logits' own."""
+    logits = random_logits(len(warps), width, vocab, torch.float64, seed)
+    warp = Warp(len(warps), **by_row(warps))
+    expected = oracle(logits, warps).log()
+    is_greedy = torch.tensor([options["temperature"] == 0 for options in warps])
+    expected[is_greedy] = logits[is_greedy].log_softmax(dim=-1)
+    for token in (0, vocab - 1):
+        tokens = torch.full((len(warps), width), token)
+        found = warp.logprobs(logits, tokens)
+        torch.testing.assert_close(found, expected[..., token].float(), rtol=1e-5, atol=1e-6)
+    scores = warp.scores(logits)
+    assert not warp.is_neutral or torch.equal(scores, logits)
+    assert scores.data_ptr() != logits.data_ptr()  # who keeps scores keeps no tensor of a step
+
+
+def test_a_kept_token_whose_probability_underflows_keeps_its_score():
+    """As in HF, whose top-k keeps three of these."""
+    logits = torch.tensor([[0.0, -200.0, -400.0, -600.0]])
+    assert Warp(1, top_k=3).scores(logits).tolist() == [[0.0, -200.0, -400.0, -torch.inf]]
+    third = Warp(1, top_k=3).logprobs(logits[:, None], torch.tensor([[2]]))
+    assert third.tolist() == [[-400.0]]

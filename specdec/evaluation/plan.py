@@ -29,6 +29,7 @@ _OWN = {
     "trace": "generator.generate(..., trace=True) returns one",
     "output_scores": "generator.generate returns them",
     "output_logits": "generator.generate returns them",
+    "output_logprobs": "generator.generate returns them",
 }
 """Options of `generate` that would change or lose what is measured, and what to do instead."""
 

@@ -9,7 +9,7 @@ from specdec.kernels.philox.reference import philox, step_uniforms
 from specdec.kernels.race.reference import exponentials, first_arrival, race
 from specdec.kernels.sample.reference import draw, sample, sample_tokens
 from specdec.kernels.scaled_linear.reference import scaled_linear
-from specdec.kernels.truncate.reference import find_cutoff, warp_probs
+from specdec.kernels.truncate.reference import find_cutoff, warp_logits, warp_probs
 from specdec.kernels.types import (
     CAUSAL,
     AttentionOptions,
@@ -62,6 +62,7 @@ __all__ = [
     "verify_probs",
     "verify_sequential_paths",
     "verify_tree",
+    "warp_logits",
     "warp_probs",
     "write_slots",
     "writes_slots",

@@ -80,6 +80,7 @@ def _report(outcome: Outcome, state: StepState) -> dict[str, list[Any]]:
     buffer, rows = state.buffer, outcome.fetch().read()
     columns = zip(*rows, strict=True)
     report = {name: list(column) for name, column in zip(rows[0]._fields, columns, strict=True)}
+    report.pop("logprobs")  # of other kernels' rounding, perhaps; the tokens are not
     own = {"position": buffer.anchor_position, "remaining": buffer.remaining}
     own["anchor"] = buffer.anchor
     return report | {name: values[: len(rows)].tolist() for name, values in own.items()}

@@ -298,6 +298,9 @@ class OutputCollector:
             if not tokens:
                 continue
             step = RowStep(row.draft_tokens, row.num_accepted, tokens, row.parents, row.path)
+            if row.logprobs is not None:
+                drawn, raw = map(list, zip(*row.logprobs[: len(tokens)], strict=True))
+                step = replace(step, logprobs=drawn, raw_logprobs=raw)
             records[number] = step
             self.steps[number].append(step)
             for name, table in (scores or {}).items():  # of these tokens, and no others
@@ -335,7 +338,11 @@ class OutputCollector:
             origins=[[kind for step in row for kind in step.kinds] for row in self.steps],
             scores=self._columns("scores"),
             logits=self._columns("logits"),
+            logprobs=self._per_token("logprobs"),
+            raw_logprobs=self._per_token("raw_logprobs"),
             tokenizer=self._request.options.tokenizer,
+            prompts=self._request.prompts.rows,
+            sampling=self._request.options.sampling,
         )
 
     def _columns(self, name: str) -> tuple[Tensor, ...] | None:
@@ -346,6 +353,16 @@ class OutputCollector:
         counts = map(len, self.new_tokens)
         rows = [torch.cat(blocks)[:n] for blocks, n in zip(kept, counts, strict=True)]  # [n, V]
         return pad_sequence(rows, batch_first=True, padding_value=torch.nan).unbind(dim=1)
+
+    def _per_token(self, name: str) -> Tensor | None:
+        """`[B, M]` float32 of the steps' new tokens, 0 after a row's end; `None` where nobody asked
+        for them.
+        """
+        if not self._request.options.keeps_logprobs:
+            return None
+        rows = [[value for step in row for value in getattr(step, name)] for row in self.steps]
+        columns = [torch.tensor(row, dtype=torch.float32) for row in rows]
+        return pad_sequence(columns, batch_first=True).to(self._request.prompts.padded.device)
 
     def _describe(self, number: int, row: RowOutcome) -> str:
         """What is wrong with a step of a row, whose sound tokens have been collected."""
@@ -380,7 +397,7 @@ class OutputCollector:
         del self.new_tokens[row][count:]
         while surplus > 0:
             surplus -= len(steps[-1].new_tokens)
-            del steps[-1].new_tokens[max(-surplus, 0) :]
+            steps[-1].cut(max(-surplus, 0))
             if surplus >= 0:
                 steps.pop()
         self._generation.end_rows([row])

@@ -225,6 +225,9 @@ class Outcome:
             replayed, all these tensors are overwritten by the next step.
         record: everything that the host needs of it. The next step writes into the same table.
         vocab_size: V.
+        logprobs: `[B, D + 1, 2]` float32 of the emitted tokens, where the call asked for them: as
+            they were drawn (`Warp.logprobs` of `logits`), and by the softmax of the target's logits
+            before processors.
     """
 
     draft: Draft
@@ -232,6 +235,7 @@ class Outcome:
     logits: Tensor
     record: Record
     vocab_size: int
+    logprobs: Tensor | None = None
 
     @property
     def num_new(self) -> Tensor:
@@ -264,7 +268,8 @@ class Outcome:
         The copy stands in the stream between this step and the next one, so the next step may be
         issued at once: the record is overwritten after it has been copied.
         """
-        return PendingOutcome(Transfer(self.record.table), self.record, self.vocab_size)
+        logprobs = None if self.logprobs is None else Transfer(self.logprobs)
+        return PendingOutcome(Transfer(self.record.table), self.record, self.vocab_size, logprobs)
 
 
 class Transfer:
@@ -296,6 +301,7 @@ class PendingOutcome:
     table: Transfer
     record: Record
     vocab_size: int
+    logprobs: Transfer | None = None
 
     def read(self) -> list[RowOutcome]:
         """The outcome as plain Python values; this is where the host waits for the device."""
@@ -309,13 +315,15 @@ class PendingOutcome:
         faults = faults | int(Fault.TARGET_LOGITS) * is_empty
         columns = step.num_new, step.num_valid, step.num_accepted, step.is_eos, faults, num_sound
         columns += step.emitted, step.drafted, step.parents, step.path - 1
+        logprobs = [None] * len(faults) if self.logprobs is None else self.logprobs.wait().tolist()
         return [
             RowOutcome(
                 *(said[:new], ids[:valid], accepted, bool(ends), fault, sound, said, ids),
-                *(() if step.is_chain else (above[:valid], path[1 : accepted + 1])),
+                *((None, None) if step.is_chain else (above[:valid], path[1 : accepted + 1])),
+                pairs and pairs[:new],
             )
-            for new, valid, accepted, ends, fault, sound, said, ids, above, path in zip(
-                *[column.tolist() for column in columns], strict=True
+            for new, valid, accepted, ends, fault, sound, said, ids, above, path, pairs in zip(
+                *[column.tolist() for column in columns], logprobs, strict=True
             )
         ]
 
@@ -324,7 +332,8 @@ class RowOutcome(NamedTuple):
     """One row of an outcome, as plain Python values; `faults` is a sum of `Fault` values,
     `num_sound` the number of new tokens before the first fault, `emitted` and `drafted` are D + 1
     and K tokens as sampler and drafter returned them. `parents` and `path` are those of a
-    `RowStep`, which leaves them out for a chain.
+    `RowStep`, which leaves them out for a chain. `logprobs` are the two of each new token
+    (`Outcome.logprobs`).
     """
 
     new_tokens: list[int]
@@ -337,3 +346,4 @@ class RowOutcome(NamedTuple):
     drafted: list[int]
     parents: list[int] | None = None
     path: list[int] | None = None
+    logprobs: list[list[float]] | None = None

@@ -95,7 +95,7 @@ class RunnerPool:
         """
         self._last_reason, captures = why_eager, why_eager is None
         signature = signature_of(parts, request, captures)
-        of_any_options = signature._replace(warp=(), wants_probs=False)
+        of_any_options = signature._replace(warp=(), wants_probs=False, wants_logprobs=False)
         serves = parts, of_any_options, _frozen_values(parts, captures)
         length = max(request.prompts.lengths) + request.max_new_tokens
         num_slots = length + signature.num_draft_tokens + 1
@@ -193,6 +193,7 @@ def signature_of(parts: Parts, request: Request, captures: bool) -> Signature:
         wants_probs=options.draft_probs and parts.sampler.uses_draft_probs,
         is_captured=captures,
         row_inputs=tuple((n, x.shape[1:], x.dtype) for n, x in request.row_inputs.items()),
+        wants_logprobs=options.keeps_logprobs,
     )
 
 

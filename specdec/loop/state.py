@@ -57,6 +57,7 @@ class Signature(NamedTuple):
         wants_probs: drafters return probabilities.
         is_captured: steps are to be captured, and so attend over all slots.
         row_inputs: name, shape of a row and data type of each.
+        wants_logprobs: steps compute the log-probabilities of what they emit.
     """
 
     batch_size: int
@@ -66,6 +67,7 @@ class Signature(NamedTuple):
     wants_probs: bool
     is_captured: bool
     row_inputs: tuple = ()
+    wants_logprobs: bool = False
 
     @property
     def depth(self) -> int:

@@ -17,10 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specdec.arguments import shown
+from specdec.kernels import take_rows
 from specdec.loop.outcome import Outcome, name_of
 from specdec.loop.state import Parts, StepState
 from specdec.samplers import Drawing, Sampler
 from specdec.samplers.noise import StepNoise
+from specdec.samplers.warp import logprobs_of
 from specdec.types import PAD_TOKEN, Draft, TargetOutput, Verdict
 
 EditLogits = Callable[[Draft, Tensor], Tensor]
@@ -55,9 +57,7 @@ def device_step(
     draft = propose(parts, state, noise, num_draft_tokens)
     output = verify(parts, state, draft)
     logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
-    verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
-    commit(state, draft, verdict, output.features)
-    return Outcome(draft, verdict, logits, state.record, state.vocab_size)
+    return accept(parts, state, noise, draft, output, logits)
 
 
 def propose(parts: Parts, state: StepState, noise: StepNoise, num_draft_tokens: int) -> Draft:
@@ -119,6 +119,45 @@ def verify(parts: Parts, state: StepState, draft: Draft) -> TargetOutput:
     start, anchor = buffer.anchor_position, buffer.anchor
     options = {"num_attended": attended, "position_offset": state.position_offset}
     return parts.target.verify(cache, start, anchor, draft, **options)
+
+
+def accept(
+    parts: Parts,
+    state: StepState,
+    noise: StepNoise,
+    draft: Draft,
+    output: TargetOutput,
+    logits: Tensor,
+) -> Outcome:
+    """Lets the sampler decide and commits what it emits.
+
+    Args:
+        parts, state, noise, draft: of the step.
+        output: of the target.
+        logits: `[B, K + 1, V]` that the sampler sees: the target's own, or edited ones.
+    """
+    verdict = check_verdict(parts.sampler, parts.sampler(draft, logits, state.warp, noise), draft)
+    commit(state, draft, verdict, output.features)
+    logprobs = None
+    if state.signature.wants_logprobs:
+        logprobs = _logprobs(state, draft, verdict, output.logits, logits)
+    return Outcome(draft, verdict, logits, state.record, state.vocab_size, logprobs)
+
+
+def _logprobs(
+    state: StepState, draft: Draft, verdict: Verdict, raw: Tensor, logits: Tensor
+) -> Tensor:
+    """See `Outcome.logprobs`. The j-th emitted token follows row j of the window, of a tree row
+    `path[:, j]`; numbers of columns that hold no token are without meaning.
+    """
+    tokens, is_edited = verdict.tokens.clamp(0, state.vocab_size - 1), logits is not raw
+    if not draft.is_chain:
+        rows = verdict.path.clamp(0, raw.shape[1] - 1)
+        raw, logits = take_rows(raw, rows), take_rows(logits, rows) if is_edited else None
+    own = drawn = logprobs_of(tokens, raw)
+    if is_edited or not state.warp.is_neutral:
+        drawn = state.warp.logprobs(logits if is_edited else raw, tokens)
+    return torch.stack([drawn, own], dim=-1)
 
 
 def commit(state: StepState, draft: Draft, verdict: Verdict, features: Tensor | None) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from specdec.loop.host import Generation, StepRecord
 from specdec.loop.outcome import Outcome, Transfer
 from specdec.loop.state import StepState
-from specdec.loop.step import EditLogits, check_verdict, commit, propose, verify
+from specdec.loop.step import EditLogits, accept, propose, verify
 from specdec.samplers import Stream
 from specdec.trace import StepNumbers, StepTimes, Trace
 
@@ -59,11 +59,10 @@ class StepTracer:
         output = verify(parts, state, draft)
         logits = output.logits if edit_logits is None else edit_logits(draft, output.logits)
         times.append(self._now())
-        verdict = parts.sampler(draft, logits, state.warp, noise)
-        commit(state, draft, check_verdict(parts.sampler, verdict, draft), output.features)
+        outcome = accept(parts, state, noise, draft, output, logits)
         times.append(self._now())
         self._times.append(times)
-        return Outcome(draft, verdict, logits, state.record, state.vocab_size)
+        return outcome
 
     def add(self, record: StepRecord) -> None:
         """Joins the numbers of the oldest step that was not read yet with what it did."""
@@ -81,8 +80,6 @@ class StepTracer:
         """The finished trace."""
         generation, request = self._generation, self._generation.request
         target, drafter = generation.parts.target, generation.parts.drafter
-        prompts = request.prompts
-        tokens = [ids[:n] for ids, n in zip(prompts.tokens.tolist(), prompts.lengths, strict=True)]
         about = {
             "target": type(target.model).__name__,
             "drafter": type(drafter).__name__,
@@ -95,7 +92,7 @@ class StepTracer:
         }
         # A step that was issued ahead of the last token was never read: no row has a part in it.
         times = self._step_times()[: self._num_added]
-        return Trace(self._steps, self._numbers, times, tokens, about)
+        return Trace(self._steps, self._numbers, times, request.prompts.rows, about)
 
     def _step_times(self) -> list[StepTimes]:
         """Of all steps; waits for the device."""

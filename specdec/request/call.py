@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ from specdec.request.prompts import Prompts, check_ids, offsets_among, read_row_
 from specdec.samplers.warp import Warp
 from specdec.target import Target
 
+Method = TypeVar("Method", bound=Callable)
+
 
 class GenerateOptions(TypedDict, total=False):
     """Keyword arguments of `generate`, `stream` and `start`, with HF's names and meanings.
@@ -47,7 +50,8 @@ class GenerateOptions(TypedDict, total=False):
     its new tokens. (Through HF's hook they see the padded batch, as HF shows it.) As in HF, a stop
     string may begin in the prompt.
     `output_logits` and `output_scores` keep the target's logits of every emitted token, as the
-    model returns them and as they were sampled from.
+    model returns them and as they were sampled from; `output_logprobs` keeps two numbers of each
+    instead, its log-probability in both.
 
     `draft_probs=False` keeps the probabilities of draft tokens from the sampler: they become point
     masses, which is lossless too and accepts less. It is there to measure the difference.
@@ -75,6 +79,7 @@ class GenerateOptions(TypedDict, total=False):
         num_return_sequences: n rows for each prompt.
         output_scores: keep the logits that were sampled from.
         output_logits: keep the logits as the model returns them.
+        output_logprobs: keep the log-probabilities of the new tokens.
         generation_config: HF's, for everything that is left out.
         neutral: what is left out is at its neutral value (temperature 1, nothing truncated, no
             penalties), not the target's own or HF's (which is 50 for `top_k`); of the target's
@@ -105,11 +110,26 @@ class GenerateOptions(TypedDict, total=False):
     num_return_sequences: int
     output_scores: bool
     output_logits: bool
+    output_logprobs: bool
     generation_config: GenerationConfig
     neutral: bool
     draft_probs: bool
     num_draft_tokens: int
     row_inputs: Mapping[str, Tensor | Sequence]
+
+
+def with_options(method: Method) -> Method:
+    """Lists the options one by one in a method's signature, in place of `**options`, so that help
+    and completion show them; `None` is the same as left out.
+    """
+    signature, kind = inspect.signature(method), inspect.Parameter.KEYWORD_ONLY
+    *own, _ = signature.parameters.values()
+    own += [
+        inspect.Parameter(name, kind, default=None, annotation=f"{one.__forward_arg__} | None")
+        for name, one in GenerateOptions.__annotations__.items()
+    ]
+    method.__signature__ = signature.replace(parameters=own)
+    return method
 
 
 _LEAST = {
@@ -118,7 +138,8 @@ _LEAST = {
     "min_new_tokens": 0,
     "num_draft_tokens": 0,
 }
-_FLAGS = {"do_sample", "output_scores", "output_logits", "neutral", "draft_probs"}
+_OUTPUTS = {"output_scores", "output_logits", "output_logprobs"}
+_FLAGS = {"do_sample", "neutral", "draft_probs"} | _OUTPUTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,10 +176,7 @@ class Request:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        if not self.is_alone:
-            return self.prompts.padded.tolist()
-        rows = zip(self.prompts.tokens.tolist(), self.prompts.lengths, strict=True)
-        return [row[:length] for row, length in rows]
+        return self.prompts.rows if self.is_alone else self.prompts.padded.tolist()
 
     def filled_to(self, rows: int) -> Request:
         """The call with inert rows after its own, up to so many: prompts of one token, the sampling

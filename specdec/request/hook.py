@@ -1,14 +1,28 @@
 """HF's decoding hook: what `model.generate` hands to a decoding function, and what it withholds."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from specdec.hf import CACHES
 from specdec.target import Target
+
+
+@dataclass
+class HookOutput(GenerateDecoderOnlyOutput):
+    """HF's output record, and what `output_logprobs=True` asked for.
+
+    Args:
+        logprobs, raw_logprobs: see `GenerationResult`.
+    """
+
+    logprobs: Tensor | None = None
+    raw_logprobs: Tensor | None = None
 
 
 def check_hook(

@@ -65,6 +65,7 @@ class Options:
     num_sequences: int = 1  # rows of each prompt
     keeps_scores: bool = False
     keeps_logits: bool = False
+    keeps_logprobs: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
 
     @classmethod
@@ -134,6 +135,8 @@ def resolve_options(target: Target, input_ids: Tensor, given: dict) -> Options:
     """
     given = dict(given)
     own = {name: given.pop(name) for name in ("draft_probs", "num_draft_tokens") if name in given}
+    if given.pop("output_logprobs", False):
+        own["keeps_logprobs"] = True
     is_neutral = given.pop("neutral", False)
     model = neutral(target.model) if is_neutral else target.model
     warp = {name: given.pop(name) for name in WARPS if name in given}

@@ -86,6 +86,12 @@ class Prompts:
         source = (first[:, None] + columns[: max(lengths)]).clamp(max=input_ids.shape[1] - 1)
         return cls(padded, input_ids.gather(1, source).long(), lengths)
 
+    @property
+    def rows(self) -> list[list[int]]:
+        """The ids of each row, without padding."""
+        rows = zip(self.tokens.tolist(), self.lengths, strict=True)
+        return [row[:length] for row, length in rows]
+
     def alone(self) -> list[Tensor]:
         """`[1, t]` for each row on the target's device, without padding."""
         rows = zip(self.tokens.to(self.padded.device).split(1), self.lengths, strict=True)

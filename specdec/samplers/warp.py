@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from specdec.arguments import check_device, check_integer, check_number, check_tensor, shown
-from specdec.kernels import Truncation, WarpParams, find_cutoff, sample, sample_tokens, warp_probs
+from specdec.kernels import (
+    Truncation,
+    WarpParams,
+    find_cutoff,
+    sample,
+    sample_tokens,
+    warp_logits,
+    warp_probs,
+)
 
 Values = float | int | None | Sequence
 
@@ -124,18 +132,32 @@ class Warp:
 
         Args:
             logits: `[B, V]` or `[B, N, V]`.
+
+        Returns:
+            A tensor of its own, of the same shape, float32 (float64 for float64 logits).
         """
-        dtype = torch.promote_types(logits.dtype, torch.float32)
-        scores, probs = logits.to(dtype, copy=True), self(logits)
-        column = (slice(None), *[None] * (scores.dim() - 1))
-        if self._temperature is not None:
-            scores = scores / self._temperature[column].to(scores.dtype)
-        if self._truncates:
-            is_kept = probs > 0
-            if self._greedy is not None:
-                is_kept = is_kept | self._greedy[column]
-            scores = scores.masked_fill(~is_kept, -torch.inf)
-        return scores
+        self._check_logits(logits)
+        scores = warp_logits(logits, self.params(logits))
+        if self._truncates and self._greedy is not None:
+            is_greedy = self._greedy.view(-1, *[1] * (logits.dim() - 1))
+            scores = torch.where(is_greedy, logits.to(scores.dtype), scores)
+        return scores.clone() if scores is logits else scores
+
+    def logprobs(self, logits: Tensor, tokens: Tensor) -> Tensor:
+        """`[B, N]` float32: log-probabilities of tokens `[B, N]` by the softmax of the `scores` of
+        logits `[B, N, V]`.
+
+        Example:
+            >>> logits = torch.tensor([[[0.0, 1.0, 2.0]]])
+            >>> Warp(1, temperature=0.5, top_k=2).logprobs(logits, torch.tensor([[1]]))
+            tensor([[-2.1269]])
+        """
+        return logprobs_of(tokens, self.scores(logits))
+
+    @property
+    def is_neutral(self) -> bool:
+        """Scores are the logits themselves."""
+        return self._temperature is None and (self.is_greedy or not self._truncates)
 
     @property
     def signature(self) -> tuple:
@@ -195,6 +217,15 @@ class Warp:
                 (self.batch_size,), temperature, dtype=torch.float64, device=self._rows.device
             )
         return other
+
+
+def logprobs_of(tokens: Tensor, logits: Tensor) -> Tensor:
+    """`[B, N]` float32: log-probabilities of tokens `[B, N]` by the softmax of logits `[B, N, V]`,
+    which is computed in at least float32.
+    """
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    of_all = logits.log_softmax(dim=-1, dtype=dtype)
+    return of_all.gather(-1, tokens[..., None])[..., 0].float()
 
 
 _RANGES: dict[str, tuple[float, str, Callable[[float], bool]]] = {

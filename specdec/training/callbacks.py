@@ -1,4 +1,6 @@
-"""Callbacks of Hugging Face's `Trainer`: true acceptance length, a run by minutes, interrupts."""
+"""Callbacks of Hugging Face's `Trainer`: true acceptance length, rollouts that are the policy's, a
+run by minutes, interrupts.
+"""
 
 import math
 import signal
@@ -14,6 +16,7 @@ from transformers.trainer_callback import ExportableState
 
 from specdec import processes
 from specdec.arguments import check_integer
+from specdec.certify import Sentinel
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.prompts import Prompt, as_prompts
 from specdec.generator import SpeculativeGenerator
@@ -85,15 +88,74 @@ class AcceptanceCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._measured_at = state.global_step
-        parts = nn.ModuleList([self.generator.target.model, self.generator.drafter])
-        found = [(module, module.training) for module in parts.modules()]
-        parts.eval()
-        try:
+        with _in_evaluation(self.generator.target.model, self.generator.drafter):
             if figures := self.figures():
                 self._trainer.log(figures)
-        finally:
-            for module, was_training in found:
-                module.training = was_training
+
+
+class SentinelCallback(TrainerCallback):
+    """Bets along the rollouts of a run, and stops it by a `CertificateError` where they cannot be
+    the policy's.
+
+    Each sampled rollout is read before the optimiser changes the weights that it was drawn from, at
+    the price of one forward per text. A run of sound rollouts is stopped with a chance of at most
+    `false_alarm`, however long it is. In a run of several processes each reads its own rollouts.
+
+    Args:
+        generator: that writes the rollouts, over the trained model. Rollouts of calls that pass
+            logits processors are refused: a result holds their names alone.
+        texts: of each rollout that are read, the first ones; `None` for all.
+        options: of `specdec.certify.Sentinel` (`false_alarm`, `with_drafts`, ...).
+
+    Attributes:
+        sentinel: `sentinel.found` is what was found so far.
+
+    Example:
+        >>> from specdec import zoo
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "lookup")
+        >>> callback = SentinelCallback(generator, texts=8)
+        >>> trainer.add_callback(callback)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self, generator: SpeculativeGenerator, *, texts: int | None = None, **options: Any
+    ):
+        if texts is not None:
+            check_integer("texts", texts, 1)
+        self.sentinel = Sentinel(generator, **options)
+        self._generator, self._texts, self._seen = generator, texts, generator.last_result
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        """Between batches whose gradients are added up."""
+        self._read()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        """The last moment at which the weights are those of the rollout."""
+        self._read()
+
+    def _read(self) -> None:
+        result, seen = self._generator.last_result, self._seen
+        self._seen = result
+        if result is seen or result.seeds is None:  # greedy texts are not drawn
+            return
+        texts = [ids[:n] for ids, n in zip(result.new_tokens.tolist(), result.lengths, strict=True)]
+        with _in_evaluation(self._generator.target.model):
+            self.sentinel(
+                result.prompts[: self._texts], texts[: self._texts], **result.sampling.options()
+            )
+
+
+@contextmanager
+def _in_evaluation(*parts: nn.Module) -> Iterator[None]:
+    """Modules without dropout for a while; afterwards each is as it was before."""
+    found = [(module, module.training) for part in parts for module in part.modules()]
+    for part in parts:
+        part.eval()
+    try:
+        yield
+    finally:
+        for module, was_training in found:
+            module.training = was_training
 
 
 class Clock(TrainerCallback, ExportableState):

@@ -108,6 +108,7 @@ CALLS = [
     ("stop_strings", {"stop_strings": ["x", ""], "tokenizer": letter_tokenizer()}),
     ("tokenizer", {"tokenizer": "gpt2"}),
     ("output_scores", {"output_scores": 3}),
+    ("output_logprobs", {"output_logprobs": "all"}),
     (r"eos_token_id .*\[\] lets no token end", {"eos_token_id": VOCAB}),
     ("eos_token_id", {"eos_token_id": [1, -5]}),
     ("eos_token_id", {"eos_token_id": True}),

@@ -34,11 +34,19 @@ def warp_probs(logits: Tensor, params: WarpParams, out: Tensor | None = None) ->
         if params.is_greedy is None:
             return probs
         return probs.copy_(one_hot_greedy_rows(probs, logits, params.is_greedy))
-    scaled = kept = scale(logits, params.temperature)
-    if params.cutoff is not None:
-        kept = drop_below(scaled, params.cutoff)
+    kept = warp_logits(logits, params)
     probs = one_hot_greedy_rows(kept.softmax(dim=-1), logits, params.is_greedy)
     return probs if out is None else out.copy_(probs)
+
+
+def warp_logits(logits: Tensor, params: WarpParams) -> Tensor:
+    """Logits in at least float32 over the rows' temperatures, -inf below their cutoffs; greedy rows
+    are as all others.
+    """
+    scaled = scale(logits, params.temperature)
+    if params.cutoff is None:
+        return scaled
+    return scaled.masked_fill(~is_kept(scaled, params.cutoff), -torch.inf)
 
 
 def find_cutoff(logits: Tensor, temperature: Tensor | None, truncation: Truncation) -> Cutoff:
