@@ -57,15 +57,18 @@ SHAPES = {
 """Family, what the target's configuration has, and what the assistant's has."""
 
 
-def target_of(shape: str, *, seed: int = 0) -> PreTrainedModel:
+def target_of(shape: str, *, seed: int = 0, **own) -> PreTrainedModel:
     """A random target whose logits vary enough that greedy text is not constant."""
     family, changed, _ = SHAPES[shape]
-    return _random(f"{family}_text", _BACKBONE | changed, 0.15, seed)
+    return _random(f"{family}_text", _BACKBONE | changed | own, 0.15, seed)
 
 
-def assistant_of(shape: str, model: PreTrainedModel, *, seed: int = 1, **own) -> PreTrainedModel:
+def assistant_of(
+    shape: str, model: PreTrainedModel, *, seed: int = 1, flags: dict | None = None, **own
+) -> PreTrainedModel:
     """HF's assistant for a target: random, but for its table (`inform`)."""
-    family, changed, flags = SHAPES[shape]
+    family, changed, usual = SHAPES[shape]
+    flags = usual if flags is None else flags
     kept = {"sliding_window", "num_global_key_value_heads", "attention_k_eq_v"}
     sizes = {"hidden_size": 96, "num_hidden_layers": 3, "tie_word_embeddings": True}
     sizes |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
@@ -106,8 +109,8 @@ def inform(
     assistant: PreTrainedModel, model: PreTrainedModel, ids: Tensor | None = None, depth: int = 3
 ) -> PreTrainedModel:
     """Fits its table (ridge regression) to the target's logits after each prefix of texts, by
-    default random ones, and along paths of some tokens; centroids are the middle of their ids' rows.
-    Right often enough, and wrong often enough.
+    default random ones, and along paths of some tokens; centroids are the middle of their ids'
+    rows. Right often enough, and wrong often enough.
     """
     if ids is None:
         vocab = model.config.get_text_config().vocab_size
@@ -127,8 +130,9 @@ def inform(
     table = assistant.lm_head.weight
     table.copy_(fitted(torch.cat(xs).double(), torch.cat(ys).double()))
     if assistant.masked_embedding is not None:
-        groups = table[assistant.masked_embedding.token_ordering].unflatten(0, (-1, 5))
-        assistant.masked_embedding.centroids.weight.copy_(groups.mean(dim=1))
+        centroids = assistant.masked_embedding.centroids.weight
+        groups = table[assistant.masked_embedding.token_ordering].unflatten(0, (len(centroids), -1))
+        centroids.copy_(groups.mean(dim=1))
     return assistant
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedModel, __version__
+from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from specdec.checkpoints.family import Family, Source, Translation
-from specdec.checkpoints.files import CheckpointFolder, StoredTensor
+from specdec.checkpoints.files import CheckpointFolder
 from specdec.checkpoints.hf_layers import text_fields
-from specdec.heads.assistant import EMBEDDINGS, PREFIX, AssistantConfig, AssistantHead
+from specdec.heads.assistant import CENTROIDS, EMBEDDINGS, AssistantConfig, AssistantHead
 from specdec.heads.sharing import check_target
 from specdec.show.text import one_line
 
@@ -33,13 +31,10 @@ def translate(
     options: Mapping[str, Any],
 ) -> Translation:
     """HF's class reads the configuration; see `Family`."""
-    keys, kind = folder.fields, folder.fields.get("model_type")
-    text = text_fields(keys)
+    keys, text = folder.fields, text_fields(folder.fields)
     text.integer("num_hidden_layers")  # before anything is built
-    if kind not in CONFIG_MAPPING:
-        raise ValueError(f"{keys.origin}: transformers {__version__} has no {kind}; 5.24 has")
     try:
-        hf = CONFIG_MAPPING[kind].from_dict(dict(keys.raw))
+        hf = CONFIG_MAPPING[keys.get("model_type")].from_dict(dict(keys.raw))
         config = AssistantConfig.of(hf)
     except Exception as error:  # HF raises errors of many kinds for values it cannot take
         raise ValueError(f"{keys.origin}: {type(error).__name__}: {one_line(error)}") from error
@@ -48,17 +43,12 @@ def translate(
         text.get(key)
     if target is not None:
         check_target(target, config.hidden_size, config.vocab_size, what=keys.origin)
-    tensors = {name.removeprefix(PREFIX): tensor for name, tensor in folder.tensors().items()}
+    tensors = {name.removeprefix(CENTROIDS): tensor for name, tensor in folder.tensors().items()}
     if hf.tie_word_embeddings and EMBEDDINGS in tensors:
         tensors["lm_head.weight"] = tensors.pop(EMBEDDINGS)
-    ids = frozenset({"token_ordering"} & tensors.keys())
-    tensors |= {name: replace(x, read=_as_ids(x)) for name, x in tensors.items() if name in ids}
     unused = {EMBEDDINGS: "the assistant reads the target's embeddings"}
+    ids = frozenset({"token_ordering"})
     return Translation(config, tensors, keys, unused, exact=ids, ids=ids)
-
-
-def _as_ids(stored: StoredTensor) -> Callable[[], Tensor]:
-    return lambda: stored.read().long()
 
 
 ASSISTANT = Family(

@@ -1,6 +1,6 @@
 """`AssistantDrafter`: an assistant of Gemma 4 drafts over the keys and values of its target.
 
-Legend: B rows, N tokens, K draft tokens, H width of the target, h width of the assistant's layers.
+Legend: B rows, N tokens, H width of the target, h width of the assistant.
 """
 
 from __future__ import annotations
@@ -39,32 +39,28 @@ class AssistantState:
 class AssistantDrafter(HeadDrafter):
     """Drafts K tokens with an assistant of Gemma 4: one after the other, or a tree.
 
-    Each pass reads one token, the embedding that the target has of it beside the target's last
-    state or what the pass before handed on. Its layers attend over what the target's last full and
-    its last sliding layer have kept of the text, and all passes of a step stand at the position of
-    the last committed token. Nothing is stored, and no prompt is read.
+    A pass reads the target's embedding of one token, beside the target's last state or what the
+    pass before handed on. It attends over what the target's last full and last sliding layer keep
+    of the text, and all passes of a step stand at the position of the last committed token.
 
-    Transformers runs assistants too, at batch 1. It lets them see one slot more, which after a
-    rejection is the rejected token's; and at temperatures above 0 it proposes the most likely
-    tokens as if they had been drawn, so its text does not have the target's distribution.
+    Transformers runs assistants at batch 1. There they see one slot more, that of a rejected token;
+    and above temperature 0 it proposes the most likely tokens as if they had been drawn, so its
+    text does not have the target's distribution.
 
     Args and Raises: as `HeadDrafter`; the head is an `AssistantHead`. `ValueError` also for a
-    target without a type of layer that the assistant reads, or with keys of another shape or on
-    another device.
+    target whose keys the assistant cannot read.
 
     Example:
         >>> from transformers import AutoConfig, AutoModelForCausalLM
-        >>> from specdec import SpeculativeGenerator
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 6, "vocab_size": 9, "head_dim": 4}
         >>> sizes |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
         >>> text = AutoConfig.for_model("gemma4_text", **sizes)
         >>> target = AutoModelForCausalLM.from_config(text).eval()
-        >>> kind = {"model_type": "gemma4_assistant", "backbone_hidden_size": 8}
-        >>> config = AutoConfig.for_model(**kind, text_config=text)
+        >>> sizes = {"backbone_hidden_size": 8, "text_config": text}
+        >>> config = AutoConfig.for_model("gemma4_assistant", **sizes)
         >>> head = AssistantHead.of(AutoModelForCausalLM.from_config(config))
-        >>> generator = SpeculativeGenerator(target, AssistantDrafter(head, target, 3))
-        >>> generator.generate([[1, 2, 3]], max_new_tokens=4).sequences.shape
-        torch.Size([1, 7])
+        >>> AssistantDrafter(head, target, num_draft_tokens=3).feature_layers
+        ('final',)
     """
 
     family = ASSISTANT
@@ -79,19 +75,16 @@ class AssistantDrafter(HeadDrafter):
 
     def _check_head(self, head: nn.Module) -> None:
         super()._check_head(head)
-        if head.config.num_centroids:
-            ordering = head.token_ordering
-            if not ordering.sort().values.equal(torch.arange(len(ordering)).to(ordering)):
-                raise ValueError(
-                    "token_ordering must hold every id of the vocabulary once, and does not; HF "
-                    "fills it with zeros in a model without trained weights"
-                )
+        ordering = getattr(head, "token_ordering", torch.arange(0))
+        if not ordering.sort().values.equal(torch.arange(len(ordering)).to(ordering)):
+            raise ValueError(
+                "token_ordering must hold every id of the vocabulary once; HF leaves zeros there in "
+                "a model without trained weights"
+            )
 
     def save_pretrained(self, *_: Any, **__: Any) -> tuple[str, ...]:
-        """Raises `ValueError`: HF writes assistants."""
-        raise ValueError(
-            "an assistant is written by transformers: call save_pretrained of the HF model"
-        )
+        """Raises `ValueError`."""
+        raise ValueError("transformers writes assistants; call save_pretrained of the HF model")
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
@@ -114,7 +107,8 @@ class AssistantDrafter(HeadDrafter):
 
             def expand(nodes: TreePass) -> Tensor:
                 nonlocal out
-                out = read(nodes.tokens, self.head.feedback(out), nodes.above)
+                hidden = self.head.feedback(out).take_along_dim(nodes.above[..., None], dim=1)
+                out = read(nodes.tokens, hidden)
                 return self.logits(out)
 
             return state.plan.grow(self.proposal, drawing, self.logits(out), expand, num_valid)
@@ -125,13 +119,10 @@ class AssistantDrafter(HeadDrafter):
             drafting.draw(self.logits(out))
         return drafting.end(num_valid)
 
-    def _reader(self, text: TargetText) -> Callable[..., Tensor]:
-        """(tokens `[B, N]`, states `[B, M, H]`, which of these each token follows or `None`) ->
-        outputs `[B, N, h]`, over one text.
-        """
-        window = cache(text.window)
+    def _reader(self, text: TargetText) -> Callable[[Tensor, Tensor], Tensor]:
+        """(tokens `[B, N]`, states `[B, N, H]`) -> outputs `[B, N, h]`, over one text."""
         keys_values = {kind: text.keys_values(layer) for kind, layer in self._layers.items()}
-        positions = text.lengths[:, None]
+        window, positions = cache(text.window), text.lengths[:, None]
         if text.position_offset is not None:
             positions = positions + text.position_offset[:, None]
         like = self.head.lm_head.weight
@@ -141,16 +132,14 @@ class AssistantDrafter(HeadDrafter):
             own = window(query.shape[2]), query.to(keys.dtype), keys, values, options
             return attend_over_slots(*own).transpose(1, 2).to(query.dtype)
 
-        def read(tokens: Tensor, hidden: Tensor, above: Tensor | None = None) -> Tensor:
-            if above is not None:
-                hidden = hidden.take_along_dim(above[..., None], dim=1)
-            embeds, hidden = self.embed(tokens), hidden.to(like.dtype)
-            return self.head(embeds, hidden, angles, keys_values, attend)
+        def read(tokens: Tensor, hidden: Tensor) -> Tensor:
+            hidden = hidden.to(like.dtype)
+            return self.head(self.embed(tokens), hidden, angles, keys_values, attend)
 
         return read
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """`[B, N, H]`, as the target's own input module gives them, scaled."""
+        """`[B, N, H]`, as the target's own module has them: scaled."""
         return self._borrowed.embeddings(tokens).to(self.head.dtype)
 
 
@@ -158,27 +147,26 @@ def _layers_read(head: AssistantHead, model: PreTrainedModel) -> dict[str, int]:
     """The target's last layer that keeps keys and values of its own, by the types of layers that an
     assistant reads.
     """
-    text, layers = model.config.get_text_config(), decoder_layers(model)[1]
+    text, layers, found = model.config.get_text_config(), decoder_layers(model)[1], {}
     kinds = getattr(text, "layer_types", None) or ["full_attention"] * len(layers)
     num_own = len(layers) - (getattr(text, "num_kv_shared_layers", None) or 0)
-    last, own = {kind: i for i, kind in enumerate(kinds[:num_own])}, {}
-    for kind, layer in zip(head.config.layer_types, head.model.layers, strict=True):
-        own[kind] = layer.self_attn
-    for kind, attention in own.items():
-        keys = getattr(getattr(layers[last.get(kind, 0)], "self_attn", None), "k_proj", None)
-        if kind not in last or keys is None:
-            there = f"{type(model).__name__} has no such layers with a k_proj"
-            raise ValueError(f"the assistant reads keys of {kind}, and {there}")
-        width, num_heads = attention.head_dim, attention.q_proj.out_features // attention.head_dim
-        if keys.out_features % width or num_heads % (keys.out_features // width):
+    for kind, layer in zip(head.model.config.layer_types, head.model.layers, strict=True):
+        found[kind] = max((i for i in range(num_own) if kinds[i] == kind), default=-1)
+        keys = getattr(getattr(layers[found[kind]], "self_attn", None), "k_proj", None)
+        width, queries = layer.self_attn.head_dim, layer.self_attn.q_proj.out_features
+        if (
+            found[kind] < 0
+            or keys is None
+            or queries % keys.out_features
+            or keys.out_features % width
+        ):
             raise ValueError(
-                f"the assistant reads keys of {kind} with {num_heads} heads of {width}, and those "
-                f"of layer {last[kind]} are {keys.out_features} wide; it was made for another "
-                "target"
+                f"the assistant reads keys of {kind} with {queries // width} heads of {width}, and "
+                f"{type(model).__name__} has none that fit; it was made for another target"
             )
         if isinstance(keys.weight, DTensor) or keys.weight.device != head.device:
             raise ValueError(
-                f"the assistant is on {head.device}, and layer {last[kind]} of its target is on "
+                f"the assistant is on {head.device}, and layer {found[kind]} of its target on "
                 f"{keys.weight.device} or spread over processes; load both on one device"
             )
-    return {kind: last[kind] for kind in own}
+    return found
