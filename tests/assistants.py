@@ -5,6 +5,7 @@ from functools import cache
 import torch
 from eagle_heads import fitted
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from specdec import Target
@@ -70,8 +71,8 @@ def assistant_of(
     family, changed, usual = SHAPES[shape]
     flags = usual if flags is None else flags
     kept = {"sliding_window", "num_global_key_value_heads", "attention_k_eq_v"}
-    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "tie_word_embeddings": True}
-    sizes |= {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]}
+    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
+    sizes = {"hidden_size": 96, "num_hidden_layers": 3, "layer_types": kinds}
     text = _TEXT | {name: value for name, value in changed.items() if name in kept} | sizes | own
     text = AutoConfig.for_model(f"{family}_text", **_known(family, text))
     wide = {"backbone_hidden_size": model.config.get_text_config().hidden_size}
@@ -81,6 +82,14 @@ def assistant_of(
         order = torch.randperm(text.vocab_size, generator=torch.Generator().manual_seed(seed))
         assistant.masked_embedding.token_ordering.copy_(order)
     return inform(assistant, model)
+
+
+def assistant_of_plain(model: PreTrainedModel, flags: dict, **own) -> PreTrainedModel:
+    """For a target that is no Gemma, all of whose layers see everything."""
+    text = model.config.get_text_config()
+    sizes = {"vocab_size": text.vocab_size, "num_hidden_layers": 2}
+    sizes |= {"global_head_dim": text.head_dim, "layer_types": ["full_attention"] * 2}
+    return assistant_of("31B", model, flags=flags, **sizes, **own)
 
 
 def _random(kind: str, sizes: dict, scale: float, seed: int) -> PreTrainedModel:
@@ -105,16 +114,12 @@ def _known(kind: str, sizes: dict) -> dict:
 
 
 @torch.no_grad()
-def inform(
-    assistant: PreTrainedModel, model: PreTrainedModel, ids: Tensor | None = None, depth: int = 3
-) -> PreTrainedModel:
-    """Fits its table (ridge regression) to the target's logits after each prefix of texts, by
-    default random ones, and along paths of some tokens; centroids are the middle of their ids'
-    rows. Right often enough, and wrong often enough.
+def outputs(
+    assistant: PreTrainedModel, model: PreTrainedModel, ids: Tensor, depth: int
+) -> tuple[Tensor, Tensor]:
+    """What an assistant's vocabulary head reads after each prefix of texts `[R, T]`, along paths of
+    `depth` tokens, and the target's logits there.
     """
-    if ids is None:
-        vocab = model.config.get_text_config().vocab_size
-        ids = torch.randint(1, vocab, (256, 24), generator=torch.Generator().manual_seed(5))
     target, (rows, length) = Target(model, feature_layers=("final",)), ids.shape
     drafter = AssistantDrafter(AssistantHead.of(assistant), model, 1)
     slots, lengths = target.init_cache(rows, length), torch.full((rows,), length)
@@ -127,12 +132,36 @@ def inform(
             xs.append(read(ids[:, at : at + 1], hidden)[:, 0])
             ys.append(logits[:, at])
             hidden = drafter.head.feedback(xs[-1][:, None])
-    table = assistant.lm_head.weight
-    table.copy_(fitted(torch.cat(xs).double(), torch.cat(ys).double()))
+    return torch.cat(xs).double(), torch.cat(ys).double()
+
+
+@torch.no_grad()
+def inform(
+    assistant: PreTrainedModel, model: PreTrainedModel, ids: Tensor | None = None
+) -> PreTrainedModel:
+    """Fits its table (ridge regression) to the target's logits after texts, by default random ones;
+    centroids are the middle of their ids' rows. Right often enough, and wrong often enough.
+    """
+    if ids is None:
+        vocab = model.config.get_text_config().vocab_size
+        ids = torch.randint(1, vocab, (256, 24), generator=torch.Generator().manual_seed(5))
+    table = assistant.lm_head.weight.copy_(fitted(*outputs(assistant, model, ids, 3)))
     if assistant.masked_embedding is not None:
         centroids = assistant.masked_embedding.centroids.weight
         groups = table[assistant.masked_embedding.token_ordering].unflatten(0, (len(centroids), -1))
         centroids.copy_(groups.mean(dim=1))
+    return assistant
+
+
+@torch.no_grad()
+def learn(
+    assistant: PreTrainedModel, model: PreTrainedModel, texts: list[Tensor], depth: int
+) -> PreTrainedModel:
+    """Solves for a table that predicts the target's greedy texts, all of their paths, exactly."""
+    seen = [outputs(assistant, model, text[None], depth) for text in texts]
+    xs, ys = (torch.cat(part) for part in zip(*seen, strict=True))
+    labels = F.one_hot(ys.argmax(dim=-1), ys.shape[-1]).double()
+    assistant.lm_head.weight.copy_(fitted(xs, labels, 1e-7))
     return assistant
 
 
