@@ -89,7 +89,7 @@ def assistant_of_plain(model: PreTrainedModel, flags: dict, **own) -> PreTrained
     text = model.config.get_text_config()
     sizes = {"vocab_size": text.vocab_size, "num_hidden_layers": 2}
     sizes |= {"global_head_dim": text.head_dim, "layer_types": ["full_attention"] * 2}
-    return assistant_of("31B", model, flags=flags, **sizes, **own)
+    return assistant_of("31B", model, flags=flags, **sizes | own)
 
 
 def _random(kind: str, sizes: dict, scale: float, seed: int) -> PreTrainedModel:

@@ -78,8 +78,8 @@ class AssistantDrafter(HeadDrafter):
         ordering = getattr(head, "token_ordering", torch.arange(0))
         if not ordering.sort().values.equal(torch.arange(len(ordering)).to(ordering)):
             raise ValueError(
-                "token_ordering must hold every id of the vocabulary once; HF leaves zeros there in "
-                "a model without trained weights"
+                "token_ordering must hold every id of the vocabulary once; HF leaves zeros in a "
+                "model without trained weights"
             )
 
     def save_pretrained(self, *_: Any, **__: Any) -> tuple[str, ...]:
@@ -152,21 +152,18 @@ def _layers_read(head: AssistantHead, model: PreTrainedModel) -> dict[str, int]:
     num_own = len(layers) - (getattr(text, "num_kv_shared_layers", None) or 0)
     for kind, layer in zip(head.model.config.layer_types, head.model.layers, strict=True):
         found[kind] = max((i for i in range(num_own) if kinds[i] == kind), default=-1)
-        keys = getattr(getattr(layers[found[kind]], "self_attn", None), "k_proj", None)
-        width, queries = layer.self_attn.head_dim, layer.self_attn.q_proj.out_features
-        if (
-            found[kind] < 0
-            or keys is None
-            or queries % keys.out_features
-            or keys.out_features % width
-        ):
+        theirs, own = getattr(layers[found[kind]], "self_attn", None), layer.self_attn
+        keys, queries = getattr(theirs, "k_proj", None), own.q_proj.out_features
+        fits = keys is not None and getattr(theirs, "head_dim", None) == own.head_dim
+        if found[kind] < 0 or not fits or queries % keys.out_features:
             raise ValueError(
-                f"the assistant reads keys of {kind} with {queries // width} heads of {width}, and "
-                f"{type(model).__name__} has none that fit; it was made for another target"
+                f"the assistant reads keys of {kind} with {queries // own.head_dim} heads of "
+                f"{own.head_dim}, and {type(model).__name__} has none that fit; it was made for "
+                "another target"
             )
         if isinstance(keys.weight, DTensor) or keys.weight.device != head.device:
             raise ValueError(
-                f"the assistant is on {head.device}, and layer {found[kind]} of its target on "
-                f"{keys.weight.device} or spread over processes; load both on one device"
+                f"the assistant is on {head.device}, and layer {found[kind]} of its target is "
+                f"on {keys.weight.device} or spread over processes; load both on one device"
             )
     return found

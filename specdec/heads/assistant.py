@@ -51,9 +51,8 @@ class AssistantConfig:
         count, top = self.num_centroids, self.top_centroids
         if count and (self.vocab_size % count or not 1 <= top <= count):
             raise ValueError(
-                f"centroids must share out the vocabulary evenly, and the best of them be some; got "
-                f"num_centroids {count}, {top} of them at a time, and a vocabulary of "
-                f"{self.vocab_size}"
+                f"centroids must share out the vocabulary evenly, got num_centroids {count} (the "
+                f"best {top} of them at a time) and a vocabulary of {self.vocab_size}"
             )
 
     @classmethod
