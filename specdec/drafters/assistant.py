@@ -54,9 +54,9 @@ class AssistantDrafter(HeadDrafter):
         >>> from transformers import AutoConfig, AutoModelForCausalLM
         >>> sizes = {"hidden_size": 8, "num_hidden_layers": 6, "vocab_size": 9, "head_dim": 4}
         >>> sizes |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-        >>> text = AutoConfig.for_model("gemma4_text", **sizes)
-        >>> target = AutoModelForCausalLM.from_config(text).eval()
-        >>> sizes = {"backbone_hidden_size": 8, "text_config": text}
+        >>> config = AutoConfig.for_model("gemma4_text", **sizes)
+        >>> target = AutoModelForCausalLM.from_config(config).eval()
+        >>> sizes = {"backbone_hidden_size": 8, "text_config": {**config.to_dict()}}
         >>> config = AutoConfig.for_model("gemma4_assistant", **sizes)
         >>> head = AssistantHead.of(AutoModelForCausalLM.from_config(config))
         >>> AssistantDrafter(head, target, num_draft_tokens=3).feature_layers

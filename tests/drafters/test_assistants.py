@@ -5,7 +5,7 @@
 import copy
 from collections import Counter
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -126,6 +126,23 @@ def test_transformers_own_reads_what_came_from_a_rejected_token(monkeypatch):
             same.append(ours[known][: len(drafted)] == drafted)
     assert is_same[True] == [True] * len(is_same[True])
     assert not all(is_same[False])
+
+
+@pytest.mark.parametrize("shape", ["E2B", "31B"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers_row_by_row(shape):
+    """With centroids HF takes the least logit of all rows, here each row has its own."""
+    assistant, out = (
+        pair(shape)[1],
+        torch.randn(3, 2, 96, generator=torch.Generator().manual_seed(0)),
+    )
+    found = AssistantHead.of(assistant).logits(out)
+    for row, index in product(range(3), range(2)):
+        one, weight = out[row, index][None, None], assistant.lm_head.weight
+        centroids = assistant.masked_embedding
+        expected = assistant.lm_head(one) if centroids is None else centroids(one, weight)
+        torch.testing.assert_close(found[row, index], expected[0, 0], rtol=0, atol=1e-5)
+        assert centroids is None or int((expected == expected.min()).sum()) == 40
 
 
 # Rows of a batch, trees.
