@@ -95,11 +95,13 @@ def open_view(
 ) -> PreTrainedModel:
     """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
     view, attention, choices = private_view(model), route.attention, route.choices
+    # Multimodal models put the padding id where ids stand for images.
+    needs_padding = hasattr(model.config, "image_token_id")
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
         fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
-        if "pad_token_id" in fields:
+        if "pad_token_id" in fields and not needs_padding:
             # With an id for padding GPT-2 searches its input for it: the host would wait.
             fields["pad_token_id"] = None
         if attention is not None and fields:

@@ -13,7 +13,7 @@ import transformers.generation.utils as hf_generation
 from assistants import SHAPES, VOCAB, assistant_of, drafter_of, inform, pair, target_of
 from drafting import ragged_prompts
 from text_laws import ALPHA, p_value
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from specdec import Draft, SpeculativeGenerator, certify
@@ -168,6 +168,25 @@ def test_ragged_rows_are_those_rows_alone_and_greedy_text_is_that_of_hf(shape, g
     assert (
         greedy.sequences.tolist() == model.generate(BATCH, attention_mask=MASK, **GREEDY).tolist()
     )
+
+
+def test_a_target_of_texts_and_images_drafts_as_its_text_model():
+    """As `AutoModelForCausalLM` loads a published Gemma 4."""
+    text, assistant = pair("E2B")
+    kept = {"text_config": text.config.to_dict(), "tie_word_embeddings": False}
+    config = AutoConfig.for_model("gemma4", vision_config=None, audio_config=None, **kept)
+    whole = AutoModelForCausalLM.from_config(config).eval()
+    names = {name: name.replace("model.language_model.", "model.") for name in whole.state_dict()}
+    whole.load_state_dict({name: text.state_dict()[own] for name, own in names.items()})
+    assert type(whole) is not type(text)
+    traces = []
+    for model in (text, whole):
+        drafter = AssistantDrafter(AssistantHead.of(assistant), model, K)
+        result = SpeculativeGenerator(model, drafter).generate(
+            BATCH, MASK, **SAMPLED, seed=[1, 2, 3, 4], trace=True
+        )
+        traces.append([[*map(vars, row)] for row in result.trace])
+    assert traces[0] == traces[1]
 
 
 @pytest.mark.parametrize("shape", ["E2B", "short window"])
