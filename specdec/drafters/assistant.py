@@ -161,9 +161,9 @@ def _layers_read(head: AssistantHead, model: PreTrainedModel) -> dict[str, int]:
                 f"{own.head_dim}, and {type(model).__name__} has none that fit; it was made for "
                 "another target"
             )
-        if isinstance(keys.weight, DTensor) or keys.weight.device != head.device:
+        if any(isinstance(x, DTensor) or x.device != head.device for x in theirs.parameters()):
             raise ValueError(
-                f"the assistant is on {head.device}, and layer {found[kind]} of its target is "
-                f"on {keys.weight.device} or spread over processes; load both on one device"
+                f"the assistant is on {head.device}, and layer {found[kind]} of its target is on "
+                "another device or spread over processes; load both on one device"
             )
     return found

@@ -104,6 +104,9 @@ def open_view(
         if "pad_token_id" in fields and not needs_padding:
             # With an id for padding GPT-2 searches its input for it: the host would wait.
             fields["pad_token_id"] = None
+        if fields.get("use_bidirectional_attention") == "vision":
+            # Text alone is causal, and HF's mask for images knows only the tokens of one forward.
+            fields["use_bidirectional_attention"] = None
         if attention is not None and fields:
             set_implementation(module.config, ATTENTION_FIELD, attention)
         if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):

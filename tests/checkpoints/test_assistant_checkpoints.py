@@ -158,7 +158,7 @@ def test_targets_whose_keys_it_cannot_read_are_refused():
     with refused("reads keys of full_attention with 3 heads of 8 .. none that fit"):
         assistant_of_plain(MODEL, {}, num_attention_heads=3, num_key_value_heads=1)
     elsewhere = copy.deepcopy(pair("E2B")[0]).to("meta")
-    with refused("the assistant is on cpu, and layer 2 of its target is on meta .. load both"):
+    with refused("the assistant is on cpu, and layer 2 of its target is on another .. load both"):
         AssistantDrafter(head, elsewhere)
 
 

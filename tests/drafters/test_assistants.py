@@ -174,11 +174,16 @@ def test_ragged_rows_are_those_rows_alone_and_greedy_text_is_that_of_hf(shape, g
     )
 
 
-def test_a_target_of_texts_and_images_drafts_as_its_text_model():
-    """As `AutoModelForCausalLM` loads a published Gemma 4."""
-    text, assistant = pair("E2B")
-    kept = {"text_config": text.config.to_dict(), "tie_word_embeddings": False}
-    config = AutoConfig.for_model("gemma4", vision_config=None, audio_config=None, **kept)
+@pytest.mark.parametrize("shape", ["E2B", "unified", "31B"])
+def test_a_target_of_texts_and_images_drafts_as_its_text_model(shape):
+    """As `AutoModelForCausalLM` loads a published Gemma 4. Tokens of images see each other in the
+    larger ones.
+    """
+    text, assistant = pair(shape)
+    kept = text.config.to_dict()
+    kept["use_bidirectional_attention"] = None if shape == "E2B" else "vision"
+    kept = {"text_config": kept, "vision_config": None, "audio_config": None}
+    config = AutoConfig.for_model(SHAPES[shape][0], tie_word_embeddings=False, **kept)
     whole = AutoModelForCausalLM.from_config(config).eval()
     names = {name: name.replace("model.language_model.", "model.") for name in whole.state_dict()}
     whole.load_state_dict({name: text.state_dict()[own] for name, own in names.items()})
