@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdec.certify import certify
     from specdec.drafters import (
+        AssistantDrafter,
         Drafter,
         EagleDrafter,
         FirstMatch,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PAD_TOKEN",
+    "AssistantDrafter",
     "BlockSampler",
     "Context",
     "CouplingSampler",

@@ -47,12 +47,13 @@ MakeDrafter = Callable[..., Drafter | None]
 
 NAMES = (
     "none, lookup, suffix, self:1024, zoo:model, zoo:eagle3, zoo:mask-token, zoo:mtp, eagle:PATH, "
-    "mask-token:PATH, mtp:PATH, PATH_OR_ID, mine.py:make or package.module:function"
+    "mask-token:PATH, mtp:PATH, assistant:PATH, PATH_OR_ID, mine.py:make or package.module:function"
 )
 _ADVICE = (
     ("eagle eagle1 eagle2 eagle3", "eagle:PATH, or zoo:eagle3"),
     ("mask-token dflash dspark p-eagle pard", "mask-token:PATH, or zoo:mask-token"),
     ("mtp", "mtp:PATH, or zoo:mtp"),
+    ("assistant gemma4-assistant", "assistant:PATH, the folder or Hugging Face id of one"),
     ("ngram n-gram pld prompt-lookup", "lookup"),
     ("zoo draft model", "zoo:model, or the folder or Hugging Face id of a model"),
     ("medusa hydra", "mine.py:make, a drafter of your own; no such heads are read"),
@@ -109,11 +110,11 @@ def load_drafter(
     Args:
         name: `"none"` (plain decoding), `"lookup"`, `"suffix"`, `"zoo:eagle3"`; `"self:1024"`, the
             target itself over a draft cache of so many tokens; the folder or
-            Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`
-            or `"mtp:PATH"` (in folders the first two are recognised); or your own as
-            `"mine.py:make"` or `"package.module:function"`, a function or class of (target,
-            num_draft_tokens), and of `tree` and `options` where these are given; or such a
-            function itself.
+            Hugging Face id of a draft model, or of a head as `"eagle:PATH"`, `"mask-token:PATH"`,
+            `"mtp:PATH"` or `"assistant:PATH"` (folders of all but `mtp` are recognised); or your
+            own as `"mine.py:make"` or `"package.module:function"`, a function or class of
+            (target, num_draft_tokens), and of `tree` and `options` where these are given; or such
+            a function itself.
         target: the model that it drafts for.
         num_draft_tokens: K; `None` for the drafter's own default.
         tree: drafted instead of chains of K tokens; `"32x6"` is `Tree(32, 6)`.

@@ -4,6 +4,7 @@ import copy
 from dataclasses import replace
 from functools import cache
 
+import assistants
 import eagle_heads
 import mask_heads
 import mtp_heads
@@ -33,7 +34,9 @@ from specdec import (
     Target,
     TopSlots,
 )
+from specdec.drafters.assistant import AssistantDrafter
 from specdec.drafters.tree import Tree
+from specdec.heads.assistant import AssistantHead
 from specdec.samplers import Noise, Warp
 
 MODEL = build("llama")
@@ -52,6 +55,12 @@ def masks(name, model=MODEL, **flags):
     return mask_heads.informed(model, mask_heads.head_for(model, name, **sizes), 4)
 
 
+def assistant(**flags):
+    """One of Gemma 4's kind, right often enough, and wrong often enough."""
+    return AssistantHead.of(assistants.assistant_of_plain(MODEL, flags))
+
+
+CENTROIDS = {"num_centroids": VOCAB, "centroid_intermediate_top_k": 20}
 CORRECTED = ["dspark, rnn", "dflash2", "xpress", "dflash, windows"]
 HEADS = {
     "eagle1": lambda: eagle(kind="input", has_lm_head=True, output_norm=True),
@@ -65,9 +74,12 @@ HEADS = {
         MODEL, semantics="target", zero_first_embedding=True
     ),
     "mtp, looped": lambda: mtp_heads.informed(MODEL, num_depths=1),
+    "assistant": assistant,
+    "assistant, centroids": lambda: assistant(use_ordered_embeddings=True, **CENTROIDS),
     "own": lambda: mtp_heads.randomise(new_head(MODEL), 3),
 }
-FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "own": ToyDrafter}
+FAMILIES = {"eagle": EagleDrafter, "mtp": MTPDrafter, "assistant": AssistantDrafter}
+FAMILIES |= {"own": ToyDrafter}
 RECURRENT = {f"model, {name}": name for name in ("qwen3_5", "bamba", "mamba")}
 """With attention and gates that are known, and without either: read token by token."""
 SELF = {
@@ -82,10 +94,16 @@ JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
 WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
 CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
-TREES = [
-    f"{name}, tree"
-    for name in ("model", "lookup", "eagle3, fewer ids", "p-eagle", "dflash", "dspark, rnn")
+WITH_TREES = [
+    "model",
+    "lookup",
+    "eagle3, fewer ids",
+    "p-eagle",
+    "dflash",
+    "dspark, rnn",
+    "assistant",
 ]
+TREES = [f"{name}, tree" for name in WITH_TREES]
 PATHS = [f"{name}, paths" for name in ("model", "eagle3, fewer ids", "dspark, rnn")]
 DRAFTERS = [*CHAINS, *TREES, *PATHS]
 WITH_LOGITS = [name for name in CHAINS if name not in WITHOUT_LOGITS]
@@ -98,6 +116,7 @@ ONE_OF_EACH = [
     "p-eagle",
     "dflash",
     "mtp, looped",
+    "assistant",
     "own",
     "self, recent",
     "self, top",
@@ -284,6 +303,11 @@ def _joined(names):
     return FirstMatch(PromptLookupDrafter(MOST, min_ngram=50, max_ngram=50), *heads)
 
 
+def _assistant_by_heart():
+    plain = assistants.assistant_of_plain(MODEL, {}, hidden_size=640, intermediate_size=640)
+    return AssistantHead.of(assistants.learn(plain, MODEL, texts(), MOST))
+
+
 ORACLES = {
     "itself": lambda: (MODEL, ModelDrafter(MODEL, MOST)),
     **{
@@ -303,6 +327,7 @@ ORACLES = {
     "mtp": lambda: (ORACLE_TARGET, mtp_oracle("chain", 2, MOST)),
     "mtp, target's state": lambda: (ORACLE_TARGET, mtp_oracle("target", 4, MOST)),
     "mtp, looped": lambda: (ORACLE_TARGET, mtp_oracle("chain", 1, MOST)),
+    "assistant": lambda: (MODEL, AssistantDrafter(_assistant_by_heart(), MODEL, MOST)),
     "joined, eagle1": lambda: (ORACLE_TARGET, _joined(["eagle1", "mtp", "eagle3"])),
     "joined, mtp": lambda: (ORACLE_TARGET, _joined(["mtp", "eagle3", "eagle1"])),
     **{

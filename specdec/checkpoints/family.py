@@ -36,6 +36,7 @@ class Translation:
         fields: the configuration that was read, with the notes of its readers.
         unused: names of `tensors` that such files may hold without using them, with the reason.
         exact: names of `tensors` that keep the data type of the file, whatever the target's is.
+        ids: names of `tensors` that hold ids of tokens and are stored as integers.
     """
 
     config: Any
@@ -43,6 +44,7 @@ class Translation:
     fields: ConfigFields
     unused: dict[str, str] = field(default_factory=dict)
     exact: frozenset[str] = frozenset()
+    ids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ from specdec.checkpoints.hub import find_folder
 from specdec.checkpoints.layers import inert_keys
 from specdec.checkpoints.vocab_map import read_vocab_map
 
-MAP_TYPES = {"d2t": {"I32", "I64"}, "t2d": {"BOOL", "U8", "I8", "I32", "I64"}}
+IDS = {"I32", "I64"}
+MAP_TYPES = {"d2t": IDS, "t2d": {"BOOL", "U8", "I8", "I32", "I64"}}
 
 HARMLESS = {
     r"(.*\.)?rotary_emb\.inv_freq": "rotary frequencies follow from the configuration",
@@ -257,7 +258,8 @@ def _compare(
             shape = list(stored[name].shape)
             faults.append(f"{name} has shape {shape}, not {list(wanted[name])}")
     for name in sorted(stored.keys() - unread.keys()):
-        if stored[name].dtype not in (types := MAP_TYPES.get(name, FLOATS)):
+        types = MAP_TYPES.get(name, IDS if name in read.ids else FLOATS)
+        if stored[name].dtype not in types:
             faults.append(f"{name} is stored as {stored[name].dtype}, not one of {names_of(types)}")
     return tuple(faults), unread
 

@@ -17,15 +17,20 @@ from specdec.drafters.visible import Recent, Sinks, TopSlots, Visible
 from specdec.drafters.vocabulary import CommonVocabulary
 
 if TYPE_CHECKING:
+    from specdec.drafters.assistant import AssistantDrafter
     from specdec.drafters.eagle import EagleDrafter
     from specdec.drafters.head import HeadDrafter
     from specdec.drafters.mask_token import MaskTokenDrafter
     from specdec.drafters.mtp import MTPDrafter
+    from specdec.heads.assistant import AssistantConfig, AssistantHead
     from specdec.heads.eagle import EagleConfig, EagleHead
     from specdec.heads.mask_token import MaskTokenConfig, MaskTokenHead
     from specdec.heads.mtp import MTPConfig, MTPHead
 
 _OF_FAMILIES = {
+    "AssistantConfig": "specdec.heads.assistant",
+    "AssistantDrafter": "specdec.drafters.assistant",
+    "AssistantHead": "specdec.heads.assistant",
     "EagleConfig": "specdec.heads.eagle",
     "EagleDrafter": "specdec.drafters.eagle",
     "EagleHead": "specdec.heads.eagle",
@@ -39,6 +44,9 @@ _OF_FAMILIES = {
 """Names of families of heads, imported when they are first used."""
 
 __all__ = [
+    "AssistantConfig",
+    "AssistantDrafter",
+    "AssistantHead",
     "CommonVocabulary",
     "Drafter",
     "EagleConfig",
@@ -72,9 +80,10 @@ def head_drafters() -> dict[str, type[HeadDrafter]]:
 
     Example:
         >>> list(head_drafters())
-        ['eagle', 'mask-token', 'mtp']
+        ['eagle', 'mask-token', 'mtp', 'assistant']
     """
     kinds = {"eagle": "EagleDrafter", "mask-token": "MaskTokenDrafter", "mtp": "MTPDrafter"}
+    kinds |= {"assistant": "AssistantDrafter"}
     return {kind: __getattr__(name) for kind, name in kinds.items()}
 
 

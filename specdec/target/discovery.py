@@ -202,10 +202,19 @@ def description(model: PreTrainedModel) -> tuple:
     """
     modules = [(ref(m), *_settings(m)) for m in model.modules()]
     configs = {id(m.config): m.config for m in model.modules() if "config" in vars(m)}
+    # HF's own comparison raises an error where layers differ in the width of their heads.
+    values = {number: _values(config) for number, config in configs.items()}
     names = {c._attn_implementation for c in configs.values() if isinstance(c, PreTrainedConfig)}
     functions = {n: _weakly(ALL_ATTENTION_FUNCTIONS.get(n)) for n in (*names, ATTENTION)}
     tensors = [(t.dtype, t.device, t.shape) for t in (*model.parameters(), *model.buffers())]
-    return modules, copy.deepcopy(configs), functions, adapters_of(model), tensors
+    return modules, values, functions, adapters_of(model), tensors
+
+
+def _values(config: object) -> object:
+    """A copy of a configuration's values and its class, configurations in it likewise."""
+    if not isinstance(config, PreTrainedConfig):
+        return copy.deepcopy(config)
+    return type(config), {name: _values(value) for name, value in vars(config).items()}
 
 
 def _settings(module: nn.Module) -> tuple[dict, list]:

@@ -95,13 +95,18 @@ def open_view(
 ) -> PreTrainedModel:
     """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
     view, attention, choices = private_view(model), route.attention, route.choices
+    # Multimodal models put the padding id where ids stand for images.
+    needs_padding = hasattr(model.config, "image_token_id")
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
     for module in view.modules():
         module.training = False
         fields = vars(module.config) if isinstance(module, PreTrainedModel) else {}
-        if "pad_token_id" in fields:
+        if "pad_token_id" in fields and not needs_padding:
             # With an id for padding GPT-2 searches its input for it: the host would wait.
             fields["pad_token_id"] = None
+        if fields.get("use_bidirectional_attention") == "vision":
+            # Text alone is causal, and HF's mask for images knows only the tokens of one forward.
+            fields["use_bidirectional_attention"] = None
         if attention is not None and fields:
             set_implementation(module.config, ATTENTION_FIELD, attention)
         if attention == ATTENTION and getattr(module, "attn_temperature_tuning", False):

@@ -9,6 +9,7 @@ from functools import partialmethod
 import pytest
 import torch
 from architectures import VOCAB, build
+from assistants import target_of
 from drafting import ragged_prompts
 from transformers import AttentionInterface
 from transformers.models.llama.modeling_llama import eager_attention_forward as eager
@@ -101,6 +102,15 @@ def test_a_model_that_was_edited_is_tried_again(edit, monkeypatch):
     edit(watched.model)
     assert watched.forwards(lambda: Target(watched.model)) >= 4
     assert watched.forwards(lambda: Target(watched.model)) == 0
+
+
+def test_a_model_whose_layers_differ_in_the_width_of_their_heads_is_known_until_it_is_edited():
+    """HF's configurations of such models cannot be compared."""
+    model = target_of("E2B")
+    first = Target(model).route
+    assert Target(model).route is first
+    model.config.sliding_window = 7
+    assert Target(model).route is not first
 
 
 def test_a_hook_in_the_place_of_another_is_seen():

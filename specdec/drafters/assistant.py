@@ -1,0 +1,169 @@
+"""`AssistantDrafter`: an assistant of Gemma 4 drafts over the keys and values of its target.
+
+Legend: B rows, N tokens, H width of the target, h width of the assistant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from specdec.checkpoints.assistant import ASSISTANT
+from specdec.drafters.head import HeadDrafter
+from specdec.drafters.tree import TreePass, TreePlan
+from specdec.graphs.tree import shared
+from specdec.heads.assistant import AssistantHead
+from specdec.heads.sharing import model_of
+from specdec.samplers.noise import Drawing
+from specdec.target import Target
+from specdec.target.attention import attend as attend_over_slots
+from specdec.target.features import decoder_layers
+from specdec.target.text import TargetText
+from specdec.types import Context, Draft
+
+
+@dataclass(frozen=True, eq=False)
+class AssistantState:
+    """How trees grow; there is nothing to remember, since the target has read the text."""
+
+    plan: TreePlan | None = shared(default=None)
+
+
+class AssistantDrafter(HeadDrafter):
+    """Drafts K tokens with an assistant of Gemma 4: one after the other, or a tree.
+
+    A pass reads the target's embedding of one token, beside the target's last state or what the
+    pass before handed on. It attends over what the target's last full and last sliding layer keep
+    of the text, and all passes of a step stand at the position of the last committed token.
+
+    Transformers runs assistants at batch 1. There they see one slot more, that of a rejected token;
+    and above temperature 0 it proposes the most likely tokens as if they had been drawn, so its
+    text does not have the target's distribution.
+
+    Args and Raises: as `HeadDrafter`; the head is an `AssistantHead`. `ValueError` also for a
+    target whose keys the assistant cannot read.
+
+    Example:
+        >>> from transformers import AutoConfig, AutoModelForCausalLM
+        >>> sizes = {"hidden_size": 8, "num_hidden_layers": 6, "vocab_size": 9, "head_dim": 4}
+        >>> sizes |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+        >>> config = AutoConfig.for_model("gemma4_text", **sizes)
+        >>> target = AutoModelForCausalLM.from_config(config).eval()
+        >>> sizes = {"backbone_hidden_size": 8, "text_config": {**config.to_dict()}}
+        >>> config = AutoConfig.for_model("gemma4_assistant", **sizes)
+        >>> head = AssistantHead.of(AutoModelForCausalLM.from_config(config))
+        >>> AssistantDrafter(head, target, num_draft_tokens=3).feature_layers
+        ('final',)
+    """
+
+    family = ASSISTANT
+    head_type = AssistantHead
+    reads_target = True
+
+    def __init__(self, head: nn.Module, target: PreTrainedModel | Target, *args: Any, **kinds: Any):
+        super().__init__(head, target, *args, **kinds)
+        self._layers = _layers_read(head, model_of(target))
+        layer = self.config.layer
+        self._rotary = layer.rotary_class(layer.config).to(head.device)
+
+    def _check_head(self, head: nn.Module) -> None:
+        super()._check_head(head)
+        ordering = getattr(head, "token_ordering", torch.arange(0))
+        if not ordering.sort().values.equal(torch.arange(len(ordering)).to(ordering)):
+            raise ValueError(
+                "token_ordering must hold every id of the vocabulary once; HF leaves zeros in a "
+                "model without trained weights"
+            )
+
+    def save_pretrained(self, *_: Any, **__: Any) -> tuple[str, ...]:
+        """Raises `ValueError`."""
+        raise ValueError("transformers writes assistants; call save_pretrained of the HF model")
+
+    def init_state(
+        self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
+    ) -> AssistantState:
+        """No tensors."""
+        return AssistantState(self.tree_plan(device))
+
+    def prefill(self, context: Context, state: AssistantState) -> None:
+        """The target has read the prompt."""
+
+    def propose(self, context: Context, state: AssistantState, drawing: Drawing) -> Draft:
+        """A pass of the head for each token of a path; rows without new tokens propose nothing."""
+        self.check_features(context)
+        last, read = context.num_new.clamp(min=0)[:, None], self._reader(context.target)
+        hidden = context.features.take_along_dim((last - 1).clamp(min=0)[..., None], dim=1)
+        hidden = hidden.masked_fill(last[..., None] == 0, 0)  # of which there is no feature
+        out = read(context.tokens.gather(1, last), hidden)  # [B, 1, h]
+        num_valid = last[:, 0].clamp(max=1) * drawing.num_draft_tokens
+        if state.plan is not None:
+
+            def expand(nodes: TreePass) -> Tensor:
+                nonlocal out
+                hidden = self.head.feedback(out).take_along_dim(nodes.above[..., None], dim=1)
+                out = read(nodes.tokens, hidden)
+                return self.logits(out)
+
+            return state.plan.grow(self.proposal, drawing, self.logits(out), expand, num_valid)
+        drafting = self.proposal.begin(drawing)
+        for i in range(drawing.num_draft_tokens):
+            if i > 0:
+                out = read(drafting.tokens[-1], self.head.feedback(out))
+            drafting.draw(self.logits(out))
+        return drafting.end(num_valid)
+
+    def _reader(self, text: TargetText) -> Callable[[Tensor, Tensor], Tensor]:
+        """(tokens `[B, N]`, states `[B, N, H]`) -> outputs `[B, N, h]`, over one text."""
+        keys_values = {kind: text.keys_values(layer) for kind, layer in self._layers.items()}
+        window, positions = cache(text.window), text.lengths[:, None]
+        if text.position_offset is not None:
+            positions = positions + text.position_offset[:, None]
+        like = self.head.lm_head.weight
+        angles = {kind: self._rotary(like, positions, kind) for kind in self._layers}
+
+        def attend(index: int, query: Tensor, keys: Tensor, values: Tensor, options) -> Tensor:
+            own = window(query.shape[2]), query.to(keys.dtype), keys, values, options
+            return attend_over_slots(*own).transpose(1, 2).to(query.dtype)
+
+        def read(tokens: Tensor, hidden: Tensor) -> Tensor:
+            hidden = hidden.to(like.dtype)
+            return self.head(self.embed(tokens), hidden, angles, keys_values, attend)
+
+        return read
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """`[B, N, H]`, as the target's own module has them: scaled."""
+        return self._borrowed.embeddings(tokens).to(self.head.dtype)
+
+
+def _layers_read(head: AssistantHead, model: PreTrainedModel) -> dict[str, int]:
+    """The target's last layer that keeps keys and values of its own, by the types of layers that an
+    assistant reads.
+    """
+    text, layers, found = model.config.get_text_config(), decoder_layers(model)[1], {}
+    kinds = getattr(text, "layer_types", None) or ["full_attention"] * len(layers)
+    num_own = len(layers) - (getattr(text, "num_kv_shared_layers", None) or 0)
+    for kind, layer in zip(head.model.config.layer_types, head.model.layers, strict=True):
+        found[kind] = max((i for i in range(num_own) if kinds[i] == kind), default=-1)
+        theirs, own = getattr(layers[found[kind]], "self_attn", None), layer.self_attn
+        keys, queries = getattr(theirs, "k_proj", None), own.q_proj.out_features
+        fits = keys is not None and getattr(theirs, "head_dim", None) == own.head_dim
+        if found[kind] < 0 or not fits or queries % keys.out_features:
+            raise ValueError(
+                f"the assistant reads keys of {kind} with {queries // own.head_dim} heads of "
+                f"{own.head_dim}, and {type(model).__name__} has none that fit; it was made for "
+                "another target"
+            )
+        if any(isinstance(x, DTensor) or x.device != head.device for x in theirs.parameters()):
+            raise ValueError(
+                f"the assistant is on {head.device}, and layer {found[kind]} of its target is on "
+                "another device or spread over processes; load both on one device"
+            )
+    return found
