@@ -2,53 +2,146 @@
 
 A wrong rule leans to what was drafted, or away from it: the first eight compare the target's
 distribution p with the draft's q. A wrong cache, mask or row of logits leans to tokens that the
-target finds too unlikely, or that another context makes likely: the others see this, and need no
-draft; the last one sees best, where the generator's own logits are known. All have values in -1..1,
-0 for all tokens where what they need is not there.
+target finds too unlikely, or that another context makes likely: the next ones see this, and need no
+draft; the last one sees best, where the generator's own logits are known. Numbers that are used
+twice show in where tokens stand among all when these are lined up by their ids. Two directions are
+learned from the texts before. All have values in -1..1, 0 for all tokens where what they need is
+not there.
 
-Legend: B rows, D directions, V vocabulary, K draft tokens (nodes of a tree).
+A column of new tokens is drawn row by row: what a row bets on may depend on the rows before it.
+
+Legend: B rows, T tokens of the longest text, D directions, V vocabulary, K draft tokens (nodes of a
+tree).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from specdec.certify.generator.learned import Learned
 from specdec.types import Draft
 
-DIRECTIONS = {
-    "draft above target": "sign(q - p)",
-    "accept draws small": "what accept draws that are 2 % too small add to p, relative to p",
-    "accept draws large": "what accept draws that are 2 % too large take from p, relative to p",
-    "log q / p": "of the first draft token",
-    "log q / p, second": "of the second draft token, where the first is the text's",
-    "log q": "how likely the first draft token is in the draft",
-    "proposed": "a first token of the draft",
-    "proposed second": "a second token of the draft, after the text's own first one",
-    "impossible": "p is 0",
-    "log p": "how likely the token is",
-    "top 1": "the likeliest token",
-    "top 8": "one of the eight likeliest tokens",
-    "recent": "one of the last 64 tokens",
-    "again": "what followed the last token where it was last seen",
-    "row before": "log of the p of one token earlier / p",
-    "average": "log of the mean p of the text so far / p",
-    "quantile": "where the token stands when tokens are lined up by their ids",
-    "loop": "log of the p that the loop drew from / p",
-}
-"""What each is of a token, in their order."""
-DRAFT_ABOVE, TOP = 0, list(DIRECTIONS).index("top 1")
-"""Those whose mean is twice a total variation, and a total variation."""
 _RECENT = 64
 _MOST = 10.0
 """Where the effects of accept draws are cut; few tokens move by more than 20 %."""
 
 
+class Before(NamedTuple):
+    """What is known before a column of tokens is drawn; `[B, V]` float64 if nothing else is said.
+
+    Args:
+        p: the target's distribution.
+        loop: what the generator took for p; p where it is not known.
+        q: the first draft token's distribution, 0 without one; `q2` the second one's, where the
+            first is the text's.
+        small: what accept draws that are 2 % too small add to p, relative to p; `large` likewise.
+        drafted: 1 for first draft tokens; `drafted2` for second ones.
+        last: p of one token earlier.
+        mean: of p over the text so far.
+        recent: 1 for the last 64 tokens.
+        again: 1 for what followed the last token where it was last seen.
+        beside: 1 for this column's token of the row before.
+        midst: where each token stands among all, in -1..1, its mean 0.
+        own_midst: `[B, 1]` of the last token; `midst_beside` of this column's in the row before.
+        learned: by how much each token was seen too often; `learned_here` in this context.
+    """
+
+    p: Tensor
+    loop: Tensor
+    q: Tensor
+    q2: Tensor
+    small: Tensor
+    large: Tensor
+    drafted: Tensor
+    drafted2: Tensor
+    last: Tensor
+    mean: Tensor
+    recent: Tensor
+    again: Tensor
+    beside: Tensor
+    midst: Tensor
+    own_midst: Tensor
+    midst_beside: Tensor
+    learned: Tensor
+    learned_here: Tensor
+
+
+class Direction(NamedTuple):
+    """A function of tokens."""
+
+    what: str
+    values: Callable[[Before], Tensor]
+
+
+DIRECTIONS = {
+    "draft above target": Direction("sign(q - p)", lambda b: (b.q - b.p).sign() * _is_there(b.q)),
+    "accept draws small": Direction(
+        "what accept draws that are 2 % too small add to p, relative to p",
+        lambda b: b.small.clamp(-_MOST, _MOST) / _MOST,
+    ),
+    "accept draws large": Direction(
+        "what accept draws that are 2 % too large take from p, relative to p",
+        lambda b: b.large.clamp(-_MOST, _MOST) / _MOST,
+    ),
+    "log q / p": Direction(
+        "of the first draft token", lambda b: _log_ratio(b.q, b.p, 2.0) * _is_there(b.q)
+    ),
+    "log q / p, second": Direction(
+        "of the second draft token, where the first is the text's",
+        lambda b: _log_ratio(b.q2, b.p, 2.0) * _is_there(b.q2),
+    ),
+    "log q": Direction(
+        "how likely the first draft token is in the draft",
+        lambda b: _log(b.q) * _is_there(b.q),
+    ),
+    "proposed": Direction("a first token of the draft", lambda b: b.drafted),
+    "proposed second": Direction(
+        "a second token of the draft, after the text's own first one", lambda b: b.drafted2
+    ),
+    "impossible": Direction("p is 0", lambda b: (b.p == 0).to(b.p)),
+    "log p": Direction("how likely the token is", lambda b: _log(b.p)),
+    "top 1": Direction("the likeliest token", lambda b: _indicator(b.p, b.p.argmax(-1)[:, None])),
+    "top 8": Direction("one of the eight likeliest tokens", lambda b: _top(b.p, 8)),
+    "recent": Direction("one of the last 64 tokens", lambda b: b.recent),
+    "again": Direction("what followed the last token where it was last seen", lambda b: b.again),
+    "row before": Direction(
+        "log of the p of one token earlier / p", lambda b: _log_ratio(b.last, b.p, 4.0)
+    ),
+    "average": Direction(
+        "log of the mean p of the text so far / p", lambda b: _log_ratio(b.mean, b.p, 4.0)
+    ),
+    "quantile": Direction(
+        "where the token stands when tokens are lined up by their ids", lambda b: b.midst
+    ),
+    "quantile again": Direction(
+        "it stands where the token before stood", lambda b: b.midst * b.own_midst
+    ),
+    "quantile beside": Direction(
+        "it stands where the other row's token stands", lambda b: b.midst * b.midst_beside
+    ),
+    "beside": Direction("this column's token of another row", lambda b: b.beside),
+    "learned": Direction("seen too often in the texts before", lambda b: b.learned),
+    "learned here": Direction(
+        "seen too often after the same last tokens", lambda b: b.learned_here
+    ),
+    "loop": Direction(
+        "log of the p that the loop drew from / p", lambda b: _log_ratio(b.loop, b.p, 0.4)
+    ),
+}
+"""In their order; the last one is empty where the loop's own distributions are not known."""
+DRAFT_ABOVE, TOP = 0, list(DIRECTIONS).index("top 1")
+"""Those whose mean is twice a total variation, and a total variation."""
+
+
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Of one token per row; float64.
+    """Of one token per row; float64, 0 where a row has ended.
 
     Args:
         gains: `[B, D]` f(x) - mean of f.
@@ -70,14 +163,28 @@ class Directions:
     """Follows the texts of a batch, token by token.
 
     Args:
-        texts: `[B, L]` prompt and text of each row, padded on the right.
-        lengths: `[B]` tokens of the prompts.
+        prompts: ids of each row.
+        texts: what follows them.
+        device: of the distributions.
+        learned: from earlier texts, and from these ones on; `None` for a new one.
     """
 
-    def __init__(self, texts: Tensor, lengths: Tensor):
-        self._texts, self._lengths = texts, lengths.clone()
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        learned: Learned | None = None,
+    ):
+        # One token more, which is never looked at: rows that have ended stay there.
+        rows = [torch.tensor([*p, *t, 0]) for p, t in zip(prompts, texts, strict=True)]
+        self._texts = pad_sequence(rows, batch_first=True).to(device)
+        self._ends = torch.tensor([len(row) - 1 for row in rows], device=device)
+        self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._learned = Learned() if learned is None else learned
         self._last: Tensor | None = None  # p of the token before
         self._sum: Tensor | None = None  # of all p so far
+        self._midst: Tensor | None = None  # of the token before
         self._draft: Draft | None = None  # after the anchor before the last token
 
     def step(self, probs: Tensor, draft: Draft | None, loop: Tensor | None = None) -> Gains:
@@ -88,41 +195,58 @@ class Directions:
             draft: made after the text before, without knowledge of the token; `None` for none.
             loop: `[B, V]`, what the generator itself took for p; `None` where it is not known.
         """
-        p, last = probs, probs if self._last is None else self._last
-        mean = p if self._sum is None else self._sum / self._sum.sum(dim=-1, keepdim=True)
+        goes_on = self._lengths < self._ends
+        before = self.before(probs, draft, loop, goes_on)
+        tokens = self._texts.gather(1, self._lengths[:, None])
+        sums = [
+            _moments(probs, f.values(before), tokens, before.small) for f in DIRECTIONS.values()
+        ]
+        gains = [torch.stack(each, dim=-1) * goes_on[:, None] for each in zip(*sums, strict=True)]
+        far = [(q - probs).clamp(min=0).sum(dim=-1) * goes_on for q in (before.q, before.loop)]
+        last = self._texts.gather(1, (self._lengths[:, None] - self._back(2)).clamp(min=0))
+        self._learned.add(last[goes_on], probs[goes_on], tokens[goes_on])
+        self._last, self._draft, self._midst = probs, draft, before.midst.gather(1, tokens)
+        self._sum = probs if self._sum is None else self._sum + probs
+        self._lengths = (self._lengths + 1).minimum(self._ends)
+        return Gains(*gains, *far)
+
+    def before(
+        self, p: Tensor, draft: Draft | None, loop: Tensor | None, goes_on: Tensor
+    ) -> Before:
+        """What the functions of this column are made of; arguments as of `step`."""
         first, second = first_proposals(draft), self._second_proposals()
         q, q2 = (_as_distribution(found, p) for found in (first, second))
-        has_draft, has_second = q.sum(dim=-1, keepdim=True) > 0, q2.sum(dim=-1, keepdim=True) > 0
-        small, large = (accept_effect(p, q, factor) * has_draft for factor in (0.98, 1.02))
-        best = p.topk(min(8, p.shape[-1]), dim=-1)
-        found = (
-            (q - p).sign() * has_draft,
-            small.clamp(-_MOST, _MOST) / _MOST,
-            large.clamp(-_MOST, _MOST) / _MOST,
-            _log_ratio(q, p, 2.0) * has_draft,
-            _log_ratio(q2, p, 2.0) * has_second,
-            _log(q) * has_draft,
+        small, large = (accept_effect(p, q, factor) * _is_there(q) for factor in (0.98, 1.02))
+        midst = p - 2 * p.cumsum(dim=-1) + 1
+        tokens = self._texts.gather(1, self._lengths[:, None])
+        # The row before, if both have a token here.
+        has_beside = (goes_on & goes_on.roll(1))[:, None]
+        has_beside[0] = False
+        newest = self._texts.gather(1, (self._lengths[:, None] - self._back(_RECENT)).clamp(min=0))
+        learned = self._learned.factors(newest[:, :2], p)
+        return Before(
+            p,
+            p if loop is None else loop,
+            q,
+            q2,
+            small,
+            large,
             _indicator(p, *first[:2]),
             _indicator(p, *second[:2]),
-            (p == 0).to(p.dtype),
-            _log(p),
-            _indicator(p, best.indices[:, :1]),
-            (p >= best.values[:, -1:]).to(p.dtype),
-            _indicator(p, self._recent()),
+            p if self._last is None else self._last,
+            p if self._sum is None else self._sum / self._sum.sum(dim=-1, keepdim=True),
+            _indicator(p, newest),
             _indicator(p, *self._again()),
-            _log_ratio(last, p, 4.0),
-            _log_ratio(mean, p, 4.0),
-            p - 2 * p.cumsum(dim=-1) + 1,
-            torch.zeros_like(p) if loop is None else _log_ratio(loop, p, 0.5),
+            _indicator(p, tokens.roll(1, dims=0), has_beside),
+            midst,
+            p.new_zeros(len(p), 1) if self._midst is None else self._midst,
+            midst.gather(1, tokens).roll(1, dims=0) * has_beside,
+            *learned,
         )
-        tokens = self._texts.gather(1, self._lengths[:, None])
-        sums = [_moments(p, f, tokens, small) for f in found]
-        gains, variances, effects = (torch.stack(each, dim=-1) for each in zip(*sums, strict=True))
-        far = [(each - p).clamp(min=0).sum(dim=-1) for each in (q, p if loop is None else loop)]
-        self._last, self._draft = p, draft
-        self._sum = p if self._sum is None else self._sum + p
-        self._lengths = (self._lengths + 1).clamp(max=self._texts.shape[1] - 1)
-        return Gains(gains, variances, effects, *far)
+
+    def _back(self, count: int) -> Tensor:
+        """`[count]` steps back: 1, 2, ..."""
+        return torch.arange(1, count + 1, device=self._texts.device)
 
     def _second_proposals(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """As `first_proposals`, after the first proposed token that is the text's."""
@@ -133,11 +257,6 @@ class Directions:
         node = is_first.long().argmax(dim=1, keepdim=True) + 1  # its row of the window
         is_second = (draft.window_parents == node) & draft.is_valid
         return _proposals(draft, is_second & is_first.any(dim=1, keepdim=True))
-
-    def _recent(self) -> Tensor:
-        """`[B, 64]` the last tokens, the first of them repeated in short texts."""
-        back = torch.arange(1, _RECENT + 1, device=self._texts.device)
-        return self._texts.gather(1, (self._lengths[:, None] - back).clamp(min=0))
 
     def _again(self) -> tuple[Tensor, Tensor]:
         """`[B, 1]` what followed the last token's latest occurrence, and whether there is one."""
@@ -196,6 +315,16 @@ def _indicator(p: Tensor, tokens: Tensor, is_meant: Tensor | None = None) -> Ten
     ones = ones if is_meant is None else is_meant.to(p)
     tokens, ones = (each.expand(len(p), -1) for each in (tokens, ones))
     return torch.zeros_like(p).scatter_reduce_(1, tokens, ones, "amax")
+
+
+def _is_there(q: Tensor) -> Tensor:
+    """`[B, 1]`: something is proposed."""
+    return q.sum(dim=-1, keepdim=True) > 0
+
+
+def _top(p: Tensor, count: int) -> Tensor:
+    """1 for the likeliest tokens; ties count all."""
+    return (p >= p.topk(min(count, p.shape[-1]), dim=-1).values[:, -1:]).to(p)
 
 
 def _log(p: Tensor) -> Tensor:
