@@ -16,6 +16,7 @@ from specdec.certify.generator.martingale import Wealth, needed_score
 from specdec.types import Draft
 
 V, D = 4, len(DIRECTIONS)
+OF_DRAFT = torch.tensor([each.is_of_draft for each in DIRECTIONS.values()])
 
 
 def tables(seed, *shape, size=V):
@@ -24,19 +25,22 @@ def tables(seed, *shape, size=V):
     return (2 * torch.randn(*shape, size, generator=generator, dtype=torch.float64)).softmax(dim=-1)
 
 
-def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None):
+def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None, drafted=None):
     """`[B, 2, D]` and variances, of texts `[B, 2]` that are drawn side by side after the token 0;
-    the tables of the second token depend on the first one.
+    the tables of the second token depend on the first one. Draft tokens are of a table, and nothing
+    is bet on them, or `drafted` of each column.
     """
     directions = Directions([[0]] * len(texts), texts.tolist(), learned=learned)
     found = []
     for index in range(2):
         row = torch.zeros(len(texts), dtype=torch.long) if index == 0 else 1 + texts[:, 0]
-        drafted = torch.zeros(len(texts), 2).long() if tokens is None else tokens[row]
+        proposed = torch.zeros(len(texts), 2).long() if tokens is None else tokens[row]
+        proposed = proposed if drafted is None else torch.tensor([[drafted[index], 0]])
         probs = None if draft is None else draft[row][:, None].expand(-1, 2, -1)
         own = None if loop is None else loop[row]
-        found.append(directions.step(target[row], Draft(drafted, probs), own))
-    return [torch.stack([getattr(f, name) for f in found], 1) for name in ("gains", "variances")]
+        found.append(directions.step(target[row], Draft(proposed, probs), own))
+    found = [torch.stack([getattr(f, name) for f in found], 1) for name in ("gains", "variances")]
+    return found if drafted is not None else [each.where(~OF_DRAFT, 0) for each in found]
 
 
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=2)))
@@ -77,9 +81,30 @@ def test_gains_have_mean_zero_and_the_variance_that_is_said(seed, is_point):
         variances = variances + mass * found[1]
     assert means.abs().max() < 1e-12  # `[2, 2, D]`: of each row and column
     assert torch.allclose(squares, variances, atol=1e-12)
-    moving = variances.sum(dim=(0, 1)) > 0
+    moving = (variances.sum(dim=(0, 1)) > 0) | OF_DRAFT
     still = {name for name, moves in zip(DIRECTIONS, moving.tolist(), strict=True) if not moves}
     assert still <= {"impossible", "top 8"}  # V is 4, and nothing is truncated
+
+
+def test_drafts_are_bet_on_against_their_own_probabilities():
+    target, draft, law = tables(3, 1 + V), tables(13, 1 + V), weights(tables(3, 1 + V))
+    learned = Learned()  # a draft that is always the last token but one
+    gains_of(TEXTS[:1], target, draft, learned=learned, drafted=(2, 2))
+    means, squares, variances, wealth = 0.0, 0.0, 0.0, 0.0
+    for text, drafts in itertools.product(range(len(TEXTS)), itertools.product(range(V), repeat=2)):
+        first, second = drafts
+        mass = (law[text] * draft[0, first] * draft[1 + TEXTS[text, 0], second]).item()
+        options = {"learned": copy.deepcopy(learned), "drafted": drafts}
+        gains, variance = gains_of(TEXTS[[text]], target, draft, **options)
+        means, squares = means + mass * gains, squares + mass * gains**2
+        variances = variances + mass * variance
+        one = Wealth(D)
+        one.add(gains, LENGTHS[:1])
+        wealth += mass * one.e_value
+    assert means.abs().max() < 1e-12
+    assert torch.allclose(squares, variances, atol=1e-12)
+    assert (variances[0, :, OF_DRAFT] > 0).all()
+    assert wealth == pytest.approx(1, abs=1e-12)
 
 
 def mean_wealth(law, target, draft, shift=0.0, tolerance=0.0):

@@ -240,7 +240,7 @@ class Sentinel:
                 last=0.0 if scores is None else _ON_LOOP,
             )
         prompts, texts = map(list, zip(*pairs, strict=True))
-        read = self._reader.read(prompts, texts, options, scores, self._learned)
+        read = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
         lengths = torch.tensor([len(text) for text in texts])
         is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
         self._wealth.add(read.gains, lengths)

@@ -5,10 +5,11 @@ distribution p with the draft's q. A wrong cache, mask or row of logits leans to
 target finds too unlikely, or that another context makes likely: the next ones see this, and need no
 draft; the last one sees best, where the generator's own logits are known. Numbers that are used
 twice show in where tokens stand among all when these are lined up by their ids. Two directions are
-learned from the texts before. All have values in -1..1, 0 for all tokens where what they need is
-not there.
+learned from the texts before. Some are of draft tokens: these claim to be drawn from q, which is a
+bet of its own. All have values in -1..1, 0 for all tokens where what they need is not there.
 
-A column of new tokens is drawn row by row: what a row bets on may depend on the rows before it.
+A column of new tokens is drawn row by row, and the draft before the token: what a row bets on may
+depend on the rows before it.
 
 Legend: B rows, T tokens of the longest text, D directions, V vocabulary, K draft tokens (nodes of a
 tree).
@@ -49,7 +50,8 @@ class Before(NamedTuple):
         beside: 1 for this column's token of the row before.
         midst: where each token stands among all, in -1..1, its mean 0.
         own_midst: `[B, 1]` of the last token; `midst_beside` of this column's in the row before.
-        learned: by how much each token was seen too often; `learned_here` in this context.
+        learned: by how much each token was seen too often; `learned_here` in this context;
+            `learned_draft` of drafts.
     """
 
     p: Tensor
@@ -70,13 +72,15 @@ class Before(NamedTuple):
     midst_beside: Tensor
     learned: Tensor
     learned_here: Tensor
+    learned_draft: Tensor
 
 
 class Direction(NamedTuple):
-    """A function of tokens."""
+    """A function of tokens: of the text, or of first draft tokens that were drawn from q."""
 
     what: str
     values: Callable[[Before], Tensor]
+    is_of_draft: bool = False
 
 
 DIRECTIONS = {
@@ -129,6 +133,17 @@ DIRECTIONS = {
     "learned": Direction("seen too often in the texts before", lambda b: b.learned),
     "learned here": Direction(
         "seen too often after the same last tokens", lambda b: b.learned_here
+    ),
+    "draft, log q": Direction(
+        "how likely draft tokens are in the draft", lambda b: _log(b.q), is_of_draft=True
+    ),
+    "draft, quantile": Direction(
+        "where draft tokens stand", lambda b: _midst(b.q), is_of_draft=True
+    ),
+    "draft, learned": Direction(
+        "drafted too often after the same last tokens",
+        lambda b: b.learned_draft,
+        is_of_draft=True,
     ),
     "loop": Direction(
         "log of the p that the loop drew from / p", lambda b: _log_ratio(b.loop, b.p, 0.4)
@@ -198,13 +213,21 @@ class Directions:
         goes_on = self._lengths < self._ends
         before = self.before(probs, draft, loop, goes_on)
         tokens = self._texts.gather(1, self._lengths[:, None])
-        sums = [
-            _moments(probs, f.values(before), tokens, before.small) for f in DIRECTIONS.values()
-        ]
-        gains = [torch.stack(each, dim=-1) * goes_on[:, None] for each in zip(*sums, strict=True)]
+        drafted, is_drawn = _drawn(draft, tokens)
+        is_drawn &= goes_on
+        none, sums = torch.zeros_like(before.small), []
+        for each in DIRECTIONS.values():
+            f = each.values(before)
+            if each.is_of_draft:
+                moments = _moments(before.q, f, drafted, none)
+                sums.append([moment * is_drawn for moment in moments])
+            else:
+                sums.append([m * goes_on for m in _moments(probs, f, tokens, before.small)])
+        gains = [torch.stack(each, dim=-1) for each in zip(*sums, strict=True)]
         far = [(q - probs).clamp(min=0).sum(dim=-1) * goes_on for q in (before.q, before.loop)]
-        last = self._texts.gather(1, (self._lengths[:, None] - self._back(2)).clamp(min=0))
+        last = self._last_tokens(2)
         self._learned.add(last[goes_on], probs[goes_on], tokens[goes_on])
+        self._learned.of_draft.add(last[is_drawn], before.q[is_drawn], drafted[is_drawn])
         self._last, self._draft, self._midst = probs, draft, before.midst.gather(1, tokens)
         self._sum = probs if self._sum is None else self._sum + probs
         self._lengths = (self._lengths + 1).minimum(self._ends)
@@ -217,13 +240,12 @@ class Directions:
         first, second = first_proposals(draft), self._second_proposals()
         q, q2 = (_as_distribution(found, p) for found in (first, second))
         small, large = (accept_effect(p, q, factor) * _is_there(q) for factor in (0.98, 1.02))
-        midst = p - 2 * p.cumsum(dim=-1) + 1
+        midst = _midst(p)
         tokens = self._texts.gather(1, self._lengths[:, None])
         # The row before, if both have a token here.
         has_beside = (goes_on & goes_on.roll(1))[:, None]
         has_beside[0] = False
-        newest = self._texts.gather(1, (self._lengths[:, None] - self._back(_RECENT)).clamp(min=0))
-        learned = self._learned.factors(newest[:, :2], p)
+        newest = self._last_tokens(_RECENT)
         return Before(
             p,
             p if loop is None else loop,
@@ -241,12 +263,14 @@ class Directions:
             midst,
             p.new_zeros(len(p), 1) if self._midst is None else self._midst,
             midst.gather(1, tokens).roll(1, dims=0) * has_beside,
-            *learned,
+            *self._learned.factors(newest[:, :2], p),
+            self._learned.of_draft.factors(newest[:, :2], p)[1],
         )
 
-    def _back(self, count: int) -> Tensor:
-        """`[count]` steps back: 1, 2, ..."""
-        return torch.arange(1, count + 1, device=self._texts.device)
+    def _last_tokens(self, count: int) -> Tensor:
+        """`[B, count]`, the last one first; the text's first one again where it is too short."""
+        back = torch.arange(1, count + 1, device=self._texts.device)
+        return self._texts.gather(1, (self._lengths[:, None] - back).clamp(min=0))
 
     def _second_proposals(self) -> tuple[Tensor, Tensor, Tensor | None]:
         """As `first_proposals`, after the first proposed token that is the text's."""
@@ -315,6 +339,20 @@ def _indicator(p: Tensor, tokens: Tensor, is_meant: Tensor | None = None) -> Ten
     ones = ones if is_meant is None else is_meant.to(p)
     tokens, ones = (each.expand(len(p), -1) for each in (tokens, ones))
     return torch.zeros_like(p).scatter_reduce_(1, tokens, ones, "amax")
+
+
+def _drawn(draft: Draft | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """`[B, 1]` first draft tokens, and `[B]` which were drawn from probabilities."""
+    drafted, is_meant, probs = first_proposals(draft)
+    if probs is None:
+        return tokens, torch.zeros_like(tokens[:, 0], dtype=torch.bool)
+    first = is_meant.long().argmax(dim=1, keepdim=True)
+    return drafted.gather(1, first).clamp(min=0), is_meant.any(dim=1)
+
+
+def _midst(p: Tensor) -> Tensor:
+    """Where each token stands among all, in -1..1; its mean is 0."""
+    return p - 2 * p.cumsum(dim=-1) + 1
 
 
 def _is_there(q: Tensor) -> Tensor:

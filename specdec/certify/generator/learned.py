@@ -20,8 +20,8 @@ _BOLD = 4.0
 """The mean of so many times an excess, relative to p, is found with a middle stake."""
 
 
-class Learned:
-    """Counts over all texts of one target; its tables are made at the first of them."""
+class Counts:
+    """Of tokens; the tables get their width with the first of them."""
 
     def __init__(self):
         self._excess = self._expected = torch.zeros(1 + _CONTEXTS, 1, dtype=torch.float64)
@@ -49,6 +49,14 @@ class Learned:
         observed = torch.zeros_like(probs).scatter_(1, tokens, 1.0)
         self._excess = self._excess + where.T @ (observed - probs)
         self._expected = self._expected + where.T @ probs
+
+
+class Learned(Counts):
+    """Of all texts of one target, and of drafts of first tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.of_draft = Counts()
 
 
 def _context(last: Tensor, probs: Tensor) -> Tensor:

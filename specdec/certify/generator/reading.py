@@ -37,8 +37,8 @@ from specdec.request.prompts import left_padded
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
 
-_OTHER_SEEDS = 0xC0FFEE << ROW_BITS
-"""Seeds of rows that are read, in whose high bits no seed of a text should be."""
+_OTHER_SEEDS = 1 << 62
+"""Seeds of rows that are read, beyond those of texts. Bits 32 to 61 number the first text."""
 _WARPERS = {
     "temperature": TemperatureLogitsWarper,
     "top_k": TopKLogitsWarper,
@@ -71,6 +71,7 @@ class Reader:
         options: dict[str, Any],
         scores: Sequence[Tensor] | None = None,
         learned: Learned | None = None,
+        first: int = 0,
     ) -> Gains:
         """The gains of all directions along the texts, `[B, T, ...]` instead of `[B, ...]`; all
         zeros where a row has ended.
@@ -82,13 +83,14 @@ class Reader:
             scores: for each column of new tokens `[B, V]` what the generator drew from, where it is
                 known: `GenerationResult.scores`.
             learned: where earlier texts of the same target leaned; `None` for nowhere.
+            first: number of the first text. No number may come twice: drafts are drawn by it.
 
         Raises:
             ValueError: greedy texts, or values that differ between rows.
         """
         directions = Directions(prompts, texts, self.generator.target.device, learned)
         steps = []
-        for probs, draft, loop in self.distributions(prompts, texts, options, scores):
+        for probs, draft, loop in self.distributions(prompts, texts, options, scores, first):
             if loop is not None and self.is_rounded:
                 probs, loop = loop, probs
             steps.append(directions.step(probs, draft, loop))
@@ -101,6 +103,7 @@ class Reader:
         texts: Sequence[Sequence[int]],
         options: dict[str, Any],
         scores: Sequence[Tensor] | None = None,
+        first: int = 0,
     ) -> Iterator[tuple[Tensor, Draft | None, Tensor | None]]:
         """For each column of new tokens `[B, V]` float64 the target's distribution, what is drafted
         there, and what the generator drew from; arguments as of `read`.
@@ -123,7 +126,7 @@ class Reader:
         whole = [[*p, *t] for p, t in zip(prompts, texts, strict=True)]
         rows = zip(whole, map(len, prompts), processors, strict=True)
         logits = pad_sequence([self._logits(*row) for row in rows], batch_first=True)  # [B, T, V]
-        drafts = self._drafts(prompts, whole, warp) if self._asks else repeat(None)
+        drafts = self._drafts(prompts, whole, warp, first) if self._asks else repeat(None)
         for index, draft in zip(range(logits.shape[1]), drafts, strict=False):
             own = logits[:, index].double()
             for warper in warpers:
@@ -163,7 +166,9 @@ class Reader:
         ]
         return torch.cat(rows)
 
-    def _drafts(self, prompts: Sequence, whole: list[list[int]], warp: dict) -> Iterator[Draft]:
+    def _drafts(
+        self, prompts: Sequence, whole: list[list[int]], warp: dict, first: int
+    ) -> Iterator[Draft]:
         """What is drafted after each token of the texts, from the last of the prompts on."""
         own = self.generator
         reader = SpeculativeGenerator(
@@ -182,7 +187,7 @@ class Reader:
             neutral=True,
             do_sample=True,
             eos_token_id=[],
-            seed=[_OTHER_SEEDS + row for row in range(len(whole))],
+            seed=[_OTHER_SEEDS + (first << ROW_BITS) + row for row in range(len(whole))],
             **warp,
         )
         if own.drafter.tree_depth is None:  # deeper drafts are not looked at
