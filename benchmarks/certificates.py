@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from faults import FAULTS, PROMPT_TOKENS, ROWS, Case, drafts
+import torch
+from faults import FAULTS, OTHER_FAULTS, PROMPT_TOKENS, ROWS, Case, drafts
 from half import half
 from timing import about
 
@@ -29,11 +30,16 @@ from specdec import (
     SpeculativeGenerator,
     zoo,
 )
-from specdec.certify import Sentinel
+from specdec.certify.generator.along import MOST_FAR, ON_LOOP
+from specdec.certify.generator.directions import DIRECTIONS
+from specdec.certify.generator.learned import Learned
+from specdec.certify.generator.martingale import Wealth
+from specdec.certify.generator.reading import Reader
 from specdec.request.prompts import left_padded
 
 OPTIONS = {"temperature": 1.0, "neutral": True, "eos_token_id": []}
 NEW_TOKENS = 64
+ROUNDING = torch.finfo(torch.float32).eps ** 0.5
 
 RULES = {"rejection": RejectionSampler, "block": BlockSampler, "coupling": CouplingSampler}
 HEADS = ("model", "eagle3", "mask-token", "mtp")
@@ -62,40 +68,49 @@ def watch(case: Case, *, most: int, first_seed: int, threshold: float) -> dict:
     texts = zoo.heldout_prompts(ROWS)
     prompts = [tokenizer(text).input_ids[:PROMPT_TOKENS] for text in texts]
     generator = SpeculativeGenerator(case.target(model), case.drafter(model), case.sampler())
-    honest = SpeculativeGenerator(model, generator.drafter, RejectionSampler())
-    both = {
-        name: Sentinel(honest, with_drafts=True, raises=False)
-        for name in ("with the loop", "text alone")
+    # The rule of the reader writes the texts' tokens; its target is the sound one.
+    reader = Reader(SpeculativeGenerator(model, generator.drafter, RejectionSampler()))
+    learned, options = Learned(), OPTIONS | case.options
+    wealths = {
+        "with the loop": Wealth(len(DIRECTIONS), last=ON_LOOP),
+        "text alone": Wealth(len(DIRECTIONS), last=0.0),
     }
-    found = {"reached": dict.fromkeys(both), "curves": {name: [] for name in both}, "tokens": []}
-    started, count, seed = time.perf_counter(), 0, first_seed
-    while count < most and None in found["reached"].values():
+    reached, curves = dict.fromkeys(wealths), {name: [] for name in wealths}
+    tokens, failed, sums = [], None, 0.0
+    started, count, far, seed = time.perf_counter(), 0, 0, first_seed
+    while count < most and None in reached.values():
         seeds = list(range(seed, seed := seed + ROWS))
         with case.around():
             result = generator.generate(
                 *left_padded(prompts, generator.target.device),
-                **{**OPTIONS, "max_new_tokens": NEW_TOKENS, "seed": seeds, "output_scores": True},
+                **{**options, "max_new_tokens": NEW_TOKENS, "seed": seeds, "output_scores": True},
             )
-        new, count = result.new_tokens.tolist(), count + sum(result.lengths)
-        found["tokens"].append(count)
-        for name, sentinel in both.items():
-            if found["reached"][name] is not None:
-                continue
-            scores = result.scores if name == "with the loop" else None
-            sentinel(prompts, new, steps=result.steps, scores=scores, **OPTIONS)
-            now = sentinel.found
-            found["curves"][name].append(round(now.log_e, 3))
-            if now.log_peak > math.log(threshold):
-                found["reached"][name] = count
-    one = both["with the loop"].found
-    found["z"] = {lean.name: round(lean.z, 2) for lean in one.leanings}
-    found["detectable"], found["loop_distance"] = one.detectable, one.loop_distance
-    return {**found, "seconds": round(time.perf_counter() - started, 1)}
+        new, first = result.new_tokens.tolist(), len(tokens) * ROWS
+        read = reader.read(prompts, new, options, result.scores, learned, first)
+        count += sum(result.lengths)
+        far += int((read.loop_distance > ROUNDING).sum())
+        tokens.append(count)
+        failed = failed or (count if far > MOST_FAR * count else None)
+        sums = sums + torch.stack([read.gains, read.variances]).sum(dim=(1, 2))
+        for name, wealth in wealths.items():
+            wealth.add(read.gains, torch.tensor(result.lengths))
+            curves[name].append(round(wealth.log_e, 3))
+            if reached[name] is None and wealth.log_peak > math.log(threshold):
+                reached[name] = count
+    z = (sums[0] / sums[1].clamp(min=1e-300).sqrt()).tolist()
+    return {
+        "reached": reached,
+        "curves": curves,
+        "tokens": tokens,
+        "failed": failed,
+        "z": {name: round(each, 2) for name, each in zip(DIRECTIONS, z, strict=True)},
+        "seconds": round(time.perf_counter() - started, 1),
+    }
 
 
 def power(add: Callable, args: argparse.Namespace) -> None:
     """Every planted fault, and one sound generator for the figure."""
-    cases = {"sound": Case(drafts())} | FAULTS
+    cases = {"sound": Case(drafts())} | FAULTS | OTHER_FAULTS
     for name in args.only or cases:
         options = {"most": args.tokens, "first_seed": 10**6, "threshold": 1e3}
         add(name, lambda case=cases[name], options=options: watch(case, **options))
@@ -140,7 +155,8 @@ def main() -> None:
             f"{way}: {count or 'not'} (log e at most {peaks[way]:.1f})"
             for way, count in line["reached"].items()
         )
-        print(f"{name:<34} {line['tokens'][-1]:>7} tokens   {reached}", flush=True)
+        seen = f"   loop differs visibly: {line['failed']}" if line["failed"] else ""
+        print(f"{name:<38} {line['tokens'][-1]:>7} tokens   {reached}{seen}", flush=True)
 
     {"power": power, "sound": sound}[args.study](add, args)
 

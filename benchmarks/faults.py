@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from specdec import Draft, ModelDrafter, RejectionSampler, Target, zoo
-from specdec.samplers import Stream, Warp
+from specdec.samplers import Noise, Stream, Warp
 from specdec.target import attention
 
 ROWS, PROMPT_TOKENS = 50, 12
@@ -122,14 +122,111 @@ def hidden_slot() -> Iterator[None]:
         attention.window_mask = whole
 
 
+class OtherLogits(RejectionSampler):
+    """The rule over logits `[B, N, V]` that are changed, and the warp with them."""
+
+    def __init__(self, change: Callable[[Tensor, Warp], tuple[Tensor, Warp]]):
+        super().__init__()
+        self.change = change
+
+    def accept(self, draft, target_logits, warp, noise):
+        """As the rule."""
+        return super().accept(draft, *self.change(target_logits, warp), noise)
+
+
+def tempered_twice(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+    """The temperature of `COOL`, once more."""
+    return logits / COOL["temperature"], warp
+
+
+def one_token_less(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+    """Without the least likely token that truncation keeps."""
+    probs = warp(logits)
+    least = probs.where(probs > 0, 2.0).argmin(dim=-1, keepdim=True)
+    is_other = probs.scatter(-1, least, 0.0).sum(dim=-1, keepdim=True) > 0  # not the only one
+    kept = probs.scatter(-1, least, probs.gather(-1, least).where(~is_other, 0.0))
+    return kept.log(), Warp(warp.batch_size)
+
+
+def row_of_before(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+    """The last draft token is verified by the row before its own."""
+    rows = torch.arange(logits.shape[1], device=logits.device)
+    rows[-2] = max(len(rows) - 3, 0)
+    return logits[:, rows], warp
+
+
+def in_8_bits(logits: Tensor, warp: Warp) -> tuple[Tensor, Warp]:
+    """256 levels from the least to the largest logit of a row."""
+    least, most = logits.amin(dim=-1, keepdim=True), logits.amax(dim=-1, keepdim=True)
+    step = (most - least) / 255
+    return ((logits - least) / step).round() * step + least, warp
+
+
+class NoiseOfPairs(Noise):
+    """Two positions have the same numbers."""
+
+    def at(self, start, width):
+        """Those of the even one."""
+        return super().at(start // 2, width)
+
+
+class NoiseOfRows(Noise):
+    """Two rows side by side have the same numbers."""
+
+    def __init__(self, seeds, **place):
+        super().__init__([seed // 2 for seed in seeds], **place)
+
+
+def with_noise(kind: type[Noise]) -> RejectionSampler:
+    """A sound rule over such numbers."""
+    sampler = RejectionSampler()
+    sampler.noise_type = kind
+    return sampler
+
+
+class StaleProbabilities(ModelDrafter):
+    """The last draft token comes with the probabilities of the one before."""
+
+    def propose(self, context, state, drawing):
+        """Its tokens, and other probabilities."""
+        draft = super().propose(context, state, drawing)
+        if draft.probs.shape[1] < 2:
+            return draft
+        return replace(draft, probs=torch.cat([draft.probs[:, :-1], draft.probs[:, -2:-1]], dim=1))
+
+
+class OffByOne(Target):
+    """New tokens stand one position further on."""
+
+    def verify(self, cache, start, anchor, draft, *, position_offset=None, **options):
+        """Prompts stand where they should."""
+        offset = torch.ones_like(start) + (0 if position_offset is None else position_offset)
+        return super().verify(cache, start, anchor, draft, position_offset=offset, **options)
+
+
+class OtherRow(Target):
+    """One row of 50 is verified by the logits of the row beside it."""
+
+    def verify(self, cache, start, anchor, draft, **options):
+        """All else is as it should be."""
+        output = super().verify(cache, start, anchor, draft, **options)
+        rows = torch.arange(len(start), device=start.device)
+        rows[::ROWS] = rows.roll(-1)[::ROWS]
+        return replace(output, logits=output.logits[rows])
+
+
+COOL, CUT = {"temperature": 0.9}, {"top_p": 0.9}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A generator, by the functions that make it, and the one that judges its texts."""
+    """A generator, by the functions that make it and its options, and what it runs in."""
 
     drafter: Callable
     sampler: Callable = RejectionSampler
     target: Callable = Target
     around: Callable = nullcontext
+    options: dict = field(default_factory=dict)
 
 
 def drafts(kind: type = ModelDrafter, count: int = 4) -> Callable:
@@ -147,4 +244,17 @@ FAULTS = {
     "stale slot in one row of 50": Case(drafts(), target=StaleSlot),
     "mask hides one slot": Case(drafts(), around=hidden_slot),
     "truncation of the draft alone": Case(drafts(TruncatedDraft, 1)),
+    "two positions share noise": Case(drafts(), lambda: with_noise(NoiseOfPairs)),
+    "two rows share noise": Case(drafts(), lambda: with_noise(NoiseOfRows)),
 }
+"""The directions were made with these in mind."""
+OTHER_FAULTS = {
+    "temperature applied twice": Case(drafts(), lambda: OtherLogits(tempered_twice), options=COOL),
+    "top-p keeps a token less": Case(drafts(), lambda: OtherLogits(one_token_less), options=CUT),
+    "last row of the window before its own": Case(drafts(), lambda: OtherLogits(row_of_before)),
+    "logits in 8 bits": Case(drafts(), lambda: OtherLogits(in_8_bits)),
+    "stale probabilities of the draft": Case(drafts(StaleProbabilities)),
+    "position off by one": Case(drafts(), target=OffByOne),
+    "logits of another row in one of 50": Case(drafts(), target=OtherRow),
+}
+"""And not with these, which were written after the directions."""

@@ -136,7 +136,10 @@ def read(generator, wide, prompts, result, ways: dict[str, Way]) -> dict[str, fl
             gains, drifts = parts[name]
             gains.append(follow[name].step(p, draft).gains)
             seen = follow[name].seen
-            off = [((loop - p) * f.values(seen)).sum(dim=-1) for f in DIRECTIONS.values()]
+            off = [
+                ((loop - p) * f.values(seen) * (not f.is_of_draft)).sum(dim=-1)
+                for f in DIRECTIONS.values()
+            ]
             drifts.append(torch.stack(off, dim=-1))
     for name, way in ways.items():
         way.add(*parts[name])

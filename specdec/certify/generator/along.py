@@ -22,9 +22,9 @@ from specdec.results import RowStep
 _SIGMAS = 1.96  # of 95 % intervals
 _ROUNDED = 0.002
 """Tolerance in half precision, where the loop's own distributions are not known."""
-_ON_LOOP = 0.25
+ON_LOOP = 0.25
 """Share of the wealth that is bet on the loop's own distributions, where these are known."""
-_MOST_FAR = 1 / 500
+MOST_FAR = 1 / 500
 """Share of tokens at which the loop may be further from HF's forward than rounding: a cutoff that
 falls between two nearly equal tokens.
 """
@@ -85,7 +85,7 @@ class TextTest:
     @property
     def passed(self) -> bool:
         """Nothing was found; `detectable` says what would have been."""
-        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= _MOST_FAR
+        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= MOST_FAR
 
     @property
     def e_value(self) -> float:
@@ -127,7 +127,7 @@ class TextTest:
 
     @property
     def _score(self) -> float:
-        share = 1.0 if self.loop_distance is None else 1 - _ON_LOOP
+        share = 1.0 if self.loop_distance is None else 1 - ON_LOOP
         return needed_score((len(DIRECTIONS) - 1) / share, self.false_alarm)
 
     def __str__(self) -> str:
@@ -237,7 +237,7 @@ class Sentinel:
             self._wealth = Wealth(
                 len(DIRECTIONS),
                 tolerance=usual if self._tolerance is None else self._tolerance,
-                last=0.0 if scores is None else _ON_LOOP,
+                last=0.0 if scores is None else ON_LOOP,
             )
         prompts, texts = map(list, zip(*pairs, strict=True))
         read = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
