@@ -24,6 +24,8 @@ _ROUNDED = 0.002
 """Tolerance in half precision, where the loop's own distributions are not known."""
 ON_LOOP = 0.25
 """Share of the wealth that is bet on the loop's own distributions, where these are known."""
+_SMALL = 0.01
+"""A p below which a pass needs a comment."""
 MOST_FAR = 1 / 500
 """Share of tokens at which the loop may be further from HF's forward than rounding: a cutoff that
 falls between two nearly equal tokens.
@@ -143,6 +145,11 @@ class TextTest:
             * (self.draft_distance > 0),
             f"leans most: {lean.name} ({DIRECTIONS[lean.name].what}), {lean.z:+.1f} sigma",
         ]
+        if self.passed and self.p_value < _SMALL:
+            lines.append(
+                f"p is small: one sound generator in {1 / self.p_value:.0f} comes so far; draw "
+                "more texts (num_samples, until_sure=True) to see whether e falls again"
+            )
         if self.positions:
             by = ", ".join(f"{name}: {each.z:+.1f}" for name, each in self.positions.items())
             lines.append(f"by position in the step: {by}")
