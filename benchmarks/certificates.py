@@ -2,6 +2,7 @@
 
     PYTHONPATH=. python benchmarks/certificates.py power --output power.jsonl
     PYTHONPATH=. python benchmarks/certificates.py sound --output sound.jsonl
+    PYTHONPATH=. python benchmarks/certificates.py level --output level.jsonl
     PYTHONPATH=. python benchmarks/certificates.py half --output half.jsonl    # on a GPU: 8B shape
 
 Every line of the output is a finished run; what is there already is not run again. `half` writes a
@@ -25,13 +26,14 @@ from timing import about
 from specdec import (
     BlockSampler,
     CouplingSampler,
+    Draft,
     PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
     zoo,
 )
 from specdec.certify.generator.along import MOST_FAR, ON_LOOP
-from specdec.certify.generator.directions import DIRECTIONS
+from specdec.certify.generator.directions import DIRECTIONS, Directions
 from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth
 from specdec.certify.generator.reading import Reader
@@ -42,14 +44,17 @@ NEW_TOKENS = 64
 ROUNDING = torch.finfo(torch.float32).eps ** 0.5
 
 RULES = {"rejection": RejectionSampler, "block": BlockSampler, "coupling": CouplingSampler}
-HEADS = ("model", "eagle3", "mask-token", "mtp")
+HEADS, TREES = ("model", "eagle3", "mask-token", "mtp"), ("model", "eagle3", "mask-token")
 
 
 def sound_cases() -> dict[str, Case]:
     """Every drafter with every rule, chains and trees."""
-    makers = {"lookup": lambda target: PromptLookupDrafter(4)}
+    makers = {
+        "lookup": lambda target: PromptLookupDrafter(4),
+        "lookup, tree": lambda target: PromptLookupDrafter(6, num_continuations=2),
+    }
     makers |= {name: lambda target, name=name: zoo.load_drafter(name, target) for name in HEADS}
-    for name in ("model", "eagle3"):
+    for name in TREES:
         makers[f"{name}, tree"] = lambda target, name=name: zoo.load_drafter(
             name, target, tree="8x4"
         )
@@ -60,12 +65,20 @@ def sound_cases() -> dict[str, Case]:
     }
 
 
-def watch(case: Case, *, most: int, first_seed: int, threshold: float) -> dict:
+def watch(
+    case: Case,
+    *,
+    most: int,
+    first_seed: int,
+    threshold: float,
+    rows: int = ROWS,
+    new_tokens: int = NEW_TOKENS,
+) -> dict:
     """Bets along texts until the e-value passes a threshold: with what the loop drew from, and by
     the texts alone. The curves are of logarithms.
     """
     model, tokenizer = zoo.load_target(), zoo.load_tokenizer()
-    texts = zoo.heldout_prompts(ROWS)
+    texts = zoo.heldout_prompts(rows)
     prompts = [tokenizer(text).input_ids[:PROMPT_TOKENS] for text in texts]
     generator = SpeculativeGenerator(case.target(model), case.drafter(model), case.sampler())
     # The rule of the reader writes the texts' tokens; its target is the sound one.
@@ -79,13 +92,13 @@ def watch(case: Case, *, most: int, first_seed: int, threshold: float) -> dict:
     tokens, failed, sums = [], None, 0.0
     started, count, far, seed = time.perf_counter(), 0, 0, first_seed
     while count < most and None in reached.values():
-        seeds = list(range(seed, seed := seed + ROWS))
+        seeds = list(range(seed, seed := seed + rows))
         with case.around():
             result = generator.generate(
                 *left_padded(prompts, generator.target.device),
-                **{**options, "max_new_tokens": NEW_TOKENS, "seed": seeds, "output_scores": True},
+                **{**options, "max_new_tokens": new_tokens, "seed": seeds, "output_scores": True},
             )
-        new, first = result.new_tokens.tolist(), len(tokens) * ROWS
+        new, first = result.new_tokens.tolist(), len(tokens) * rows
         read = reader.read(prompts, new, options, result.scores, learned, first)
         count += sum(result.lengths)
         far += int((read.loop_distance > ROUNDING).sum())
@@ -117,20 +130,53 @@ def power(add: Callable, args: argparse.Namespace) -> None:
 
 
 def sound(add: Callable, args: argparse.Namespace) -> None:
-    """200 runs in all, over all sound generators in turn."""
-    cases = sound_cases()
+    """200 runs in all, over all sound generators in turn; short texts."""
+    cases, sizes = sound_cases(), {"rows": 16, "new_tokens": 16}
     for run in range(args.runs):
         name = list(cases)[run % len(cases)]
-        options = {"most": args.tokens, "first_seed": 10**8 * (1 + run), "threshold": 1e2}
+        options = {"most": args.tokens, "first_seed": 10**8 * (1 + run), "threshold": 1e2, **sizes}
         add(f"{name}, run {run}", lambda case=cases[name], o=options: watch(case, **o))
+
+
+ALPHAS = (0.5, 0.2, 0.1, 0.05, 0.01)
+
+
+def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
+    """How often sound texts of random tables ever come to 1 / alpha. The tables depend on the last
+    token, and drafts are drawn as they should be.
+    """
+    peaks = []
+    for run in range(runs):
+        rng = torch.Generator().manual_seed(run)
+        logits = 2 * torch.randn(3, size, size, generator=rng, dtype=torch.float64)
+        target, draft, loop = logits.softmax(dim=-1)
+        wealth, learned = Wealth(len(DIRECTIONS), last=ON_LOOP), Learned()
+        for _ in range(batches):
+            texts = torch.zeros(4, 1, dtype=torch.long)
+            for _ in range(6):
+                drawn = torch.multinomial(target[texts[:, -1]], 1, generator=rng)
+                texts = torch.cat([texts, drawn], dim=1)
+            prompts, new = texts[:, :1].tolist(), texts[:, 1:].tolist()
+            directions, found = Directions(prompts, new, learned=learned), []
+            for last in texts[:, :-1].unbind(dim=1):
+                drafted = torch.multinomial(draft[last], 1, generator=rng)
+                drafts = Draft(drafted, draft[last][:, None])
+                found.append(directions.step(target[last], drafts, loop[last]).gains)
+            wealth.add(torch.stack(found, dim=1), torch.full((4,), 6))
+        peaks.append(wealth.log_peak)
+    peaks = torch.tensor(peaks)
+    line = {"runs": runs, "largest log e": peaks.max().item()}
+    line |= {f"{alpha}": (peaks >= -math.log(alpha)).double().mean().item() for alpha in ALPHAS}
+    output.write_text(json.dumps(line) + "\n")
+    print(json.dumps(line, indent=1), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study", choices=("power", "sound", "half"))
+    parser.add_argument("study", choices=("power", "sound", "level", "half"))
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, help="at most, per run (200 000; half: 40 960)")
-    parser.add_argument("--runs", type=int, default=200, help="of sound generators")
+    parser.add_argument("--tokens", type=int, help="at most, per run")
+    parser.add_argument("--runs", type=int, help="sound: 200, level: 2000")
     parser.add_argument("--only", nargs="*", help="faults")
     parser.add_argument("--seconds", type=float, default=240.0, help="half: at most, per run")
     args = parser.parse_args()
@@ -138,7 +184,11 @@ def main() -> None:
     if args.study == "half":
         half(args.output, args.tokens or 40_960, args.seconds)
         return
-    args.tokens = args.tokens or 200_000
+    if args.study == "level":
+        level(args.output, args.runs or 2000)
+        return
+    args.tokens = args.tokens or {"power": 200_000, "sound": 512}[args.study]
+    args.runs = args.runs or 200
     done = {}
     if args.output.exists():
         lines = map(json.loads, args.output.read_text().splitlines())
