@@ -106,7 +106,8 @@ def watch(
         failed = failed or (count if far > MOST_FAR * count else None)
         sums = sums + torch.stack([read.gains, read.variances]).sum(dim=(1, 2))
         for name, wealth in wealths.items():
-            wealth.add(read.gains, torch.tensor(result.lengths))
+            bets = read.loop_bets if name == "with the loop" else None
+            wealth.add(read.gains, torch.tensor(result.lengths), bets)
             curves[name].append(round(wealth.log_e, 3))
             if reached[name] is None and wealth.log_peak > math.log(threshold):
                 reached[name] = count
@@ -131,7 +132,7 @@ def power(add: Callable, args: argparse.Namespace) -> None:
 
 def sound(add: Callable, args: argparse.Namespace) -> None:
     """200 runs in all, over all sound generators in turn; short texts."""
-    cases, sizes = sound_cases(), {"rows": 16, "new_tokens": 16}
+    cases, sizes = sound_cases(), {"rows": 8, "new_tokens": 16}
     for run in range(args.runs):
         name = list(cases)[run % len(cases)]
         options = {"most": args.tokens, "first_seed": 10**8 * (1 + run), "threshold": 1e2, **sizes}
@@ -161,8 +162,10 @@ def level(output: Path, runs: int, *, size: int = 12, batches: int = 4) -> None:
             for last in texts[:, :-1].unbind(dim=1):
                 drafted = torch.multinomial(draft[last], 1, generator=rng)
                 drafts = Draft(drafted, draft[last][:, None])
-                found.append(directions.step(target[last], drafts, loop[last]).gains)
-            wealth.add(torch.stack(found, dim=1), torch.full((4,), 6))
+                step = directions.step(target[last], drafts, loop[last])
+                found.append((step.gains, step.loop_bets))
+            gains, bets = (torch.stack(each, dim=1) for each in zip(*found, strict=True))
+            wealth.add(gains, torch.full((4,), 6), bets)
         peaks.append(wealth.log_peak)
     peaks = torch.tensor(peaks)
     line = {"runs": runs, "largest log e": peaks.max().item()}
@@ -187,7 +190,7 @@ def main() -> None:
     if args.study == "level":
         level(args.output, args.runs or 2000)
         return
-    args.tokens = args.tokens or {"power": 200_000, "sound": 512}[args.study]
+    args.tokens = args.tokens or {"power": 200_000, "sound": 256}[args.study]
     args.runs = args.runs or 200
     done = {}
     if args.output.exists():

@@ -26,9 +26,9 @@ def tables(seed, *shape, size=V):
 
 
 def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None, drafted=None):
-    """`[B, 2, D]` and variances, of texts `[B, 2]` that are drawn side by side after the token 0;
-    the tables of the second token depend on the first one. Draft tokens are of a table, and nothing
-    is bet on them, or `drafted` of each column.
+    """`[B, 2, D]`, variances, and bets on the loop `[B, 2]`, of texts `[B, 2]` that are drawn side
+    by side after the token 0; the tables of the second token depend on the first one. Draft tokens
+    are of a table, and nothing is bet on them, or `drafted` of each column.
     """
     directions = Directions([[0]] * len(texts), texts.tolist(), learned=learned)
     found = []
@@ -39,10 +39,15 @@ def gains_of(texts, target, draft=None, tokens=None, loop=None, learned=None, dr
         probs = None if draft is None else draft[row][:, None].expand(-1, 2, -1)
         own = None if loop is None else loop[row]
         found.append(directions.step(target[row], Draft(proposed, probs), own))
-    found = [torch.stack([getattr(f, name) for f in found], 1) for name in ("gains", "variances")]
-    return found if drafted is not None else [each.where(~OF_DRAFT, 0) for each in found]
+    found = [torch.stack([getattr(f, name) for f in found], 1) for name in NAMES]
+    return (
+        found
+        if drafted is not None
+        else [*(each.where(~OF_DRAFT, 0) for each in found[:2]), found[2]]
+    )
 
 
+NAMES = "gains", "variances", "loop_bets"
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=2)))
 LENGTHS = torch.tensor([2, 2])
 
@@ -95,7 +100,7 @@ def test_drafts_are_bet_on_against_their_own_probabilities():
         first, second = drafts
         mass = (law[text] * draft[0, first] * draft[1 + TEXTS[text, 0], second]).item()
         options = {"learned": copy.deepcopy(learned), "drafted": drafts}
-        gains, variance = gains_of(TEXTS[[text]], target, draft, **options)
+        gains, variance, _ = gains_of(TEXTS[[text]], target, draft, **options)
         means, squares = means + mass * gains, squares + mass * gains**2
         variances = variances + mass * variance
         one = Wealth(D)
@@ -107,15 +112,16 @@ def test_drafts_are_bet_on_against_their_own_probabilities():
     assert wealth == pytest.approx(1, abs=1e-12)
 
 
-def mean_wealth(law, target, draft, shift=0.0, tolerance=0.0):
+def mean_wealth(law, target, draft, shift=0.0, tolerance=0.0, loop=None):
     """The exact mean of the wealth after two texts, which are drawn from a law side by side; the
     means of all gains are moved.
     """
     mean, learned = 0.0, learned_before(target)
     for texts, mass in pairs(law):
         wealth = Wealth(D, tolerance=tolerance)
-        gains, _ = gains_of(texts, target, draft, learned=copy.deepcopy(learned))
-        wealth.add(gains + shift, LENGTHS)
+        options = {"loop": loop, "learned": copy.deepcopy(learned)}
+        gains, _, bets = gains_of(texts, target, draft, **options)
+        wealth.add(gains + shift, LENGTHS, None if loop is None else bets)
         mean += mass * wealth.e_value
     return mean
 
@@ -128,6 +134,21 @@ def test_the_wealth_is_a_martingale_and_grows_where_the_law_is_another():
     for shift in (0.1, -0.1):  # of all directions, which is what a tolerance is for
         assert mean_wealth(law, target, draft, shift) > 1 + 1e-5
         assert mean_wealth(law, target, draft, shift, tolerance=0.1) <= 1 + 1e-12
+
+
+def test_a_bet_on_what_the_loop_drew_from_is_fair_and_grows_where_it_did():
+    """Fair but for what is cut, where the target's probability is less than an eighth."""
+    target, draft = tables(5, 1 + V), tables(6, 1 + V)
+    near = 0.5 * target + 0.5 * tables(7, 1 + V)
+    near = torch.minimum(near, 3 * target)
+    near = near / near.sum(dim=-1, keepdim=True)
+    assert mean_wealth(weights(target), target, draft, loop=near) == pytest.approx(1, abs=1e-12)
+    far = tables(8, 1 + V)
+    assert (far / target).max() > 8
+    fair = mean_wealth(weights(target), target, draft, loop=far)
+    assert 0.9 < fair < 1
+    known, unknown = (mean_wealth(weights(far), target, draft, loop=p) for p in (far, None))
+    assert known - 1 > 2 * (unknown - 1) > 0
 
 
 def coins(generator, rows, length, chance):

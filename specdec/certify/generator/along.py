@@ -250,7 +250,7 @@ class Sentinel:
         read = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
         lengths = torch.tensor([len(text) for text in texts])
         is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
-        self._wealth.add(read.gains, lengths)
+        self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
         self._num_texts += len(texts)
         self._draft_distance += read.distance.sum().item()
         if scores is not None:

@@ -71,18 +71,22 @@ class Wealth:
         self._log_prior = (prior[:, None, None] * on[:, None]).log()
         self.log_e = self.log_peak = 0.0
 
-    def add(self, gains: Tensor, lengths: Tensor) -> None:
+    def add(self, gains: Tensor, lengths: Tensor, last_bets: Tensor | None = None) -> None:
         """Bets along more texts, which are drawn side by side.
 
         Args:
             gains: `[B, T, D]` float64, each in -2..2, 0 where a row has ended.
             lengths: `[B]` tokens of each row.
+            last_bets: `[B, T]` logarithms of factors with a mean of at most 1, which take the place
+                of stakes on the last direction; without a tolerance only.
         """
         check_tensor("gains", gains, (len(lengths), None, self._logs.shape[1]), (torch.float64,))
         stakes = torch.tensor(STAKES, dtype=torch.float64)
         price = (stakes.abs() * self._tolerance).log1p()
         rows = [(row[..., None] * stakes).log1p().sum(dim=0) for row in gains.cpu()]  # [D, S]
-        wealths = torch.stack(rows) - lengths.cpu()[:, None, None] * price
+        wealths = torch.stack(rows) - lengths.cpu()[:, None, None] * price  # [B, D, S]
+        if last_bets is not None and not self._tolerance:
+            wealths[:, -1] = last_bets.cpu().sum(dim=1, keepdim=True)
         for logs, share in zip(self._logs, SHARES, strict=True):
             beside = math.log1p(-share) if share < 1 else -math.inf
             kept = torch.full_like(wealths, beside)
