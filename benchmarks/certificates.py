@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="at most, per run")
     parser.add_argument("--runs", type=int, help="sound: 200, level: 2000")
     parser.add_argument("--only", nargs="*", help="faults")
-    parser.add_argument("--seconds", type=float, default=240.0, help="half: at most, per run")
+    parser.add_argument("--seconds", type=float, default=180.0, help="half: at most, per run")
     args = parser.parse_args()
     print(about(), flush=True)
     if args.study == "half":

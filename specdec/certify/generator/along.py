@@ -167,7 +167,8 @@ class Sentinel:
     """Bets along texts that are generated anyway, and raises an error when they cannot be the
     target's.
 
-    Costs one forward of the target per text, and with drafts one step per token as well.
+    Costs one forward of the target per text, and with drafts one step per token as well. Texts must
+    be drawn independently: a seed that serves two rows, or a text that comes twice, is a fault.
 
     Args:
         generator: that writes the texts.
@@ -220,7 +221,7 @@ class Sentinel:
         scores: Sequence[Tensor] | None = None,
         **options: Any,
     ) -> None:
-        """Bets along finished texts.
+        """Bets along finished texts, which were drawn side by side.
 
         Args:
             prompts: ids of each, without padding.
