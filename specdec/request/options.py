@@ -240,6 +240,8 @@ def _merged(own: GenerationConfig, options: dict) -> tuple[GenerationConfig, dic
     given = options.pop("generation_config", None)
     config = GenerationConfig() if given is None else copy.deepcopy(given)
     config.update(**own.to_dict(), defaults_only=True, allow_custom_entries=True)
+    if options.get("output_scores") or options.get("output_logits"):
+        config.return_dict_in_generate = True  # or HF warns that nobody would see them
     return config, config.update(**options)
 
 

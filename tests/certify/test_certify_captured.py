@@ -27,7 +27,7 @@ from specdec.evaluation import compare, every_anchor, measure_costs, replay
 from specdec.request import Sampling
 from specdec.samplers import BlockSampler
 
-QUICK = {"num_samples": 96, "num_tokens": 8, "audit_tokens": 12}
+QUICK = {"num_samples": 32, "num_tokens": 8, "audit_tokens": 12}
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 on_each = pytest.mark.parametrize("device", PLACES)
 

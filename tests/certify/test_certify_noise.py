@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_certify_runs import drafter
+from test_certify_runs import certify_run, drafter
 from text_laws import PROMPT, TARGET, tiny
 
 from specdec import CouplingSampler, RejectionSampler, SpeculativeGenerator
@@ -52,12 +52,19 @@ def with_noise(noise):
     return sampler
 
 
-@pytest.mark.parametrize(
-    "noise", [SharesStreams, SharesAcceptance, ReusedOnTheNextStep, OneSeedForAll]
-)
+NOISES = [SharesStreams, SharesAcceptance, ReusedOnTheNextStep, OneSeedForAll]
+
+
+@pytest.mark.parametrize("noise", NOISES)
 def test_noise_that_is_used_twice_fails(noise):
     generator = SpeculativeGenerator(tiny(TARGET), drafter(), with_noise(noise))
     assert not audit_noise(generator, [PROMPT, [2, 2]], 20, Sampling(top_k=4)).passed
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_noise_that_is_used_twice_is_also_seen_in_the_text(noise):
+    options = {"num_samples": 256, "settings": [{"top_k": 3}]}
+    assert not certify_run(drafter(), with_noise(noise), **options).text.passed
 
 
 class OutOfRange(Noise):

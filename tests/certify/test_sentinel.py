@@ -120,6 +120,18 @@ def test_a_generator_without_drafts_is_judged_by_the_target_alone():
     assert "of probability moved to the likeliest token" in str(sentinel.found)
 
 
+def test_a_pass_with_a_small_p_has_a_comment():
+    sentinel = Sentinel(generator())
+    prompts, texts, _ = rollouts(generator(), 8, temperature=1.0, neutral=True)
+    sentinel(prompts, texts, temperature=1.0, neutral=True)
+    found = sentinel.found
+    assert "p is small" not in str(found)
+    small = replace(found, log_peak=8.0)  # p is 0.00034
+    assert small.passed
+    assert "p is small: one sound generator in 2981 comes so far" in str(small)
+    assert "p is small" not in str(replace(found, log_peak=20.0))  # which fails
+
+
 def test_half_precision_is_allowed_to_round():
     model = tiny(TARGET)
     half = SpeculativeGenerator(Target(type(model)(model.config).eval().bfloat16()), None)

@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from specdec.arguments import check_number
 from specdec.certify.generator.directions import DIRECTIONS, DRAFT_ABOVE, TOP
+from specdec.certify.generator.learned import Learned
 from specdec.certify.generator.martingale import Wealth, needed_score
 from specdec.certify.generator.reading import Reader
 from specdec.generator import SpeculativeGenerator
@@ -21,7 +22,11 @@ from specdec.results import RowStep
 _SIGMAS = 1.96  # of 95 % intervals
 _ROUNDED = 0.002
 """Tolerance in half precision, where the loop's own distributions are not known."""
-_MOST_FAR = 1 / 500
+ON_LOOP = 0.25
+"""Share of the wealth that is bet on the loop's own distributions, where these are known."""
+_SMALL = 0.01
+"""A p below which a pass needs a comment."""
+MOST_FAR = 1 / 500
 """Share of tokens at which the loop may be further from HF's forward than rounding: a cutoff that
 falls between two nearly equal tokens.
 """
@@ -82,7 +87,7 @@ class TextTest:
     @property
     def passed(self) -> bool:
         """Nothing was found; `detectable` says what would have been."""
-        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= _MOST_FAR
+        return self.log_peak < -math.log(self.false_alarm) and self.far_share <= MOST_FAR
 
     @property
     def e_value(self) -> float:
@@ -124,7 +129,8 @@ class TextTest:
 
     @property
     def _score(self) -> float:
-        return needed_score(len(DIRECTIONS), self.false_alarm)
+        share = 1.0 if self.loop_distance is None else 1 - ON_LOOP
+        return needed_score((len(DIRECTIONS) - 1) / share, self.false_alarm)
 
     def __str__(self) -> str:
         kind = "drafted tokens" if self.draft_distance else "the likeliest token"
@@ -137,8 +143,13 @@ class TextTest:
             f"moved to {kind}: {moved.mean:.2%} +- {_SIGMAS * moved.error:.2%}"
             + f" (a rule that keeps every draft: {self.draft_distance:.1%})"
             * (self.draft_distance > 0),
-            f"leans most: {lean.name} ({DIRECTIONS[lean.name]}), {lean.z:+.1f} sigma",
+            f"leans most: {lean.name} ({DIRECTIONS[lean.name].what}), {lean.z:+.1f} sigma",
         ]
+        if self.passed and self.p_value < _SMALL:
+            lines.append(
+                f"p is small: one sound generator in {1 / self.p_value:.0f} comes so far; draw "
+                "more texts (num_samples, until_sure=True) to see whether e falls again"
+            )
         if self.positions:
             by = ", ".join(f"{name}: {each.z:+.1f}" for name, each in self.positions.items())
             lines.append(f"by position in the step: {by}")
@@ -156,7 +167,8 @@ class Sentinel:
     """Bets along texts that are generated anyway, and raises an error when they cannot be the
     target's.
 
-    Costs one forward of the target per text, and with drafts one step per token as well.
+    Costs one forward of the target per text, and with drafts one step per token as well. Texts must
+    be drawn independently: a seed that serves two rows, or a text that comes twice, is a fault.
 
     Args:
         generator: that writes the texts.
@@ -192,10 +204,10 @@ class Sentinel:
     ):
         self._alarm = check_number("false_alarm", false_alarm, above=0, below=1)
         self._reader = Reader(generator, reference, with_drafts)
-        self._tolerance, self._raises = tolerance, raises
+        self._tolerance, self._raises, self._learned = tolerance, raises, Learned()
         self._wealth: Wealth | None = None
-        count, zeros = len(DIRECTIONS), torch.zeros(len(DIRECTIONS), dtype=torch.float64)
-        self._effects = zeros.clone()
+        count = len(DIRECTIONS)
+        self._effects = torch.zeros(count, dtype=torch.float64)
         self._sums: dict[str, Tensor] = {"": torch.zeros(3, count, dtype=torch.float64)}
         self._num_texts = self._num_far = 0
         self._draft_distance, self._loop_distance = 0.0, None
@@ -209,7 +221,7 @@ class Sentinel:
         scores: Sequence[Tensor] | None = None,
         **options: Any,
     ) -> None:
-        """Bets along finished texts.
+        """Bets along finished texts, which were drawn side by side.
 
         Args:
             prompts: ids of each, without padding.
@@ -230,25 +242,30 @@ class Sentinel:
         if self._wealth is None:
             rounded = self._reader.is_rounded and scores is None
             usual = _ROUNDED if rounded else 0.0
-            tolerance = usual if self._tolerance is None else self._tolerance
-            self._wealth = Wealth(len(DIRECTIONS), tolerance=tolerance)
-        read = self._reader.read(*map(list, zip(*pairs, strict=True)), options, scores)
-        rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
-        for row, each in enumerate(read):
-            self._wealth.add(each.gains)
-            self._num_texts += 1
-            self._draft_distance += each.distance.sum().item()
-            if scores is not None:
-                self._loop_distance = (self._loop_distance or 0.0) + each.loop_distance.sum().item()
-                self._num_far += int((each.loop_distance > rounding).sum())
-            labels = _labels(steps[row], len(each.gains)) if steps is not None else []
-            is_bonus = torch.tensor([label == "bonus" for label in labels] or [False])
-            self._effects += (each.effects * ~is_bonus[:, None]).sum(dim=0)
-            moments = torch.stack([each.gains, each.variances, torch.ones_like(each.gains)])
-            self._sums[""] += moments.sum(dim=1)
-            for label in set(labels):
-                here = torch.tensor([label == other for other in labels])
-                self._sums[label] = self._sums.get(label, 0) + moments[:, here].sum(dim=1)
+            self._wealth = Wealth(
+                len(DIRECTIONS),
+                tolerance=usual if self._tolerance is None else self._tolerance,
+                last=0.0 if scores is None else ON_LOOP,
+            )
+        prompts, texts = map(list, zip(*pairs, strict=True))
+        read = self._reader.read(prompts, texts, options, scores, self._learned, self._num_texts)
+        lengths = torch.tensor([len(text) for text in texts])
+        is_text = torch.arange(read.gains.shape[1]) < lengths[:, None]  # [B, T]
+        self._wealth.add(read.gains, lengths, None if scores is None else read.loop_bets)
+        self._num_texts += len(texts)
+        self._draft_distance += read.distance.sum().item()
+        if scores is not None:
+            rounding = torch.finfo(self._reader.generator.target.dtype).eps ** 0.5
+            self._loop_distance = (self._loop_distance or 0.0) + read.loop_distance.sum().item()
+            self._num_far += int((read.loop_distance > rounding).sum())
+        labels = [_labels(row, is_text.shape[1]) for row in steps or [()] * len(texts)]
+        is_drafted = torch.tensor([[label != "bonus" for label in row] for row in labels])
+        self._effects += (read.effects * is_drafted[..., None]).sum(dim=(0, 1))
+        moments = torch.stack([read.gains, read.variances, torch.ones_like(read.gains)])
+        self._sums[""] += moments[:, is_text].sum(dim=1)
+        for label in {label for row in labels for label in row} - {""}:
+            here = is_text & torch.tensor([[label == other for other in row] for row in labels])
+            self._sums[label] = self._sums.get(label, 0) + moments[:, here].sum(dim=1)
         if self._raises and not (found := self.found).passed:
             raise CertificateError(
                 "the texts of this run do not have the target's distribution; "
@@ -289,13 +306,13 @@ def _leanings(sums: Tensor) -> tuple[Leaning, ...]:
 
 
 def _labels(steps: Sequence[RowStep], count: int) -> list[str]:
-    """Where in its step each token was emitted."""
+    """Where in its step each token was emitted, `""` where that is not known."""
     labels = [
         "bonus" if kind == "bonus" else str(position)
         for step in steps
         for position, kind in enumerate(step.kinds, start=1)
     ]
-    return labels[:count]
+    return (labels + [""] * count)[:count]
 
 
 def _short(log_e: float) -> str:

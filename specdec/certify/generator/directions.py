@@ -2,53 +2,133 @@
 
 A wrong rule leans to what was drafted, or away from it: the first eight compare the target's
 distribution p with the draft's q. A wrong cache, mask or row of logits leans to tokens that the
-target finds too unlikely, or that another context makes likely: the others see this, and need no
-draft; the last one sees best, where the generator's own logits are known. All have values in -1..1,
-0 for all tokens where what they need is not there.
+target finds too unlikely, or that another context makes likely: the next ones see this, and need no
+draft; the last one sees best, where the generator's own logits are known. Numbers that are used
+twice show in where tokens stand among all when these are lined up by their ids. Two directions are
+learned from the texts before. Some are of draft tokens: these claim to be drawn from q, which is a
+bet of its own. All have values in -1..1, 0 for all tokens where what they need is not there.
 
-Legend: B rows, D directions, V vocabulary, K draft tokens (nodes of a tree).
+A column of new tokens is drawn row by row, and the draft before the token: what a row bets on may
+depend on the rows before it.
+
+Legend: B rows, T tokens of the longest text, D directions, V vocabulary, K draft tokens (nodes of a
+tree).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from specdec.certify.generator.learned import Learned
 from specdec.types import Draft
 
-DIRECTIONS = {
-    "draft above target": "sign(q - p)",
-    "accept draws small": "what accept draws that are 2 % too small add to p, relative to p",
-    "accept draws large": "what accept draws that are 2 % too large take from p, relative to p",
-    "log q / p": "of the first draft token",
-    "log q / p, second": "of the second draft token, where the first is the text's",
-    "log q": "how likely the first draft token is in the draft",
-    "proposed": "a first token of the draft",
-    "proposed second": "a second token of the draft, after the text's own first one",
-    "impossible": "p is 0",
-    "log p": "how likely the token is",
-    "top 1": "the likeliest token",
-    "top 8": "one of the eight likeliest tokens",
-    "recent": "one of the last 64 tokens",
-    "again": "what followed the last token where it was last seen",
-    "row before": "log of the p of one token earlier / p",
-    "average": "log of the mean p of the text so far / p",
-    "quantile": "where the token stands when tokens are lined up by their ids",
-    "loop": "log of the p that the loop drew from / p",
-}
-"""What each is of a token, in their order."""
-DRAFT_ABOVE, TOP = 0, list(DIRECTIONS).index("top 1")
-"""Those whose mean is twice a total variation, and a total variation."""
 _RECENT = 64
 _MOST = 10.0
 """Where the effects of accept draws are cut; few tokens move by more than 20 %."""
+_SURE = 0.9
+"""Stake on the loop's own distribution, of which a token may be no draw either."""
+_MOST_RATIO = 8.0
+"""Rounding may move the cutoff of a truncation, so that p is 0 in one of two computations."""
+
+
+class Proposal(NamedTuple):
+    """Tokens that are drafted for one column."""
+
+    q: Tensor  # `[B, V]` what the first of them was drawn from, 0 where there is none
+    tokens: Tensor  # `[B, V]` 1 for each of them
+    first: Tensor  # `[B, 1]`
+    is_drawn: Tensor  # `[B]` from q, which is no point mass
+
+
+class Before(NamedTuple):
+    """What is known before a column of tokens is drawn; `[B, V]` float64 where no shape is said."""
+
+    p: Tensor  # the target's distribution
+    loop: Tensor  # what the generator took for p; p where it is not known
+    first: Proposal  # of this column
+    second: Proposal  # of this column after the draft's first token, where that is the text's
+    small: Tensor  # what accept draws that are 2 % too small add to p, relative to p
+    last: Tensor  # p of one token earlier
+    mean: Tensor  # of p over the text so far
+    recent: Tensor  # 1 for the last 64 tokens
+    again: Tensor  # 1 for what followed the last token where it was last seen
+    beside: Tensor  # 1 for this column's token of the row before
+    last_midst: Tensor  # `[B, 1]` where the last token stood
+    midst_beside: Tensor  # `[B, 1]` where this column's token of the row before stands
+    learned: Tensor  # by how much each token was seen too often
+    learned_here: Tensor  # in this context
+    learned_draft: Tensor  # of draft tokens
+
+
+class Direction(NamedTuple):
+    """A function of tokens: of the text, or of first draft tokens that were drawn from q."""
+
+    what: str
+    values: Callable[[Before], Tensor]
+    is_of_draft: bool = False
+
+
+DIRECTIONS = {
+    "draft above target": Direction(
+        "sign(q - p)", lambda b: (b.first.q - b.p).sign() * _is_there(b.first.q)
+    ),
+    "accept draws small": Direction(
+        "what accept draws that are 2 % too small add to p, relative to p",
+        lambda b: b.small.clamp(-_MOST, _MOST) / _MOST,
+    ),
+    "accept draws large": Direction(
+        "what accept draws that are 2 % too large take from p, relative to p",
+        lambda b: accept_effect(b.p, b.first.q, 1.02).clamp(-_MOST, _MOST) / _MOST,
+    ),
+    "log q / p": Direction("of the first draft token", lambda b: _log_ratio(b.first.q, b.p, 2.0)),
+    "log q / p, second": Direction(
+        "of the second draft token, where the first is the text's",
+        lambda b: _log_ratio(b.second.q, b.p, 2.0),
+    ),
+    "log q": Direction(
+        "how likely the first draft token is in the draft", lambda b: _log(b.first.q)
+    ),
+    "proposed": Direction("a first token of the draft", lambda b: b.first.tokens),
+    "proposed second": Direction(
+        "a second token of the draft, after the text's own first one", lambda b: b.second.tokens
+    ),
+    "impossible": Direction("p is 0", lambda b: (b.p == 0).to(b.p)),
+    "log p": Direction("how likely the token is", lambda b: _log(b.p)),
+    "top 1": Direction("the likeliest token", lambda b: _top(b.p, 1)),
+    "top 8": Direction("one of the eight likeliest tokens", lambda b: _top(b.p, 8)),
+    "recent": Direction("one of the last 64 tokens", lambda b: b.recent),
+    "again": Direction("what followed the last token where it was last seen", lambda b: b.again),
+    "row before": Direction("p of one token earlier / p", lambda b: _log_ratio(b.last, b.p, 4.0)),
+    "average": Direction("mean p of the text so far / p", lambda b: _log_ratio(b.mean, b.p, 4.0)),
+    "quantile": Direction("where it stands when tokens are lined up", lambda b: _midst(b.p)),
+    "quantile again": Direction(
+        "it stands where the token before stood", lambda b: _midst(b.p) * b.last_midst
+    ),
+    "quantile beside": Direction(
+        "it stands where another row's token stands", lambda b: _midst(b.p) * b.midst_beside
+    ),
+    "beside": Direction("this column's token of another row", lambda b: b.beside),
+    "learned": Direction("seen too often in the texts before", lambda b: b.learned),
+    "learned here": Direction("seen too often after the last tokens", lambda b: b.learned_here),
+    "draft, log q": Direction("draft tokens are too likely in it", lambda b: _log(b.first.q), True),
+    "draft, quantile": Direction("where draft tokens stand", lambda b: _midst(b.first.q), True),
+    "draft, learned": Direction("drafted too often here", lambda b: b.learned_draft, True),
+    "loop": Direction("what the loop drew from / p", lambda b: _log_ratio(b.loop, b.p, 0.4)),
+}
+"""In their order; the last one is empty where the loop's own distributions are not known."""
+DRAFT_ABOVE, TOP = 0, list(DIRECTIONS).index("top 1")
+"""Those whose mean is twice a total variation, and a total variation."""
 
 
 @dataclass(frozen=True, eq=False)
 class Gains:
-    """Of one token per row; float64.
+    """Of one token per row; float64, 0 where a row has ended.
 
     Args:
         gains: `[B, D]` f(x) - mean of f.
@@ -57,6 +137,8 @@ class Gains:
             multiplied by 1 - epsilon (token-wise rule; epsilon near 2 %).
         distance: `[B]` total variation between draft and target, 0 without a draft.
         loop_distance: `[B]` between what the generator drew from and p, 0 where it is not known.
+        loop_bets: `[B]` logarithms of a bet that x is drawn from the former: 1 + 0.9 (ratio - 1) of
+            its probability and p, which is 1 in the mean, or less where a ratio is cut.
     """
 
     gains: Tensor
@@ -64,20 +146,35 @@ class Gains:
     effects: Tensor
     distance: Tensor
     loop_distance: Tensor
+    loop_bets: Tensor
 
 
 class Directions:
     """Follows the texts of a batch, token by token.
 
     Args:
-        texts: `[B, L]` prompt and text of each row, padded on the right.
-        lengths: `[B]` tokens of the prompts.
+        prompts: ids of each row.
+        texts: what follows them.
+        device: of the distributions.
+        learned: from earlier texts, and from these ones on; `None` for a new one.
     """
 
-    def __init__(self, texts: Tensor, lengths: Tensor):
-        self._texts, self._lengths = texts, lengths.clone()
+    def __init__(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        device: torch.device | str = "cpu",
+        learned: Learned | None = None,
+    ):
+        # One token more, which is never looked at: rows that have ended stay there.
+        rows = [torch.tensor([*p, *t, 0]) for p, t in zip(prompts, texts, strict=True)]
+        self._texts = pad_sequence(rows, batch_first=True).to(device)
+        self._ends = torch.tensor([len(row) - 1 for row in rows], device=device)
+        self._lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._learned = Learned() if learned is None else learned
         self._last: Tensor | None = None  # p of the token before
         self._sum: Tensor | None = None  # of all p so far
+        self._midst: Tensor | None = None  # of the token before
         self._draft: Draft | None = None  # after the anchor before the last token
 
     def step(self, probs: Tensor, draft: Draft | None, loop: Tensor | None = None) -> Gains:
@@ -88,56 +185,70 @@ class Directions:
             draft: made after the text before, without knowledge of the token; `None` for none.
             loop: `[B, V]`, what the generator itself took for p; `None` where it is not known.
         """
-        p, last = probs, probs if self._last is None else self._last
-        mean = p if self._sum is None else self._sum / self._sum.sum(dim=-1, keepdim=True)
-        first, second = first_proposals(draft), self._second_proposals()
-        q, q2 = (_as_distribution(found, p) for found in (first, second))
-        has_draft, has_second = q.sum(dim=-1, keepdim=True) > 0, q2.sum(dim=-1, keepdim=True) > 0
-        small, large = (accept_effect(p, q, factor) * has_draft for factor in (0.98, 1.02))
-        best = p.topk(min(8, p.shape[-1]), dim=-1)
-        found = (
-            (q - p).sign() * has_draft,
-            small.clamp(-_MOST, _MOST) / _MOST,
-            large.clamp(-_MOST, _MOST) / _MOST,
-            _log_ratio(q, p, 2.0) * has_draft,
-            _log_ratio(q2, p, 2.0) * has_second,
-            _log(q) * has_draft,
-            _indicator(p, *first[:2]),
-            _indicator(p, *second[:2]),
-            (p == 0).to(p.dtype),
-            _log(p),
-            _indicator(p, best.indices[:, :1]),
-            (p >= best.values[:, -1:]).to(p.dtype),
-            _indicator(p, self._recent()),
-            _indicator(p, *self._again()),
-            _log_ratio(last, p, 4.0),
-            _log_ratio(mean, p, 4.0),
-            p - 2 * p.cumsum(dim=-1) + 1,
-            torch.zeros_like(p) if loop is None else _log_ratio(loop, p, 0.5),
-        )
+        goes_on = self._lengths < self._ends
+        before = self.before(probs, draft, loop, goes_on)
         tokens = self._texts.gather(1, self._lengths[:, None])
-        sums = [_moments(p, f, tokens, small) for f in found]
-        gains, variances, effects = (torch.stack(each, dim=-1) for each in zip(*sums, strict=True))
-        far = [(each - p).clamp(min=0).sum(dim=-1) for each in (q, p if loop is None else loop)]
-        self._last, self._draft = p, draft
-        self._sum = p if self._sum is None else self._sum + p
-        self._lengths = (self._lengths + 1).clamp(max=self._texts.shape[1] - 1)
-        return Gains(gains, variances, effects, *far)
+        drafted, is_drawn = before.first.first, before.first.is_drawn & goes_on
+        none, sums = torch.zeros_like(before.small), []
+        for each in DIRECTIONS.values():
+            f = each.values(before)
+            if each.is_of_draft:
+                moments = _moments(before.first.q, f, drafted, none)
+                sums.append([moment * is_drawn for moment in moments])
+            else:
+                sums.append([m * goes_on for m in _moments(probs, f, tokens, before.small)])
+        gains = [torch.stack(each, dim=-1) for each in zip(*sums, strict=True)]
+        far = [
+            (q - probs).clamp(min=0).sum(dim=-1) * goes_on for q in (before.first.q, before.loop)
+        ]
+        ratio = before.loop.gather(1, tokens) / probs.gather(1, tokens).clamp(min=1e-300)
+        bets = (1 + _SURE * (ratio[:, 0].clamp(max=_MOST_RATIO) - 1)).log() * goes_on
+        last = self._last_tokens(2)
+        self._learned.add(last[goes_on], probs[goes_on], tokens[goes_on])
+        self._learned.of_draft.add(last[is_drawn], before.first.q[is_drawn], drafted[is_drawn])
+        self._last, self._draft, self._midst = probs, draft, _midst(probs).gather(1, tokens)
+        self._sum = probs if self._sum is None else self._sum + probs
+        self._lengths = (self._lengths + 1).minimum(self._ends)
+        return Gains(*gains, *far, bets)
 
-    def _second_proposals(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """As `first_proposals`, after the first proposed token that is the text's."""
-        if self._draft is None:
-            return first_proposals(None)
-        draft, tokens = self._draft, self._texts.gather(1, self._lengths[:, None] - 1)
+    def before(
+        self, p: Tensor, draft: Draft | None, loop: Tensor | None, goes_on: Tensor
+    ) -> Before:
+        """What the functions of this column are made of; arguments as of `step`."""
+        first = _proposal(p, draft, lambda draft: draft.window_parents == 0)
+        tokens = self._texts.gather(1, self._lengths[:, None])
+        # The row before, if both have a token here.
+        has_beside = (goes_on & goes_on.roll(1))[:, None]
+        has_beside[0] = False
+        newest = self._last_tokens(_RECENT)
+        return Before(
+            p,
+            p if loop is None else loop,
+            first,
+            _proposal(p, self._draft, self._follows_first),
+            accept_effect(p, first.q, 0.98),
+            p if self._last is None else self._last,
+            p if self._sum is None else self._sum / self._sum.sum(dim=-1, keepdim=True),
+            _indicator(p, newest),
+            _indicator(p, *self._again()),
+            _indicator(p, tokens.roll(1, dims=0), has_beside),
+            p.new_zeros(len(p), 1) if self._midst is None else self._midst,
+            _midst(p).gather(1, tokens).roll(1, dims=0) * has_beside,
+            *self._learned.factors(newest[:, :2], p),
+            self._learned.of_draft.factors(newest[:, :2], p)[1],
+        )
+
+    def _last_tokens(self, count: int) -> Tensor:
+        """`[B, count]`, the last one first; the text's first one again where it is too short."""
+        back = torch.arange(1, count + 1, device=self._texts.device)
+        return self._texts.gather(1, (self._lengths[:, None] - back).clamp(min=0))
+
+    def _follows_first(self, draft: Draft) -> Tensor:
+        """`[B, K]` tokens after the first one that is the text's last."""
+        tokens = self._texts.gather(1, self._lengths[:, None] - 1)
         is_first = (draft.window_parents == 0) & draft.is_valid & (draft.tokens == tokens)
         node = is_first.long().argmax(dim=1, keepdim=True) + 1  # its row of the window
-        is_second = (draft.window_parents == node) & draft.is_valid
-        return _proposals(draft, is_second & is_first.any(dim=1, keepdim=True))
-
-    def _recent(self) -> Tensor:
-        """`[B, 64]` the last tokens, the first of them repeated in short texts."""
-        back = torch.arange(1, _RECENT + 1, device=self._texts.device)
-        return self._texts.gather(1, (self._lengths[:, None] - back).clamp(min=0))
+        return (draft.window_parents == node) & is_first.any(dim=1, keepdim=True)
 
     def _again(self) -> tuple[Tensor, Tensor]:
         """`[B, 1]` what followed the last token's latest occurrence, and whether there is one."""
@@ -161,41 +272,41 @@ def accept_effect(p: Tensor, q: Tensor, factor: float) -> Tensor:
     return moved / p.clamp(min=1e-300) / (1 - factor)
 
 
-def first_proposals(draft: Draft | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """`[B, K]` tokens, which of them follow the anchor, and `[B, V]` what the first of these was
-    drawn from, `None` for a point mass.
-    """
-    if draft is None:
-        return torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0, dtype=torch.bool), None
-    return _proposals(draft, (draft.window_parents == 0) & draft.is_valid)
-
-
-def _proposals(draft: Draft, is_meant: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    if draft.probs is None or not draft.tokens.shape[1]:
-        return draft.tokens, is_meant, None
-    first = is_meant.long().argmax(dim=1)
-    probs = draft.probs[torch.arange(len(first), device=first.device), first]
-    return draft.tokens, is_meant, probs
-
-
-def _as_distribution(found: tuple[Tensor, Tensor, Tensor | None], p: Tensor) -> Tensor:
-    """`[B, V]`: of the first proposed token; zeros where nothing is proposed."""
-    tokens, is_meant, probs = found
-    if not tokens.shape[1]:
-        return torch.zeros_like(p)
-    if probs is not None:
-        return probs.to(p.dtype) * is_meant.any(dim=1, keepdim=True)
-    first = is_meant.long().argmax(dim=1, keepdim=True)
-    return _indicator(p, tokens.gather(1, first), is_meant.gather(1, first))
+def _proposal(p: Tensor, draft: Draft | None, is_meant: Callable[[Draft], Tensor]) -> Proposal:
+    """Those tokens of a draft that are meant."""
+    if draft is None or not draft.tokens.shape[1]:
+        none = torch.zeros_like(p)
+        return Proposal(none, none, none[:, :1].long(), none[:, 0] > 0)
+    meant = is_meant(draft) & draft.is_valid
+    index, is_there = meant.long().argmax(dim=1, keepdim=True), meant.any(dim=1, keepdim=True)
+    first = draft.tokens.gather(1, index).clamp(min=0)
+    if draft.probs is None:
+        q = _indicator(p, first, is_there)
+    else:
+        q = draft.probs.take_along_dim(index[..., None], 1)[:, 0].to(p) * is_there
+    is_drawn = is_there[:, 0] & (draft.probs is not None)
+    return Proposal(q, _indicator(p, draft.tokens, meant), first, is_drawn)
 
 
 def _indicator(p: Tensor, tokens: Tensor, is_meant: Tensor | None = None) -> Tensor:
     """`[B, V]`: 1 for the tokens `[B, n]` that are meant, 0 for others."""
-    tokens = tokens.clamp(min=0).to(p.device)
-    ones = torch.ones_like(tokens, dtype=p.dtype)
-    ones = ones if is_meant is None else is_meant.to(p)
-    tokens, ones = (each.expand(len(p), -1) for each in (tokens, ones))
-    return torch.zeros_like(p).scatter_reduce_(1, tokens, ones, "amax")
+    ones = torch.ones_like(tokens) if is_meant is None else is_meant
+    return torch.zeros_like(p).scatter_reduce_(1, tokens.clamp(min=0), ones.to(p), "amax")
+
+
+def _midst(p: Tensor) -> Tensor:
+    """Where each token stands among all, in -1..1; its mean is 0."""
+    return p - 2 * p.cumsum(dim=-1) + 1
+
+
+def _is_there(q: Tensor) -> Tensor:
+    """`[B, 1]`: something is proposed."""
+    return q.sum(dim=-1, keepdim=True) > 0
+
+
+def _top(p: Tensor, count: int) -> Tensor:
+    """1 for the likeliest tokens; ties count all."""
+    return (p >= p.topk(min(count, p.shape[-1]), dim=-1).values[:, -1:]).to(p)
 
 
 def _log(p: Tensor) -> Tensor:
@@ -203,8 +314,9 @@ def _log(p: Tensor) -> Tensor:
 
 
 def _log_ratio(q: Tensor, p: Tensor, most: float) -> Tensor:
+    """log q / p, cut; 0 where there is no q."""
     ratio = q.clamp(min=1e-30).log() - p.clamp(min=1e-30).log()
-    return ratio.clamp(-most, most) / most
+    return ratio.clamp(-most, most) / most * _is_there(q)
 
 
 def _moments(p: Tensor, f: Tensor, tokens: Tensor, accept: Tensor) -> tuple[Tensor, ...]:

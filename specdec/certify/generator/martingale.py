@@ -10,7 +10,9 @@ of somebody who stakes a share s (|s| <= 0.4) of it on every gain, the product o
 martingale that begins with 1, and exceeds 1 / alpha at *any* time with probability at most alpha
 (Ville). A mean of several such wealths is one as well: over functions f ("directions"), stakes of
 both signs, and shares w of rows. The last is for faults in few rows: with w < 1 the wealth is the
-product over rows of 1 - w + w (wealth of the row).
+product over rows of 1 - w + w (wealth of the row). Rows that are drawn side by side
+are bet on column by column, row by row: the functions may depend on all that was drawn before in
+this order, and the wealth counts when all rows are finished.
 
 Where p_t is known up to rounding only, a tolerance widens the claim: |mean of gain_t| <= tolerance.
 Each factor is then divided by 1 + |s| tolerance, which leaves a supermartingale.
@@ -33,9 +35,8 @@ STAKES = tuple(sign * 0.4 * 2.0**-k for k in range(7) for sign in (1, -1))
 a direction by mu is mu / variance, and one that is sqrt(2) off grows 17 % more slowly.
 """
 SHARES = (1.0, 1 / 8, 1 / 50)
-"""Of rows that are thought to be at fault. Half of the wealth is bet on all of them."""
-_PRIOR = (0.5, 0.25, 0.25)
-NUM_BETS = len(STAKES) * len(SHARES)
+"""Of rows that are thought to be at fault. Most of the wealth is bet on all of them."""
+_PRIOR = (0.75, 0.125, 0.125)
 
 
 class Wealth:
@@ -44,6 +45,7 @@ class Wealth:
     Args:
         num_directions: D.
         tolerance: how far the mean of a gain may be from 0 in a sound generator.
+        last: share of the wealth that is bet on the last direction; `None` for as on the others.
 
     Attributes:
         log_e: logarithm of the wealth.
@@ -51,33 +53,44 @@ class Wealth:
 
     Example:
         >>> wealth = Wealth(1)
-        >>> for _ in range(40):
-        ...     wealth.add(torch.full((8, 1), 0.5, dtype=torch.float64))  # always above its mean
-        >>> wealth.p_value < 1e-6
+        >>> lengths = torch.full((8,), 5)
+        >>> for _ in range(8):
+        ...     wealth.add(torch.full((8, 5, 1), 0.5, dtype=torch.float64), lengths)
+        >>> wealth.p_value < 1e-6  # all gains are above their mean
         True
     """
 
-    def __init__(self, num_directions: int, *, tolerance: float = 0.0):
-        check_integer("num_directions", num_directions, 1)
+    def __init__(self, num_directions: int, *, tolerance: float = 0.0, last: float | None = None):
+        count = check_integer("num_directions", num_directions, 1)
         self._tolerance = check_number("tolerance", tolerance, 0)
-        self._logs = torch.zeros(len(SHARES), num_directions, len(STAKES), dtype=torch.float64)
-        prior = torch.tensor(_PRIOR, dtype=torch.float64) / (num_directions * len(STAKES))
-        self._log_prior = prior.log()[:, None, None]
+        self._logs = torch.zeros(len(SHARES), count, len(STAKES), dtype=torch.float64)
+        prior = torch.tensor(_PRIOR, dtype=torch.float64) / len(STAKES)
+        on = torch.full((count,), 1 / count, dtype=torch.float64)
+        if last is not None:
+            on[:-1], on[-1] = (1 - last) / (count - 1), last
+        self._log_prior = (prior[:, None, None] * on[:, None]).log()
         self.log_e = self.log_peak = 0.0
 
-    def add(self, gains: Tensor) -> None:
-        """Bets along one more text.
+    def add(self, gains: Tensor, lengths: Tensor, last_bets: Tensor | None = None) -> None:
+        """Bets along more texts, which are drawn side by side.
 
         Args:
-            gains: `[T, D]` float64, each in -2..2.
+            gains: `[B, T, D]` float64, each in -2..2, 0 where a row has ended.
+            lengths: `[B]` tokens of each row.
+            last_bets: `[B, T]` logarithms of factors with a mean of at most 1, which take the place
+                of stakes on the last direction; without a tolerance only.
         """
-        check_tensor("gains", gains, (None, self._logs.shape[1]), (torch.float64,))
+        check_tensor("gains", gains, (len(lengths), None, self._logs.shape[1]), (torch.float64,))
         stakes = torch.tensor(STAKES, dtype=torch.float64)
-        factors = (gains.cpu()[..., None] * stakes).log1p()  # [T, D, S]
-        row = factors.sum(dim=0) - len(gains) * (stakes.abs() * self._tolerance).log1p()
+        price = (stakes.abs() * self._tolerance).log1p()
+        rows = [(row[..., None] * stakes).log1p().sum(dim=0) for row in gains.cpu()]  # [D, S]
+        wealths = torch.stack(rows) - lengths.cpu()[:, None, None] * price  # [B, D, S]
+        if last_bets is not None and not self._tolerance:
+            wealths[:, -1] = last_bets.cpu().sum(dim=1, keepdim=True)
         for logs, share in zip(self._logs, SHARES, strict=True):
             beside = math.log1p(-share) if share < 1 else -math.inf
-            logs += torch.logaddexp(row + math.log(share), torch.full_like(row, beside))
+            kept = torch.full_like(wealths, beside)
+            logs += torch.logaddexp(wealths + math.log(share), kept).sum(dim=0)
         self.log_e = (self._logs + self._log_prior).logsumexp(dim=(0, 1, 2)).item()
         self.log_peak = max(self.log_peak, self.log_e)
 
@@ -91,15 +104,11 @@ class Wealth:
         """1 / the largest wealth so far: the chance that a sound generator ever comes so far."""
         return math.exp(-self.log_peak)
 
-    def by_direction(self) -> list[float]:
-        """Logarithms of the wealths of those who bet on one direction only."""
-        alone = self._log_prior + math.log(self._logs.shape[1])
-        return (self._logs + alone).logsumexp(dim=(0, 2)).tolist()
 
-
-def needed_score(num_directions: int, false_alarm: float, power: float = 0.95) -> float:
+def needed_score(num_directions: float, false_alarm: float, power: float = 0.95) -> float:
     """How many standard deviations a sum of gains has to lie from 0 in the mean, so that the wealth
-    reaches 1 / `false_alarm` with probability `power`.
+    reaches 1 / `false_alarm` with probability `power`, where 1 / `num_directions` of it is bet on
+    this direction.
 
     At the best stake the logarithm of the wealth in one direction is near s^2 / 2 with a standard
     deviation of s, and 1 / (number of bets) of it counts.

@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from specdec.certify.generator.directions import Directions, Gains
+from specdec.certify.generator.learned import Learned
 from specdec.generator import SpeculativeGenerator
 from specdec.hf import WARPS
 from specdec.request import Request
@@ -36,8 +37,8 @@ from specdec.request.prompts import left_padded
 from specdec.samplers.given import ROW_BITS, GivenText
 from specdec.types import Draft
 
-_OTHER_SEEDS = 0xC0FFEE << ROW_BITS
-"""Seeds of rows that are read, in whose high bits no seed of a text should be."""
+_OTHER_SEEDS = 1 << 62
+"""Seeds of rows that are read, beyond those of texts. Bits 32 to 61 number the first text."""
 _WARPERS = {
     "temperature": TemperatureLogitsWarper,
     "top_k": TopKLogitsWarper,
@@ -69,8 +70,11 @@ class Reader:
         texts: Sequence[Sequence[int]],
         options: dict[str, Any],
         scores: Sequence[Tensor] | None = None,
-    ) -> list[Gains]:
-        """The gains of all directions along each text, `[T, ...]` instead of `[B, ...]`.
+        learned: Learned | None = None,
+        first: int = 0,
+    ) -> Gains:
+        """The gains of all directions along the texts, `[B, T, ...]` instead of `[B, ...]`; all
+        zeros where a row has ended.
 
         Args:
             prompts: ids of each.
@@ -78,9 +82,31 @@ class Reader:
             options: of `generate`, with which they were drawn.
             scores: for each column of new tokens `[B, V]` what the generator drew from, where it is
                 known: `GenerationResult.scores`.
+            learned: where earlier texts of the same target leaned; `None` for nowhere.
+            first: number of the first text. No number may come twice: drafts are drawn by it.
 
         Raises:
             ValueError: greedy texts, or values that differ between rows.
+        """
+        directions = Directions(prompts, texts, self.generator.target.device, learned)
+        steps = []
+        for probs, draft, loop in self.distributions(prompts, texts, options, scores, first):
+            if loop is not None and self.is_rounded:
+                probs, loop = loop, probs
+            steps.append(directions.step(probs, draft, loop))
+        names = [each.name for each in fields(Gains)]
+        return Gains(*(torch.stack([getattr(s, n) for s in steps], dim=1).cpu() for n in names))
+
+    def distributions(
+        self,
+        prompts: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
+        options: dict[str, Any],
+        scores: Sequence[Tensor] | None = None,
+        first: int = 0,
+    ) -> Iterator[tuple[Tensor, Draft | None, Tensor | None]]:
+        """For each column of new tokens `[B, V]` float64 the target's distribution, what is drafted
+        there, and what the generator drew from; arguments as of `read`.
         """
         device = self.generator.target.device
         inputs = left_padded(prompts, device)
@@ -98,15 +124,9 @@ class Reader:
         for rows, own in request.processors:
             processors[rows] = [own] * len(processors[rows])
         whole = [[*p, *t] for p, t in zip(prompts, texts, strict=True)]
-        lengths = [len(prompt) for prompt in prompts]
-        rows = zip(whole, lengths, processors, strict=True)
+        rows = zip(whole, map(len, prompts), processors, strict=True)
         logits = pad_sequence([self._logits(*row) for row in rows], batch_first=True)  # [B, T, V]
-        ids = [torch.tensor([*row, 0], device=device) for row in whole]
-        directions = Directions(
-            pad_sequence(ids, batch_first=True), torch.tensor(lengths, device=device)
-        )
-        drafts = self._drafts(prompts, whole, warp) if self._asks else repeat(None)
-        steps = []
+        drafts = self._drafts(prompts, whole, warp, first) if self._asks else repeat(None)
         for index, draft in zip(range(logits.shape[1]), drafts, strict=False):
             own = logits[:, index].double()
             for warper in warpers:
@@ -115,10 +135,7 @@ class Reader:
             if scores is not None:
                 loop = scores[index].double().softmax(dim=-1)
                 loop = torch.where(loop.isnan(), probs, loop)  # of rows that have ended
-                if self.is_rounded:
-                    probs, loop = loop, probs
-            steps.append(directions.step(probs, draft, loop))
-        return [_row(steps, row, len(text)) for row, text in enumerate(texts)]
+            yield probs, draft, loop
 
     @property
     def is_rounded(self) -> bool:
@@ -149,7 +166,9 @@ class Reader:
         ]
         return torch.cat(rows)
 
-    def _drafts(self, prompts: Sequence, whole: list[list[int]], warp: dict) -> Iterator[Draft]:
+    def _drafts(
+        self, prompts: Sequence, whole: list[list[int]], warp: dict, first: int
+    ) -> Iterator[Draft]:
         """What is drafted after each token of the texts, from the last of the prompts on."""
         own = self.generator
         reader = SpeculativeGenerator(
@@ -168,7 +187,7 @@ class Reader:
             neutral=True,
             do_sample=True,
             eos_token_id=[],
-            seed=[_OTHER_SEEDS + row for row in range(len(whole))],
+            seed=[_OTHER_SEEDS + (first << ROW_BITS) + row for row in range(len(whole))],
             **warp,
         )
         if own.drafter.tree_depth is None:  # deeper drafts are not looked at
@@ -185,9 +204,3 @@ def _common(name: str, value: Any) -> Any:
             f"{name} has different values for different rows; read texts of one value at a time"
         )
     return values.pop()
-
-
-def _row(steps: list[Gains], row: int, length: int) -> Gains:
-    """A row's tokens."""
-    names = [each.name for each in fields(Gains)]
-    return Gains(*(torch.stack([getattr(s, n)[row] for s in steps[:length]]).cpu() for n in names))
