@@ -71,7 +71,9 @@ def speculate(
                 f"{type(trainer).__name__} writes its rollouts another way than by its model's "
                 f"generate ({name} is set), so specdec would write none; make it with {advice}"
             )
-    generator = SpeculativeGenerator(Target(model, fuse=fuse), drafter, sampler, **options)
+    on_gpu = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(on_gpu):  # a head that is loaded may draw initial values
+        generator = SpeculativeGenerator(Target(model, fuse=fuse), drafter, sampler, **options)
     if not generator.sampler.lossless:
         raise ValueError(
             f"{type(generator.sampler).__name__} is lossy: rollouts would not be the policy's, "
