@@ -25,6 +25,7 @@ from transformers.generation.streamers import BaseStreamer
 from specdec.arguments import check_choice, check_integer, shown
 from specdec.drafters import Drafter, NoDrafter
 from specdec.drafters.base import check_drafter
+from specdec.graphs.tree import modules_of
 from specdec.hf import call_of_generate
 from specdec.loading import load_drafter, load_sampler
 from specdec.loop.check import EagerTwin
@@ -49,6 +50,7 @@ from specdec.samplers import Sampler, draw_by_race
 from specdec.samplers.base import check_sampler
 from specdec.show.text import draft_size
 from specdec.target import Target
+from specdec.target.target import SlotModel
 
 
 class SpeculativeGenerator:
@@ -224,6 +226,20 @@ class SpeculativeGenerator:
         if generation.owner is not self:
             raise ValueError("another generator started this generation; step it with that one")
         return generation.run_step()
+
+    def refresh(self) -> None:
+        """Reads the models of target and drafter as they are now, after an edit that calls refuse:
+        weights replaced where products are joined, another data type, other modules, adapters
+        switched, scaled or merged. No generation may be under way.
+
+        Raises:
+            ValueError: a model can no longer be decoded.
+        """
+        held = [value for part in modules_of(self.drafter) for value in vars(part).values()]
+        for model in (self.target, *(value for value in held if isinstance(value, SlotModel))):
+            model.refresh()
+        self._lengths = MeasuredLengths()
+        self.release()
 
     def release(self) -> None:
         """Frees the tensors and graphs that are kept for later calls."""

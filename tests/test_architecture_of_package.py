@@ -24,7 +24,7 @@ FLOORS = {
     "drafters": 7,
     **dict.fromkeys(["loop", "zoo", "loading"], 8),
     "generator": 9,
-    **dict.fromkeys(["evaluation", "certify", "inspection", "training"], 10),
+    **dict.fromkeys(["evaluation", "certify", "inspection", "training", "integrations"], 10),
     **dict.fromkeys(["cli", "__main__"], 11),
 }
 """Floor of every room, from the ground up, as in section 5 of the design."""

@@ -125,7 +125,9 @@ class ModelDrafter(TreeDrafter):
             common = self.vocabulary and len(self.vocabulary.target_ids)
             self.tree.check_ids(common or min(own, vocab_size))
         check_placement("the draft model", self._slot_model.device, device)
-        self._slot_model.check_unchanged("make the ModelDrafter and its generator again")
+        self._slot_model.check_unchanged(
+            "call generator.refresh(), or make the ModelDrafter and its generator again"
+        )
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

@@ -70,7 +70,7 @@ class HFGenerate:
         with torch.random.fork_rng(of_cuda):
             torch.manual_seed(0 if seed is None else seed[0])
             options |= {"attention_mask": attention_mask, **self._options}
-            sequences = model.generate(input_ids, **options)
+            sequences = type(model).generate(model, input_ids, **options)  # HF's own in any case
         ends = np.atleast_1d(options.get("eos_token_id", model.generation_config.eos_token_id))
         texts = [_until_end(row, ends) for row in sequences[:, input_ids.shape[1] :].tolist()]
         return SimpleNamespace(

@@ -278,7 +278,9 @@ def _resolved(
         notes.append(replace(taken, processors_alone=alone))
         return input_ids
 
-    model.generate(
+    # An instance's own `generate`, through a generator, would be that of the model that was copied.
+    type(model).generate(
+        model,
         input_ids,
         attention_mask=torch.ones_like(input_ids),  # padding is ours: no warning about it
         logits_processor=own,

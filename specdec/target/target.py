@@ -61,18 +61,30 @@ class SlotModel:
     """
 
     def __init__(self, model: PreTrainedModel, *, fuse: bool = False):
-        model = unwrap(model)
+        self.model, self._fuse = unwrap(model), fuse
+        self.feature_layers: tuple[FeatureLayer, ...] = ()
+        self.layers: tuple[int, ...] | None = None
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Reads the model as it is now, self-test included: where weights were replaced, moved or
+        cast, modules replaced, adapters switched or merged. Values that change in place need none.
+
+        Raises:
+            ValueError: the model can no longer be decoded. Nothing has been changed then.
+        """
+        model = self.model
         refuse_unsupported(model)
         refuse_training(model)
-        self.model = model
+        route = find_route(model, fuse=self._fuse)
         self.config = model.config.get_text_config()
         self.vocab_size: int = self.config.vocab_size
         self.max_positions = position_limit(self.config)
-        self.feature_layers: tuple[FeatureLayer, ...] = ()
-        self.layers: tuple[int, ...] | None = None
         self._structure, self._forwards = structure(model), replaced_forwards(model)
-        self._dtype, self._fuse = model.dtype, fuse
-        self.route: Route = find_route(model, fuse=fuse)
+        self._dtype = model.dtype
+        self.route: Route = route
+        if vars(self).pop("_views", None):
+            _ = self._views
 
     @cached_property
     def _views(self) -> Views:
@@ -121,7 +133,9 @@ class SlotModel:
         """Decoder layers L."""
         return self.config.num_hidden_layers
 
-    def check_unchanged(self, advice: str = "build the generator again") -> None:
+    def check_unchanged(
+        self, advice: str = "call generator.refresh(), or build the generator again"
+    ) -> None:
         """Raises `ValueError`, with what to do, if the model has other modules, another vocabulary,
         data type or mode than when it was wrapped, or would run under autocast.
 
@@ -137,7 +151,7 @@ class SlotModel:
         elif modules != old_modules or self.config.vocab_size != self.vocab_size:
             change = "was edited after specdec wrapped it (a module replaced, added or resized)"
         elif adapters != old_adapters:
-            change = "had its adapters switched or merged after specdec wrapped it"
+            change = "had its adapters switched, scaled or merged after specdec wrapped it"
         elif weight_addresses(*layers) != places:
             change = "had weights replaced or moved after specdec joined their products"
         if change:
@@ -149,10 +163,8 @@ class SlotModel:
             )
         refuse_training(self.model)
         refuse_adapters_by_row(modules)
-        if (forwards := replaced_forwards(self.model, modules)) != self._forwards:
-            self.route, self._forwards = find_route(self.model, fuse=self._fuse), forwards
-            if vars(self).pop("_views", None):
-                _ = self._views
+        if replaced_forwards(self.model, modules) != self._forwards:
+            self.refresh()
 
     def check_trees(self) -> None:
         """Raises `ValueError` for a model that takes chains only, since its forward over a tree is

@@ -168,8 +168,8 @@ def replaced_forwards(
 
 
 def adapters_of(model: nn.Module) -> list[tuple]:
-    """Which adapters of PEFT are active, disabled and merged in each layer that has some: numbers
-    of Python's, which a view of the model would not follow.
+    """Which adapters of PEFT are active, disabled and merged in each layer that has some, and by
+    what they are scaled: numbers of Python's, which a view of the model would not follow.
     """
     return _adapters_among(modules_of(model))
 
@@ -182,5 +182,6 @@ def _adapters_among(modules: list[nn.Module]) -> list[tuple]:
     for module in modules:
         if kinds[type(module)] and hasattr(module, "merged_adapters"):
             names = tuple(module.active_adapters), tuple(module.merged_adapters)
-            found.append((*names, bool(getattr(module, "disable_adapters", False))))
+            scaling = tuple(getattr(module, "scaling", {}).items())
+            found.append((*names, scaling, bool(getattr(module, "disable_adapters", False))))
     return found

@@ -4,11 +4,17 @@ lm-eval lives in an environment of its own (CONTRIBUTING.md). Its stopping crite
 every row of the batch that `generate` was called with, so they have to be shown that batch.
 """
 
+import json
+import os
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from specdec import SpeculativeGenerator, zoo
+from specdec.integrations.lm_eval import NAME, model_type
 
 pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance
@@ -61,3 +67,112 @@ def test_answers_are_those_without_specdec(until, batch_size, drafter):
     assert found == texts
     assert len(returned) == len(expected) == -(-len(PROMPTS) // batch_size)
     assert all(a.equal(b) for a, b in zip(returned, expected, strict=True))
+
+
+LOADED = {"pretrained": str(zoo.WEIGHTS_DIR / "target"), "dtype": "float32", "device": "cpu"}
+TEMPLATE = "{% for m in messages %}# {{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def test_the_model_type_is_known_by_its_name():
+    from lm_eval.api.registry import get_model
+
+    assert model_type() is model_type() is get_model(NAME)
+    assert issubclass(model_type(), HFLM)
+
+
+@pytest.mark.parametrize("drafter", ["none", "zoo:eagle3"])
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("until", UNTIL)
+def test_answers_of_specdec_hf_are_those_of_hf(until, batch_size, drafter):
+    def found(kind, **more):
+        lm = kind(batch_size=batch_size, tokenizer=zoo.load_tokenizer(), **LOADED, **more)
+        lm.tokenizer.chat_template = TEMPLATE
+        options = {"until": UNTIL[until], "max_gen_toks": 32, "do_sample": False}
+        texts = [*PROMPTS, *(lm.apply_chat_template([{"role": "user", "content": PROMPTS[0]}]),)]
+        requests = [
+            Instance("generate_until", doc={}, arguments=(text, dict(options)), idx=i)
+            for i, text in enumerate(texts)
+        ]
+        return lm.generate_until(requests, disable_tqdm=True), lm
+
+    (expected, _), (answered, lm) = found(HFLM), found(model_type(), drafter=drafter)
+    assert answered == expected
+    assert lm.generator.last_result.stats.acceptance_length >= 1
+    request = [Instance("loglikelihood", doc={}, arguments=("def f", "(x):"), idx=0)]
+    hf = HFLM(batch_size=1, **LOADED)
+    assert lm.loglikelihood(request, disable_tqdm=True) == hf.loglikelihood(
+        request, disable_tqdm=True
+    )
+
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{text}}}}\\n"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  until: {until}
+  max_gen_toks: 24
+  do_sample: false
+metric_list:
+  - metric: exact_match
+    aggregation: mean
+    higher_is_better: true
+"""
+TASKS = {"a_line": '["\\n"]', "a_block": '["\\n\\n", "return"]', "an_end": '["never written"]'}
+
+
+@pytest.fixture(scope="module", name="tasks")
+def _tasks(tmp_path_factory):
+    """Three tasks of generation over a local file."""
+    folder = tmp_path_factory.mktemp("tasks")
+    rows = [json.dumps({"text": text, "answer": "pass"}) for text in zoo.heldout_prompts(9)]
+    (folder / "docs.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    for name, until in TASKS.items():
+        text = TASK.format(name=name, file=folder / "docs.jsonl", until=until)
+        (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def answers_of_command(tasks, model, num_processes, batch_size, folder):
+    """What a run of the command logs for every document of every task."""
+    arguments = f"pretrained={LOADED['pretrained']},dtype=float32"
+    arguments += ",drafter=zoo:eagle3" if model == NAME else ""
+    command = [sys.executable]
+    if num_processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone"]
+        command += ["--nproc-per-node", str(num_processes)]
+    command += ["-m", "specdec.integrations.lm_eval", "run", "--model", model]
+    command += ["--model_args", arguments, "--device", "cpu", "--batch_size", str(batch_size)]
+    command += ["--tasks", *TASKS, "--include_path", str(tasks), "--log_samples"]
+    command += ["--output_path", str(folder)]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root}
+    environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tasks / "cache")}
+    environment |= {"ACCELERATE_USE_CPU": "true"}
+    options = {"capture_output": True, "text": True, "timeout": 500, "cwd": str(tasks)}
+    done = subprocess.run(command, env=environment, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = {}
+    for name in TASKS:
+        (file,) = folder.rglob(f"samples_{name}_*.jsonl")
+        rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        # The last request is repeated where processes would have unequal numbers of them.
+        found[name] = {row["doc_id"]: row["resps"][0][0] for row in rows}
+    return found
+
+
+def test_the_command_gives_the_answers_of_hf_in_one_process_and_in_two(tasks, tmp_path):
+    expected = answers_of_command(tasks, "hf", 1, 1, tmp_path / "hf")
+    assert [len(found) for found in expected.values()] == [9, 9, 9]
+    for num_processes, batch_size in ((1, 4), (2, 4), (2, 1)):
+        folder = tmp_path / f"{num_processes}-{batch_size}"
+        found = answers_of_command(tasks, NAME, num_processes, batch_size, folder)
+        for name, answers in expected.items():
+            other = {i: (answers[i], found[name].get(i)) for i in answers}
+            assert {i: pair for i, pair in other.items() if pair[0] != pair[1]} == {}, name

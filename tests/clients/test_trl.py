@@ -10,6 +10,7 @@ from functools import partial
 
 import pytest
 import torch
+from autocast_text import is_own_text, logits_of
 from transformers import TrainerCallback
 
 from specdec import SpeculativeGenerator, zoo
@@ -94,34 +95,11 @@ def texts_of_model(model):
     return torch.cat([model.generate(row[mask][None], **CALL)[:, -24:] for row, mask in rows])
 
 
-@torch.no_grad()
-def logits_of(model, texts, *, autocast):
-    """`[3, 24, V]` in one pass over each prompt and its text; without accelerate's doing, the exact
-    ones.
-    """
-    forward = model if autocast else partial(type(model).forward, model)
-    batch, found = prompts(), []
-    for ids, mask, text in zip(batch.input_ids, batch.attention_mask.bool(), texts, strict=True):
-        found.append(forward(torch.cat([ids[mask], text])[None]).logits[0, -25:-1])
-    return torch.stack(found)
-
-
-def is_own_text(model, texts):
-    """Whether the model's forward prefers other greedy tokens by no more than what autocast does to
-    two logits.
-    """
-    logits = logits_of(model, texts, autocast=True)
-    rounding = float((logits - logits_of(model, texts, autocast=False)).abs().max())
-    assert 0 < rounding < 0.5 * float(logits.std())
-    chosen = logits.gather(2, texts[:, :, None])[:, :, 0]
-    return float((logits.amax(dim=2) - chosen).max()) <= 2 * rounding
-
-
 def check_rounded(model, texts, found):
     """Texts are the model's own up to rounding, and their logits `found` are rounded as much."""
-    assert is_own_text(model, texts)
-    exact = logits_of(model, texts, autocast=False)
-    rounding = (logits_of(model, texts, autocast=True) - exact).abs().max()
+    assert is_own_text(model, prompts(), texts)
+    exact = logits_of(model, prompts(), texts, autocast=False)
+    rounding = (logits_of(model, prompts(), texts, autocast=True) - exact).abs().max()
     assert 0.1 * rounding < (found - exact).abs().max() < 3 * rounding
 
 
@@ -168,7 +146,7 @@ def test_text_is_that_of_the_model_in_training(kind, bf16, moment, drafter, tmp_
     model.eval()
     # Weights of an earlier step write other texts, so they would have been noticed.
     assert not texts_of_model(model).equal(untrained)
-    assert not bf16 or not is_own_text(model, untrained)
+    assert not bf16 or not is_own_text(model, prompts(), untrained)
 
 
 @pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bf16"])

@@ -96,9 +96,9 @@ def test_a_model_that_was_cast_needs_another_drafter_as_the_error_says():
     model, target, prompt = build("llama", seed=4), MODELS["llama"], torch.tensor([[1, 2, 3]])
     generator = SpeculativeGenerator(target, ModelDrafter(model, 2))
     model.to(torch.bfloat16)
-    with refused("bfloat16 now; make the ModelDrafter and its generator"):
+    with refused("bfloat16 now; call generator.refresh(), or make the ModelDrafter"):
         generator.generate(prompt, max_new_tokens=4)
-    with refused("bfloat16 now; make the ModelDrafter and its generator"):
+    with refused("bfloat16 now; call generator.refresh(), or make the ModelDrafter"):
         SpeculativeGenerator(target, generator.drafter)
     again = SpeculativeGenerator(target, ModelDrafter(model, 2))
     assert again.generate(prompt, max_new_tokens=4, eos_token_id=None).new_tokens.shape == (1, 4)

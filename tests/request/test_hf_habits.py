@@ -6,6 +6,7 @@ The oracle is HF's own `generate` on the same model. What is refused is in `test
 
 import re
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -28,7 +29,8 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 
-from specdec import ModelDrafter, SpeculativeGenerator
+from specdec import CouplingSampler, ModelDrafter, SpeculativeGenerator
+from specdec.evaluation.hf_generate import HFGenerate
 from specdec.request import GenerateOptions
 
 MODEL, TOKENIZER = build("llama"), letter_tokenizer(pad_token=LETTERS[0])
@@ -323,3 +325,20 @@ def test_every_option_has_its_line_in_the_docstring():
     arguments = GenerateOptions.__doc__.split("    Args:\n")[1]
     named = re.findall(r"^        (\w+): ", arguments, flags=re.MULTILINE)
     assert named == list(GenerateOptions.__annotations__)
+
+
+def test_options_count_where_the_models_generate_goes_through_a_generator():
+    """HF resolves options on a copy of the model, whose `generate` must not be the model's."""
+    model = build("llama")
+    generator = SpeculativeGenerator(model, ModelDrafter(perturbed(model), 3))
+    options = {**SAMPLED, "seed": [3, 4], "eos_token_id": []}
+    expected = generator.generate(**INPUTS, **options)
+    plain = HFGenerate(model).generate(**ONE, **GREEDY).steps[0]
+    model.generate = partial(model.generate, custom_generate=generator)
+    other = SpeculativeGenerator(model, None, CouplingSampler())
+    assert generator.generate(**INPUTS, **options).sequences.equal(expected.sequences)
+    assert other.generate(**INPUTS, **options).new_tokens.shape == (2, 12)
+    generator.last_result = None
+    again = HFGenerate(model).generate(**ONE, **GREEDY).steps[0]
+    assert [step.new_tokens for step in again] == [step.new_tokens for step in plain]
+    assert generator.last_result is None

@@ -91,7 +91,7 @@ EDITS = [
     ("target", replace_layer, r"was edited after .* build the generator again"),
     ("target", lambda m: m.resize_token_embeddings(VOCAB + 3), "was edited after .* build the gen"),
     ("target", add_layer, r"was edited after .* build the generator again"),
-    ("target", lambda m: m.half(), r"was torch.float32 when .* is torch.float16 now; build"),
+    ("target", lambda m: m.half(), r"was torch.float32 when .* is torch.float16 now; call"),
     ("target", train, r"training mode.*self_attn\.attention_dropout=0\.1"),
     ("draft", lambda m: m.double(), "when specdec wrapped it"),
     ("draft", train, "is in training mode"),

@@ -110,7 +110,7 @@ def test_adapters_that_are_switched_ask_for_a_new_generator(lora):
     generator = SpeculativeGenerator(lora, None)
     with (
         lora.disable_adapter(),
-        pytest.raises(ValueError, match="adapters switched or merged"),
+        pytest.raises(ValueError, match="adapters switched, scaled or merged"),
     ):
         generator.generate(IDS, MASK, **GREEDY)
     assert generator.generate(IDS, MASK, **GREEDY).sequences.equal(text_of(lora))

@@ -1,0 +1,134 @@
+"""`speculate` inside TRL's trainers: rollouts are the updated policy's own, and a run with the same
+draws ends in the same weights, bit for bit, whoever writes its rollouts.
+
+TRL lives in an environment of its own (CONTRIBUTING.md).
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from autocast_text import is_own_text
+from rollout_runs import KINDS, PROMPTS, STEPS, run, trainer_of
+from transformers import TrainerCallback
+
+from specdec import zoo
+from specdec.integrations.trl import speculate
+
+pytest.importorskip("trl")
+peft = pytest.importorskip("peft")
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[2]
+CALL = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+INPUTS = zoo.load_tokenizer()(PROMPTS[:3], return_tensors="pt", padding=True, padding_side="left")
+
+
+def greedy(model):
+    """The model's greedy text by HF alone, and what its own `generate` returns."""
+    own = model.generate(**INPUTS, **CALL)
+    return type(model).generate(model, **INPUTS, **CALL), own
+
+
+class AfterEveryStep(TrainerCallback):
+    """Compares both texts; notes them, and the rollouts that the generator wrote."""
+
+    def __init__(self, is_rounded):
+        self.texts, self.generator, self.rollouts = [], None, []
+        self.is_rounded = is_rounded
+
+    def on_step_begin(self, args, state, control, model=None, **_):
+        self.generator.last_result = None
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        self.rollouts.append(self.generator.last_result)
+        assert model.training
+        model.eval()
+        expected, found = greedy(model)
+        if self.is_rounded:
+            assert is_own_text(model, INPUTS, found[:, INPUTS.input_ids.shape[1] :])
+        else:
+            assert found.equal(expected)
+        self.texts.append(found)
+        model.train()
+
+
+ADAPTER = {"r": 4, "lora_dropout": 0.1, "target_modules": ["q_proj", "v_proj", "down_proj"]}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"gradient_checkpointing": True}, {"bf16": True, "gradient_checkpointing": True}],
+    ids=["float32", "checkpointing", "bf16 checkpointing"],
+)
+@pytest.mark.parametrize("is_adapted", [False, True], ids=["plain", "lora"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_every_update_the_text_is_the_updated_models(kind, is_adapted, settings, tmp_path):
+    """Float32 and LoRA, which `generate` runs in float32 in any case, token for token; a plain
+    model with `bf16=True`, which accelerate runs under autocast, up to what that rounds.
+    """
+    callback = AfterEveryStep(is_rounded="bf16" in settings and not is_adapted)
+    more = {"callbacks": [callback]}
+    if is_adapted:
+        more["peft_config"] = peft.LoraConfig(**ADAPTER)
+        settings = settings | {"learning_rate": 3e-2}
+    trainer = trainer_of(kind, zoo.load_target(), tmp_path, more=more, **settings)
+    untrained = greedy(trainer.model.eval())[0]
+    callback.generator = speculate(trainer, "zoo:eagle3")
+    trainer.train()
+    assert len(callback.texts) == STEPS
+    assert not callback.texts[-1].equal(untrained)
+    assert all(result.stats.acceptance_rate > 0 for result in callback.rollouts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_the_same_draws_rewards_and_weights_are_those_of_a_run_without(kind, tmp_path):
+    """HF's own `generate` is made to draw what the coupling sampler draws."""
+    drafters = None, "none", "lookup", "suffix", "zoo:eagle3"
+    plain, *others = (run(kind, drafter, tmp_path) for drafter in drafters)
+    for other in others:
+        assert other["completions"] == plain["completions"]
+        assert other["rewards"] == plain["rewards"]
+        assert other["weights"] == plain["weights"]
+    assert others[-1]["acceptance_length"] > 1.3
+    seeded = run(kind, "zoo:eagle3", tmp_path, seed=43)
+    assert seeded["completions"] != plain["completions"]
+    assert seeded["weights"] != plain["weights"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_train_the_weights_that_they_train_without(kind, tmp_path):
+    """Gloo; each process writes the rollouts of its own prompts, with draws of its own."""
+
+    def found(drafter):
+        file = tmp_path / drafter.replace(":", "-")
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        command += ["--standalone", "tests/rollout_runs.py", kind, drafter, str(file)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        options = {"capture_output": True, "text": True, "timeout": 600}
+        done = subprocess.run(command, cwd=ROOT, env=environment, **options)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(2)]
+
+    plain, drafted = found("HF"), found("zoo:eagle3")
+    assert plain[0]["weights"] == plain[1]["weights"]
+    assert plain[0]["completions"] != plain[1]["completions"]
+    for one, other in zip(plain, drafted, strict=True):
+        assert one["completions"] == other["completions"]
+        assert one["rewards"] == other["rewards"]
+        assert one["weights"] == other["weights"]
+        assert other["acceptance_length"] > 1.3
+
+
+def test_a_run_goes_on_from_its_checkpoint_with_the_draws_that_it_would_have_had(tmp_path):
+    """The trainer saves and loads torch's generator, from which seeds are drawn."""
+    saving = {"save_strategy": "steps", "save_steps": STEPS // 2}
+    whole = run("GRPO", "suffix", tmp_path, **saving)
+    checkpoint = tmp_path / f"checkpoint-{STEPS // 2}"
+    again = run("GRPO", "suffix", tmp_path, resume=str(checkpoint), **saving)
+    assert again["completions"] == whole["completions"][STEPS // 2 :]
+    assert again["weights"] == whole["weights"]

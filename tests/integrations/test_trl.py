@@ -1,0 +1,142 @@
+"""`speculate` without TRL: what it asks of a trainer, and what `generate` of its model becomes."""
+
+import copy
+import inspect
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specdec import SpeculativeGenerator, TypicalSampler, zoo
+from specdec.integrations.trl import Rollouts, speculate
+
+INPUTS = dict(zoo.load_tokenizer()(["def f(x):"] * 3, return_tensors="pt"))
+SAMPLED = {"max_new_tokens": 12, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+
+
+def trainer_of(model, **attributes):
+    return SimpleNamespace(model=model, use_vllm=False, **attributes)
+
+
+def test_the_model_generates_through_the_generator_and_its_greedy_text_stays():
+    model = zoo.load_target()
+    expected, plain = model.generate(**INPUTS, **GREEDY), model.generate
+    generator = speculate(trainer_of(model), "zoo:eagle3")
+    assert model.generate(**INPUTS, **GREEDY).equal(expected)
+    assert generator.last_result.stats.acceptance_rate > 0
+    assert plain(**INPUTS, **GREEDY).equal(expected)
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.lm_head.weight.roll(1, dims=0))
+    assert not model.generate(**INPUTS, **GREEDY).equal(expected)
+    assert model.generate(**INPUTS, **GREEDY).equal(plain(**INPUTS, **GREEDY))
+
+
+def test_rows_draw_for_themselves_from_seeds_of_torch_s_generator():
+    model = zoo.load_target()
+    generator = speculate(trainer_of(model), "lookup")
+
+    def rollout(seed):
+        torch.manual_seed(seed)
+        return model.generate(**INPUTS, **SAMPLED)
+
+    first = rollout(0)
+    assert len({tuple(row) for row in first.tolist()}) == len(first)
+    second = model.generate(**INPUTS, **SAMPLED)
+    assert not second.equal(first)
+    assert rollout(0).equal(first)
+    assert not rollout(1).equal(first)
+    torch.manual_seed(0)
+    seeds = torch.randint(2**63 - 1, (3,)).tolist()
+    assert generator.generate(**INPUTS, **SAMPLED, seed=seeds).sequences.equal(first)
+    assert model.generate(**INPUTS, **SAMPLED, seed=seeds).equal(first)
+    texts = model.generate(**INPUTS, **SAMPLED, num_return_sequences=2)
+    assert len({tuple(row) for row in texts.tolist()}) == 6
+
+
+def test_options_of_hf_s_generate_go_through():
+    model, tokenizer = zoo.load_target(), zoo.load_tokenizer()
+    stop = {"stop_strings": ["\n"], "tokenizer": tokenizer}
+    expected = model.generate(**INPUTS, **GREEDY, **stop)
+    scores = model.generate(
+        **INPUTS, **GREEDY, return_dict_in_generate=True, output_logits=True
+    ).logits
+    speculate(trainer_of(model), "zoo:eagle3")
+    assert model.generate(**INPUTS, **GREEDY, **stop).equal(expected)
+    found = model.generate(**INPUTS, **GREEDY, return_dict_in_generate=True, output_logits=True)
+    torch.testing.assert_close(torch.stack(found.logits), torch.stack(scores))
+    with pytest.raises(ValueError, match="num_beams"):
+        model.generate(**INPUTS, **GREEDY, num_beams=2)
+    own = set(inspect.signature(Rollouts.decode).parameters)
+    hook = set(inspect.signature(SpeculativeGenerator.__call__).parameters)
+    assert own - {"inputs", "options"} == hook & own  # HF looks for names of the hook's own
+    assert {"stop_strings", "seed"} <= own
+
+
+def test_dropout_is_off_in_rollouts_and_as_it_was_after_them():
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=4, lora_dropout=0.5, init_lora_weights=False)
+    model = peft.get_peft_model(zoo.load_target(), config)
+    expected = model.eval().generate(**INPUTS, **GREEDY)
+    speculate(trainer_of(model), "lookup")
+    model.train()
+    frozen = model.get_base_model().lm_head.eval()
+    modes = [module.training for module in model.modules()]
+    assert model.generate(**INPUTS, **GREEDY).equal(expected)
+    with pytest.raises(ValueError, match="num_beams"):
+        model.generate(**INPUTS, **GREEDY, num_beams=2)
+    assert [module.training for module in model.modules()] == modes
+    assert modes.count(True) > 100
+    assert not frozen.training
+
+
+def test_replaced_weights_raise_until_the_generator_is_refreshed():
+    model, other = zoo.load_target(), zoo.load_target()
+    with torch.no_grad():
+        other.lm_head.weight.copy_(other.lm_head.weight.roll(1, dims=0))
+    expected = other.generate(**INPUTS, **GREEDY)
+    generator = speculate(trainer_of(model), "lookup", fuse=True)
+    assert not model.generate(**INPUTS, **GREEDY).equal(expected)
+    model.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
+    with pytest.raises(ValueError, match=r"weights replaced or moved .*generator.refresh\(\)"):
+        model.generate(**INPUTS, **GREEDY)
+    generator.refresh()
+    assert model.generate(**INPUTS, **GREEDY).equal(expected)
+
+
+def test_again_is_instead_and_a_copy_of_the_model_generates_by_its_own_weights():
+    model = zoo.load_target()
+    expected = model.generate(**INPUTS, **GREEDY)
+    first = speculate(trainer_of(model), "lookup")
+    second = speculate(trainer_of(model), "zoo:eagle3")
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        model.lm_head.weight.zero_()
+    assert other.generate(**INPUTS, **GREEDY).equal(expected)
+    assert first.last_result is second.last_result is None
+    assert not model.generate(**INPUTS, **GREEDY).equal(expected)
+    assert first.last_result is None
+    assert second.last_result is not None
+
+
+@pytest.mark.parametrize(
+    "name", ["use_vllm", "use_transformers_continuous_batching", "rollout_func"]
+)
+def test_a_trainer_that_writes_its_rollouts_another_way_is_refused(name):
+    model = zoo.load_target()
+    with pytest.raises(ValueError, match=rf"\({name} is set\).*make it with"):
+        speculate(SimpleNamespace(model=model, **{name: True}), "lookup")
+    assert "generate" not in vars(model)
+
+
+def test_a_lossy_sampler_is_refused():
+    model = zoo.load_target()
+    with pytest.raises(ValueError, match=r"TypicalSampler is lossy: .* choose a lossless sampler"):
+        speculate(trainer_of(model), "lookup", TypicalSampler())
+    assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize("trainer", [None, SimpleNamespace(model=torch.nn.Linear(2, 2))])
+def test_something_without_a_model_that_generates_is_refused(trainer):
+    with pytest.raises(TypeError, match="trainer must have a model that generates"):
+        speculate(trainer, "lookup")
