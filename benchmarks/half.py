@@ -110,11 +110,11 @@ def float32_copy(model: PreTrainedModel) -> PreTrainedModel | None:
 
 
 @torch.inference_mode()
-def read(generator, wide, prompts, result, ways: dict[str, Way]) -> dict[str, float]:
-    """Bets of all ways along a chunk; sums over its tokens."""
+def read(generator, wide, prompts, result, ways: dict[str, Way], first: int) -> dict[str, float]:
+    """Bets of all ways along a chunk, whose first text has a number; sums over its tokens."""
     texts = result.new_tokens.tolist()
     device = generator.target.device
-    columns = Reader(generator).distributions(prompts, texts, OPTIONS, result.scores)
+    columns = Reader(generator).distributions(prompts, texts, OPTIONS, result.scores, first)
     others = [None] * len(texts[0])
     if wide is not None:
         reader = Reader(generator, reference=wide, with_drafts=False)
@@ -171,7 +171,7 @@ def half(output: Path, tokens: int, seconds: float) -> None:
             more = {"max_new_tokens": NEW_TOKENS, "seed": seeds, "output_scores": True}
             inputs = left_padded(prompts, generator.target.device)
             drawn_ms, result = timed(partial(generator.generate, *inputs, **OPTIONS, **more))
-            read_ms, found = timed(partial(read, generator, wide, prompts, result, ways))
+            read_ms, found = timed(partial(read, generator, wide, prompts, result, ways, count))
             count += sum(result.lengths)
             sums = {way: sums.get(way, 0.0) + each for way, each in found.items()}
             line = {
