@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from architectures import VOCAB, build
+from assistants import target_of
 from drafter_table import MODEL, own_target
 from drafting import perturbed, ragged_prompts
 from target_readers import QueryDrafter
@@ -22,10 +23,11 @@ from specdec import (
     certify,
 )
 from specdec.drafters import Visible
+from specdec.hf import cache_argument
 from specdec.samplers import CouplingSampler
 
 LENGTHS, NUM_NEW, K = (1, 14, 26, 39), 20, 3
-BATCH, MASK = ragged_prompts(VOCAB, *LENGTHS)
+BATCH, MASK = ragged_prompts(VOCAB - 1, *LENGTHS)
 OPTIONS = {"max_new_tokens": NUM_NEW, "eos_token_id": None, "pad_token_id": 0}
 SEEN = Sinks(2) + Recent(5)
 HIDDEN = {
@@ -49,13 +51,14 @@ def drafts_along(drafter, text, steps=4):
 def seen_through_a_mask(model, text, visible, num_draft_tokens):
     """Greedy draft tokens by HF's forwards over a whole cache, of which a mask shows a part."""
     cache, length = DynamicCache(), text.shape[1] - 1
-    model(text[:, :-1], past_key_values=cache)
+    name = cache_argument(model)
+    model(text[:, :-1], **{name: cache})
     token, drafted = text[:, -1:], []
     for i in range(num_draft_tokens):
         index = torch.arange(length + i + 1)
         is_seen = (index >= length) | (index < visible.sinks) | (index >= length - visible.recent)
         mask = torch.full((1, 1, 1, len(index)), -torch.inf).masked_fill(is_seen, 0)
-        options = {"position_ids": torch.tensor([[length + i]]), "past_key_values": cache}
+        options = {"position_ids": torch.tensor([[length + i]]), name: cache}
         token = model(token, attention_mask=mask, **options).logits[:, -1:].argmax(-1)
         drafted.append(int(token))
     return drafted
@@ -103,14 +106,15 @@ def test_layers_of_a_sliding_window_see_the_last_of_it():
     generation = generator.start(BATCH[3:], **OPTIONS)
     found = generator.step(generation).draft.tokens.item()
     model, length, cache = target.model, LENGTHS[3] - 1, DynamicCache()
-    model(BATCH[3:, :-1], past_key_values=cache)
+    name = cache_argument(model)
+    model(BATCH[3:, :-1], **{name: cache})
     is_seen = torch.arange(length + 1) >= length - window
     mask = torch.full((1, 1, 1, length + 1), -torch.inf).masked_fill(is_seen, 0)
     local = mask.clone()
     local[..., length - window] = -torch.inf
     masks = {"full_attention": mask, "sliding_attention": local}
     position = torch.tensor([[length]])
-    options = {"position_ids": position, "past_key_values": cache, "attention_mask": masks}
+    options = {"position_ids": position, name: cache, "attention_mask": masks}
     assert int(model(BATCH[3:, -1:], **options).logits[0, -1].argmax()) == found
 
 
@@ -163,6 +167,21 @@ def test_from_which_nothing_is_hidden_accepts_all(name, graphs, visible):
         generation.num_draft_tokens = length
         found = generator.step(generation).fetch().read()
         assert [row.num_accepted for row in found] == [length] * len(found)
+
+
+@pytest.mark.parametrize("visible", [Sinks(2) + Recent(80), TopSlots(80)], ids=str)
+def test_layers_that_read_keys_and_values_of_others_see_their_table(visible):
+    """Gemma 4, with heads of two widths and of two kinds of window: nothing is hidden."""
+    model = target_of("E2B")
+    target = Target(model)
+    drafter = SelfDrafter(target, K, visible=visible)
+    found = SpeculativeGenerator(target, drafter).generate(BATCH[1:], MASK[1:], **OPTIONS)
+    greedy = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
+    text = model.generate(BATCH[1:], attention_mask=MASK[1:], eos_token_id=None, **greedy)
+    assert found.sequences.equal(text)
+    assert found.stats.acceptance_rate == 1
+    with pytest.raises(ValueError, match="so none can be left out"):
+        SelfDrafter(target, K, layers=2)
 
 
 def test_queries_of_another_width_reach_the_drafter_that_joined():

@@ -130,6 +130,29 @@ TestCacheAgainstLists = CacheAgainstLists.TestCase
 TestCacheAgainstLists.settings = settings(max_examples=20, stateful_step_count=25)
 
 
+@pytest.mark.parametrize("by_head", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(3, 1), (4, 8)])  # in words of eight bytes, and not
+def test_slots_are_taken_from_another_cache_by_row_layer_and_head(dtype, widths, by_head):
+    shape = KeyValueShape(HEADS, *widths, dtype, torch.device("cpu"))
+    whole, part = (SlotCache(3, n, dict.fromkeys(range(LAYERS), shape)) for n in (40, 16))
+    generator = torch.Generator().manual_seed(0)
+    for store in (*whole.stores, *part.stores):
+        store.copy_(torch.randint(-99, 99, store.shape, generator=generator))
+    whole, part = keep_rows(whole, [0, 2]), keep_rows(part, [0, 2])
+    before = part.keys[0].clone()
+    size = 2, part.num_slots + 1, *[HEADS][:by_head]
+    slots = torch.randint(0, 40, size, generator=generator)
+    part.take(whole, {1: slots})
+    for mine, theirs in ((part.keys[1], whole.keys[1]), (part.values[1], whole.values[1])):
+        for row in range(2):
+            for slot in range(part.num_slots + 1):
+                for head in range(HEADS):
+                    source = slots[row, slot, head] if by_head else slots[row, slot]
+                    assert mine[row, slot, head].equal(theirs[row, source, head])
+    assert part.keys[0].equal(before)
+
+
 def test_size_is_that_of_keys_and_values_with_one_spare_slot():
     shape = KeyValueShape(2, 4, 6, torch.bfloat16, torch.device("cpu"))
     cache = SlotCache(3, 33, {0: shape, 5: shape})
