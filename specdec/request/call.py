@@ -176,7 +176,7 @@ class Request:
         """Each row's prompt as processors and stopping criteria see it: natively without padding,
         through the hook as HF shows it.
         """
-        return self.prompts.rows if self.is_alone else self.prompts.padded.tolist()
+        return self.prompts.padded.tolist() if not self.is_alone else self.prompts.rows
 
     def filled_to(self, rows: int) -> Request:
         """The call with inert rows after its own, up to so many: prompts of one token, the sampling
