@@ -45,7 +45,12 @@ def test_a_certificate_of_captured_steps_is_that_of_eager_ones(device):
     captured, eager = (certify(g, [PROMPT, [3]], **QUICK) for g in generators(device))
     assert captured.passed, captured
     assert captured.noise == eager.noise
-    assert captured.text == eager.text
+    # On a GPU a batch that is filled up to a captured size rounds otherwise, and the bets see it.
+    rounding = {"rel": 0, "abs": 0 if device == "cpu" else 1e-3}
+    assert captured.text.log_e == pytest.approx(eager.text.log_e, **rounding)
+    assert captured.text.loop_distance == pytest.approx(eager.text.loop_distance, **rounding)
+    assert captured.text.num_tokens == eager.text.num_tokens
+    assert device == "cuda" or captured.text == eager.text
     assert captured.rows.num_steps == eager.rows.num_steps
 
 
