@@ -29,6 +29,8 @@ PATHS = {
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
 SLOW_PAGES = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
+LIBRARIES = "peft", "trl", "datasets", "lm_eval"
+"""Whose snippets run where they are installed."""
 NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
 
 
@@ -69,8 +71,10 @@ def names_of(page: str, index: int) -> dict:
 
 @pytest.mark.parametrize(("page", "index"), SNIPPETS)
 def test_every_snippet_runs_alone(page, index):
-    if "from peft import" in blocks(page)[index]:
-        pytest.importorskip("peft")
+    block = blocks(page)[index]
+    for library in LIBRARIES:
+        if re.search(rf"^(import|from) (specdec\.integrations\.)?{library}\b", block, re.MULTILINE):
+            pytest.importorskip(library)
     assert names_of(page, index).keys() > PATHS.keys()
 
 

@@ -21,8 +21,8 @@ def cells_of(path: Path, kind: str) -> list[str]:
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == kind]
 
 
-def test_there_are_seven_and_they_are_numbered():
-    assert [path.name[0] for path in NOTEBOOKS] == ["1", "2", "3", "4", "5", "6", "7"]
+def test_there_are_eight_and_they_are_numbered():
+    assert [path.name[0] for path in NOTEBOOKS] == ["1", "2", "3", "4", "5", "6", "7", "8"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -57,6 +57,8 @@ def test_they_name_every_part_that_they_are_about():
     assert "Captured" in text["6"]
     assert "step.accepted" in text["7"]
     assert "step.rejected" in text["7"]
+    assert "speculate(trainer" in text["8"]
+    assert 'one["weights"] == plain["weights"]' in text["8"]
 
 
 @pytest.mark.slow
@@ -65,6 +67,8 @@ def test_a_notebook_runs(path, tmp_path):
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     pytest.importorskip("matplotlib")
+    if "from trl import" in "\n".join(cells_of(path, "code")):
+        pytest.importorskip("trl")
     (tmp_path / "notebooks").mkdir()
     for name in (path.name, "run.py"):
         (tmp_path / "notebooks" / name).write_bytes((ROOT / "notebooks" / name).read_bytes())
