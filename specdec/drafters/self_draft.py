@@ -79,7 +79,7 @@ class SelfDrafter(Drafter):
         target = target if isinstance(target, Target) else Target(target)
         target.check_reads_ahead()
         self.layers, self.visible = _layers_that_run(target, layers), visible
-        self._target, self._shapes = target, target.route.shapes
+        self._target = target
         self._runs, self.model = target, None
         if model is not None:
             self._runs = Target(model)
@@ -87,12 +87,17 @@ class SelfDrafter(Drafter):
             _check_same(self._runs, target, "model is the same architecture with other weights")
         if self.layers is not None:
             self._runs = self._runs.part(self.layers)
-            self._shapes = {i: s for i, s in self._shapes.items() if i in self.layers}
         if visible is not None:
             _check_visible(target, visible)
         if visible is not None and visible.top:
             full = (i for i in self._shapes if target.layer_windows.get(i) is None)
             self.feature_layers = tuple(map(Queries, full))
+
+    @property
+    def _shapes(self) -> dict:
+        """Of keys and values of the layers that run; other ones after the target was cast."""
+        shapes = self._target.route.shapes
+        return {i: s for i, s in shapes.items() if self.layers is None or i in self.layers}
 
     def validate(self, *, vocab_size: int, device: torch.device) -> None:
         """Refuses another vocabulary or another device, and a model that was edited since."""
@@ -102,7 +107,9 @@ class SelfDrafter(Drafter):
                 f"one of {vocab_size}; make it with the generator's target"
             )
         check_placement("the model that drafts", self._runs.device, device)
-        self._runs.check_unchanged("make the SelfDrafter and its generator again")
+        self._runs.check_unchanged(
+            "call generator.refresh(), or make the SelfDrafter and its generator again"
+        )
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device

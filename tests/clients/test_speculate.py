@@ -12,11 +12,12 @@ from pathlib import Path
 
 import pytest
 from autocast_text import is_own_text
-from rollout_runs import KINDS, PROMPTS, STEPS, run, trainer_of
+from rollout_runs import GROUP, KINDS, PROMPTS, STEPS, run, trainer_of
 from transformers import TrainerCallback
 
 from specdec import zoo
 from specdec.integrations.trl import speculate
+from specdec.training import SentinelCallback
 
 pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
@@ -132,3 +133,12 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_draws_that_it_would_have_had
     again = run("GRPO", "suffix", tmp_path, resume=str(checkpoint), **saving)
     assert again["completions"] == whole["completions"][STEPS // 2 :]
     assert again["weights"] == whole["weights"]
+
+
+def test_a_sentinel_reads_every_rollout_and_lets_the_run_go_on(tmp_path):
+    trainer = trainer_of("GRPO", zoo.load_target(), tmp_path)
+    callback = SentinelCallback(speculate(trainer, "zoo:eagle3"))
+    trainer.add_callback(callback)
+    trainer.train()
+    assert callback.sentinel.found.num_texts == STEPS * GROUP
+    assert callback.sentinel.found.passed

@@ -10,6 +10,7 @@ from drafting import perturbed, ragged_prompts
 from torch import nn
 
 from specdec import ModelDrafter, PromptLookupDrafter, SpeculativeGenerator, Target
+from specdec.drafters import Recent, SelfDrafter, Sinks
 from specdec.target.fusion import Fusion
 
 IDS, MASK = ragged_prompts(VOCAB, 5, 1, 9)
@@ -25,6 +26,10 @@ def _without_pointwise_work(monkeypatch):
 
 def text_of(model):
     return model.generate(input_ids=IDS, attention_mask=MASK, **GREEDY)
+
+
+def drafts_of(result):
+    return [[step.draft_tokens for step in steps] for steps in result.steps]
 
 
 def adapted():
@@ -104,6 +109,22 @@ def test_a_draft_model_that_was_cast_is_refreshed_with_the_generator():
     result = generator.generate(IDS, MASK, **GREEDY)
     assert result.sequences.equal(text_of(model))
     assert result.stats.acceptance_rate > 0.1
+
+
+@pytest.mark.parametrize("layers", [None, (0, 1)])
+def test_a_target_that_drafts_for_itself_is_refreshed_with_the_generator(layers):
+    model = build("llama")
+    options = {"visible": Sinks(2) + Recent(4), "layers": layers}
+    generator = SpeculativeGenerator(model, SelfDrafter(model, 3, **options))
+    generator.generate(IDS, MASK, **GREEDY)
+    model.double()
+    with pytest.raises(ValueError, match=r"float64 now; call generator.refresh\(\)"):
+        generator.generate(IDS, MASK, **GREEDY)
+    generator.refresh()
+    result = generator.generate(IDS, MASK, **GREEDY)
+    again = SpeculativeGenerator(model, SelfDrafter(model, 3, **options))
+    assert result.sequences.equal(text_of(model))
+    assert drafts_of(result) == drafts_of(again.generate(IDS, MASK, **GREEDY))
 
 
 def test_a_model_that_can_no_longer_be_decoded_leaves_all_as_it_was():
