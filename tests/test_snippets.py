@@ -29,7 +29,7 @@ PATHS = {
     for name, folder in (("TARGET", "target"), ("DRAFT", "draft"), ("HEAD", "eagle3"))
 }
 SLOW_PAGES = {"certify.md", "evaluation.md", "own-sampler.md", "which.md"}
-LIBRARIES = "peft", "trl", "datasets", "lm_eval"
+LIBRARIES = "peft", "trl", "datasets", "lm_eval", "llguidance"
 """Whose snippets run where they are installed."""
 NOT_RUN = ("Trainer(model=", "DistributedConfig(")  # the user's own trainer; two GPUs
 
