@@ -1,16 +1,23 @@
 """A sentinel over texts that are generated anyway: `evaluate(..., certify=True)` and rollouts."""
 
+import copy
 from dataclasses import replace
 
 import pytest
 import torch
 from text_laws import DRAFT, PROMPT, TARGET, tiny
-from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+)
 
 from specdec import (
     EnsembleSampler,
     ModelDrafter,
     NoDrafter,
+    PromptLookupDrafter,
     RejectionSampler,
     SpeculativeGenerator,
     Target,
@@ -18,6 +25,7 @@ from specdec import (
     evaluate,
 )
 from specdec.certify import CertificateError, Sentinel
+from specdec.certify.generator.along import MOST_FAR
 
 PROMPTS = [PROMPT, [3], [5, 0, 2], [1, 1]]
 RUN = {"max_new_tokens": 20, "temperature": 0.9, "top_p": 0.95, "batch_size": 4}
@@ -93,7 +101,39 @@ def test_a_stale_slot_is_seen_in_what_the_loop_draws_from():
     report = certify(generator("rejection", StaleSlot(tiny(TARGET))), [PROMPT], **options)
     assert not report.text.passed
     assert report.text.loop_distance > 1e-4
-    assert "of tokens beyond rounding" in str(report)
+    assert "of tokens beyond sqrt(eps), 0.20% is rounding" in str(report)
+
+
+def wide_in_half_precision():
+    """Of a width at which two sound computations in bfloat16 differ visibly."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "vocab_size": 2000}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 8}
+    torch.manual_seed(0)
+    config = LlamaConfig(**sizes, **heads, initializer_range=0.05)
+    return LlamaForCausalLM(config).bfloat16().eval()
+
+
+def held_against_the_model(target, temperature, reference=None):
+    """What a sentinel finds of 16 texts."""
+    options = {"temperature": temperature, "neutral": True, "max_new_tokens": 24}
+    one = SpeculativeGenerator(target, PromptLookupDrafter(3), RejectionSampler())
+    prompts, texts, result = rollouts(one, 16, output_scores=True, **options)
+    sentinel = Sentinel(one, raises=False, reference=reference)
+    sentinel(prompts, texts, scores=result.scores, **options)
+    return sentinel.found
+
+
+def test_rounding_is_no_fault_and_a_stale_slot_is_one():
+    """At a low temperature rounding moves more tokens than a fault may."""
+    model = wide_in_half_precision()
+    for reference in (None, copy.deepcopy(model).float()):
+        sound = held_against_the_model(model, 0.1, reference)
+        assert sound.far_share > MOST_FAR, sound
+        assert 0 < sound.rounding_share < 0.3, sound
+        assert sound.passed, sound
+    stale = held_against_the_model(StaleSlot(model), 1.0)
+    assert stale.rounding_share < MOST_FAR < stale.far_share, stale
+    assert not stale.passed, stale
 
 
 def test_a_lossy_rule_states_what_it_moves():

@@ -137,6 +137,7 @@ class Gains:
             multiplied by 1 - epsilon (token-wise rule; epsilon near 2 %).
         distance: `[B]` total variation between draft and target, 0 without a draft.
         loop_distance: `[B]` between what the generator drew from and p, 0 where it is not known.
+        rounding: `[B]` between two sound computations of p, 0 where there is but one.
         loop_bets: `[B]` logarithms of a bet that x is drawn from the former: 1 + 0.9 (ratio - 1) of
             its probability and p, which is 1 in the mean, or less where a ratio is cut.
     """
@@ -146,6 +147,7 @@ class Gains:
     effects: Tensor
     distance: Tensor
     loop_distance: Tensor
+    rounding: Tensor
     loop_bets: Tensor
 
 
@@ -177,13 +179,21 @@ class Directions:
         self._midst: Tensor | None = None  # of the token before
         self._draft: Draft | None = None  # after the anchor before the last token
 
-    def step(self, probs: Tensor, draft: Draft | None, loop: Tensor | None = None) -> Gains:
+    def step(
+        self,
+        probs: Tensor,
+        draft: Draft | None,
+        loop: Tensor | None = None,
+        other: Tensor | None = None,
+    ) -> Gains:
         """Takes the next token of every row.
 
         Args:
             probs: `[B, V]` float64, p.
             draft: made after the text before, without knowledge of the token; `None` for none.
-            loop: `[B, V]`, what the generator itself took for p; `None` where it is not known.
+            loop: `[B, V]`, what the generator itself took for p; `None` where it is not known. The
+                two change places where p is what tokens are held against.
+            other: `[B, V]`, another sound computation of `loop`.
         """
         goes_on = self._lengths < self._ends
         before = self.before(probs, draft, loop, goes_on)
@@ -198,9 +208,9 @@ class Directions:
             else:
                 sums.append([m * goes_on for m in _moments(probs, f, tokens, before.small)])
         gains = [torch.stack(each, dim=-1) for each in zip(*sums, strict=True)]
-        far = [
-            (q - probs).clamp(min=0).sum(dim=-1) * goes_on for q in (before.first.q, before.loop)
-        ]
+        other = before.loop if other is None else other
+        pairs = (before.first.q, probs), (before.loop, probs), (other, before.loop)
+        far = [(one - two).clamp(min=0).sum(dim=-1) * goes_on for one, two in pairs]
         ratio = before.loop.gather(1, tokens) / probs.gather(1, tokens).clamp(min=1e-300)
         bets = (1 + _SURE * (ratio[:, 0].clamp(max=_MOST_RATIO) - 1)).log() * goes_on
         last = self._last_tokens(2)

@@ -12,7 +12,7 @@ Legend: B rows, T tokens of a text, V vocabulary, D directions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import repeat
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    DynamicCache,
     LogitsProcessorList,
     MinPLogitsWarper,
     PreTrainedModel,
@@ -31,7 +32,7 @@ from transformers import (
 from specdec.certify.generator.directions import Directions, Gains
 from specdec.certify.generator.learned import Learned
 from specdec.generator import SpeculativeGenerator
-from specdec.hf import WARPS
+from specdec.hf import WARPS, cache_argument
 from specdec.request import Request
 from specdec.request.prompts import left_padded
 from specdec.samplers.given import ROW_BITS, GivenText
@@ -39,6 +40,7 @@ from specdec.types import Draft
 
 _OTHER_SEEDS = 1 << 62
 """Seeds of rows that are read, beyond those of texts. Bits 32 to 61 number the first text."""
+_PIECE = 8
 _WARPERS = {
     "temperature": TemperatureLogitsWarper,
     "top_k": TopKLogitsWarper,
@@ -57,11 +59,13 @@ class Reader:
             what rounding does.
         with_drafts: whether the drafter drafts at every token, which costs a step per token. It is
             not asked where it remembers earlier texts, of which these are some.
+        piece: so many tokens are read at a time, through HF's cache; `None` for whole texts.
     """
 
     generator: SpeculativeGenerator
     reference: PreTrainedModel | None = None
     with_drafts: bool = True
+    piece: int | None = None
 
     @torch.inference_mode()
     def read(
@@ -89,11 +93,14 @@ class Reader:
             ValueError: greedy texts, or values that differ between rows.
         """
         directions = Directions(prompts, texts, self.generator.target.device, learned)
-        steps = []
-        for probs, draft, loop in self.distributions(prompts, texts, options, scores, first):
-            if loop is not None and self.is_rounded:
+        is_swapped, others, steps = scores is not None and self.is_rounded, repeat(None), []
+        if is_swapped:
+            others = (p for p, *_ in self._another.distributions(prompts, texts, options))
+        columns = self.distributions(prompts, texts, options, scores, first)
+        for (probs, draft, loop), other in zip(columns, others, strict=False):
+            if is_swapped:
                 probs, loop = loop, probs
-            steps.append(directions.step(probs, draft, loop))
+            steps.append(directions.step(probs, draft, loop, other))
         names = [each.name for each in fields(Gains)]
         return Gains(*(torch.stack([getattr(s, n) for s in steps], dim=1).cpu() for n in names))
 
@@ -146,6 +153,15 @@ class Reader:
         return torch.finfo(self.generator.target.dtype).bits < 32
 
     @property
+    def _another(self) -> Reader:
+        """A sound computation of the same, which tells how far rounding goes: the model's own where
+        another one counts, or else the model in pieces, as small as those that the loop reads.
+        """
+        is_recurrent = self.generator.target.is_recurrent  # HF goes on with single tokens there
+        piece = None if self.reference is not None else 1 if is_recurrent else _PIECE
+        return replace(self, reference=None, with_drafts=False, piece=piece)
+
+    @property
     def _asks(self) -> bool:
         drafter = self.generator.drafter
         return self.with_drafts and drafter.num_draft_tokens > 0 and not drafter.has_memory
@@ -154,7 +170,13 @@ class Reader:
         """`[T, V]` of a text that begins at `start`, behind the processors of its row."""
         model = self.generator.target.model if self.reference is None else self.reference
         whole = torch.tensor([ids], device=model.device)
-        logits = model(input_ids=whole, use_cache=False).logits[0, start - 1 : -1]
+        if self.piece is None:
+            logits = model(input_ids=whole, use_cache=False).logits[0, start - 1 : -1]
+        else:
+            past = {cache_argument(model): DynamicCache(config=model.config), "use_cache": True}
+            pieces = [whole[:, :start], *whole[:, start:-1].split(self.piece, dim=1)]
+            pieces = [model(input_ids=piece, **past).logits[0] for piece in pieces if piece.numel()]
+            logits = torch.cat([pieces[0][-1:], *pieces[1:]])
         # A copy, so that the logits of the prompt are not kept.
         logits = logits[:, : self.generator.target.vocab_size].clone()
         logits = logits.to(self.generator.target.device)
