@@ -217,3 +217,28 @@ SETTINGS = [
 def test_settings_that_cannot_be_right_are_refused(message, prompts, options):
     with pytest.raises((ValueError, TypeError), match=message):
         certify(SpeculativeGenerator(tiny(TARGET), None), prompts, **options)
+
+
+class Favourite(NoDrafter):
+    """Proposes the id that a call brought for each row, or 0."""
+
+    num_draft_tokens, row_inputs = 2, ("favourite",)
+    seen: set
+
+    def propose(self, context, state, drawing):
+        """Point masses."""
+        own = context.row_inputs.get("favourite", context.tokens[:, 0] * 0)
+        self.seen.update(zip(context.tokens[:, 0].tolist(), own.tolist(), strict=True))
+        return Draft(own[:, None].expand(-1, drawing.num_draft_tokens).clone())
+
+
+def test_row_inputs_follow_their_prompts_into_every_batch():
+    own = Favourite()
+    own.seen = set()
+    generator = SpeculativeGenerator(tiny(TARGET), own, "rejection")
+    settings = [{"row_inputs": {"favourite": [4, 2]}}]
+    options = {"num_samples": 3, "num_tokens": 2, "audit_tokens": 2, "batch_size": 4}
+    report = certify(generator, [[0, 1], [0, 3]], settings=settings, **options)
+    assert report.passed, report
+    assert "drawn with: row_inputs favourite" in str(report)
+    assert {(1, 4), (3, 2)} <= own.seen  # the prompts' last tokens

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -106,8 +107,9 @@ def certify_generator(
         num_samples: texts drawn per prompt.
         num_tokens: of each of these.
         settings: options of `generate` (temperature, top_p, logits_processor, generation_config,
-            ...), the same for all rows of a batch; batches take them in turn. The first one's
-            temperature and truncation are those of the audits.
+            ...), the same for all rows of a batch, but `row_inputs` with a value per prompt;
+            batches take them in turn. The first one's temperature and truncation are those of the
+            audits, which bring no row inputs.
         target_bias: a total variation that is to be seen with 95 %; the report says how many tokens
             and how much time that takes.
         until_sure: draws on until a fault is found or `target_bias` would have been.
@@ -189,7 +191,10 @@ def _draw(
     # a text that the same noise has written.
     seeds = [((number + 1) << 32) + sample for number, sample in rows]
     used = {"temperature": 1.0, "neutral": True, "eos_token_id": [], **options}
-    beginnings = [prompts[number] for number, _ in rows]
+    numbers = [number for number, _ in rows]
+    if own := used.get("row_inputs"):
+        used["row_inputs"] = {name: torch.as_tensor(each)[numbers] for name, each in own.items()}
+    beginnings = [prompts[number] for number in numbers]
     result = generator.generate(
         *left_padded(beginnings, generator.target.device),
         **{**used, "max_new_tokens": num_tokens, "output_scores": True, "seed": seeds},
@@ -203,6 +208,8 @@ def _shown(options: Mapping[str, Any]) -> str:
     """Options in words; objects by their class."""
     plain = int | float | str
     named = {n: v if isinstance(v, plain) else type(v).__name__ for n, v in options.items()}
+    if own := options.get("row_inputs"):
+        named["row_inputs"] = ", ".join(own)
     return ", ".join(f"{name} {value}" for name, value in named.items()) or "temperature 1.0"
 
 
