@@ -128,7 +128,7 @@ def prefill_chunk(parts: Parts, state: StepState, size: int, num_attended: int) 
     positions = start + torch.arange(size + 1, device=start.device)
     known = positions.clamp(max=buffer.tokens.shape[1] - 1)
     tokens = buffer.tokens.index_select(1, known)  # [B, size + 1]
-    options = {"num_attended": num_attended, "position_offset": state.position_offset}
+    options = {"num_attended": num_attended, **state.target_inputs(parts)}
     features = parts.target.prefill(state.cache, tokens[:, :-1], num_read, offset=start, **options)
     context = Context(
         tokens=tokens,

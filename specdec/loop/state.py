@@ -323,9 +323,10 @@ class StepState:
         """
         if not parts.drafter.reads_target:
             return None
-        return TargetText(parts.target, self.cache, lengths, num_attended, self.position_offset)
+        inputs = self.target_inputs(parts)
+        return TargetText(parts.target, self.cache, lengths, num_attended, **inputs)
 
-    @property
-    def position_offset(self) -> Tensor | None:
-        """`[B]`, see `Target.verify`; `None` where the call has none."""
-        return self.row_inputs.get("position_offset")
+    def target_inputs(self, parts: Parts) -> dict[str, Tensor]:
+        """Those of the row inputs that the target reads, see `Target.verify`."""
+        names, own = parts.target.row_inputs, self.row_inputs
+        return {name: own[name] for name in names if name in own}

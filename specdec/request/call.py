@@ -89,7 +89,8 @@ class GenerateOptions(TypedDict, total=False):
         num_draft_tokens: of each step, at most the drafter's own, which is the default.
         row_inputs: what target and drafter read of each row, by name: tensors or sequences with a
             value for each prompt or row. Every target knows `"position_offset"`, an integer >= 0:
-            the row's first token stands at this position. A drafter names its own
+            the row's first token stands at this position. A target with LoRA layers of PEFT's knows
+            `"adapter"`: the name of the row's, `"__base__"` for none. A drafter names its own
             (`Drafter.row_inputs`).
     """
 
@@ -220,6 +221,8 @@ class Request:
         if resolved.num_sequences > 1:
             prompts = prompts.repeated(resolved.num_sequences)
         own = options.get("row_inputs")
+        if isinstance(own, Mapping) and "adapter" in target.row_inputs and "adapter" in own:
+            own = {**own, "adapter": target.adapter_indices(own["adapter"])}
         own = read_row_inputs(own, len(prompts.lengths), resolved.num_sequences)
         return cls._checked(target, prompts, resolved, options.get("seed"), own)
 

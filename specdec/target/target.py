@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from specdec.arguments import check_choice, check_integer
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import position_limit
+from specdec.target.adapters import adapter_indices
 from specdec.target.cache import Chunk, SlotCache, check_room
 from specdec.target.discovery import find_route
 from specdec.target.features import FeatureLayer, Queries, check_layers
@@ -246,9 +247,6 @@ class Target(SlotModel):
         torch.Size([1, 1, 2048])
     """
 
-    row_inputs = ("position_offset",)
-    """Names of what a call may bring for each row."""
-
     def __init__(
         self,
         model: PreTrainedModel,
@@ -287,6 +285,30 @@ class Target(SlotModel):
         return other
 
     @property
+    def row_inputs(self) -> tuple[str, ...]:
+        """Names of what a call may bring for each row; `"adapter"` where PEFT has layers in it."""
+        return ("position_offset", "adapter") if self._structure[1] else ("position_offset",)
+
+    @torch.inference_mode()
+    def adapter_indices(self, names: Sequence[str]) -> list[int]:
+        """Numbers of adapters, of the rows' own, for `verify`.
+
+        Args:
+            names: PEFT's, `"__base__"` for none.
+
+        Raises:
+            TypeError: not a sequence of names.
+            ValueError: no such adapter, or layers that cannot have one for each row: others than
+                plain LoRA, or such that get all rows' tokens together, as a forward shows.
+        """
+        found = adapter_indices(self.model, names)
+        rows = torch.zeros(3, dtype=torch.long, device=self.device)
+        options = {"num_attended": 2, "adapter": rows}
+        cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
+        self.verify(cache, rows, rows, draft, **options)
+        return found
+
+    @property
     def layer_windows(self) -> Mapping[int, int | Chunk | None]:
         """Sliding window of each attention layer, in positions, or its `Chunk`; `None` for full
         attention.
@@ -316,6 +338,7 @@ class Target(SlotModel):
         offset: int | Tensor,
         num_attended: int | None = None,
         position_offset: Tensor | None = None,
+        adapter: Tensor | None = None,
     ) -> Tensor | None:
         """Reads one chunk of the prompts; rows shorter than the chunk write nothing.
 
@@ -330,7 +353,7 @@ class Target(SlotModel):
             offset: position of the chunk's first token; a tensor `[]` where it is on the device.
             num_attended: host upper bound of the positions in use, the chunk's included; `None` is
                 `offset + C`.
-            position_offset: see `verify`.
+            position_offset, adapter: see `verify`.
 
         Returns:
             Features `[B, C, F]`, or `None`.
@@ -342,6 +365,7 @@ class Target(SlotModel):
         slots = torch.where(positions < lengths[:, None], positions, cache.padding_slot)
         tokens = tokens.clamp(0, self.vocab_size - 1)  # after a row's end there may be anything
         options = {"num_attended": num_attended, "position_offset": position_offset}
+        options["adapter"] = adapter
         options |= {"logits_to_keep": None, "is_chunk": True}
         return self.forward(tokens, cache, slots, **options)[1]
 
@@ -354,6 +378,7 @@ class Target(SlotModel):
         *,
         num_attended: int,
         position_offset: Tensor | None = None,
+        adapter: Tensor | None = None,
     ) -> TargetOutput:
         """One forward over the anchor and the K draft tokens, a chain or a tree: nodes stand at
         positions by their depth, and see the text and their ancestors.
@@ -371,6 +396,7 @@ class Target(SlotModel):
                 smaller number slots in use are not attended, and the logits are wrong.
             position_offset: `[B]` int64, how much further on each row's tokens stand in its text
                 than their slots say; `None` for 0.
+            adapter: `[B]` int64, of `adapter_indices`; `None` for the adapters that are active.
 
         Returns:
             Logits `[B, K + 1, V]` and features.
@@ -379,6 +405,7 @@ class Target(SlotModel):
         tokens = torch.cat([anchor[:, None], draft.tokens], dim=1)  # [B, N]
         slots = start[:, None] + torch.arange(tokens.shape[1], device=start.device)
         options = {"num_attended": num_attended, "position_offset": position_offset}
+        options["adapter"] = adapter
         if not draft.is_chain:  # of a chain slots say where tokens stand and what they see
             options |= {"positions": start[:, None] + draft.depths, "visible": draft.ancestors}
         return TargetOutput(*self.forward(tokens, cache, slots, **options))

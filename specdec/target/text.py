@@ -27,7 +27,7 @@ class TargetText:
         lengths: `[B]` int64, tokens of each row that the target has read: the slot of the anchor of
             its next step. What is at or beyond it is garbage.
         num_attended: host upper bound of the slots in use, those of a proposal included.
-        position_offset: of the rows, see `Target.verify`.
+        position_offset, adapter: of the rows, see `Target.verify`.
     """
 
     target: Target
@@ -35,6 +35,7 @@ class TargetText:
     lengths: Tensor
     num_attended: int
     position_offset: Tensor | None = None
+    adapter: Tensor | None = None
 
     def window_of(self, layer: int) -> int | Chunk | None:
         """How much of the text a layer sees: its sliding window in positions or its `Chunk`, `None`
@@ -85,5 +86,7 @@ class TargetText:
         first = self.lengths[:, None] + check_integer("offset", offset, 0)
         slots = first + torch.arange(tokens.shape[1], device=tokens.device)
         own = {"num_attended": self.num_attended, "position_offset": self.position_offset}
+        if model.model is self.target.model:  # another one's adapters have other numbers
+            own["adapter"] = self.adapter
         options = own | options
         return model.forward(tokens, self.cache, slots, **options)

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 
 from specdec.graphs.tree import weight_addresses
 from specdec.hf import ATTENTION_FIELD, cache_argument, position_limit, set_implementation
+from specdec.target.adapters import RowAdapters
 from specdec.target.attention import ATTENTION, window_mask
 from specdec.target.cache import SlotCache, memory_of
 from specdec.target.experts import set_experts
@@ -43,6 +44,7 @@ class Views(NamedTuple):
         arguments: names that forwards take.
         cache_name: the one for HF's cache.
         max_positions: longest sequence that the model has positions for; `None` for no limit.
+        adapters: of the rows, in both views.
     """
 
     step: PreTrainedModel
@@ -53,6 +55,7 @@ class Views(NamedTuple):
     arguments: Collection[str]
     cache_name: str
     max_positions: int | None
+    adapters: RowAdapters
 
 
 def open_views(
@@ -75,16 +78,17 @@ def open_views(
         ValueError: layers are to be left out of a model with recurrent ones.
     """
     join_weights(model, route.choices.joined)
-    step = chunk = open_view(model, route, feature_layers, layers)
+    adapters = RowAdapters()
+    step = chunk = open_view(model, route, feature_layers, layers, adapters)
     if route.choices.experts is not None:
         own_experts = replace(route, choices=replace(route.choices, experts=None))
-        chunk = open_view(model, own_experts, feature_layers, layers)
+        chunk = open_view(model, own_experts, feature_layers, layers, adapters)
     joined = [layer for group in route.choices.joined for layer in group.of(model)]
     arguments = frozenset(inspect.signature(type(model).forward).parameters)
     limit = position_limit(model.config.get_text_config())
     names = arguments, cache_argument(model)
     places = joined, weight_addresses(*joined)
-    return Views(step, chunk, route, feature_layers, places, *names, limit)
+    return Views(step, chunk, route, feature_layers, places, *names, limit, adapters)
 
 
 def open_view(
@@ -92,9 +96,14 @@ def open_view(
     route: Route,
     feature_layers: tuple[FeatureLayer, ...] = (),
     layers: Collection[int] | None = None,
+    adapters: RowAdapters | None = None,
 ) -> PreTrainedModel:
-    """One private view of a model; Args and Raises as `open_views`, joined weights as they are."""
+    """One private view of a model; Args and Raises as `open_views`, joined weights as they are.
+    Rows have adapters of their own where `adapters` says which.
+    """
     view, attention, choices = private_view(model), route.attention, route.choices
+    if adapters is not None:
+        adapters.install(view)
     # Multimodal models put the padding id where ids stand for images.
     needs_padding = hasattr(model.config, "image_token_id")
     # Sub-models can own configurations of their own (a text model inside a multimodal one).
@@ -155,6 +164,7 @@ def forward(
     num_attended: int,
     positions: Tensor | None = None,
     position_offset: Tensor | None = None,
+    adapter: Tensor | None = None,
     visible: Tensor | None = None,
     logits_to_keep: int | None = 0,
     is_chunk: bool = False,
@@ -172,6 +182,7 @@ def forward(
         num_attended: host upper bound of the largest real slot, plus 1.
         positions, visible: see `Window`; by default those of a chain.
         position_offset: `[B]` int64, `Window.offset`.
+        adapter: `[B]` int64, `RowAdapters.rows`.
         logits_to_keep: compute logits of the last so many tokens only; 0 for all of them; `None`
             where nobody reads them: as few as the model can.
         is_chunk: of a prompt: many tokens.
@@ -205,6 +216,7 @@ def forward(
         inputs["attention_mask"] = window_mask(window, tokens.shape[1], view.dtype)
     else:
         inputs["slot_window"] = window
+    views.adapters.rows = adapter
     logits = view(**inputs).logits
     if logits_to_keep and not cuts_logits:
         logits = logits[:, -logits_to_keep:]

@@ -98,9 +98,9 @@ def refuse_adapters_by_row(modules: Iterable[nn.Module]) -> None:
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, partial) and "adapter_names" in hook.keywords:
                 raise ValueError(
-                    "adapter_names= chooses an adapter for each row, and rows leave the batch when "
-                    "they end; generate with one adapter at a time (model.set_adapter). PEFT's "
-                    "hooks stay in the layers after an error: load the model again"
+                    "adapter_names= works inside of model.generate, by hooks in the layers; write "
+                    "generator.generate(..., row_inputs={'adapter': adapter_names}). PEFT's hooks "
+                    "stay in the layers after an error: load the model again"
                 )
 
 

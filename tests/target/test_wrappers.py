@@ -131,6 +131,6 @@ def test_adapters_that_are_named_for_each_row_are_refused_before_anything_runs(l
     generator = SpeculativeGenerator(lora, None)
     options = {"input_ids": IDS, "attention_mask": MASK, "pad_token_id": 0, **GREEDY}
     names = ["default", "second", "default"][: len(IDS)]
-    with pytest.raises(ValueError, match=r"adapter_names= .*set_adapter"):
+    with pytest.raises(ValueError, match=r"adapter_names= .*row_inputs=.'adapter': adapter_names"):
         lora.generate(**options, adapter_names=names, custom_generate=generator)
     assert generator.last_result is None
