@@ -291,21 +291,17 @@ class Target(SlotModel):
 
     @torch.inference_mode()
     def adapter_indices(self, names: Sequence[str]) -> list[int]:
-        """Numbers of adapters, of the rows' own, for `verify`.
-
-        Args:
-            names: PEFT's, `"__base__"` for none.
+        """Numbers of the rows' adapters, for `verify`, from PEFT's names, `"__base__"` for none.
 
         Raises:
             TypeError: not a sequence of names.
             ValueError: no such adapter, or layers that cannot have one for each row: others than
-                plain LoRA, or such that get all rows' tokens together, as a forward shows.
+                plain LoRA, or such that do not get the tokens by rows, as a forward shows.
         """
         found = adapter_indices(self.model, names)
         rows = torch.zeros(3, dtype=torch.long, device=self.device)
-        options = {"num_attended": 2, "adapter": rows}
         cache, draft = self.init_cache(3, 2), Draft(rows[:, None])
-        self.verify(cache, rows, rows, draft, **options)
+        self.verify(cache, rows, rows, draft, num_attended=2, adapter=rows)
         return found
 
     @property

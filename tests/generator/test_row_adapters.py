@@ -1,5 +1,7 @@
 """A LoRA adapter for each row: the text is HF's of that adapter alone, with PEFT's own layers."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from architectures import VOCAB, build
@@ -176,17 +178,23 @@ def test_layers_that_get_tokens_otherwise_than_by_rows_are_refused(name, place):
     assert generator.last_result is None
 
 
+def offload(model):
+    """The weights are somewhere else, as accelerate has it."""
+    model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj.lora_A").to("meta")
+
+
 CHANGES = {
+    "offloaded": offload,
     "merged": lambda model: model.merge_adapter(["wide"]),
     "disabled": lambda model: model.base_model.disable_adapter_layers(),
 }
 
 
 @pytest.mark.parametrize("state", CHANGES)
-def test_adapters_that_are_merged_or_disabled_are_refused(state):
+def test_adapters_whose_weights_cannot_be_gathered_are_refused(state):
     model = adapted()
-    CHANGES[state](model)
     generator = SpeculativeGenerator(model, None)
+    CHANGES[state](model)
     with pytest.raises(ValueError, match=f"q_proj is {state}; generate with one adapter"):
         generator.generate(BATCH, MASK, row_inputs={"adapter": NAMES}, **GREEDY)
 
@@ -207,3 +215,17 @@ def test_what_is_no_adapter_of_the_rows_is_refused(names, error, message):
     with pytest.raises(error, match=message):
         generator.generate(BATCH, MASK, row_inputs={"adapter": names}, **GREEDY)
     assert generator.last_result is None
+
+
+def test_calls_in_two_threads_have_adapters_of_their_own():
+    model = adapted()
+    generator = SpeculativeGenerator(model, make("lookup"))
+    texts = {name: text_alone(model, 3, name) for name in ("wide", "narrow", "__base__")}
+
+    def run(name):
+        inputs = {"row_inputs": {"adapter": [name]}}
+        return generator.generate(BATCH[3:4], MASK[3:4], **inputs, **GREEDY).sequences[0].tolist()
+
+    with ThreadPoolExecutor(3) as pool:
+        names = list(texts) * 4
+        assert list(pool.map(run, names)) == [texts[name] for name in names]
