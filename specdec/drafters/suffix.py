@@ -205,6 +205,10 @@ class SuffixDrafter(PromptLookupDrafter):
         self._check_ids(str(path), memory, self._vocab_size)
         self._fill(memory.to(self.memory.device), prompts.to(self.memory.device))
 
+    def forget(self) -> None:
+        """Empties the memory."""
+        self._fill(self.memory[:0], self.prompts[:0])
+
     def _fill(self, memory: Tensor, prompts: Tensor) -> None:
         """Remembers the last C tokens and sorts their n-grams, in storage that captured steps read.
         Those that no token follows have no key; those with a separator in them match no text.

@@ -156,7 +156,7 @@ def test_rows_look_up_what_followed_the_longest_prompt_that_they_begin_with(
         texts += [p[-longest:] + text for p, text in zip(prompts, new, strict=True)]
         owners += prompts
     memory = kept(texts, max_tokens)  # the last one is empty
-    owners = owners[len(owners) - len(memory) + 1 :] + [None]
+    owners = [*owners[len(owners) - len(memory) + 1 :], None]
     known = [o for o, text in zip(owners, memory, strict=True) if o is not None]
     rows, expected = some_texts(4, 20), []
     for row in rows:
