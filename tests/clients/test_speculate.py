@@ -136,8 +136,8 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_draws_that_it_would_have_had
 
 
 def test_a_run_goes_on_with_the_memory_of_its_checkpoint(tmp_path):
-    """Two prompts, three epochs; a sampler whose draws depend on what is drafted."""
-    options = {"prompts": PROMPTS[:2], "sampler": "block", "max_steps": 6}
+    """Two prompts, each in three steps of one epoch; a sampler whose draws depend on the drafts."""
+    options = {"prompts": PROMPTS[:2] * 3, "sampler": "block", "max_steps": 6}
     saving = {"save_strategy": "steps", "save_steps": 3}
     whole = run("GRPO", "suffix", tmp_path, **options, **saving)
     checkpoint = tmp_path / "checkpoint-3"

@@ -91,6 +91,29 @@ def test_rollouts_are_remembered_by_their_prompts_and_draft_the_next_ones():
     assert suffix.prompts.equal(expected.prompts)
 
 
+def test_epochs_with_other_seeds_accept_more_with_a_memory_of_the_earlier_ones():
+    """Two prompts, four texts of each; the first epochs and the seeds are the same."""
+    model, drafter = zoo.load_target(), SuffixDrafter(8)
+    generator = speculate(trainer_of(model), drafter)
+    rows = [text for text in zoo.heldout_prompts(2) for _ in range(4)]
+    inputs = zoo.load_tokenizer()(rows, return_tensors="pt", padding=True, padding_side="left")
+
+    def lengths(remembers):
+        found = []
+        torch.manual_seed(0)
+        drafter.forget()
+        for _ in range(3):
+            model.generate(**inputs, **SAMPLED | {"max_new_tokens": 32, "temperature": 0.6})
+            found.append(generator.last_result.stats.acceptance_length)
+            if not remembers:
+                drafter.forget()
+        return found
+
+    with_memory, without = lengths(True), lengths(False)
+    assert with_memory[0] == without[0]
+    assert sum(with_memory[1:]) > 1.1 * sum(without[1:])
+
+
 def test_checkpoints_keep_the_memory_of_each_process(tmp_path):
     model, drafter = zoo.load_target(), SuffixDrafter(4)
     trainer = trainer_of(model)
