@@ -91,7 +91,7 @@ SELF = {
 }
 """What is hidden from the target where it drafts for itself."""
 JOINED = ["lookup or eagle3", "suffix or mtp or eagle1"]
-WITHOUT_LOGITS = ["lookup", "suffix", *JOINED]
+WITHOUT_LOGITS = ["lookup", "suffix", "suffix, prompts", *JOINED]
 CHAINS = ["itself", "model", *RECURRENT, *WITHOUT_LOGITS, *HEADS, *SELF]
 TREE = Tree(nodes=6, depth=3, top_k=2, rates=(0.6, 0.3, 0.2))
 WITH_TREES = [
@@ -146,8 +146,8 @@ def make(name, num_draft_tokens=4, **options):
         return PromptLookupDrafter(num_draft_tokens, max_ngram=2)
     if name in SELF:
         return SelfDrafter(own_target(), num_draft_tokens, **SELF[name](), **options)
-    if name == "suffix":
-        return remembering(num_draft_tokens)
+    if name.startswith("suffix"):
+        return remembering(num_draft_tokens, with_prompts="prompts" in name)
     if name in HEADS:
         found = (family for start, family in FAMILIES.items() if name.startswith(start))
         family = next(found, MaskTokenDrafter)
@@ -159,11 +159,16 @@ def make(name, num_draft_tokens=4, **options):
     )
 
 
-def remembering(num_draft_tokens):
-    """A suffix drafter that remembers texts, some of them of few ids."""
-    drafter = SuffixDrafter(num_draft_tokens, max_tokens=400)
+def remembering(num_draft_tokens, with_prompts=False):
+    """A suffix drafter that remembers texts, some of them of few ids; with prompts besides one for
+    every second id that a row may begin with, and one for some of their second ids.
+    """
+    drafter = SuffixDrafter(num_draft_tokens, max_tokens=2400 if with_prompts else 400)
     generator, sizes = torch.Generator().manual_seed(0), ((6, 100), (6, 30), (VOCAB, 300))
     drafter.remember([torch.randint(most, (n,), generator=generator) for most, n in sizes])
+    if with_prompts:
+        prompts = [[a] for a in range(0, VOCAB, 2)] + [[0, a] for a in range(VOCAB)]
+        drafter.remember(torch.randint(6, (len(prompts), 10), generator=generator), prompts)
     return drafter
 
 

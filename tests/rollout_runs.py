@@ -27,7 +27,7 @@ def reward(completions, **_):
     return [float(len(set(text))) for text in completions]
 
 
-def trainer_of(kind, model, folder, *, rewards=reward, more=None, **settings):
+def trainer_of(kind, model, folder, *, rewards=reward, more=None, prompts=PROMPTS, **settings):
     """A trainer on a CPU with settings that change the model's text within a few steps."""
     import datasets
     import trl
@@ -51,7 +51,7 @@ def trainer_of(kind, model, folder, *, rewards=reward, more=None, **settings):
     return getattr(trl, f"{kind}Trainer")(
         model,
         args=getattr(trl, f"{kind}Config")(**options),
-        train_dataset=datasets.Dataset.from_dict({"prompt": PROMPTS}),
+        train_dataset=datasets.Dataset.from_dict({"prompt": prompts}),
         processing_class=zoo.load_tokenizer(),
         reward_funcs=rewards,
         **(more or {}),
@@ -90,8 +90,9 @@ def draw_by_races(model):
     model.generate = generate
 
 
-def run(kind, drafter, folder, *, resume=None, **settings):
-    """Trains the zoo's target; `drafter=None` is HF's own `generate`, `resume` a checkpoint.
+def run(kind, drafter, folder, *, resume=None, sampler=None, **settings):
+    """Trains the zoo's target; `drafter=None` is HF's own `generate`, `resume` a checkpoint, the
+    sampler that of HF's draws where none is passed.
 
     Returns:
         Completions and their rewards by step, a checksum of the weights, tokens per step.
@@ -109,7 +110,7 @@ def run(kind, drafter, folder, *, resume=None, **settings):
     if drafter is None:
         draw_by_races(trainer.model)
     else:
-        generator = speculate(trainer, drafter, CouplingSampler())
+        generator = speculate(trainer, drafter, sampler or CouplingSampler())
     trainer.train(resume_from_checkpoint=resume)
     weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
     stats = generator and generator.last_result.stats

@@ -2,6 +2,9 @@
 
 Legend: B rows, T tokens of a text, K draft tokens, n tokens of the longest match, C tokens
 remembered, m occurrences that are counted.
+
+A remembered text may belong to a prompt. Its n-grams then have the prompt's key added to their own,
+and so have those that rows of the prompt look for: one search finds what is of both.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ NUM_COUNTED = 16
 
 _NO_KEY = 2**63 - 1
 _FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over: the golden ratio's
+_PROMPT_FACTOR = 0xBF58476D1CE4E5B9 - 2**64  # another one: keys of n-grams and prompts are added
 
 
 class SuffixDrafter(PromptLookupDrafter):
@@ -53,6 +57,9 @@ class SuffixDrafter(PromptLookupDrafter):
     calls beside it. All n-grams of the memory are sorted by then, so that a step costs the same
     whatever is remembered. A captured step finds what was remembered since.
 
+    Texts that were remembered with their prompts are for the rows that begin with one: such a row
+    looks up those of the longest prompt that it begins with, every other row those without any.
+
     Args:
         num_draft_tokens: K.
         max_ngram: longest match to look for, in tokens.
@@ -61,6 +68,10 @@ class SuffixDrafter(PromptLookupDrafter):
             limit: steps have one shape, so that fewer tokens are not cheaper.
         max_tokens: C, tokens that are remembered, a separator after each text included; the
             oldest are dropped first. The tables take 16 bytes per token and length of a match.
+
+    Attributes:
+        memory: `[C]` remembered tokens, the latest last.
+        prompts: `[C]` keys of the prompts that they belong to, 0 for none.
 
     Raises:
         TypeError, ValueError: a number out of range; see `PromptLookupDrafter`. Too large tables.
@@ -103,19 +114,31 @@ class SuffixDrafter(PromptLookupDrafter):
         powers = [power - 2**64 if power >= 2**63 else power for power in powers]
         shape = max_ngram, max_tokens
         tables = {
-            "memory": torch.full((max_tokens,), PAD_TOKEN),  # [C], a separator after each text
+            "memory": torch.full((max_tokens,), PAD_TOKEN),  # a separator after each text
+            "prompts": torch.zeros(max_tokens, dtype=torch.long),
+            "_sorted_prompts": torch.zeros(max_tokens, dtype=torch.long),
             "_powers": torch.tensor(powers),
             "_keys": torch.full(shape, _NO_KEY),  # of the n-grams in row n - 1, ascending
             "_ends": torch.zeros(shape, dtype=torch.long),  # where each of them ends
         }
         for name, table in tables.items():  # `save` writes them
             self.register_buffer(name, table, persistent=False)
+        self._has_prompts = False  # steps are captured anew where it changes
 
     def settings(self) -> dict[str, Any]:
         """See `Drafter.settings`; with a fingerprint of the memory."""
-        return {**super().settings(), "memory": plain(self.memory)}
+        return {**super().settings(), **{name: plain(x) for name, x in self._saved().items()}}
 
-    def remember(self, texts: Iterable[Sequence[int] | Tensor]) -> None:
+    def _saved(self) -> dict[str, Tensor]:
+        """What a file of the memory holds."""
+        prompts = {"prompts": self.prompts} if self._has_prompts else {}
+        return {"memory": self.memory, **prompts}
+
+    def remember(
+        self,
+        texts: Iterable[Sequence[int] | Tensor],
+        prompts: Iterable[Sequence[int] | Tensor] | None = None,
+    ) -> None:
         """Adds texts to the memory, for the calls that begin after it.
 
         A call stays lossless as long as its seeds have written no text of the memory: its draws
@@ -123,29 +146,46 @@ class SuffixDrafter(PromptLookupDrafter):
 
         Args:
             texts: token ids of each, prompt and answer for instance, without padding.
+            prompts: token ids that each text followed. It is remembered for rows that begin with
+                them; of a prompt itself the last tokens are, as many as a match has at most.
+                `None`: for all rows that begin with no remembered prompt.
 
         Raises:
-            TypeError, ValueError: a text that is no list or tensor `[T]` of token ids, or one of
-                ids that the target of the latest generator with this drafter does not have.
+            TypeError, ValueError: a text or a prompt that is no list or tensor `[T]` of token ids,
+                or one of ids that the target of the latest generator with this drafter does not
+                have; another number of prompts than of texts.
         """
-        pieces, end = [self.memory], self.memory.new_full((1,), PAD_TOKEN)
-        for i, text in enumerate(texts):
-            try:
-                tokens = check_tensor("", torch.as_tensor(text), (None,), (torch.long,))
-            except (TypeError, ValueError, RuntimeError) as error:  # strings, too large integers
-                raise TypeError(
-                    f"texts[{i}] must be a list or an int64 tensor [T] of token ids, got "
-                    f"{shown(text)}; tokenize texts, and pass a list of them"
-                ) from error
-            if bool((tokens < 0).any()):
-                raise ValueError(f"texts[{i}] has the token id {int(tokens.min())}; ids are >= 0")
-            self._check_ids(f"texts[{i}]", tokens, self._vocab_size)
-            pieces += tokens.to(end.device), end
-        self._fill(torch.cat(pieces))
+        texts, none = list(texts), self.memory[:0]
+        starts = [none] * len(texts) if prompts is None else list(prompts)
+        if len(starts) != len(texts):
+            raise ValueError(
+                f"prompts must be one for each text, got {len(starts)} for {len(texts)} texts; "
+                "leave them out for texts of no prompt"
+            )
+        memory, keys, end = [self.memory], [self.prompts], self.memory.new_full((1,), PAD_TOKEN)
+        for i, (text, start) in enumerate(zip(texts, starts, strict=True)):
+            start = self._read(f"prompts[{i}]", start)
+            memory += start[-self.max_ngram :], self._read(f"texts[{i}]", text), end
+            keys += [_keys_of_starts(start[None])[0, -1:].expand(sum(map(len, memory[-3:])))]
+        self._fill(torch.cat(memory), torch.cat(keys))
+
+    def _read(self, what: str, text: Any) -> Tensor:
+        """Token ids on the device of the memory, or an error."""
+        try:
+            tokens = check_tensor("", torch.as_tensor(text), (None,), (torch.long,))
+        except (TypeError, ValueError, RuntimeError) as error:  # strings, too large integers
+            raise TypeError(
+                f"{what} must be a list or an int64 tensor [T] of token ids, got {shown(text)}; "
+                "tokenize texts, and pass a list of them"
+            ) from error
+        if bool((tokens < 0).any()):
+            raise ValueError(f"{what} has the token id {int(tokens.min())}; ids are >= 0")
+        self._check_ids(what, tokens, self._vocab_size)
+        return tokens.to(self.memory.device)
 
     def save(self, path: str | Path) -> None:
         """Writes the memory to a safetensors file."""
-        save_file({"memory": self.memory}, check_path("path", path, what="a file"))
+        save_file(self._saved(), check_path("path", path, what="a file"))
 
     def load(self, path: str | Path) -> None:
         """Replaces the memory by the latest tokens of one that was saved.
@@ -154,24 +194,34 @@ class SuffixDrafter(PromptLookupDrafter):
             ValueError: no file of `save`, or of texts of another tokenizer, see `remember`.
         """
         try:
-            memory = load_file(check_path("path", path, what="a file"))["memory"]
-            check_tensor("memory", memory, (None,), (torch.long,))
+            tables = load_file(check_path("path", path, what="a file"))
+            memory = check_tensor("memory", tables["memory"], (None,), (torch.long,))
+            prompts = tables.get("prompts", torch.zeros_like(memory))
+            check_tensor("prompts", prompts, tuple(memory.shape), (torch.long,))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path} holds no memory of SuffixDrafter.save ({type(error).__name__}: {error})"
             ) from error
         self._check_ids(str(path), memory, self._vocab_size)
-        self._fill(memory.to(self.memory.device))
+        self._fill(memory.to(self.memory.device), prompts.to(self.memory.device))
 
-    def _fill(self, memory: Tensor) -> None:
+    def forget(self) -> None:
+        """Empties the memory."""
+        self._fill(self.memory[:0], self.prompts[:0])
+
+    def _fill(self, memory: Tensor, prompts: Tensor) -> None:
         """Remembers the last C tokens and sorts their n-grams, in storage that captured steps read.
         Those that no token follows have no key; those with a separator in them match no text.
         """
         size, longest = self.max_tokens, self.max_ngram
         self.memory.copy_(F.pad(memory, (size, 0), value=PAD_TOKEN)[-size:])
+        self.prompts.copy_(F.pad(prompts, (size, 0))[-size:])
+        self._sorted_prompts.copy_(self.prompts.sort().values)
+        self._has_prompts = bool(self.prompts.any())
         windows = F.pad(self.memory, (longest - 1, 0), value=PAD_TOKEN).unfold(0, longest, 1)
         is_followed = F.pad(self.memory[1:], (0, 1), value=PAD_TOKEN) >= 0
-        keys = self._hash(windows).masked_fill(~is_followed[:, None], _NO_KEY)
+        keys = self._hash(windows) + self.prompts[:, None]
+        keys = keys.masked_fill(~is_followed[:, None], _NO_KEY)
         torch.sort(keys.T, dim=1, stable=True, out=(self._keys, self._ends))
 
     def _hash(self, windows: Tensor) -> Tensor:
@@ -227,7 +277,10 @@ class SuffixDrafter(PromptLookupDrafter):
         """The same of the memory. An n-gram that is there has all its ends there, so the lengths
         that are found are 1, 2, ..., n.
         """
-        keys = self._hash(last_tokens(text, length, self.max_ngram)).T.contiguous()  # [n, B]
+        keys = self._hash(last_tokens(text, length, self.max_ngram))
+        if self._has_prompts:
+            keys = keys + self._prompts_of(text, length)
+        keys = keys.T.contiguous()  # [n, B]
         first = torch.searchsorted(self._keys, keys)
         after = torch.searchsorted(self._keys, keys, right=True)
         matched = (after > first).sum(dim=0)  # [B]; a start that a text lacks matches nothing
@@ -240,3 +293,17 @@ class SuffixDrafter(PromptLookupDrafter):
         tokens = self.memory[source.clamp(max=self.max_tokens - 1)]  # the last is a separator
         is_of_text = (tokens >= 0).cumprod(dim=2).bool()
         return tokens.where(is_of_text, PAD_TOKEN), matched[:, None] * (index < size)
+
+    def _prompts_of(self, text: Tensor, length: Tensor) -> Tensor:
+        """`[B, 1]`: key of the longest remembered prompt that a text begins with, 0 for none."""
+        keys = _keys_of_starts(text)
+        place = torch.searchsorted(self._sorted_prompts, keys).clamp(max=self.max_tokens - 1)
+        size = torch.arange(keys.shape[1], device=text.device)
+        is_known = (self._sorted_prompts[place] == keys) & (size <= length)
+        return keys.gather(1, (size * is_known).amax(dim=1, keepdim=True))
+
+
+def _keys_of_starts(text: Tensor) -> Tensor:
+    """`[B, T + 1]`: keys of the first 0, 1, ..., T tokens of texts `[B, T]`; 0 is that of none."""
+    powers = torch.full_like(text[0], _PROMPT_FACTOR).cumprod(0)
+    return F.pad(((text + 1) * powers).cumsum(1), (1, 0))

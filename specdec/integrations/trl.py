@@ -7,17 +7,18 @@ configuration, the processing of completions and the log-probabilities stay TRL'
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from specdec.arguments import shown
-from specdec.drafters import Drafter
+from specdec.drafters import Drafter, SuffixDrafter
 from specdec.generator import SpeculativeGenerator
 from specdec.samplers import Sampler
 from specdec.target import Target
+from specdec.training.callbacks import MemoryCallback
 
 _OTHER_WAYS = {
     "use_vllm": "use_vllm=False",
@@ -44,6 +45,10 @@ def speculate(
     Weights that change in place, as optimisers change them, need nothing. After an edit of another
     kind (`generator.refresh` lists them) the next rollout raises an error until the generator that
     is returned was refreshed.
+
+    A `SuffixDrafter`, also one among others, remembers each rollout by its prompt, so that the next
+    epoch's is drafted from it. Checkpoints keep its memory (`MemoryCallback`). Give each run a
+    drafter of its own: a run with the seeds of another one must not draft the other one's texts.
 
     Args:
         trainer: with a `model`, plain or of PEFT: `GRPOTrainer`, `RLOOTrainer`, ..., made, and
@@ -79,8 +84,12 @@ def speculate(
             f"{type(generator.sampler).__name__} is lossy: rollouts would not be the policy's, "
             "whose probabilities the trainer takes for theirs; choose a lossless sampler"
         )
+    memory = MemoryCallback(generator.drafter)
+    if memory.drafters:
+        trainer.add_callback(memory)
     plain = model.generate
-    model.generate = Rollouts(plain.plain if isinstance(plain, Rollouts) else plain, generator)
+    plain = plain.plain if isinstance(plain, Rollouts) else plain
+    model.generate = Rollouts(plain, generator, memory.drafters)
     return generator
 
 
@@ -90,12 +99,23 @@ class Rollouts:
     Args:
         plain: the model's `generate`.
         generator: of that model.
+        memories: drafters that remember its texts. Those of seeds that callers choose are left out:
+            what seeds have written must not be drafted for them.
     """
 
-    __slots__ = ("generator", "plain")  # without a __dict__ private views of the model pass it by
+    __slots__ = (
+        "generator",
+        "memories",
+        "plain",
+    )  # without a __dict__ private views of the model pass it by
 
-    def __init__(self, plain: Callable, generator: SpeculativeGenerator):
-        self.plain, self.generator = plain, generator
+    def __init__(
+        self,
+        plain: Callable,
+        generator: SpeculativeGenerator,
+        memories: Sequence[SuffixDrafter] = (),
+    ):
+        self.plain, self.generator, self.memories = plain, generator, memories
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         """As HF's; `seed=` may be passed as well."""
@@ -113,6 +133,12 @@ class Rollouts:
     ) -> Any:
         """HF's decoding hook; see `SpeculativeGenerator.__call__`."""
         rows: Tensor = inputs[1]
+        memories = self.memories if seed is None else ()
         if seed is None:
             seed = torch.randint(2**63 - 1, (len(rows),)).tolist()
-        return self.generator(*inputs, stop_strings=stop_strings, seed=seed, **options)
+        found = self.generator(*inputs, stop_strings=stop_strings, seed=seed, **options)
+        result = self.generator.last_result
+        for drafter in memories:
+            texts = zip(result.new_tokens, result.lengths, strict=True)
+            drafter.remember([row[:length] for row, length in texts], result.prompts)
+        return found

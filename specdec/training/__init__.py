@@ -3,7 +3,7 @@
 from importlib import import_module
 
 _HOMES = {
-    "callbacks": ["AcceptanceCallback", "SentinelCallback"],
+    "callbacks": ["AcceptanceCallback", "MemoryCallback", "SentinelCallback"],
     "data": ["PackedStream", "encode_texts", "hold_out", "read_texts"],
     "eagle": ["FeatureAndToken", "TrainingTimeTest", "eagle_config", "new_head"],
     "losses": ["Distillation", "NextToken"],

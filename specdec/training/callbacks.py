@@ -1,5 +1,5 @@
-"""Callbacks of Hugging Face's `Trainer`: true acceptance length, rollouts that are the policy's, a
-run by minutes, interrupts.
+"""Callbacks of Hugging Face's `Trainer`: true acceptance length, rollouts that are the policy's,
+what drafters remember, a run by minutes, interrupts.
 """
 
 import math
@@ -8,18 +8,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from specdec import processes
 from specdec.arguments import check_integer
 from specdec.certify import Sentinel
+from specdec.drafters import Drafter, SuffixDrafter
 from specdec.evaluation.evaluate import evaluate
 from specdec.evaluation.prompts import Prompt, as_prompts
 from specdec.generator import SpeculativeGenerator
+from specdec.graphs.tree import modules_of
 
 
 class AcceptanceCallback(TrainerCallback):
@@ -143,6 +147,41 @@ class SentinelCallback(TrainerCallback):
             self.sentinel(
                 result.prompts[: self._texts], texts[: self._texts], **result.sampling.options()
             )
+
+
+class MemoryCallback(TrainerCallback):
+    """Checkpoints of a run keep what its drafter remembers, each process a file of its own.
+
+    A run that goes on from a checkpoint in its `output_dir` has the memory of that moment, and none
+    where the checkpoint has no file of it: texts of later steps may not be drafted, since their
+    seeds are drawn once more.
+
+    Args:
+        drafter: a `SuffixDrafter`, or one that joins some with others.
+
+    Example:
+        >>> callback = MemoryCallback(SuffixDrafter(8))
+        >>> trainer.add_callback(callback)  # doctest: +SKIP
+    """
+
+    def __init__(self, drafter: Drafter):
+        self.drafters = [part for part in modules_of(drafter) if isinstance(part, SuffixDrafter)]
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Goes on with the checkpoint's memory; a run that begins, with what there is."""
+        for drafter, file in self._files(args, state) if state.global_step else ():
+            drafter.load(file) if file.is_file() else drafter.forget()
+
+    def on_save(self, args, state, control, **kwargs):
+        """Writes the files."""
+        for drafter, file in self._files(args, state):
+            file.parent.mkdir(parents=True, exist_ok=True)  # another host's folder is elsewhere
+            drafter.save(file)
+
+    def _files(self, args: Any, state: TrainerState) -> Iterator[tuple[SuffixDrafter, Path]]:
+        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        for i, drafter in enumerate(self.drafters):
+            yield drafter, folder / f"memory-{i}-of-process-{args.process_index}.safetensors"
 
 
 @contextmanager

@@ -135,6 +135,22 @@ def test_a_run_goes_on_from_its_checkpoint_with_the_draws_that_it_would_have_had
     assert again["weights"] == whole["weights"]
 
 
+def test_a_run_goes_on_with_the_memory_of_its_checkpoint(tmp_path):
+    """Two prompts, each in three steps of one epoch; a sampler whose draws depend on the drafts."""
+    options = {"prompts": PROMPTS[:2] * 3, "sampler": "block", "max_steps": 6}
+    saving = {"save_strategy": "steps", "save_steps": 3}
+    whole = run("GRPO", "suffix", tmp_path, **options, **saving)
+    checkpoint = tmp_path / "checkpoint-3"
+    memory = checkpoint / "memory-0-of-process-0.safetensors"
+    again = run("GRPO", "suffix", tmp_path, resume=str(checkpoint), **options, **saving)
+    assert again["completions"] == whole["completions"][3:]
+    assert again["weights"] == whole["weights"]
+    assert again["acceptance_length"] == whole["acceptance_length"]
+    memory.unlink()
+    without = run("GRPO", "suffix", tmp_path, resume=str(checkpoint), **options)
+    assert without["completions"] != again["completions"]
+
+
 def test_a_sentinel_reads_every_rollout_and_lets_the_run_go_on(tmp_path):
     trainer = trainer_of("GRPO", zoo.load_target(), tmp_path)
     callback = SentinelCallback(speculate(trainer, "zoo:eagle3"))

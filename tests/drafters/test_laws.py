@@ -87,12 +87,19 @@ def of_masks(model, name, num_draft_tokens, options, **flags):
     return MaskTokenDrafter(head, model, num_draft_tokens, **options)
 
 
-def remembering_samples(model):
-    """A suffix drafter that remembers texts of other seeds than those of the test."""
+def remembering_samples(model, *, by_prompt=False):
+    """A suffix drafter that remembers texts of other seeds than those of the test; by prompt beside
+    texts of another one, which would be drafted if rows looked them up.
+    """
     drafter, generator = SuffixDrafter(2), SpeculativeGenerator(model, None)
     options = {"do_sample": True, "seed": list(range(10**6, 10**6 + 200))}
     prompts = torch.tensor([PROMPT]).expand(200, -1)
-    drafter.remember(generator.generate(prompts, max_new_tokens=6, **options).sequences)
+    result = generator.generate(prompts, max_new_tokens=6, **options)
+    if by_prompt:
+        drafter.remember(result.new_tokens, result.prompts)
+        drafter.remember([[0, 0, 0, 0]] * 100, [PROMPT[1:]] * 100)
+    else:
+        drafter.remember(result.sequences)
     return drafter
 
 
@@ -116,6 +123,7 @@ OF_TINY = {
         PromptLookupDrafter(1, min_ngram=2), ModelDrafter(perturbed(model), 2)
     ),
     "suffix": remembering_samples,
+    "suffix, prompts": lambda model: remembering_samples(model, by_prompt=True),
     "self, top": lambda model: SelfDrafter(model, 2, visible=Recent(1) + TopSlots(1)),
     "self, recent": lambda model: SelfDrafter(model, 2, visible=Recent(2)),
 }
@@ -172,7 +180,8 @@ def check_greedy_text(model, drafter):
 def test_greedy_text_is_that_of_hf_in_ragged_batches_and_alone(name):
     drafter = make(name)
     result = check_greedy_text(MODEL, drafter)
-    if name not in ("itself", "lookup", "suffix", "own", "lookup, tree", *RECURRENT):
+    few = "itself", "lookup", "suffix", "suffix, prompts", "own", "lookup, tree", *RECURRENT
+    if name not in few:
         # Both branches, and rows that go different ways.
         assert 0 < sum(result.stats.accepted) < sum(result.stats.drafted)
         counts = [[step.num_accepted for step in row] for row in result.trace]

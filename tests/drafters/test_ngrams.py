@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_loop import PlainLoop
 from refusals import refused
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from specdec import PromptLookupDrafter, SpeculativeGenerator, SuffixDrafter
 from specdec.drafters.suffix import NUM_COUNTED
@@ -135,6 +135,37 @@ def test_suffixes_are_what_a_search_through_text_and_memory_finds(
     assert drafts_of(drafter, rows, num_draft_tokens) == expected
 
 
+@settings(max_examples=60)
+@given(st.integers(0, 2**32 - 1), ngrams, st.integers(1, 120))
+def test_rows_look_up_what_followed_the_longest_prompt_that_they_begin_with(
+    seed, ngram, max_tokens
+):
+    """Texts without a prompt are of the empty one, with which every row begins."""
+    source, longest = random.Random(seed), ngram[1]
+
+    def some_texts(count, most):
+        sizes = [source.randint(1, most) for _ in range(count)]
+        return [[source.randrange(2) for _ in range(size)] for size in sizes]
+
+    options = {"min_ngram": ngram[0], "max_ngram": longest, "max_tokens": max_tokens}
+    drafter, texts, owners = SuffixDrafter(3, **options), [], []
+    for _ in range(3):
+        new, prompts = some_texts(4, 20), [*some_texts(3, 3), []]
+        drafter.remember(new[:3], prompts[:3])
+        drafter.remember(new[3:])
+        texts += [p[-longest:] + text for p, text in zip(prompts, new, strict=True)]
+        owners += prompts
+    memory = kept(texts, max_tokens)  # the last one is empty
+    owners = [*owners[len(owners) - len(memory) + 1 :], None]
+    known = [o for o, text in zip(owners, memory, strict=True) if o is not None]
+    rows, expected = some_texts(4, 20), []
+    for row in rows:
+        own = max((o for o in [[], *known] if row[: len(o)] == o), key=len)
+        found = [text for o, text in zip(owners, memory, strict=True) if o == own]
+        expected.append(remembered(row, found, 3, *ngram))
+    assert drafts_of(drafter, rows, 3) == expected
+
+
 def test_of_more_occurrences_than_are_counted_those_counted_are_spread_over_all():
     """The first half goes on with 1, the latest 16 of 64 with 2."""
     drafter = SuffixDrafter(1)
@@ -155,8 +186,9 @@ def test_a_match_proposes_at_most_so_many_times_its_length(memory, text, count, 
     assert drafts_of(bound, [text], count) == expected
 
 
+@pytest.mark.parametrize("by_prompt", [False, True])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs):
+def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs, by_prompt):
     """Captured steps find it, too; the text stays HF's."""
     ids, mask = ragged_prompts(MODEL.config.vocab_size, 8, 5)
     drafter, steps = SuffixDrafter(4, max_ngram=8), []
@@ -167,7 +199,9 @@ def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs):
         result = generator.generate(ids, mask, **options)
         assert result.sequences.tolist() == expected
         steps.append(result.stats.steps)
-        if len(steps) == 2:
+        if len(steps) == 2 and by_prompt:
+            drafter.remember(result.new_tokens, result.prompts)
+        elif len(steps) == 2:
             starts = (mask == 0).sum(dim=1).tolist()
             rows = zip(result.sequences, starts, strict=True)
             drafter.remember(row[start:] for row, start in rows)
@@ -175,11 +209,13 @@ def test_a_text_that_was_remembered_is_drafted_by_the_next_call(graphs):
     assert max(steps[2]) == 6 < min(steps[0])  # 30 tokens, 5 of them in a step
 
 
-def test_a_memory_that_was_saved_is_loaded_into_any_size(tmp_path):
-    drafter, path = remembering(4), tmp_path / "memory.safetensors"
+@pytest.mark.parametrize("with_prompts", [False, True])
+def test_a_memory_that_was_saved_is_loaded_into_any_size(with_prompts, tmp_path):
+    drafter, path = remembering(4, with_prompts), tmp_path / "memory.safetensors"
     drafter.save(path)
-    rows = [[5, 0, 1], [2, 3], [4]]
-    other, small, large = (SuffixDrafter(4, max_tokens=n) for n in (400, 50, 1000))
+    assert load_file(path).keys() == {"memory"} | ({"prompts"} if with_prompts else set())
+    rows, same = [[5, 0, 1], [2, 3], [4], [0, 2, 5]], drafter.max_tokens
+    other, small, large = (SuffixDrafter(4, max_tokens=n) for n in (same, 50, 5000))
     assert differences(drafter.settings(), other.settings())
     for each in (other, small, large):
         each.load(str(path))
@@ -196,16 +232,24 @@ NO_TEXTS += [["text"], "text", [["te", "xt"]], [[1, None]], [True], [[]]]
 
 
 def test_what_is_no_memory_is_refused_and_changes_nothing(tmp_path):
-    drafter, wrong = remembering(4), [tmp_path / name for name in ("a", "none", "other", "floats")]
+    names = "a", "none", "other", "floats", "shorter"
+    drafter, wrong = remembering(4), [tmp_path / name for name in names]
     before = drafter.memory.clone()
     wrong[0].write_bytes(b"not a file of tensors")
     save_file({"tokens": before}, wrong[2])
     save_file({"memory": before.float()}, wrong[3])
+    save_file({"memory": before, "prompts": before[1:].clone()}, wrong[4])
     for file in wrong:
         with refused("holds no memory of SuffixDrafter.save"):
             drafter.load(file)
     with refused("texts[1] has the token id -1; ids are >= 0"):
         drafter.remember([[1, 2], [3, -1]])
+    with refused("prompts[1] has the token id -1; ids are >= 0"):
+        drafter.remember([[1, 2], [3]], [[1], [-1]])
+    with refused("prompts must be one for each text, got 1 for 2 texts; leave them out"):
+        drafter.remember([[1, 2], [3]], [[1]])
+    with refused("prompts[1] must be a list or an int64 tensor [T]"):
+        drafter.remember([[1, 2], [3]], [[1], "text"])
     for texts in NO_TEXTS:
         with refused("texts[ .. ] must be a list or an int64 tensor [T]"):
             drafter.remember(texts)
@@ -228,6 +272,8 @@ def test_texts_of_another_tokenizer_are_refused_before_a_stream_could_draft_them
     message = f"has the token id {size} and the target a vocabulary of {size}; its texts were made"
     with refused(f"texts[1] {message}"):
         drafter.remember([[1], [2, size]])
+    with refused(f"prompts[0] {message}"):
+        drafter.remember([[1]], [[size]])
     with refused(f"memory.safetensors {message}"):
         drafter.load(path)
     assert drafter.memory.equal(before)

@@ -6,8 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import TrainerState
 
-from specdec import SpeculativeGenerator, TypicalSampler, zoo
+from specdec import (
+    FirstMatch,
+    PromptLookupDrafter,
+    SpeculativeGenerator,
+    SuffixDrafter,
+    TypicalSampler,
+    zoo,
+)
 from specdec.integrations.trl import Rollouts, speculate
 
 INPUTS = dict(zoo.load_tokenizer()(["def f(x):"] * 3, return_tensors="pt"))
@@ -16,7 +24,9 @@ GREEDY = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
 
 
 def trainer_of(model, **attributes):
-    return SimpleNamespace(model=model, use_vllm=False, **attributes)
+    trainer = SimpleNamespace(model=model, use_vllm=False, callbacks=[], **attributes)
+    trainer.add_callback = trainer.callbacks.append
+    return trainer
 
 
 def test_the_model_generates_through_the_generator_and_its_greedy_text_stays():
@@ -52,6 +62,92 @@ def test_rows_draw_for_themselves_from_seeds_of_torch_s_generator():
     assert model.generate(**INPUTS, **SAMPLED, seed=seeds).equal(first)
     texts = model.generate(**INPUTS, **SAMPLED, num_return_sequences=2)
     assert len({tuple(row) for row in texts.tolist()}) == 6
+
+
+def test_rollouts_are_remembered_by_their_prompts_and_draft_the_next_ones():
+    """Also by a drafter among others; what callers seed is not, and the draws stay."""
+    model, suffix = zoo.load_target(), SuffixDrafter(8)
+    inputs = zoo.load_tokenizer()(
+        ["def f(x):", "import os, sys\n"], return_tensors="pt", padding=True
+    )
+    generator = speculate(trainer_of(model), FirstMatch(suffix, PromptLookupDrafter(4)))
+
+    def steps(**options):
+        model.generate(**inputs, **GREEDY, **options)
+        return [len(row) for row in generator.last_result.steps]
+
+    untaught, untouched = steps(seed=[1, 2]), suffix.memory.clone()
+    assert steps(seed=[1, 2]) == untaught
+    assert suffix.memory.equal(untouched)
+    assert steps() == untaught
+    assert max(steps()) == 2 < min(untaught)  # 12 tokens, 9 of them in a step
+    assert len(set(suffix.prompts.tolist())) == 3
+    found = generator.last_result
+    expected = SuffixDrafter(8)
+    for _ in range(2):
+        texts = [row[:n] for row, n in zip(found.new_tokens, found.lengths, strict=True)]
+        expected.remember(texts, found.prompts)
+    assert suffix.memory.equal(expected.memory)
+    assert suffix.prompts.equal(expected.prompts)
+
+
+def test_epochs_with_other_seeds_accept_more_with_a_memory_of_the_earlier_ones():
+    """Two prompts, four texts of each; the first epochs and the seeds are the same."""
+    model, drafter = zoo.load_target(), SuffixDrafter(8)
+    generator = speculate(trainer_of(model), drafter)
+    rows = [text for text in zoo.heldout_prompts(2) for _ in range(4)]
+    inputs = zoo.load_tokenizer()(rows, return_tensors="pt", padding=True, padding_side="left")
+
+    def lengths(remembers):
+        found = []
+        torch.manual_seed(0)
+        drafter.forget()
+        for _ in range(3):
+            model.generate(**inputs, **SAMPLED | {"max_new_tokens": 32, "temperature": 0.6})
+            found.append(generator.last_result.stats.acceptance_length)
+            if not remembers:
+                drafter.forget()
+        return found
+
+    with_memory, without = lengths(True), lengths(False)
+    assert with_memory[0] == without[0]
+    assert sum(with_memory[1:]) > 1.1 * sum(without[1:])
+
+
+def test_checkpoints_keep_the_memory_of_each_process(tmp_path):
+    model, drafter = zoo.load_target(), SuffixDrafter(4)
+    trainer = trainer_of(model)
+    speculate(trainer, drafter)
+    (callback,) = trainer.callbacks
+    processes = [SimpleNamespace(output_dir=str(tmp_path), process_index=i) for i in range(2)]
+    drafted, kept = {}, [TrainerState(global_step=n) for n in (0, 3, 4)]
+    start, third, fourth = kept
+
+    def drafts():
+        result = drafter_alone.generate(**INPUTS, **GREEDY, trace=True)
+        return [[step.draft_tokens for step in row] for row in result.trace]
+
+    drafter_alone = SpeculativeGenerator(zoo.load_target(), drafter)
+    for i, process in enumerate(processes):
+        drafter.remember([[7, 8, 9 + i]], [[5]])
+        model.generate(**INPUTS, **GREEDY)
+        drafted[i] = drafter.memory.clone(), drafter.prompts.clone(), drafts()
+        callback.on_save(process, third, None)
+    model.generate(**INPUTS, **SAMPLED)
+    before = drafter.memory.clone()
+    assert not before.equal(drafted[1][0])
+    callback.on_train_begin(processes[0], start, None)  # a run that begins
+    assert drafter.memory.equal(before)
+    for i, process in enumerate(processes):
+        callback.on_train_begin(process, third, None)
+        memory, prompts, tokens = drafted[i]
+        assert drafter.memory.equal(memory)
+        assert drafter.prompts.equal(prompts)
+        assert drafts() == tokens
+    callback.on_train_begin(processes[0], fourth, None)  # a checkpoint without
+    assert drafter.memory.equal(SuffixDrafter(4).memory)
+    assert not drafter.prompts.any()
+    assert drafts() != drafted[0][2]
 
 
 def test_options_of_hf_s_generate_go_through():

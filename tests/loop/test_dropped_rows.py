@@ -93,7 +93,7 @@ def test_kept_rows_are_the_live_ones_in_the_storage_of_all_and_few_move(is_live,
 
 
 CASES = [(name, 6, "block") for name in ("none", "lookup", "suffix", "dflash", "mtp, looped")]
-CASES += [("eagle3", 6, "coupling"), ("model", 20, "block")]
+CASES += [("suffix, prompts", 6, "block"), ("eagle3", 6, "coupling"), ("model", 20, "block")]
 
 
 @pytest.mark.parametrize(("name", "count", "sampler"), CASES)
