@@ -154,7 +154,8 @@ class MemoryCallback(TrainerCallback):
 
     A run that goes on from a checkpoint in its `output_dir` has the memory of that moment, and none
     where the checkpoint has no file of it: texts of later steps may not be drafted, since their
-    seeds are drawn once more.
+    seeds are drawn once more. HF's trainer has all seeds drawn once more where checkpoints are of
+    the model only or of another number of processes, so neither brings a memory.
 
     Args:
         drafter: a `SuffixDrafter`, or one that joins some with others.
@@ -174,14 +175,15 @@ class MemoryCallback(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         """Writes the files."""
-        for drafter, file in self._files(args, state):
+        for drafter, file in () if args.save_only_model else self._files(args, state):
             file.parent.mkdir(parents=True, exist_ok=True)  # another host's folder is elsewhere
             drafter.save(file)
 
     def _files(self, args: Any, state: TrainerState) -> Iterator[tuple[SuffixDrafter, Path]]:
         folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        process = f"process-{args.process_index}-of-{args.world_size}"
         for i, drafter in enumerate(self.drafters):
-            yield drafter, folder / f"memory-{i}-of-process-{args.process_index}.safetensors"
+            yield drafter, folder / f"memory-{i}-{process}.safetensors"
 
 
 @contextmanager

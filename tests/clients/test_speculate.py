@@ -141,7 +141,7 @@ def test_a_run_goes_on_with_the_memory_of_its_checkpoint(tmp_path):
     saving = {"save_strategy": "steps", "save_steps": 3}
     whole = run("GRPO", "suffix", tmp_path, **options, **saving)
     checkpoint = tmp_path / "checkpoint-3"
-    memory = checkpoint / "memory-0-of-process-0.safetensors"
+    memory = checkpoint / "memory-0-process-0-of-1.safetensors"
     again = run("GRPO", "suffix", tmp_path, resume=str(checkpoint), **options, **saving)
     assert again["completions"] == whole["completions"][3:]
     assert again["weights"] == whole["weights"]

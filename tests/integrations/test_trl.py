@@ -119,7 +119,8 @@ def test_checkpoints_keep_the_memory_of_each_process(tmp_path):
     trainer = trainer_of(model)
     speculate(trainer, drafter)
     (callback,) = trainer.callbacks
-    processes = [SimpleNamespace(output_dir=str(tmp_path), process_index=i) for i in range(2)]
+    run = {"output_dir": str(tmp_path), "world_size": 2, "save_only_model": False}
+    processes = [SimpleNamespace(process_index=i, **run) for i in range(2)]
     drafted, kept = {}, [TrainerState(global_step=n) for n in (0, 3, 4)]
     start, third, fourth = kept
 
@@ -144,7 +145,13 @@ def test_checkpoints_keep_the_memory_of_each_process(tmp_path):
         assert drafter.memory.equal(memory)
         assert drafter.prompts.equal(prompts)
         assert drafts() == tokens
-    callback.on_train_begin(processes[0], fourth, None)  # a checkpoint without
+    # A checkpoint without it, or one of other processes: seeds may be drawn once more.
+    first = processes[0]
+    callback.on_save(SimpleNamespace(**vars(first) | {"save_only_model": True}), fourth, None)
+    callback.on_train_begin(first, fourth, None)
+    assert drafter.memory.equal(SuffixDrafter(4).memory)
+    drafter.remember([[7, 8]], [[5]])
+    callback.on_train_begin(SimpleNamespace(**vars(first) | {"world_size": 1}), third, None)
     assert drafter.memory.equal(SuffixDrafter(4).memory)
     assert not drafter.prompts.any()
     assert drafts() != drafted[0][2]
