@@ -131,6 +131,13 @@ def any_of(flag: bool, device: torch.device) -> bool:
     return value.item() > 0
 
 
+def average(tensors: list[torch.Tensor]) -> None:
+    """Makes each tensor its mean over all processes, in place; all must bring the same shapes."""
+    if is_distributed():
+        for tensor in tensors:
+            distributed.all_reduce(tensor.div_(distributed.get_world_size()))
+
+
 def agreed(value: T, model: nn.Module) -> T:
     """The value of the first of the processes over which a model is spread. Each of them computes a
     part of one text, so none may choose by its own clock or its own random numbers.

@@ -6,6 +6,7 @@ _HOMES = {
     "callbacks": ["AcceptanceCallback", "MemoryCallback", "SentinelCallback"],
     "data": ["PackedStream", "encode_texts", "hold_out", "read_texts"],
     "eagle": ["FeatureAndToken", "TrainingTimeTest", "eagle_config", "new_head"],
+    "follow": ["FollowTarget"],
     "losses": ["Distillation", "NextToken"],
     "mask_token": ["MaskRollouts", "mask_token_config"],
     "mtp": ["MultiTokenPrediction"],

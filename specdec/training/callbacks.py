@@ -92,7 +92,7 @@ class AcceptanceCallback(TrainerCallback):
         if not state.is_world_process_zero:
             return
         self._measured_at = state.global_step
-        with _in_evaluation(self.generator.target.model, self.generator.drafter):
+        with in_evaluation(self.generator.target.model, self.generator.drafter):
             if figures := self.figures():
                 self._trainer.log(figures)
 
@@ -143,7 +143,7 @@ class SentinelCallback(TrainerCallback):
         if result is seen or result.seeds is None:  # greedy texts are not drawn
             return
         texts = [ids[:n] for ids, n in zip(result.new_tokens.tolist(), result.lengths, strict=True)]
-        with _in_evaluation(self._generator.target.model):
+        with in_evaluation(self._generator.target.model):
             self.sentinel(
                 result.prompts[: self._texts], texts[: self._texts], **result.sampling.options()
             )
@@ -187,9 +187,12 @@ class MemoryCallback(TrainerCallback):
 
 
 @contextmanager
-def _in_evaluation(*parts: nn.Module) -> Iterator[None]:
-    """Modules without dropout for a while; afterwards each is as it was before."""
+def in_evaluation(*parts: nn.Module) -> Iterator[None]:
+    """Modules without dropout for a while; afterwards each is as it was before, and each weight is
+    trained or not as it was.
+    """
     found = [(module, module.training) for part in parts for module in part.modules()]
+    weights = [(weight, weight.requires_grad) for part in parts for weight in part.parameters()]
     for part in parts:
         part.eval()
     try:
@@ -197,6 +200,8 @@ def _in_evaluation(*parts: nn.Module) -> Iterator[None]:
     finally:
         for module, was_training in found:
             module.training = was_training
+        for weight, was_trained in weights:
+            weight.requires_grad = was_trained
 
 
 class Clock(TrainerCallback, ExportableState):

@@ -1,0 +1,160 @@
+"""`FollowTarget`: a drafter that learns from the rollouts of a policy that is being trained."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, TrainerCallback
+
+from specdec import processes
+from specdec.arguments import check_integer
+from specdec.generator import SpeculativeGenerator
+from specdec.results import GenerationResult
+from specdec.training.callbacks import in_evaluation
+
+
+class FollowTarget(TrainerCallback):
+    """Distils the policy into its drafter: a step of an optimiser after every so many rollouts.
+
+    It learns the distributions of the newest weights, along the texts of the rollout. Such a step
+    costs one forward of the target over prompts and new tokens, without gradients, and forward and
+    backward of the drafter. Of the policy nothing changes, nor of its texts' distribution, as long
+    as no call repeats the seed of a text that was learned.
+
+    Call it with each result, or add it to the trainer of `speculate(trainer, ...)`: then it learns
+    after each step from the last rollout. Checkpoints of the trainer hold its state (`drafter.pt`),
+    and a run that goes on from one in its `output_dir` goes on with that. Processes average their
+    gradients, so all must call it equally often.
+
+    Args:
+        generator: that writes the rollouts, over the policy.
+        objective: makes what is minimised, given the drafter and the target's model, such as
+            `TrainingTimeTest` or `lambda drafter, model: Distillation(drafter.model, model)`.
+        optimizer: over weights of the drafter; `None` is `AdamW` with a rate of 1e-3. Gradients are
+            clipped to a norm of 1.
+        every: rollouts between two steps.
+        texts: of a rollout that are learned, the first ones; `None` for all.
+
+    Attributes:
+        rollouts, updates: how many it saw, and how many steps it made.
+
+    Raises:
+        ValueError: the drafter has nothing to train, weights that are the target's, or weights in
+            which small updates are rounded away.
+
+    Example:
+        >>> from specdec import zoo
+        >>> from specdec.training import TrainingTimeTest
+        >>> generator = SpeculativeGenerator(zoo.load_target(), "zoo:eagle3")
+        >>> follow = FollowTarget(generator, TrainingTimeTest)
+        >>> follow(generator.generate(torch.tensor([[5, 6]]), max_new_tokens=16)) > 0
+        True
+    """
+
+    def __init__(
+        self,
+        generator: SpeculativeGenerator,
+        objective: Callable[[Any, PreTrainedModel], nn.Module],
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        every: int = 1,
+        texts: int | None = None,
+    ):
+        self.every = check_integer("every", every, 1)
+        self.texts = None if texts is None else check_integer("texts", texts, 1)
+        self.drafter, self._target = generator.drafter, generator.target.model
+        self._generator, self._objective, self._seen = generator, objective, generator.last_result
+        own = [weight for weight in self.drafter.parameters() if weight.requires_grad]
+        groups = [{"params": own}] if optimizer is None else optimizer.param_groups
+        self._weights = [weight for group in groups for weight in group["params"]]
+        self._check_weights()
+        with in_evaluation(self._target, self.drafter):
+            objective(self.drafter, self._target)  # which refuses what it cannot train
+        self.optimizer = optimizer or torch.optim.AdamW(own, lr=1e-3, weight_decay=0.0)
+        self.rollouts = self.updates = 0
+
+    def _check_weights(self) -> None:
+        name, own = type(self.drafter).__name__, set(map(id, self._weights))
+        if not own:
+            raise ValueError(f"{name} has no weights to train; follow with a learned drafter")
+        if not own.isdisjoint(map(id, self._target.parameters())):
+            raise ValueError(f"{name} has weights of the target's; train weights of its own")
+        if low := [weight.dtype for weight in self._weights if weight.dtype.itemsize < 4]:
+            raise ValueError(f"{name} has weights in {low[0]}; make it of float32 ones to train it")
+
+    @torch.enable_grad()
+    def __call__(self, result: GenerationResult) -> float | None:
+        """Learns from a rollout, and returns the loss before the step; `None` if none is due.
+
+        Raises:
+            ValueError: all texts are shorter than what the objective unrolls.
+            FloatingPointError: a gradient is not finite; the drafter stays as it is.
+        """
+        self.rollouts += 1
+        if self.rollouts % self.every:
+            return None
+        device = self._target.device
+        on_gpu = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(on_gpu), in_evaluation(self._target, self.drafter):
+            torch.manual_seed(self.updates)  # no draw of the run's moves
+            objective = self._objective(self.drafter, self._target).train()  # of an edited model
+            loss = objective(_rows(result, self.texts).to(device))
+            loss.backward()
+            self._step()
+        return loss.item()
+
+    def _step(self) -> None:
+        processes.average([weight.grad for weight in self._weights if weight.grad is not None])
+        norm = nn.utils.clip_grad_norm_(self._weights, 1.0)
+        if not norm.isfinite():
+            self.optimizer.zero_grad()
+            raise FloatingPointError(f"a gradient of the drafter is {norm}; take a lower rate")
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights of the drafter, state of the optimiser, counts."""
+        parts = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {**parts, "rollouts": self.rollouts, "updates": self.updates}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state; the weights change in place."""
+        self.drafter.load_state_dict(state["drafter"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.rollouts, self.updates = state["rollouts"], state["updates"]
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Goes on from the state in the checkpoint of this step, if there is one."""
+        if state.global_step and (file := _file(args, state)).exists():
+            saved = torch.load(file, map_location=self._target.device, weights_only=True)
+            self.load_state_dict(saved)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Learns from a new rollout."""
+        result, seen = self._generator.last_result, self._seen
+        self._seen = result
+        if result is not seen:
+            self(result)
+
+    def on_save(self, args, state, control, **kwargs):
+        """Writes the state into the checkpoint."""
+        if state.is_world_process_zero:
+            torch.save(self.state_dict(), _file(args, state))
+
+
+def _file(args: Any, state: Any) -> Path:
+    return Path(args.output_dir, f"checkpoint-{state.global_step}", "drafter.pt")
+
+
+def _rows(result: GenerationResult, count: int | None) -> Tensor:
+    """Ids `[B, T]` of the first texts, as long as the longest. The next text follows a text's end,
+    as it does in packed rows, so none is cut and no padding is learned.
+    """
+    new = zip(result.new_tokens.tolist(), result.lengths, strict=True)
+    texts = [torch.tensor(p + ids[:n]) for p, (ids, n) in zip(result.prompts, new, strict=True)]
+    lengths = torch.tensor([len(text) for text in texts[:count]])
+    starts, stream = lengths.cumsum(0) - lengths, torch.cat(texts[:count])
+    return stream[(starts[:, None] + torch.arange(int(lengths.max()))) % len(stream)]
