@@ -18,31 +18,27 @@ from specdec.training.callbacks import in_evaluation
 class FollowTarget(TrainerCallback):
     """Distils the policy into its drafter: a step of an optimiser after every so many rollouts.
 
-    It learns the distributions of the newest weights, along the texts of the rollout. Such a step
-    costs one forward of the target over prompts and new tokens, without gradients, and forward and
-    backward of the drafter. Of the policy nothing changes, nor of its texts' distribution, as long
-    as no call repeats the seed of a text that was learned.
+    It learns the distributions of the newest weights along the texts of the rollout. A step costs
+    one forward of the target over prompts and new tokens, without gradients, and forward and
+    backward of the drafter. The policy stays as it is, and so does the distribution of its texts,
+    as long as no call repeats the seed of a text that was learned.
 
-    Call it with each result, or add it to the trainer of `speculate(trainer, ...)`: then it learns
-    after each step from the last rollout. Checkpoints of the trainer hold its state (`drafter.pt`),
-    and a run that goes on from one in its `output_dir` goes on with that. Processes average their
-    gradients, so all must call it equally often.
+    Call it with each result, or add it to the trainer of `speculate(trainer, ...)`, for a rollout
+    per step. The trainer's checkpoints then hold its state (`drafter.pt`), and a run that goes on
+    from one in its `output_dir` goes on with that. All processes must call it equally often: they
+    average their gradients.
 
     Args:
         generator: that writes the rollouts, over the policy.
         objective: makes what is minimised, given the drafter and the target's model, such as
             `TrainingTimeTest` or `lambda drafter, model: Distillation(drafter.model, model)`.
-        optimizer: over weights of the drafter; `None` is `AdamW` with a rate of 1e-3. Gradients are
+        optimizer: over weights of the drafter; `None` is `AdamW` with a rate of 5e-4. Gradients are
             clipped to a norm of 1.
         every: rollouts between two steps.
         texts: of a rollout that are learned, the first ones; `None` for all.
 
-    Attributes:
-        rollouts, updates: how many it saw, and how many steps it made.
-
     Raises:
-        ValueError: the drafter has nothing to train, weights that are the target's, or weights in
-            which small updates are rounded away.
+        ValueError: weights that cannot be trained: none, the target's own, or in less than float32.
 
     Example:
         >>> from specdec import zoo
@@ -67,21 +63,20 @@ class FollowTarget(TrainerCallback):
         self.drafter, self._target = generator.drafter, generator.target.model
         self._generator, self._objective, self._seen = generator, objective, generator.last_result
         own = [weight for weight in self.drafter.parameters() if weight.requires_grad]
-        groups = [{"params": own}] if optimizer is None else optimizer.param_groups
-        self._weights = [weight for group in groups for weight in group["params"]]
-        self._check_weights()
+        self._check(own)
         with in_evaluation(self._target, self.drafter):
             objective(self.drafter, self._target)  # which refuses what it cannot train
-        self.optimizer = optimizer or torch.optim.AdamW(own, lr=1e-3, weight_decay=0.0)
+        self.optimizer = optimizer or torch.optim.AdamW(own, lr=5e-4, weight_decay=0.0)
+        self._weights = [w for group in self.optimizer.param_groups for w in group["params"]]
         self.rollouts = self.updates = 0
 
-    def _check_weights(self) -> None:
-        name, own = type(self.drafter).__name__, set(map(id, self._weights))
+    def _check(self, own: list[nn.Parameter]) -> None:
+        name, theirs = type(self.drafter).__name__, map(id, self._target.parameters())
         if not own:
             raise ValueError(f"{name} has no weights to train; follow with a learned drafter")
-        if not own.isdisjoint(map(id, self._target.parameters())):
+        if not set(map(id, own)).isdisjoint(theirs):
             raise ValueError(f"{name} has weights of the target's; train weights of its own")
-        if low := [weight.dtype for weight in self._weights if weight.dtype.itemsize < 4]:
+        if low := [weight.dtype for weight in own if weight.dtype.itemsize < 4]:
             raise ValueError(f"{name} has weights in {low[0]}; make it of float32 ones to train it")
 
     @torch.enable_grad()
@@ -98,25 +93,22 @@ class FollowTarget(TrainerCallback):
         device = self._target.device
         on_gpu = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(on_gpu), in_evaluation(self._target, self.drafter):
-            torch.manual_seed(self.updates)  # no draw of the run's moves
+            torch.manual_seed(self.updates)  # what an objective draws moves no seed of a rollout
             objective = self._objective(self.drafter, self._target).train()  # of an edited model
             loss = objective(_rows(result, self.texts).to(device))
             loss.backward()
-            self._step()
-        return loss.item()
-
-    def _step(self) -> None:
         processes.average([weight.grad for weight in self._weights if weight.grad is not None])
         norm = nn.utils.clip_grad_norm_(self._weights, 1.0)
-        if not norm.isfinite():
-            self.optimizer.zero_grad()
-            raise FloatingPointError(f"a gradient of the drafter is {norm}; take a lower rate")
-        self.optimizer.step()
+        if is_sound := bool(norm.isfinite()):
+            self.optimizer.step()
+            self.updates += 1
         self.optimizer.zero_grad()
-        self.updates += 1
+        if not is_sound:
+            raise FloatingPointError(f"a gradient of the drafter is {norm}; take a lower rate")
+        return loss.item()
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights of the drafter, state of the optimiser, counts."""
+        """Weights of the drafter, state of the optimiser, counts of rollouts and of steps."""
         parts = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
         return {**parts, "rollouts": self.rollouts, "updates": self.updates}
 
@@ -129,14 +121,12 @@ class FollowTarget(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """Goes on from the state in the checkpoint of this step, if there is one."""
         if state.global_step and (file := _file(args, state)).exists():
-            saved = torch.load(file, map_location=self._target.device, weights_only=True)
-            self.load_state_dict(saved)
+            self.load_state_dict(torch.load(file, self._target.device, weights_only=True))
 
     def on_step_end(self, args, state, control, **kwargs):
         """Learns from a new rollout."""
-        result, seen = self._generator.last_result, self._seen
-        self._seen = result
-        if result is not seen:
+        if (result := self._generator.last_result) is not self._seen:
+            self._seen = result
             self(result)
 
     def on_save(self, args, state, control, **kwargs):
