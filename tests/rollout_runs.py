@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from specdec import CouplingSampler, zoo
 from specdec.integrations.trl import speculate
 from specdec.samplers import Noise, Warp
+from specdec.training import FollowTarget
 
 STEPS, GROUP, NEW_TOKENS = 4, 4, 16
 PROMPTS = zoo.heldout_prompts(16)
@@ -90,12 +91,13 @@ def draw_by_races(model):
     model.generate = generate
 
 
-def run(kind, drafter, folder, *, resume=None, sampler=None, **settings):
+def run(kind, drafter, folder, *, resume=None, sampler=None, objective=None, **settings):
     """Trains the zoo's target; `drafter=None` is HF's own `generate`, `resume` a checkpoint, the
-    sampler that of HF's draws where none is passed.
+    sampler that of HF's draws where none is passed, `objective` that by which the drafter follows.
 
     Returns:
-        Completions and their rewards by step, a checksum of the weights, tokens per step.
+        Completions and their rewards by step, a checksum of the weights, tokens per step, and one
+        of the drafter's weights.
     """
     completions, rewards = [], []
 
@@ -111,15 +113,23 @@ def run(kind, drafter, folder, *, resume=None, sampler=None, **settings):
         draw_by_races(trainer.model)
     else:
         generator = speculate(trainer, drafter, sampler or CouplingSampler())
+    if objective is not None:
+        trainer.add_callback(FollowTarget(generator, objective))
     trainer.train(resume_from_checkpoint=resume)
-    weights = b"".join(p.detach().numpy().tobytes() for p in trainer.model.parameters())
     stats = generator and generator.last_result.stats
     return {
         "completions": completions,
         "rewards": rewards,
-        "weights": hashlib.sha256(weights).hexdigest(),
+        "weights": checksum(trainer.model),
         "acceptance_length": stats and stats.acceptance_length,
+        "drafter": generator and checksum(generator.drafter),
     }
+
+
+def checksum(module):
+    """Of its weights."""
+    weights = b"".join(p.detach().numpy().tobytes() for p in module.parameters())
+    return hashlib.sha256(weights).hexdigest()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
 
 import json
 import math
+import pydoc_data.topics
 import re
 import sys
 import tomllib
@@ -30,6 +31,13 @@ from specdec import (
 )
 from specdec.evaluation import plots, read_study, sweep
 from specdec.samplers import Noise
+from specdec.training import (
+    FollowTarget,
+    NextToken,
+    PackedStream,
+    TrainingTimeTest,
+    encode_texts,
+)
 
 FOLDER = Path(__file__).parent
 TARGET, TOKENIZER = zoo.load_target(), zoo.load_tokenizer()
@@ -146,6 +154,38 @@ def hiding(*, seen: list[int], depths: list[int], tokens: int, options: dict) ->
     axes[1].set(xlabel="layers of 16 that run")
     for ax in axes:
         ax.legend(fontsize=7)
+
+
+def following(*, updates: int, rows: int, prompt: int, tokens: int, rate: float) -> None:
+    """Tokens per step of rollouts of a policy that learns Python's manual, with EAGLE-3 as it is
+    and as it follows; with the same draws, so that both runs have the same texts.
+    """
+    documents = encode_texts(pydoc_data.topics.topics.values(), TOKENIZER)
+    texts, _, ax = [], *plt.subplots(figsize=(6, 3), layout="constrained")
+    for name, colour in [("EAGLE-3 that follows", SERIES[0]), ("EAGLE-3 as it is", SERIES[1])]:
+        policy, lengths = zoo.load_target(), []
+        generator = SpeculativeGenerator(policy, zoo.load_drafter("eagle3", policy), "coupling")
+        follow = FollowTarget(generator, TrainingTimeTest)
+        learn, loss_of = torch.optim.AdamW(policy.parameters(), lr=rate), NextToken(policy)
+        stream = PackedStream(documents, seed=0)
+        for update, ids in enumerate(stream.batches([(rows, prompt + tokens)] * updates)):
+            seeds = [update * rows + row for row in range(rows)]
+            options = {"max_new_tokens": tokens, "do_sample": True, "seed": seeds}
+            inputs = ids[:, :prompt], torch.ones(rows, prompt)
+            result = generator.generate(*inputs, **options)
+            texts.append(result.sequences)
+            lengths.append(result.stats.acceptance_length)
+            learn.zero_grad()
+            loss_of(ids).backward()
+            learn.step()
+            if name.endswith("follows"):
+                follow(result)
+        means = pd.Series(lengths).rolling(10).mean()
+        print(name, *(f"{mean:.3f}" for mean in means[9::10]), flush=True)
+        ax.plot(means, color=colour, label=name)
+    assert all(map(torch.equal, texts[:updates], texts[updates:]))
+    ax.set(xlabel="updates of the policy", ylabel="tokens per step, mean of 10 rollouts")
+    ax.legend(fontsize=7)
 
 
 def certify(*, target: list[float], draft: list[float], rows: int, **look) -> None:

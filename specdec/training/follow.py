@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from specdec import processes
 from specdec.arguments import check_integer
@@ -24,9 +25,9 @@ class FollowTarget(TrainerCallback):
     as long as no call repeats the seed of a text that was learned.
 
     Call it with each result, or add it to the trainer of `speculate(trainer, ...)`, for a rollout
-    per step. The trainer's checkpoints then hold its state (`drafter.pt`), and a run that goes on
-    from one in its `output_dir` goes on with that. All processes must call it equally often: they
-    average their gradients.
+    per step. The trainer's checkpoints then hold its state, and a run that goes on from one in its
+    `output_dir`, in as many processes, goes on with that. All of them must call it equally often,
+    as they average their gradients.
 
     Args:
         generator: that writes the rollouts, over the policy.
@@ -131,12 +132,13 @@ class FollowTarget(TrainerCallback):
 
     def on_save(self, args, state, control, **kwargs):
         """Writes the state into the checkpoint."""
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and not args.save_only_model:  # as MemoryCallback
             torch.save(self.state_dict(), _file(args, state))
 
 
 def _file(args: Any, state: Any) -> Path:
-    return Path(args.output_dir, f"checkpoint-{state.global_step}", "drafter.pt")
+    name = f"drafter-process-0-of-{args.world_size}.pt"
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", name)
 
 
 def _rows(result: GenerationResult, count: int | None) -> Tensor:

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from specdec import zoo
 from specdec.integrations.trl import speculate
-from specdec.training import SentinelCallback
+from specdec.training import SentinelCallback, TrainingTimeTest
 
 pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
@@ -158,3 +158,16 @@ def test_a_sentinel_reads_every_rollout_and_lets_the_run_go_on(tmp_path):
     trainer.train()
     assert callback.sentinel.found.num_texts == STEPS * GROUP
     assert callback.sentinel.found.passed
+
+
+def test_a_policy_that_is_followed_trains_alike_and_a_checkpoint_has_the_drafter(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": STEPS // 2, "objective": TrainingTimeTest}
+    alone = run("GRPO", "zoo:eagle3", tmp_path / "alone")
+    whole = run("GRPO", "zoo:eagle3", tmp_path, **saving)
+    assert whole["completions"] == alone["completions"]
+    assert whole["weights"] == alone["weights"]
+    assert whole["drafter"] != alone["drafter"]
+    checkpoint = tmp_path / f"checkpoint-{STEPS // 2}"
+    again = run("GRPO", "zoo:eagle3", tmp_path, resume=str(checkpoint), **saving)
+    assert again["weights"] == whole["weights"]
+    assert again["drafter"] == whole["drafter"]

@@ -239,7 +239,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_ends_in_the_same_drafter(tmp_path)
     assert_same(follow.state_dict(), resumed.state_dict())
     for key, tensor in tiny(DRAFT).state_dict().items():
         assert not tensor.equal(follow.drafter.model.state_dict()[key]), key
-    (tmp_path / "checkpoint-3" / "drafter.pt").unlink()
+    (tmp_path / "checkpoint-3" / "drafter-process-0-of-1.pt").unlink()
     _, fresh = train(tmp_path, resume=str(tmp_path / "checkpoint-3"))
     assert (fresh.rollouts, fresh.updates) == (4, 2)
 
