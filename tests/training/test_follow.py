@@ -265,6 +265,18 @@ def test_what_cannot_follow_is_refused():
     assert all(weight.requires_grad for weight in model.parameters())
 
 
+def test_a_head_in_float32_learns_from_a_target_in_bfloat16():
+    target = zoo.load_target().bfloat16()
+    drafter = zoo.load_drafter("eagle3", target)
+    drafter.head.float()
+    generator = SpeculativeGenerator(target, drafter)
+    follow = FollowTarget(generator, TrainingTimeTest)
+    result = generator.generate(torch.arange(30, 50)[None], max_new_tokens=20)
+    losses = [follow(result) for _ in range(5)]
+    assert losses[-1] < losses[0]
+    assert {weight.dtype for weight in target.parameters()} == {torch.bfloat16}
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     generator = generator_of(copy.deepcopy(tiny(TARGET)))
     result, before = generator.generate(ROWS, **CALL), copied(generator.drafter)
