@@ -115,7 +115,7 @@ def needed_score(num_directions: float, false_alarm: float, power: float = 0.95)
 
     Example:
         >>> round(needed_score(15, 1e-6), 1)
-        8.2
+        8.1
     """
     from scipy.special import ndtri
 
