@@ -65,11 +65,6 @@ class RowStep:
         """Tokens of the longest path."""
         return max(depths_of(self.parents))
 
-    @property
-    def accepted(self) -> list[int]:
-        """Another name of `path`."""
-        return self.path
-
     def children_of(self, node: int) -> list[int]:
         """The draft tokens that follow one, or -1 for the anchor."""
         return [child for child, parent in enumerate(self.parents) if parent == node]

@@ -55,7 +55,7 @@ def test_they_name_every_part_that_they_are_about():
     assert "certify(generator" in text["5"]
     assert "triton" in text["6"]
     assert "Captured" in text["6"]
-    assert "step.accepted" in text["7"]
+    assert "step.path" in text["7"]
     assert "step.rejected" in text["7"]
     assert "speculate(trainer" in text["8"]
     assert 'one["weights"] == plain["weights"]' in text["8"]
