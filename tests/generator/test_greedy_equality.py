@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from specdec import ModelDrafter, SpeculativeGenerator, Target
+from specdec.hf import position_limit
 
 LENGTHS = 1, 4, 6, 9
 NUM_NEW = 24  # well beyond every sliding window of the configurations
@@ -78,3 +79,20 @@ def test_a_target_that_drafts_for_itself_is_never_rejected(case):
     options = {"do_sample": True, "temperature": [0.0, 1.0, 0.0, 1.0], "seed": [1, 2, 3, 4]}
     result = case.generate(ModelDrafter(case.model, num_draft_tokens=4), **options)
     assert accepted(result) == [[4] * 5] * len(LENGTHS)  # 5 * (4 + 1) >= 24
+
+
+CAPTURED = "llama", "gpt2", "opt", "mpt", "gptj"
+"""Also in steps over all of the storage: positions that are turned, added, and biases."""
+
+
+def test_a_text_may_fill_all_positions_of_the_model(case):
+    """The last windows reach beyond them. (MPT takes no positions, so it has no trees.)"""
+    ids, mask = ragged_prompts(VOCAB, *LENGTHS, position_limit(case.model.config) - NUM_NEW)
+    options = {"max_new_tokens": NUM_NEW, "do_sample": False, "pad_token_id": 0}
+    expected = case.model.generate(ids, attention_mask=mask, **options)
+    for tree in (None,) if case.name == "mpt" else (None, "8x4"):
+        drafter = ModelDrafter(perturbed(case.model), num_draft_tokens=4, tree=tree)
+        for graphs in (False, True) if case.name in CAPTURED else (False,):
+            generator = SpeculativeGenerator(case.target, drafter, graphs=graphs)
+            found = generator.generate(ids, mask, max_new_tokens=NUM_NEW)
+            assert found.sequences.equal(expected), (tree, graphs)
