@@ -116,8 +116,8 @@ def bets(*, file: str, names: list[str], way: str) -> None:
         curve = runs[name]["curves"][way]
         ax.plot(runs[name]["tokens"][: len(curve)], curve, marker=".", label=name)
     ax.axhline(math.log(1000), color="#999999", linestyle=":", label="e = 1 000")
-    ax.set(xlabel="tokens", ylabel="log e-value", xscale="log", ylim=(-3, 25))
-    ax.legend(fontsize=7, loc="upper left")
+    ax.set(xlabel="tokens", ylabel="log e-value", xscale="log", ylim=(-2, 11))
+    ax.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
 def hiding(*, seen: list[int], depths: list[int], tokens: int, options: dict) -> None:
