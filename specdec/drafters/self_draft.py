@@ -110,6 +110,8 @@ class SelfDrafter(Drafter):
         self._runs.check_unchanged(
             "call generator.refresh(), or make the SelfDrafter and its generator again"
         )
+        if self.visible is not None:
+            _check_visible(self._target, self.visible)  # once more after a refresh
 
     def init_state(
         self, batch_size: int, max_length: int, *, vocab_size: int, device: torch.device
